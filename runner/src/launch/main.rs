@@ -1,0 +1,86 @@
+//! sandkasten-launch: makes the ground a sandbox stands on, then becomes its parent for a moment.
+//!
+//! Runs on the host, once per sandbox, single-threaded and short-lived, because what it does
+//! (joining cgroups before namespaces exist, mapping a user namespace, mounting in a private
+//! mount namespace) cannot be done safely in a threaded Python process, and is slow in a forked one.
+//!
+//! It reads one plan (JSON) on stdin and answers one JSON object on stdout: `{pid, start}` of the
+//! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running.
+//! It decides nothing: every argument of bubblewrap comes from the plan.
+
+mod loopdev;
+mod mounts;
+mod plan;
+mod spawn;
+mod sys;
+mod userns;
+
+use plan::Plan;
+use serde_json::json;
+use std::io::{Read, Write};
+
+/// Where it stopped and why; `step` is a closed set that the caller turns into a remedy.
+#[derive(Debug)]
+pub struct Trouble {
+    pub step: &'static str,
+    pub message: String,
+    pub errno: i32,
+}
+
+pub type Outcome<T> = Result<T, Trouble>;
+
+impl Trouble {
+    pub fn new(step: &'static str, message: impl Into<String>, errno: i32) -> Self {
+        Trouble {
+            step,
+            message: message.into(),
+            errno,
+        }
+    }
+
+    pub fn last(step: &'static str, message: impl Into<String>) -> Self {
+        Trouble::new(step, message, sys::errno())
+    }
+}
+
+fn launch() -> Outcome<spawn::Born> {
+    let mut text = String::new();
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|e| Trouble::new("plan", e.to_string(), e.raw_os_error().unwrap_or(0)))?;
+    let plan = Plan::parse(&text)?;
+    sys::close_all_but(&[0, 1, 2, plan.listen_fd])?;
+    // Joined before any namespace is made, so that the cgroup namespace's root is this very cgroup
+    // and /proc/self/cgroup inside says "/".
+    for file in &plan.cgroup_procs {
+        sys::write_file("cgroup", file, b"0")?;
+    }
+    let userns = match plan.id_map {
+        Some(map) => {
+            let fd = userns::mapped(map)?;
+            mounts::private_namespace(false)?;
+            Some(fd)
+        }
+        None => {
+            userns::enter_own()?;
+            mounts::private_namespace(true)?;
+            None
+        }
+    };
+    mounts::stage(&plan)?;
+    sys::set_limits(&plan)?;
+    spawn::bubblewrap(&plan, userns)
+}
+
+fn main() {
+    let (answer, code) = match launch() {
+        Ok(born) => (json!({"pid": born.pid, "start": born.start}), 0),
+        Err(t) => (
+            json!({"error": {"step": t.step, "message": t.message, "errno": t.errno}}),
+            1,
+        ),
+    };
+    // A reader that went away is the caller's business; the ledger already knows of us.
+    let _ = std::io::stdout().write_all(answer.to_string().as_bytes());
+    std::process::exit(code);
+}

@@ -1,0 +1,222 @@
+//! Starting bubblewrap and waiting for the runner to be ready; then letting go of both.
+//!
+//! The sandbox's first process ends up as nobody's child: bubblewrap's monitor is killed once the
+//! runner serves (it has nothing more to do and costs memory), and we exit.
+
+use crate::plan::Plan;
+use crate::sys;
+use crate::{Outcome, Trouble};
+use serde_json::Value;
+use std::ffi::CString;
+use std::os::unix::io::RawFd;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+const STEP: &str = "bubblewrap";
+
+// Descriptor numbers that the plan's arguments refer to.
+const LISTEN: RawFd = 3;
+const READY: RawFd = 4;
+const INFO: RawFd = 5;
+const ARGS: RawFd = 6;
+const USERNS: RawFd = 7;
+const SECCOMP: RawFd = 8;
+/// Sources are moved above this first, so that no dup2 overwrites one that is still needed.
+const SAFE: RawFd = 64;
+
+pub struct Born {
+    pub pid: i32,
+    pub start: u64,
+}
+
+pub fn bubblewrap(plan: &Plan, userns: Option<RawFd>) -> Outcome<Born> {
+    let (ready_r, ready_w) = sys::pipe()?;
+    let (info_r, info_w) = sys::pipe()?;
+    let (err_r, err_w) = sys::pipe()?;
+    let args_fd = sys::memfd("args", &nul_separated(&plan.args))?;
+    let mut moves = vec![(plan.listen_fd, LISTEN), (ready_w, READY), (info_w, INFO), (args_fd, ARGS)];
+    if let Some(fd) = userns {
+        moves.push((fd, USERNS));
+    }
+    for (i, path) in plan.seccomp.iter().enumerate() {
+        moves.push((sys::open_read("seccomp", path)?, SECCOMP + i as RawFd));
+    }
+    let program = sys::c(STEP, &plan.bwrap)?;
+    let argv = argv(plan)?;
+    let pid = sys::check(STEP, "fork", unsafe { libc::fork() })?;
+    if pid == 0 {
+        become_bubblewrap(&program, &argv, &moves, err_w);
+    }
+    for fd in [ready_w, info_w, err_w] {
+        sys::close(fd);
+    }
+    let outcome = wait_ready(plan, ready_r, info_r);
+    match &outcome {
+        Ok(_) => kill_and_reap(pid),
+        Err(_) => {
+            // The first process dies with its pid namespace; the monitor would only report it.
+            if let Some(first) = first_pid(info_r, Duration::from_millis(0)) {
+                unsafe { libc::kill(first, libc::SIGKILL) };
+            }
+            kill_and_reap(pid);
+        }
+    }
+    outcome.map_err(|t| with_stderr(t, err_r))
+}
+
+fn nul_separated(args: &[String]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for a in args {
+        out.extend_from_slice(a.as_bytes());
+        out.push(0);
+    }
+    out
+}
+
+fn argv(plan: &Plan) -> Outcome<Vec<CString>> {
+    let mut argv = vec![
+        sys::c(STEP, "bwrap")?,
+        sys::c(STEP, "--args")?,
+        sys::c(STEP, &ARGS.to_string())?,
+        sys::c(STEP, "--")?,
+    ];
+    for word in &plan.command {
+        argv.push(sys::c(STEP, word)?);
+    }
+    Ok(argv)
+}
+
+/// In the child: only async-signal-safe calls until exec.
+fn become_bubblewrap(program: &CString, argv: &[CString], moves: &[(RawFd, RawFd)], err: RawFd) -> ! {
+    let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
+    pointers.push(ptr::null());
+    // bubblewrap needs no environment of ours, and the sandbox must not see one.
+    let environment: [*const libc::c_char; 1] = [ptr::null()];
+    unsafe {
+        libc::setsid();
+        let null = libc::open(b"/dev/null\0".as_ptr().cast(), libc::O_RDWR);
+        libc::dup2(null, 0);
+        libc::dup2(null, 1);
+        libc::dup2(err, 2);
+        let mut high = [(0, 0); 16];
+        for (i, &(from, to)) in moves.iter().enumerate().take(high.len()) {
+            high[i] = (libc::fcntl(from, libc::F_DUPFD_CLOEXEC, SAFE), to);
+        }
+        for &(from, to) in high.iter().take(moves.len()) {
+            libc::dup2(from, to);
+        }
+        let last = moves.iter().map(|m| m.1).max().unwrap_or(2);
+        libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, 0);
+        libc::execve(program.as_ptr(), pointers.as_ptr(), environment.as_ptr());
+        libc::_exit(127);
+    }
+}
+
+fn wait_ready(plan: &Plan, ready: RawFd, info: RawFd) -> Outcome<Born> {
+    let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let pid = first_pid(info, left())
+        .ok_or_else(|| Trouble::new(STEP, "bubblewrap did not start the sandbox", 0))?;
+    let start = sys::start_time(pid)
+        .ok_or_else(|| Trouble::new(STEP, "the sandbox ended at once", libc::ESRCH))?;
+    // Written before the sandbox is known to work, so that whoever finds the litter can end it.
+    write_pid_file(plan, pid, start)?;
+    let mut byte = [0u8; 1];
+    match read_within(ready, &mut byte, left()) {
+        Some(1) => {}
+        Some(_) => return Err(Trouble::new("runner", "the runner ended before it was ready", 0)),
+        None => return Err(Trouble::new("runner", "the runner was not ready in time", libc::ETIMEDOUT)),
+    }
+    if let Some(map) = plan.id_map {
+        verify_host_ids(pid, map.expect)?;
+    }
+    Ok(Born { pid, start })
+}
+
+/// bubblewrap says the pid as JSON on the info descriptor.
+fn first_pid(info: RawFd, within: Duration) -> Option<i32> {
+    let deadline = Instant::now() + within;
+    let mut text = Vec::new();
+    let mut buffer = [0u8; 1024];
+    loop {
+        if let Ok(v) = serde_json::from_slice::<Value>(&text) {
+            return v["child-pid"].as_i64().map(|p| p as i32).filter(|p| *p > 1);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        match read_within(info, &mut buffer, left) {
+            Some(n) if n > 0 && text.len() < 65536 => text.extend_from_slice(&buffer[..n]),
+            _ => return None,
+        }
+    }
+}
+
+fn write_pid_file(plan: &Plan, pid: i32, start: u64) -> Outcome<()> {
+    let temporary = format!("{}.new", plan.pid_file);
+    std::fs::write(&temporary, format!("{} {}", pid, start))
+        .and_then(|()| std::fs::rename(&temporary, &plan.pid_file))
+        .map_err(|e| {
+            let errno = e.raw_os_error().unwrap_or(0);
+            Trouble::new("pid file", format!("write {}: {}", plan.pid_file, e), errno)
+        })
+}
+
+/// The one mistake that gives the host away is a process that looks like uid 1000 inside and is
+/// uid 0 outside; so the outside view is what is checked.
+fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
+    let wanted = expect.to_string();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid)).unwrap_or_default();
+    let all = |field: &str, skip_last: bool| {
+        status.lines().find(|l| l.starts_with(field)).map_or(false, |l| {
+            let ids: Vec<&str> = l.split_whitespace().skip(1).collect();
+            let seen = if skip_last { &ids[..ids.len().saturating_sub(1)] } else { &ids[..] };
+            !seen.is_empty() && seen.iter().all(|id| *id == wanted)
+        })
+    };
+    // The fs id is the sandbox user's, set by the runner; real, effective and saved are its own.
+    if all("Uid:", true) && all("Gid:", true) {
+        return Ok(());
+    }
+    Err(Trouble::new("ids", "the first process does not have the expected ids on the host", 0))
+}
+
+fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usize> {
+    let deadline = Instant::now() + within;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        match unsafe { libc::poll(&mut p, 1, left.as_millis() as libc::c_int) } {
+            0 => return None,
+            n if n < 0 && sys::errno() == libc::EINTR => continue,
+            n if n < 0 => return None,
+            _ => {}
+        }
+        let n = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
+        if n >= 0 {
+            return Some(n as usize);
+        }
+        if sys::errno() != libc::EINTR {
+            return None;
+        }
+    }
+}
+
+fn kill_and_reap(pid: i32) {
+    let mut status = 0;
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, &mut status, 0);
+    }
+}
+
+/// What bubblewrap had to say, for the person who has to mend it.
+fn with_stderr(mut trouble: Trouble, err: RawFd) -> Trouble {
+    let mut buffer = [0u8; 4096];
+    if let Some(n) = read_within(err, &mut buffer, Duration::from_millis(50)) {
+        let said = String::from_utf8_lossy(&buffer[..n]);
+        let said = said.trim();
+        if !said.is_empty() {
+            trouble.message = format!("{}: {}", trouble.message, said);
+        }
+    }
+    trouble
+}

@@ -1,0 +1,94 @@
+//! User namespaces: a fresh one mapped to an id range of its own (root), or one's own id (ordinary user).
+
+use crate::plan::IdMap;
+use crate::sys;
+use crate::{Outcome, Trouble};
+use std::os::unix::io::RawFd;
+
+const STEP: &str = "userns";
+
+/// A descriptor of a new user namespace with this map, in which no further one can be made.
+///
+/// A child makes the namespace and waits; we write its maps, as only a process outside may for a
+/// range, and keep the namespace alive by its descriptor.
+pub fn mapped(map: IdMap) -> Outcome<RawFd> {
+    let (from_child, to_parent) = sys::pipe()?;
+    let (from_parent, to_child) = sys::pipe()?;
+    let pid = sys::check(STEP, "fork", unsafe { libc::fork() })?;
+    if pid == 0 {
+        // Our copies of the parent's ends would keep us from seeing it close them.
+        sys::close(from_child);
+        sys::close(to_child);
+        let code = match child(to_parent, from_parent) {
+            Ok(()) => 0,
+            Err(t) => t.errno.clamp(1, 254),
+        };
+        unsafe { libc::_exit(code) };
+    }
+    sys::close(to_parent);
+    sys::close(from_parent);
+    let made = write_maps(pid, map, from_child, to_child);
+    sys::close(to_child);
+    sys::close(from_child);
+    let mut status = 0;
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    made.map_err(|t| {
+        if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) != 0 {
+            let errno = libc::WEXITSTATUS(status);
+            Trouble::new(STEP, "make a user namespace", errno)
+        } else {
+            t
+        }
+    })
+}
+
+fn write_maps(pid: i32, map: IdMap, from_child: RawFd, to_child: RawFd) -> Outcome<RawFd> {
+    wait_byte(from_child)?;
+    let line = format!("0 {} {}", map.base, map.count);
+    sys::write_file(STEP, &format!("/proc/{}/uid_map", pid), line.as_bytes())?;
+    sys::write_file(STEP, &format!("/proc/{}/gid_map", pid), line.as_bytes())?;
+    send_byte(to_child)?;
+    wait_byte(from_child)?;
+    sys::open_read(STEP, &format!("/proc/{}/ns/user", pid))
+}
+
+fn child(to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
+    sys::check(STEP, "unshare", unsafe {
+        libc::unshare(libc::CLONE_NEWUSER)
+    })?;
+    send_byte(to_parent)?;
+    wait_byte(from_parent)?;
+    // This sysctl is the namespace's own: inside, nobody can make another one, seccomp or not.
+    sys::write_file(STEP, "/proc/sys/user/max_user_namespaces", b"0")?;
+    send_byte(to_parent)?;
+    // Lives until the parent has opened the namespace and closed its end.
+    let _ = wait_byte(from_parent);
+    Ok(())
+}
+
+/// An ordinary user: our own id, mapped to itself, which is enough to mount in a private namespace.
+pub fn enter_own() -> Outcome<()> {
+    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
+    sys::check(
+        STEP,
+        "make a user namespace as an ordinary user",
+        unsafe { libc::unshare(libc::CLONE_NEWUSER) },
+    )?;
+    sys::write_file(STEP, "/proc/self/setgroups", b"deny")?;
+    sys::write_file(STEP, "/proc/self/uid_map", format!("{} {} 1", uid, uid).as_bytes())?;
+    sys::write_file(STEP, "/proc/self/gid_map", format!("{} {} 1", gid, gid).as_bytes())
+}
+
+fn send_byte(fd: RawFd) -> Outcome<()> {
+    let n = unsafe { libc::write(fd, b"x".as_ptr().cast(), 1) };
+    sys::check(STEP, "signal the other side", n as libc::c_int).map(|_| ())
+}
+
+fn wait_byte(fd: RawFd) -> Outcome<()> {
+    let mut byte = 0u8;
+    match unsafe { libc::read(fd, (&mut byte as *mut u8).cast(), 1) } {
+        1 => Ok(()),
+        0 => Err(Trouble::new(STEP, "the other side ended early", libc::EPIPE)),
+        _ => Err(Trouble::last(STEP, "wait for the other side")),
+    }
+}

@@ -1,0 +1,251 @@
+"""The local backend: bubblewrap on this machine, as root or as an ordinary user.
+
+Knows isolation and nothing else. As root every sandbox has its own range of host ids, its own
+cgroups and a workspace image; an ordinary user has one id, no cgroups and a workspace in memory,
+and what that loses is said in `unenforced`. Nothing here is a parent of a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    SandboxLost,
+    SandkastenError,
+    UnsupportedByBackend,
+)
+from sandkasten.linux import cgroups, hostroot, idranges, processes, quota, seccomp
+from sandkasten.model.spec import RUNNER_ID, USER_ID, CellSpec
+
+from . import probe, selftest
+from .arguments import Ground, bwrap_args, runner_command
+from .cell import LocalCell, alive, remove
+from .launch import LAUNCH_DEADLINE_MS, binds, launch
+from .layout import CellState, Layout, write_state
+from .programs import Programs, find_bwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.readiness import Readiness
+
+_BACKLOG = 128
+
+
+@dataclass(slots=True)
+class _Group:
+    """The cgroups of one sandbox and what could not be had of them."""
+
+    plan: cgroups.Plan
+    unenforced: tuple[Unenforced, ...]
+
+
+class LocalBackend:
+    """See `ports.Backend`. One instance per data directory is enough; more do no harm."""
+
+    def __init__(
+        self, data_dir: Path, runner: Path | None = None, launcher: Path | None = None
+    ) -> None:
+        self._layout = Layout(data_dir)
+        self._programs = Programs.found(runner, launcher)
+        self._root = os.geteuid() == 0
+        self._prepared = False
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    @cached_property
+    def _hierarchies(self) -> cgroups.Hierarchies:
+        return cgroups.detect() if self._root else cgroups.Hierarchies({})
+
+    @cached_property
+    def _host_root(self) -> hostroot.HostRoot:
+        return hostroot.look()
+
+    @cached_property
+    def _stage(self) -> str:
+        # The sandbox's mapped user must be able to walk there; ours is covered by a private mount.
+        if self._root:
+            return "/mnt" if os.path.isdir("/mnt") else "/run"
+        return os.fspath(self._layout.shared("stage"))
+
+    async def probe(self) -> Readiness:
+        return await asyncio.to_thread(
+            probe.look, self._layout, self._programs, self._hierarchies, self._root
+        )
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
+        await self._check(spec)
+        making = asyncio.ensure_future(asyncio.to_thread(self._create, sandbox_id, spec))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped half-way; wait for its end, then undo what it made.
+            with contextlib.suppress(SandkastenError):
+                await asyncio.shield(making)
+            await asyncio.shield(asyncio.to_thread(remove, self._layout, sandbox_id))
+            raise
+
+    async def attach(self, sandbox_id: SandboxId) -> LocalCell:
+        if not alive(self._layout, sandbox_id):
+            raise SandboxLost(f"sandbox {sandbox_id} is not running", hint="create a new one")
+        return LocalCell(sandbox_id, self._layout, self._hierarchies)
+
+    async def owned(self) -> Sequence[SandboxId]:
+        return self._layout.cells()
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        """What `destroy` does, for a sandbox that is not alive any more."""
+        await asyncio.to_thread(remove, self._layout, sandbox_id)
+
+    async def _check(self, spec: CellSpec) -> None:
+        if spec.image.kind != "host":
+            raise UnsupportedByBackend(
+                f"image {spec.image.name} is not the host image", hint="use image: host"
+            )
+        if spec.profile != "hardened":
+            raise UnsupportedByBackend(
+                f"profile {spec.profile} is not available on the host image",
+                hint="use profile: hardened",
+            )
+        if not self._prepared:
+            await asyncio.to_thread(self._prepare)
+            await selftest.ensure(self._layout, self._programs, self._create_unchecked)
+            self._prepared = True
+
+    def _prepare(self) -> None:
+        self._layout.prepare()
+        self._programs = self._programs.installed(self._layout.shared("programs"))
+
+    async def _create_unchecked(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
+        return await asyncio.to_thread(self._create, sandbox_id, spec)
+
+    def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
+        cell = self._layout.cell(sandbox_id)
+        try:
+            cell.mkdir(mode=0o700)
+        except FileExistsError as exc:
+            raise Conflict(f"sandbox {sandbox_id} exists already") from exc
+        try:
+            return self._fill(sandbox_id, cell, spec)
+        except BaseException as exc:
+            with contextlib.suppress(SandkastenError):
+                remove(self._layout, sandbox_id)
+            if isinstance(exc, OSError):
+                raise BackendUnavailable(
+                    f"sandbox {sandbox_id} could not be made: {exc}",
+                    hint="check free space and permissions below the data directory",
+                ) from exc
+            raise
+
+    def _fill(self, sandbox_id: SandboxId, cell: Path, spec: CellSpec) -> LocalCell:
+        bwrap = find_bwrap()
+        if bwrap is None:
+            raise BackendUnavailable(
+                "bubblewrap is not installed", hint="apt-get install bubblewrap"
+            )
+        slot = idranges.lease(self._layout.shared("ids"), sandbox_id) if self._root else None
+        planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
+        state = CellState(processes.boot_id(), slot, planned.directories, planned.kill)
+        # On disk before any of it exists, so that whoever comes after a crash can take it away.
+        write_state(cell, state)
+        group = self._make_group(planned, spec.limits)
+        unenforced = group.unenforced
+        write_state(
+            cell,
+            CellState(
+                state.boot_id,
+                slot,
+                group.plan.directories,
+                group.plan.kill,
+                tuple((u.limit, u.reason, u.remedy) for u in unenforced),
+            ),
+        )
+        filters = seccomp.compiled(self._layout.shared("seccomp"))
+        ground = Ground(self._stage, self._root, self._host_root, len(filters))
+        etc = hostroot.etc_skeleton(self._layout.shared("etc"), self._host_root)
+        base = idranges.base_of(slot) if slot is not None else 0
+        listener = _listen(cell / "socket")
+        try:
+            launch(
+                self._programs.launcher,
+                {
+                    "listen_fd": listener.fileno(),
+                    "cgroup_procs": list(group.plan.procs),
+                    "id_map": None
+                    if slot is None
+                    else {"base": base, "count": idranges.COUNT, "expect": base + RUNNER_ID},
+                    "stage": self._stage,
+                    "workspace": self._workspace(cell, spec.limits),
+                    "workspace_owner": base + USER_ID,
+                    "binds": binds([(etc, "etc", True), (self._programs.runner, "runner", False)]),
+                    "bwrap": bwrap,
+                    "args": bwrap_args(spec, ground),
+                    "command": runner_command(ground),
+                    "seccomp": [os.fspath(f) for f in filters],
+                    "limits": self._rlimits(spec.limits),
+                    "pid_file": os.fspath(cell / "pid"),
+                    "timeout_ms": LAUNCH_DEADLINE_MS,
+                },
+                listener.fileno(),
+            )
+        finally:
+            listener.close()
+        return LocalCell(sandbox_id, self._layout, self._hierarchies, unenforced)
+
+    def _make_group(self, planned: cgroups.Plan, limits: Limits) -> _Group:
+        lost = list(probe.missing_controllers(planned.missing, root=self._root))
+        if not planned.directories:
+            return _Group(planned, tuple(lost))
+        try:
+            cgroups.make(self._hierarchies, planned)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                cgroups.remove(planned)
+            lost = list(probe.no_cgroups(str(exc)))
+            planned = cgroups.Plan((), (), (), None, ("memory", "pids", "cpu"))
+        return _Group(planned, tuple(lost))
+
+    def _workspace(self, cell: Path, limits: Limits) -> dict[str, object]:
+        if not probe.loop_usable(root=self._root):
+            return {"kind": "tmpfs", "bytes": limits.workspace_bytes}
+        template = quota.template(self._layout.shared("templates"), limits.workspace_bytes)
+        quota.copy_sparse(template, cell / "volume")
+        return {"kind": "image", "path": os.fspath(cell / "volume")}
+
+    def _rlimits(self, limits: Limits) -> list[dict[str, int]]:
+        wanted = {resource.RLIMIT_NOFILE: limits.open_files, resource.RLIMIT_CORE: 0}
+        if not self._root:
+            # Without cgroups: processes are counted per user namespace, memory per process only.
+            wanted[resource.RLIMIT_NPROC] = limits.pids
+            wanted[resource.RLIMIT_DATA] = limits.memory_bytes
+        return [{"resource": r, "value": v} for r, v in wanted.items()]
+
+
+def _listen(path: Path) -> socket.socket:
+    """The runner's listener, made here so that nothing inside can unlink or replace it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Through /proc: a socket's path may have 107 bytes, a data directory's may be longer.
+        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.close(directory)
+    return listener

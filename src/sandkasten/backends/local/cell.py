@@ -1,0 +1,127 @@
+"""A local sandbox that is alive, or was: dialling it, measuring it, removing it.
+
+Removal works from what is on disk, so it does not matter who made the sandbox or how far they got:
+`remove` is the one way out, for `destroy`, for a failed `create`, and for litter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable, SandboxLost
+from sandkasten.linux import cgroups, idranges, processes
+from sandkasten.wire.unix import connect_unix
+
+from .layout import CellState, Layout, read_pid, read_state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.limits import Unenforced
+    from sandkasten.model.usage import Usage
+    from sandkasten.ports import ByteStream
+
+# Killing takes about a millisecond; a workspace with much unwritten data is flushed first.
+_DEATH_DEADLINE_S = 30.0
+
+
+@dataclass(slots=True)
+class LocalCell:
+    id: SandboxId
+    layout: Layout
+    hierarchies: cgroups.Hierarchies
+    unenforced: tuple[Unenforced, ...] = field(default=())
+
+    async def dial(self) -> ByteStream:
+        try:
+            return await connect_unix(os.fspath(self.layout.cell(self.id) / "socket"))
+        except OSError as exc:
+            raise SandboxLost(
+                f"sandbox {self.id} does not answer: {exc.strerror or exc}",
+                hint="it has ended; create a new one",
+            ) from exc
+
+    async def usage(self) -> Usage:
+        if not self.layout.cell(self.id).exists():
+            raise SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
+        # A dozen small reads of kernel files: quicker than a hand-over to a thread.
+        return cgroups.usage(self.hierarchies, self.id)
+
+    async def destroy(self) -> None:
+        await asyncio.to_thread(remove, self.layout, self.id)
+
+
+def remove(layout: Layout, sandbox_id: SandboxId) -> None:
+    """End it and take away everything. Twice is fine; so is a half-made cell. Blocking."""
+    cell = layout.cell(sandbox_id)
+    if not cell.exists():
+        return
+    state = read_state(cell)
+    if state is not None:
+        _end(cell, sandbox_id, state)
+        with contextlib.suppress(OSError):
+            cgroups.remove(_group(state))
+    shutil.rmtree(cell, ignore_errors=True)
+    if cell.exists():
+        raise BackendUnavailable(
+            f"the files of sandbox {sandbox_id} could not be removed",
+            hint=f"look at {cell}; the next sweep tries again",
+        )
+    if state is not None and state.slot is not None:
+        # Last: until now the range could still have been in use.
+        idranges.release(layout.shared("ids"), state.slot, sandbox_id)
+
+
+def _group(state: CellState) -> cgroups.Plan:
+    procs = tuple(f"{d}/cgroup.procs" for d in state.cgroups)
+    return cgroups.Plan(state.cgroups, (), procs, state.kill_file, ())
+
+
+def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
+    if state.boot_id != processes.boot_id():
+        return  # the machine was restarted: nothing of it can be alive
+    group = _group(state)
+    known = read_pid(cell)
+    pinned = processes.pin(*known) if known else None
+    try:
+        # Both: the group also holds a launcher that was interrupted, the pid works without groups.
+        killed = cgroups.kill(group)
+        if pinned is None:
+            if killed:
+                _await_empty(group)
+            return
+        pinned.kill()
+        if not pinned.wait(_DEATH_DEADLINE_S):
+            raise BackendUnavailable(
+                f"sandbox {sandbox_id} (pid {pinned.pid}) does not die",
+                hint="a process in uninterruptible sleep holds it; the next sweep tries again",
+            )
+    finally:
+        if pinned is not None:
+            pinned.close()
+
+
+def _await_empty(group: cgroups.Plan) -> None:
+    deadline = time.monotonic() + _DEATH_DEADLINE_S
+    while cgroups.populated(group) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def alive(layout: Layout, sandbox_id: SandboxId) -> bool:
+    """Whether the sandbox's first process lives, on this boot."""
+    cell = layout.cell(sandbox_id)
+    state, known = read_state(cell), read_pid(cell)
+    if state is None or known is None or state.boot_id != processes.boot_id():
+        return False
+    pinned = processes.pin(*known)
+    if pinned is None:
+        return False
+    pinned.close()
+    return True

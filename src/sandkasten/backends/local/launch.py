@@ -1,0 +1,91 @@
+"""Handing a plan to the launcher and turning its troubles into errors with a remedy. Blocking."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import (
+    BackendError,
+    BackendUnavailable,
+    InternalError,
+    IsolationRefused,
+    QuotaExceeded,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+# The launcher's own deadline is the inner one; ours only catches a launcher that is itself stuck.
+LAUNCH_DEADLINE_MS = 15_000
+_OUTER_DEADLINE_S = 20.0
+_ENOSPC, _ENOENT = 28, 2
+
+_REMEDIES: Mapping[str, str] = {
+    "cgroup": "give this process write access to its cgroups, or run it as root",
+    "userns": (
+        "allow user namespaces: sysctl user.max_user_namespaces above 0, "
+        "kernel.unprivileged_userns_clone=1, and on AppArmor hosts "
+        "kernel.apparmor_restrict_unprivileged_userns=0 or a profile for bwrap"
+    ),
+    "loop": "make /dev/loop-control usable (modprobe loop), or free loop devices with losetup -D",
+    "mount": "this process may not mount; run as root on the host, or allow user namespaces",
+    "seccomp": "reinstall the package; the compiled filter cannot be read",
+    "limits": "raise the hard limits of this process (ulimit -Hn)",
+    "bubblewrap": "run sandkasten doctor",
+    "runner": "run sandkasten doctor; the runner did not answer from inside the sandbox",
+    "pid file": "check free space below the data directory",
+}
+
+
+def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int) -> int:
+    """The host pid of the first process inside. Raises BackendError with nothing left running."""
+    try:
+        done = subprocess.run(
+            [os.fspath(launcher)],
+            input=json.dumps(plan).encode(),
+            capture_output=True,
+            pass_fds=(listen_fd,),
+            env={},
+            start_new_session=True,
+            timeout=_OUTER_DEADLINE_S,
+            check=False,
+        )
+    except FileNotFoundError as exc:
+        raise BackendUnavailable(
+            f"the launcher is not there: {launcher}",
+            hint="build it with make setup, or install the wheel for this machine",
+        ) from exc
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise BackendUnavailable(f"the launcher could not be run: {exc}") from exc
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError as exc:
+        said = done.stderr[:500].decode(errors="replace")
+        raise InternalError(f"the launcher answered nothing useful: {said}") from exc
+    if "error" in answer:
+        raise trouble(answer["error"]["step"], answer["error"]["message"], answer["error"]["errno"])
+    return int(answer["pid"])
+
+
+def trouble(step: str, message: str, errno: int) -> BackendError | InternalError | QuotaExceeded:
+    """Pure: which error a step's failure is."""
+    reason = f"{message}: {os.strerror(errno)}" if errno else message
+    text = f"the sandbox could not be started ({step}): {reason}"
+    hint = _REMEDIES.get(step, "run sandkasten doctor")
+    if step == "plan":
+        return InternalError(text)
+    if step == "ids":
+        return IsolationRefused(text, hint="report this: the sandbox was ended before any code ran")
+    if errno == _ENOSPC and step not in ("userns",):
+        return QuotaExceeded(text, hint="free space below the data directory")
+    if step == "bubblewrap" and errno == _ENOENT:
+        hint = "apt-get install bubblewrap"
+    return BackendUnavailable(text, hint=hint, step=step, errno=errno)
+
+
+def binds(pairs: Sequence[tuple[Path, str, bool]]) -> list[dict[str, object]]:
+    return [{"source": os.fspath(s), "name": n, "directory": d} for s, n, d in pairs]

@@ -1,0 +1,86 @@
+"""Where the local backend keeps its things below the data directory: names, and one state file.
+
+cells/<id>/       socket (the runner's listener), state (JSON), pid (the launcher's), volume
+ids/<slot>        which sandbox has which id range
+templates/ seccomp/ etc/ programs/ stage/     shared, made at first use
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.model.ids import SandboxId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SHARED = ("cells", "ids", "templates", "seccomp", "etc", "programs", "stage")
+
+
+@dataclass(frozen=True, slots=True)
+class CellState:
+    """What must be known to end a sandbox that somebody else made."""
+
+    boot_id: str
+    slot: int | None
+    cgroups: tuple[str, ...]
+    """Directories to remove; the last resort when nothing else is known."""
+    kill_file: str | None
+    unenforced: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    data_dir: Path
+
+    def prepare(self) -> None:
+        """Make what is shared; 0700, because the sockets inside are the way into every sandbox."""
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in _SHARED:
+            (self.data_dir / name).mkdir(mode=0o700, exist_ok=True)
+
+    def shared(self, name: str) -> Path:
+        return self.data_dir / name
+
+    def cell(self, sandbox_id: SandboxId) -> Path:
+        return self.data_dir / "cells" / sandbox_id
+
+    def cells(self) -> list[SandboxId]:
+        try:
+            names = sorted(os.listdir(self.data_dir / "cells"))
+        except FileNotFoundError:
+            return []
+        return [SandboxId(n) for n in names if n.startswith("sbx_")]
+
+
+def write_state(cell: Path, state: CellState) -> None:
+    temporary = cell / "state.new"
+    temporary.write_text(json.dumps(asdict(state)))
+    temporary.rename(cell / "state")
+
+
+def read_state(cell: Path) -> CellState | None:
+    """None when the sandbox was never begun, or what is there cannot be read."""
+    try:
+        raw = json.loads((cell / "state").read_text())
+        return CellState(
+            boot_id=str(raw["boot_id"]),
+            slot=raw["slot"] if isinstance(raw["slot"], int) else None,
+            cgroups=tuple(str(c) for c in raw["cgroups"]),
+            kill_file=raw["kill_file"],
+            unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_pid(cell: Path) -> tuple[int, int] | None:
+    """(pid, start time) of the sandbox's first process, as the launcher wrote it."""
+    try:
+        pid, start = (cell / "pid").read_text().split()
+        return int(pid), int(start)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,50 @@
+"""The two static programs we ship, and bubblewrap: where they are, and a copy with an opaque name.
+
+The copy exists because a sandbox can read the path its runner was bound from; a name made of size
+and time tells nothing, and a package upgraded in place does not change a sandbox that is alive.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_BUNDLED = Path(__file__).resolve().parents[2] / "_bin"
+
+
+def find_bwrap() -> str | None:
+    """On the fixed system path: what runs as root is not looked up in the caller's PATH."""
+    return shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    runner: Path
+    launcher: Path
+
+    @classmethod
+    def found(cls, runner: Path | None, launcher: Path | None) -> Programs:
+        return cls(
+            runner or _BUNDLED / "sandkasten-runner", launcher or _BUNDLED / "sandkasten-launch"
+        )
+
+    def missing(self) -> list[str]:
+        return [p.name for p in (self.runner, self.launcher) if not os.access(p, os.X_OK)]
+
+    def installed(self, directory: Path) -> Programs:
+        """The same, with the runner copied below `directory`; unchanged when it is not there."""
+        try:
+            stat = self.runner.stat()
+        except OSError:
+            return self
+        target = directory / f"{stat.st_size:x}{stat.st_mtime_ns:x}"
+        if not target.exists():
+            handle, temporary = tempfile.mkstemp(dir=directory)
+            with os.fdopen(handle, "wb") as copy, self.runner.open("rb") as source:
+                shutil.copyfileobj(source, copy)
+            os.chmod(temporary, 0o755)  # noqa: S103  (a public program, run by the sandbox's user)
+            os.rename(temporary, target)
+        return Programs(target, self.launcher)

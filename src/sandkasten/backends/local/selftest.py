@@ -1,0 +1,105 @@
+"""Before the first sandbox of a boot: make a throw-away one and look at it from outside.
+
+A sandbox that is less closed than promised is refused, with the deviations named. The verdict is
+kept in a file named after everything it depends on, so that it is paid once per boot and set-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from sandkasten.errors import IsolationRefused
+from sandkasten.linux import idranges, posture, processes
+from sandkasten.model.ids import SandboxId, new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+from sandkasten.wire.channel import Channel
+
+from .cell import LocalCell
+from .layout import Layout, read_pid, read_state
+from .programs import Programs, find_bwrap
+
+_DEADLINE_S = 30.0
+# Long enough to be looked at, short enough not to matter when we are killed meanwhile.
+_SUBJECT = ("sleep", "20")
+
+Create = Callable[[SandboxId, CellSpec], Awaitable[LocalCell]]
+
+
+def _key(programs: Programs) -> str:
+    parts = [processes.boot_id(), os.uname().release, str(os.geteuid())]
+    for path in (find_bwrap() or "", programs.runner, programs.launcher):
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        parts.append(f"{stat.st_mtime_ns}:{stat.st_size}")
+    # Our own sources decide what is asked for; a changed one asks again.
+    here = Path(__file__)
+    sources = (here, here.with_name("arguments.py"), Path(posture.__file__))
+    parts += [str(source.stat().st_mtime_ns) for source in sources]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
+
+
+async def ensure(layout: Layout, programs: Programs, create: Create) -> None:
+    """Raises IsolationRefused on a mismatch; quiet when this set-up was seen to be right."""
+    mark = layout.data_dir / f"selftest-{_key(programs)}"
+    if mark.exists():
+        return
+    found = await run(layout, create)
+    if found:
+        raise IsolationRefused(
+            f"a new sandbox is less closed than it must be: {'; '.join(found)}",
+            hint="run sandkasten doctor; no sandbox is made until this is right",
+            deviations=found,
+        )
+    for old in layout.data_dir.glob("selftest-*"):
+        old.unlink(missing_ok=True)
+    mark.touch(mode=0o600)
+
+
+async def run(layout: Layout, create: Create) -> list[str]:
+    """The deviations of a throw-away sandbox; the sandbox is gone afterwards."""
+    sandbox_id = new_sandbox_id()
+    cell = await create(sandbox_id, CellSpec(image=Image("host")))
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            return await _examine(layout, cell)
+    finally:
+        await asyncio.shield(cell.destroy())
+
+
+async def _examine(layout: Layout, cell: LocalCell) -> list[str]:
+    channel = await Channel.open(await cell.dial())
+    try:
+        await channel.call(
+            "exec.start", {"exec_id": "selftest", "argv": list(_SUBJECT), "follow": False}
+        )
+        directory = layout.cell(cell.id)
+        first, state = read_pid(directory), read_state(directory)
+        if first is None or state is None:
+            return ["the sandbox left no record of itself"]
+        ids = None
+        if state.slot is not None:
+            base = idranges.base_of(state.slot)
+            ids = range(base, base + idranges.COUNT)
+        subject = await asyncio.to_thread(_find_subject, first[0])
+        if subject is None:
+            return ["the command started inside was not found from outside"]
+        return posture.deviations(posture.read(subject), posture.read(os.getpid()), ids=ids)
+    finally:
+        await channel.aclose()
+
+
+def _find_subject(first: int) -> int | None:
+    for pid in posture.processes_in(first):
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == _SUBJECT[0]:
+                return pid
+        except OSError:
+            continue
+    return None

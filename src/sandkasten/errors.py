@@ -1,0 +1,216 @@
+"""Every failure Sandkasten raises on purpose, one class and one stable code each.
+
+This module knows nothing of HTTP, of backends or of processes. A command that ran and
+failed is a result, never one of these; a command that could not be run is always one.
+
+SandkastenError
+├── RequestError                the caller asked for something that cannot be
+│   ├── InvalidRequest          INVALID_REQUEST
+│   ├── InvalidImage            INVALID_IMAGE
+│   ├── PayloadTooLarge         PAYLOAD_TOO_LARGE
+│   ├── PolicyDenied            FORBIDDEN
+│   ├── Unauthorized            UNAUTHORIZED
+│   ├── Conflict                CONFLICT
+│   ├── UnsupportedByBackend    UNSUPPORTED_BY_BACKEND
+│   └── InvalidConfiguration    INVALID_CONFIGURATION
+├── NotFound                    something named is not there
+│   ├── SessionNotFound         SESSION_NOT_FOUND
+│   ├── SessionExpired          SESSION_EXPIRED
+│   ├── ExecNotFound            EXEC_NOT_FOUND
+│   ├── FileNotFound            FILE_NOT_FOUND
+│   ├── CommandNotFound         COMMAND_NOT_FOUND
+│   └── ShellNotFound           SHELL_NOT_FOUND
+├── FileError                   a file verb that the sandbox's own kernel refused
+│   ├── FileExists              FILE_EXISTS
+│   ├── NotRegular              NOT_REGULAR
+│   ├── NotADirectory           NOT_A_DIRECTORY
+│   ├── IsADirectory            IS_A_DIRECTORY
+│   ├── DirectoryNotEmpty       DIRECTORY_NOT_EMPTY
+│   ├── FilePermission          FILE_PERMISSION
+│   └── FileTrouble             FILE_TROUBLE
+├── QuotaExceeded               QUOTA_EXCEEDED
+├── CommandTimeout              COMMAND_TIMEOUT (only where a timeout was asked to be an error)
+├── CommandNotExecutable        COMMAND_NOT_EXECUTABLE
+├── ConnectionRefused           CONNECTION_REFUSED (a port inside the sandbox)
+├── Cancelled                   CANCELLED
+├── Busy                        BUSY
+├── BackendError                isolation could not be had or was lost
+│   ├── BackendUnavailable      BACKEND_UNAVAILABLE
+│   ├── IsolationRefused        ISOLATION_REFUSED
+│   └── SandboxLost             SANDBOX_LOST
+└── InternalError               INTERNAL_ERROR
+    └── ProtocolViolation       PROTOCOL_VIOLATION (what came out of a sandbox made no sense)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+Detail = str | int | float | bool | None | list[str]
+
+
+class SandkastenError(Exception):
+    """`message` says what was attempted and what stopped it; `hint`, what to do."""
+
+    code: ClassVar[str] = "INTERNAL_ERROR"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "", **details: Detail) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details: dict[str, Detail] = details
+
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})" if self.hint else self.message
+
+
+class RequestError(SandkastenError):
+    code = "INVALID_REQUEST"
+
+
+class InvalidRequest(RequestError):
+    code = "INVALID_REQUEST"
+
+
+class InvalidImage(RequestError):
+    code = "INVALID_IMAGE"
+
+
+class PayloadTooLarge(RequestError):
+    code = "PAYLOAD_TOO_LARGE"
+
+
+class PolicyDenied(RequestError):
+    code = "FORBIDDEN"
+
+
+class Unauthorized(RequestError):
+    code = "UNAUTHORIZED"
+
+
+class Conflict(RequestError):
+    code = "CONFLICT"
+
+
+class UnsupportedByBackend(RequestError):
+    code = "UNSUPPORTED_BY_BACKEND"
+
+
+class InvalidConfiguration(RequestError):
+    code = "INVALID_CONFIGURATION"
+
+
+class NotFound(SandkastenError):
+    code = "NOT_FOUND"
+
+
+class SessionNotFound(NotFound):
+    code = "SESSION_NOT_FOUND"
+
+
+class SessionExpired(NotFound):
+    code = "SESSION_EXPIRED"
+
+
+class ExecNotFound(NotFound):
+    code = "EXEC_NOT_FOUND"
+
+
+class FileNotFound(NotFound):
+    code = "FILE_NOT_FOUND"
+
+
+class CommandNotFound(NotFound):
+    code = "COMMAND_NOT_FOUND"
+
+
+class ShellNotFound(NotFound):
+    code = "SHELL_NOT_FOUND"
+
+
+class FileError(SandkastenError):
+    code = "FILE_TROUBLE"
+
+
+class FileExists(FileError):
+    code = "FILE_EXISTS"
+
+
+class NotRegular(FileError):
+    code = "NOT_REGULAR"
+
+
+class NotADirectory(FileError):
+    code = "NOT_A_DIRECTORY"
+
+
+class IsADirectory(FileError):
+    code = "IS_A_DIRECTORY"
+
+
+class DirectoryNotEmpty(FileError):
+    code = "DIRECTORY_NOT_EMPTY"
+
+
+class FilePermission(FileError):
+    code = "FILE_PERMISSION"
+
+
+class FileTrouble(FileError):
+    code = "FILE_TROUBLE"
+
+
+class QuotaExceeded(SandkastenError):
+    code = "QUOTA_EXCEEDED"
+
+
+class CommandTimeout(SandkastenError):
+    code = "COMMAND_TIMEOUT"
+
+
+class CommandNotExecutable(SandkastenError):
+    code = "COMMAND_NOT_EXECUTABLE"
+
+
+class ConnectionRefused(SandkastenError):
+    code = "CONNECTION_REFUSED"
+    retryable = True
+
+
+class Cancelled(SandkastenError):
+    code = "CANCELLED"
+
+
+class Busy(SandkastenError):
+    code = "BUSY"
+    retryable = True
+
+
+class BackendError(SandkastenError):
+    code = "BACKEND_UNAVAILABLE"
+
+
+class BackendUnavailable(BackendError):
+    code = "BACKEND_UNAVAILABLE"
+    retryable = True
+
+
+class IsolationRefused(BackendError):
+    """The place could be made, but not as closed as was asked; so it was not made."""
+
+    code = "ISOLATION_REFUSED"
+
+
+class SandboxLost(BackendError):
+    """The sandbox was there and is not any more (killed, out of memory, host restarted)."""
+
+    code = "SANDBOX_LOST"
+
+
+class InternalError(SandkastenError):
+    code = "INTERNAL_ERROR"
+
+
+class ProtocolViolation(InternalError):
+    code = "PROTOCOL_VIOLATION"

@@ -1,0 +1,62 @@
+"""One range of 65,536 host ids per sandbox, leased by a file.
+
+0x70000000 and up to 0x7FFDFFFF is left unused by distributions, by systemd's allocations and by
+the usual /etc/subuid; nothing on the host is owned by these ids. The lease is a hard link to the
+sandbox's own marker, so that whoever finds it knows whose it was.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIRST_ID = 0x7000_0000
+COUNT = 0x1_0000
+SLOTS = 0x0FFD
+
+
+def base_of(slot: int) -> int:
+    return FIRST_ID + slot * COUNT
+
+
+def lease(directory: Path, owner: str) -> int:
+    """A free slot, now `owner`'s. Raises BackendUnavailable when all are taken."""
+    # Starting at random keeps two processes from racing for the same slot every time.
+    start = random.randrange(SLOTS)  # noqa: S311  (spread, not secrecy)
+    for offset in range(SLOTS):
+        slot = (start + offset) % SLOTS
+        try:
+            os.symlink(owner, directory / str(slot))
+        except FileExistsError:
+            continue
+        return slot
+    raise BackendUnavailable(
+        f"all {SLOTS} id ranges of this data directory are in use",
+        hint="destroy sandboxes that are no longer needed",
+    )
+
+
+def release(directory: Path, slot: int, owner: str) -> None:
+    """Give the slot back, if it is still `owner`'s."""
+    path = directory / str(slot)
+    try:
+        if os.readlink(path) == owner:
+            path.unlink()
+    except FileNotFoundError:
+        return
+
+
+def leases(directory: Path) -> Iterator[tuple[int, str]]:
+    for entry in directory.iterdir():
+        if entry.name.isdigit():
+            try:
+                yield int(entry.name), os.readlink(entry)
+            except OSError:
+                continue

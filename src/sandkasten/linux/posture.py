@@ -1,0 +1,116 @@
+"""How closed a live process really is, seen from the host's /proc, and what is wrong with it.
+
+`read` is the only effect; `deviations` is pure. The process under test is never asked: what it says
+of itself would be worth nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mnt", "cgroup")
+_CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_FORBIDDEN_TYPES = frozenset({"sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs"})
+# bwrap's own device nodes are bind mounts of these; they cannot be nodev.
+_DEVICE_PREFIX = "/dev/"
+_WRITABLE = ("/workspace", "/home/sandbox", "/tmp", "/proc", "/run/sandkasten")  # noqa: S108
+
+
+@dataclass(frozen=True, slots=True)
+class Posture:
+    status: Mapping[str, str]
+    namespaces: Mapping[str, str]
+    mountinfo: str
+    descriptors: tuple[int, ...]
+    oom_score_adj: int
+
+
+def read(pid: int) -> Posture:
+    """OSError when the process is gone or may not be looked at."""
+    root = Path(f"/proc/{pid}")
+    status = {}
+    for line in (root / "status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        status[key] = value.strip()
+    return Posture(
+        status=status,
+        namespaces={n: os.readlink(root / "ns" / n) for n in NAMESPACES},
+        mountinfo=(root / "mountinfo").read_text(),
+        descriptors=tuple(sorted(int(n) for n in os.listdir(root / "fd"))),
+        oom_score_adj=int((root / "oom_score_adj").read_text()),
+    )
+
+
+def deviations(seen: Posture, host: Posture, *, ids: range | None) -> list[str]:
+    """Everything that is not as closed as it must be; empty is good.
+
+    `ids`: the host ids the sandbox was given, or None where it has the caller's own.
+    """
+    found = [
+        f"{name} is not empty: {seen.status.get(name)}"
+        for name in _CAPABILITY_SETS
+        if int(seen.status.get(name, "1"), 16) != 0
+    ]
+    if seen.status.get("NoNewPrivs") != "1":
+        found.append("no_new_privs is not set")
+    if seen.status.get("Seccomp") != "2":
+        found.append("no seccomp filter is in force")
+    found += [
+        f"the {name} namespace is the host's"
+        for name in NAMESPACES
+        if seen.namespaces[name] == host.namespaces[name]
+    ]
+    for field in ("Uid", "Gid"):
+        values = [int(v) for v in seen.status.get(field, "0").split()]
+        if 0 in values:
+            found.append(f"{field} is 0 on the host")
+        elif ids is not None and not all(v in ids for v in values):
+            found.append(f"{field} {values} is outside the sandbox's range")
+    if seen.status.get("Groups") and ids is not None:
+        found.append(f"supplementary groups were inherited: {seen.status['Groups']}")
+    if any(fd > 2 for fd in seen.descriptors):
+        found.append(f"descriptors were inherited: {seen.descriptors}")
+    found += mount_deviations(seen.mountinfo)
+    return found
+
+
+def mount_deviations(mountinfo: str) -> list[str]:
+    found = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        if len(fields) < 6:
+            continue
+        where, options = fields[4], set(fields[5].split(","))
+        kind = right.split()[0]
+        if kind in _FORBIDDEN_TYPES:
+            found.append(f"{kind} is mounted on {where}")
+        if "nosuid" not in options:
+            found.append(f"{where} is not nosuid")
+        if "nodev" not in options and not where.startswith(_DEVICE_PREFIX):
+            found.append(f"{where} is not nodev")
+        if "rw" in options and where not in _WRITABLE and not where.startswith(_DEVICE_PREFIX):
+            found.append(f"{where} is writable")
+        if any(f.startswith(("shared:", "master:")) for f in fields[6:]):
+            found.append(f"{where} is not private")
+    return found
+
+
+def processes_in(pid: int) -> list[int]:
+    """Host pids of everything in the same pid namespace as `pid`."""
+    wanted = os.readlink(f"/proc/{pid}/ns/pid")
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.readlink(f"/proc/{name}/ns/pid") == wanted:
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,70 @@
+"""Naming a process so that the name is never somebody else's: pid, start time, boot.
+
+A bare pid is never signalled: the process is pinned by a pidfd first, and its start time compared
+afterwards, so that a reused pid answers "gone".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks since boot at which `pid` began; None when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+
+
+@dataclass(slots=True)
+class Pinned:
+    """A process held by descriptor; close it."""
+
+    pid: int
+    fd: int
+
+    def alive(self) -> bool:
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        return not poller.poll(0)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """True when it is dead (a zombie is dead)."""
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def pin(pid: int, started: int) -> Pinned | None:
+    """The process that had this pid and start time, or None when it is gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    pinned = Pinned(pid, fd)
+    if start_time(pid) != started or not pinned.alive():
+        pinned.close()
+        return None
+    return pinned

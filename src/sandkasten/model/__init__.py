@@ -1,0 +1,1 @@
+"""Nouns and rules, pure: no loop, no clock, no file, no process."""

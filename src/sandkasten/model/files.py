@@ -1,0 +1,63 @@
+"""Files inside a sandbox as the file verbs describe them. Paths are absolute, in the sandbox's view.
+
+Names are whatever bytes the sandbox chose: a `str` here may hold surrogate escapes
+(`os.fsencode` gives the bytes back), and must be shown, never trusted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FileType = Literal["file", "directory", "symlink", "fifo", "socket", "char", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    path: str
+    name: str
+    type: FileType
+    size: int
+    mode: int
+    mtime_unix: int
+    uid: int
+    gid: int
+    target: str | None = None
+    """Where a symlink points, as written in it."""
+
+    @property
+    def is_dir(self) -> bool:
+        return self.type == "directory"
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """`size` is the true size of the file; `truncated` says that `data` is not all of it."""
+
+    path: str
+    data: bytes
+    size: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One page. `next` is an opaque cursor, None on the last page."""
+
+    entries: tuple[FileEntry, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`overflow` (path "") says that changes were missed and the caller should list again."""
+
+    change: Literal["created", "modified", "deleted", "moved", "overflow"]
+    path: str
+    is_dir: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TarSummary:
+    entries: int
+    bytes: int

@@ -1,0 +1,42 @@
+"""Identifiers. We choose them, they label every resource, and they can never become a path or an option."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import NewType
+
+from sandkasten.errors import InvalidRequest, SessionNotFound
+
+SandboxId = NewType("SandboxId", str)
+ExecId = NewType("ExecId", str)
+
+# 8 bytes give the 16 hex digits the contract promises; more only makes ids longer to type.
+_ID_BYTES = 8
+_SANDBOX = re.compile(r"sbx_[0-9a-f]{16,64}\Z")
+_EXEC = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+def new_sandbox_id() -> SandboxId:
+    return SandboxId("sbx_" + secrets.token_hex(_ID_BYTES))
+
+
+def new_exec_id() -> ExecId:
+    return ExecId("exe_" + secrets.token_hex(_ID_BYTES))
+
+
+def sandbox_id(text: str) -> SandboxId:
+    """The id, or SessionNotFound: a text that cannot be an id answers like an unknown one."""
+    if not _SANDBOX.match(text):
+        raise SessionNotFound(
+            "no sandbox has that id", hint="ids look like sbx_0123456789abcdef; list them with ls"
+        )
+    return SandboxId(text)
+
+
+def exec_id(text: str) -> ExecId:
+    if not _EXEC.match(text):
+        raise InvalidRequest(
+            "an exec id is 1 to 64 letters, digits, '_' or '-'", hint="use the id exec gave you"
+        )
+    return ExecId(text)

@@ -1,0 +1,20 @@
+"""A root file system by name, resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """`kind` host: the machine's own /usr, read-only. `layers`: image layers, lowest first."""
+
+    name: str
+    kind: Literal["host", "layers"] = "host"
+    layers: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    warning: str = ""
+    """Said to the caller when the name asked for was answered by something else."""

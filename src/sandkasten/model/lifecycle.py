@@ -1,0 +1,25 @@
+"""The states of a sandbox and the moves between them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    CREATING = "creating"
+    RUNNING = "running"
+    DESTROYING = "destroying"
+    LOST = "lost"
+
+
+_MOVES: dict[State, frozenset[State]] = {
+    State.CREATING: frozenset({State.RUNNING, State.DESTROYING, State.LOST}),
+    State.RUNNING: frozenset({State.DESTROYING, State.LOST}),
+    State.LOST: frozenset({State.DESTROYING}),
+    State.DESTROYING: frozenset(),
+}
+
+
+def may_move(now: State, then: State) -> bool:
+    """A destroyed sandbox has no state: its row is gone."""
+    return then in _MOVES[now]

@@ -1,0 +1,34 @@
+"""Numbers as callers send them: a boolean, a NaN, an infinity or a negative one is refused by name."""
+
+from __future__ import annotations
+
+import math
+
+from sandkasten.errors import InvalidRequest
+
+
+def number(name: str, value: object, *, low: float, high: float) -> float:
+    """The value as a float between `low` and `high`, both included; InvalidRequest otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(
+            f"{name} must be a number, not {type(value).__name__}",
+            hint=f"give a number from {low:g} to {high:g}",
+            field=name,
+        )
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequest(
+            f"{name} must be from {low:g} to {high:g}, not {value!r:.40}",
+            hint=f"choose a {name} between {low:g} and {high:g}",
+            field=name,
+        )
+    return float(value)
+
+
+def whole(name: str, value: object, *, low: int, high: int) -> int:
+    """The value as an int between `low` and `high`; a fraction is refused, never rounded."""
+    checked = number(name, value, low=low, high=high)
+    if not checked.is_integer():
+        raise InvalidRequest(
+            f"{name} must be a whole number, not {value!r:.40}", hint="drop the fraction", field=name
+        )
+    return int(checked)

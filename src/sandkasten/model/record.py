@@ -1,0 +1,36 @@
+"""One row of the ledger: what must be known of a sandbox after everybody forgot it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.lifecycle import State
+from sandkasten.model.limits import Limits, Unenforced
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    id: SandboxId
+    state: State
+    backend: str
+    image: str
+    profile: str
+    limits: Limits
+    created_at: float
+    """Wall clock, for people."""
+    created_boottime: float
+    """Seconds since boot: TTLs count on this one, it cannot jump."""
+    boot_id: str
+    idle_timeout_s: float
+    lifetime_s: float
+    session_key: str | None = None
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env_names: tuple[str, ...] = ()
+    owner_pid: int = 0
+    """Who made it, with its start time: a row stuck in CREATING whose owner is gone is litter."""
+    owner_start: int = 0
+    unenforced: tuple[Unenforced, ...] = ()
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,141 @@
+"""A sandbox as it is asked for and as it is described, without how it is made.
+
+Values only: validation of what a caller asked lies in `model.policy`, the making in
+`engine.sandboxes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from sandkasten.model.limits import Limits, Unenforced
+from sandkasten.model.spec import WORKSPACE
+from sandkasten.model.usage import Usage
+
+Number = int | float
+SandboxStatus = Literal["creating", "running", "destroying", "lost"]
+
+_NO_TEXT: Mapping[str, str] = MappingProxyType({})
+_NO_NUMBERS: Mapping[str, Number] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """What a caller asks for; None means the operator's default."""
+
+    image: str | None = None
+    ttl_s: float | None = None
+    """Seconds without activity after which the sandbox ends; activity extends it."""
+    idle_timeout_s: float | None = None
+    """The same in other words; the smaller of the two counts."""
+    lifetime_s: float | None = None
+    """Seconds after which it ends whatever it does."""
+    env: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
+    limits: Mapping[str, Number] = field(default_factory=lambda: _NO_NUMBERS)
+    """Public names: cpu_limit, mem_limit_mb, pids_limit, workspace_mb, …; see `model.policy`."""
+    profile: str | None = None
+    backend: str | None = None
+    network: str | None = None
+    session_key: str | None = None
+    """Get-or-create: the live sandbox that has this key, or a new one that gets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """One sandbox, described. Times are Unix seconds."""
+
+    id: str
+    image: str
+    backend: str
+    status: SandboxStatus
+    profile: str
+    limits: Limits
+    created: bool
+    """False when `session_key` found one that was already there."""
+    created_at: float
+    expires_at: float
+    """When it ends if nothing more is asked of it, as far as this process knows."""
+    idle_timeout_s: float
+    lifetime_s: float
+    session_key: str | None = None
+    acquire_source: Literal["pool", "cold"] = "cold"
+    acquire_detail: str = ""
+    workspace_id: str | None = None
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
+    env_names: tuple[str, ...] = ()
+    unenforced: tuple[Unenforced, ...] = ()
+    warnings: tuple[str, ...] = ()
+    cwd: str = WORKSPACE
+    workdir: str = WORKSPACE
+
+    @property
+    def sandbox_id(self) -> str:
+        return self.id
+
+    @property
+    def session_id(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """One file system inside the sandbox."""
+
+    path: str
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+    inodes: int | None = None
+    inodes_free: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """`usage` is what the kernel counts from outside, the rest is what the runner says."""
+
+    usage: Usage
+    uptime_ms: int
+    processes: int
+    running: int
+    """Commands that have not ended."""
+    shells: int
+    connections: int
+    disk: tuple[DiskUsage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process inside, as the sandbox's own /proc shows it."""
+
+    pid: int
+    ppid: int
+    uid: int
+    state: str
+    name: str
+    cmdline: tuple[str, ...]
+    rss_bytes: int
+    cpu_ms: int
+    started_at: float
+    threads: int
+    exec_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one pass of the reaper did."""
+
+    finished: tuple[str, ...] = ()
+    """Half-made or half-destroyed, now gone."""
+    expired: tuple[str, ...] = ()
+    dead: tuple[str, ...] = ()
+    """The cell had ended (its lease ran out, it was killed, the host restarted)."""
+    orphans: tuple[str, ...] = ()
+    """Held by a backend without a row."""
+    corrupt: tuple[str, ...] = ()
+    """Rows that could not be read."""
+    failed: tuple[str, ...] = ()
+    """Could not be removed this time; the next pass tries again."""

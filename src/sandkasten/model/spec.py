@@ -1,0 +1,49 @@
+"""The one description of a sandbox that every backend renders in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from sandkasten.model.image import Image
+from sandkasten.model.limits import Limits
+
+Profile = Literal["hardened", "dev"]
+Network = Literal["none"]
+
+WORKSPACE = "/workspace"
+HOME = "/home/sandbox"
+TMP = "/tmp"  # noqa: S108  (a path inside the sandbox, private and sized)
+USER_NAME = "sandbox"
+USER_ID = 1000
+RUNNER_ID = 999
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class CellSpec:
+    """What isolation needs to know, and nothing about who asked or why."""
+
+    image: Image
+    limits: Limits = field(default_factory=Limits)
+    profile: Profile = "hardened"
+    network: Network = "none"
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    hostname: str = "sandbox"
+
+
+def base_environment(spec: CellSpec) -> dict[str, str]:
+    """What every command starts with: fixed names, then the image's, then the caller's."""
+    return {
+        "PATH": DEFAULT_PATH,
+        "HOME": HOME,
+        "USER": USER_NAME,
+        "LOGNAME": USER_NAME,
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "TMPDIR": TMP,
+        **spec.image.env,
+        **spec.env,
+    }

@@ -1,0 +1,20 @@
+"""The nearest known spelling of an unknown name, so that a refusal can say what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint: the nearest known name, or all of them when none is near."""
+    names = sorted(known)
+    # A hostile name of megabytes would make the comparison slow; no known name is that long.
+    near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """A caller's text, safe to put into a message: short, printable, unambiguous."""
+    cut = text if len(text) <= limit else text[:limit] + "…"
+    return repr(cut)

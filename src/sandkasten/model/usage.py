@@ -1,0 +1,30 @@
+"""Resource figures as the kernel counts them; None where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One sandbox, now."""
+
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    cpu_usec: int | None = None
+    pids: int | None = None
+    pids_limit: int | None = None
+    oom_kills: int | None = None
+    pids_refused: int | None = None
+    """How often a fork was refused by the pids limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecUsage:
+    """One command, from its start to its end."""
+
+    cpu_ms: int = 0
+    peak_memory_bytes: int = 0
+    io_read_bytes: int = 0
+    io_write_bytes: int = 0

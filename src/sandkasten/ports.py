@@ -1,0 +1,125 @@
+"""What the engine needs from the outside, as Protocols. No behaviour lives here.
+
+A backend makes an isolated place, hands us a byte stream into it and removes it: seven
+verbs over two Protocols. Only classes of `errors` leave an implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, runtime_checkable
+
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.image import Image
+from sandkasten.model.limits import Unenforced
+from sandkasten.model.readiness import Readiness
+from sandkasten.model.record import Record
+from sandkasten.model.spec import CellSpec
+from sandkasten.model.usage import Usage
+
+
+class ByteStream(Protocol):
+    """A reliable two-way stream. `receive` answers b"" at the end; errors are OSError."""
+
+    async def receive(self, max_bytes: int) -> bytes: ...
+    async def send(self, *parts: bytes | bytearray | memoryview) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class Cell(Protocol):
+    """One isolated place whose first process is our runner."""
+
+    async def dial(self) -> ByteStream:
+        """A fresh connection to the runner; raises SandboxLost when there is none any more."""
+        ...
+
+    async def usage(self) -> Usage:
+        """What the kernel counts for the place; a figure it does not count is None."""
+        ...
+
+    async def destroy(self) -> None:
+        """Remove everything. Twice is fine; so is a half-made cell."""
+        ...
+
+
+class Backend(Protocol):
+    """Isolation and nothing else."""
+
+    @property
+    def name(self) -> str: ...
+    async def probe(self) -> Readiness: ...
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
+        """A cell whose runner has said hello, or an error and nothing left behind."""
+        ...
+
+    async def attach(self, sandbox_id: SandboxId) -> Cell:
+        """The cell made earlier, maybe by another process; SandboxLost when it is gone."""
+        ...
+
+    async def owned(self) -> Sequence[SandboxId]:
+        """Every id this backend still holds anything for, alive or not."""
+        ...
+
+
+@runtime_checkable
+class Discards(Protocol):
+    """A backend that can remove what is left of a cell that nobody can attach to any more."""
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        """Remove whatever is still held for the id. Twice is fine; so is an unknown id."""
+        ...
+
+
+@runtime_checkable
+class Candid(Protocol):
+    """A cell that knows which of its limits the host does not hold."""
+
+    @property
+    def unenforced(self) -> Sequence[Unenforced]: ...
+
+
+class Store(Protocol):
+    """The ledger: a record is written before its resource is made and dropped after it is gone."""
+
+    async def put(self, record: Record) -> None: ...
+    async def get(self, sandbox_id: SandboxId) -> Record | None:
+        """The record; None when there is none, or none that can be read."""
+        ...
+
+    async def find_key(self, session_key: str) -> Record | None: ...
+    async def list(self) -> Sequence[Record]: ...
+    async def drop(self, sandbox_id: SandboxId) -> None:
+        """Twice is fine."""
+        ...
+
+    async def corrupt(self) -> Sequence[SandboxId]:
+        """Ids whose record is there and cannot be read."""
+        ...
+
+    def lock(self, name: str, *, wait_s: float = 30.0) -> AbstractAsyncContextManager[None]:
+        """One holder of this name at a time, over all processes that share the ledger; else Busy.
+
+        Ends with the process that holds it, however that ends.
+        """
+        ...
+
+
+class ImageSource(Protocol):
+    """Turns the name a user wrote into something a backend can show as a root file system."""
+
+    async def resolve(self, name: str) -> Image: ...
+
+
+class Clock(Protocol):
+    """`now` is wall time for people; `boottime` never jumps and counts TTLs."""
+
+    def now(self) -> float: ...
+    def boottime(self) -> float: ...
+
+
+@runtime_checkable
+class EventSink(Protocol):
+    """Receives what happened (`sandbox.created`, …); must not raise and must not block."""
+
+    def emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None: ...

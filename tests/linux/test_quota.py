@@ -1,0 +1,54 @@
+"""Workspace images: made once per size, copied without their holes, nothing left on failure."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import BackendUnavailable
+from sandkasten.linux import quota
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_template_is_made_once(tmp_path: Path) -> None:
+    first = quota.template(tmp_path, 64 << 20)
+    again = quota.template(tmp_path, 64 << 20)
+    assert first == again
+    assert [p.name for p in tmp_path.iterdir()] == [first.name]
+    assert first.stat().st_size == 64 << 20
+
+
+def test_a_copy_has_the_same_bytes_and_stays_sparse(tmp_path: Path) -> None:
+    source = quota.template(tmp_path, 64 << 20)
+    target = tmp_path / "copy"
+    quota.copy_sparse(source, target)
+    assert target.read_bytes() == source.read_bytes()
+    assert target.stat().st_blocks * 512 < 2 << 20
+
+
+def test_an_existing_target_is_not_overwritten(tmp_path: Path) -> None:
+    source = quota.template(tmp_path, 8 << 20)
+    target = tmp_path / "copy"
+    target.write_bytes(b"mine")
+    with pytest.raises(FileExistsError):
+        quota.copy_sparse(source, target)
+    assert target.read_bytes() == b"mine"
+
+
+def test_without_mkfs_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "mkfs_program", lambda: None)
+    with pytest.raises(BackendUnavailable) as caught:
+        quota.template(tmp_path, 8 << 20)
+    assert caught.value.hint == "apt-get install e2fsprogs"
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failing_mkfs_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "mkfs_program", lambda: "/bin/false")
+    with pytest.raises(BackendUnavailable):
+        quota.template(tmp_path, 8 << 20)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,51 @@
+"""bubblewrap's arguments, whole, for both ways of mapping ids: any change shows here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sandkasten.backends.local.arguments import Ground, bwrap_args, runner_command
+from sandkasten.linux.hostroot import HostRoot
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+ROOT = HostRoot(
+    links=(("bin", "usr/bin"), ("lib", "usr/lib")),
+    directories=("lib32",),
+    etc_shared=("ld.so.cache", "ssl/certs"),
+    proc_files=("kcore", "keys"),
+    proc_dirs=("acpi",),
+)
+
+
+@pytest.mark.parametrize(("name", "ranged"), [("root", True), ("user", False)])
+def test_the_arguments_are_exactly_these(name: str, ranged: bool) -> None:
+    ground = Ground("/stage", ranged, ROOT)
+    spec = CellSpec(image=Image("host"), env={"TOKEN": "a\nb"})
+    expected = json.loads((SNAPSHOTS / f"{name}.json").read_text())
+    assert {"args": bwrap_args(spec, ground), "command": runner_command(ground)} == expected
+
+
+def test_the_root_is_made_read_only_after_everything_on_it() -> None:
+    args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", True, ROOT))
+    last = max(i for i, a in enumerate(args) if a in ("--dir", "--symlink", "--bind", "--ro-bind"))
+    assert args.index("/", args.index("--chdir") - 2) > last
+
+
+def test_nothing_of_the_host_is_shown_but_usr_etc_entries_and_the_stage() -> None:
+    args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", True, ROOT))
+    sources = {args[i + 1] for i, a in enumerate(args) if a in ("--bind", "--ro-bind")}
+    assert sources == {
+        "/usr", "/lib32", "/stage/etc", "/etc/ld.so.cache", "/etc/ssl/certs", "/proc/sys",
+        "/dev/null", "/stage/runner", "/stage/volume/workspace", "/stage/volume/home",
+    }  # fmt: skip
+
+
+def test_what_is_bound_to_be_writable_is_the_quota_volume_alone() -> None:
+    args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", False, ROOT))
+    writable = [args[i + 1] for i, a in enumerate(args) if a == "--bind"]
+    assert writable == ["/stage/volume/workspace", "/stage/volume/home"]
