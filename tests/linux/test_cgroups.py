@@ -52,11 +52,10 @@ def test_hybrid_limits_go_to_v1_and_killing_to_v2() -> None:
             Write(f"{root}/cpu/sandkasten/sbx_1/cpu.cfs_period_us", "100000"),
             Write(f"{root}/cpu/sandkasten/sbx_1/cpu.cfs_quota_us", "150000"),
         ),
-        procs=tuple(
-            f"{root}/{c}/sandkasten/sbx_1/cgroup.procs"
-            for c in ("memory", "pids", "cpu", "cpuacct", "unified")
+        tasks=tuple(
+            f"{root}/{c}/sandkasten/sbx_1/tasks" for c in ("memory", "pids", "cpu", "cpuacct")
         ),
-        kill=f"{root}/unified/sandkasten/sbx_1/cgroup.kill",
+        v2_directory=f"{root}/unified/sandkasten/sbx_1",
         missing=(),
     )
 
@@ -73,8 +72,8 @@ def test_unified_is_one_directory() -> None:
             Write(f"{at}/pids.max", "64"),
             Write(f"{at}/cpu.max", "150000 100000"),
         ),
-        procs=(f"{at}/cgroup.procs",),
-        kill=f"{at}/cgroup.kill",
+        tasks=(),
+        v2_directory=at,
         missing=(),
     )
 
@@ -82,7 +81,7 @@ def test_unified_is_one_directory() -> None:
 def test_a_limit_without_a_controller_is_named() -> None:
     planned = cgroups.plan(parse_mounts(LEGACY), "sbx_1", LIMITS)
     assert planned.missing == ("pids",)
-    assert planned.kill is None
+    assert planned.v2_directory is None
     # cpu and cpuacct share one mount: joined once.
     assert planned.directories == (
         "/sys/fs/cgroup/memory/sandkasten/sbx_1",
@@ -92,7 +91,7 @@ def test_a_limit_without_a_controller_is_named() -> None:
 
 def test_no_cgroups_at_all_loses_everything_and_says_so() -> None:
     planned = cgroups.plan(parse_mounts("nonsense\n1 2 3\n"), "sbx_1", LIMITS)
-    assert planned == Plan((), (), (), None, ("memory", "pids", "cpu"))
+    assert planned == Plan((), missing=("memory", "pids", "cpu"))
 
 
 @pytest.mark.parametrize(("cpus", "quota"), [(0.001, "1000"), (0.5, "50000"), (16, "1600000")])

@@ -52,7 +52,7 @@ fn launch() -> Outcome<spawn::Born> {
     sys::close_all_but(&[0, 1, 2, plan.listen_fd])?;
     // Joined before any namespace is made, so that the cgroup namespace's root is this very cgroup
     // and /proc/self/cgroup inside says "/".
-    for file in &plan.cgroup_procs {
+    for file in &plan.cgroup_tasks {
         sys::write_file("cgroup", file, b"0")?;
     }
     let userns = match plan.id_map {

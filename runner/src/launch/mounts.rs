@@ -68,6 +68,7 @@ pub fn stage(plan: &Plan) -> Outcome<()> {
             })?;
         }
     }
+    mkdir(&format!("{}/empty", stage), 0o555)?;
     for bind in &plan.binds {
         let target = format!("{}/{}", stage, bind.name);
         if bind.directory {

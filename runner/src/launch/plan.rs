@@ -31,7 +31,10 @@ pub struct Bind {
 #[derive(Debug)]
 pub struct Plan {
     pub listen_fd: i32,
-    pub cgroup_procs: Vec<String>,
+    /// v1: files we write ourselves to.
+    pub cgroup_tasks: Vec<String>,
+    /// v2: the directory the sandbox is born in.
+    pub cgroup_v2: Option<String>,
     /// Given: root, a fresh user namespace with this map. Absent: an ordinary user, own id only.
     pub id_map: Option<IdMap>,
     pub stage: String,
@@ -110,7 +113,8 @@ impl Plan {
         }
         Ok(Plan {
             listen_fd: number(&v, "listen_fd")? as i32,
-            cgroup_procs: texts(&v, "cgroup_procs")?,
+            cgroup_tasks: texts(&v, "cgroup_tasks")?,
+            cgroup_v2: v["cgroup_v2"].as_str().map(str::to_owned),
             id_map,
             stage: text(&v, "stage")?,
             workspace,

@@ -24,6 +24,9 @@ const SECCOMP: RawFd = 8;
 /// Sources are moved above this first, so that no dup2 overwrites one that is still needed.
 const SAFE: RawFd = 64;
 
+/// <linux/sched.h>; newer than the bindings we build with.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
 pub struct Born {
     pub pid: i32,
     pub start: u64,
@@ -43,7 +46,7 @@ pub fn bubblewrap(plan: &Plan, userns: Option<RawFd>) -> Outcome<Born> {
     }
     let program = sys::c(STEP, &plan.bwrap)?;
     let argv = argv(plan)?;
-    let pid = sys::check(STEP, "fork", unsafe { libc::fork() })?;
+    let pid = born_in(plan.cgroup_v2.as_deref())?;
     if pid == 0 {
         become_bubblewrap(&program, &argv, &moves, err_w);
     }
@@ -62,6 +65,26 @@ pub fn bubblewrap(plan: &Plan, userns: Option<RawFd>) -> Outcome<Born> {
         }
     }
     outcome.map_err(|t| with_stderr(t, err_r))
+}
+
+/// fork, but the child begins its life in the given v2 cgroup: moving it there afterwards would wait
+/// for a grace period of the kernel, 10 ms and more.
+fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
+    let directory = match cgroup {
+        None => return sys::check(STEP, "fork", unsafe { libc::fork() }),
+        Some(path) => sys::open_read("cgroup", path)?,
+    };
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = CLONE_INTO_CGROUP;
+    args.exit_signal = libc::SIGCHLD as u64;
+    args.cgroup = directory as u64;
+    let size = std::mem::size_of::<libc::clone_args>();
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &mut args, size) };
+    if pid == 0 {
+        return Ok(0);
+    }
+    sys::close(directory);
+    sys::check("cgroup", "start in the cgroup", pid as libc::c_int)
 }
 
 fn nul_separated(args: &[String]) -> Vec<u8> {

@@ -50,13 +50,17 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is done for one group, in order: directories, values, and the files to join by."""
+    """All that is done for one group, in order: directories, values, and the ways to join.
+
+    A process joins v1 by writing itself to `tasks` (that skips a lock whose wait is a kernel grace
+    period, 10 ms and more, which `cgroup.procs` takes) and v2 by being born there.
+    """
 
     directories: tuple[str, ...]
-    writes: tuple[Write, ...]
-    procs: tuple[str, ...]
-    kill: str | None
-    missing: tuple[str, ...]
+    writes: tuple[Write, ...] = ()
+    tasks: tuple[str, ...] = ()
+    v2_directory: str | None = None
+    missing: tuple[str, ...] = ()
 
 
 def parse_mounts(mountinfo: str, v2_controllers: str = "") -> Hierarchies:
@@ -112,11 +116,9 @@ def plan(on: Hierarchies, name: str, limits: Limits, *, parent: str = GROUP) -> 
             writes += _v2_writes(controller, where, limits, quota)
         elif controller != "cpuacct":
             missing.append(controller)
-    kill = None
-    if on.v2 is not None:
-        kill = f"{at(on.v2)}/cgroup.kill"
-    procs = tuple(f"{d}/cgroup.procs" for d in directories)
-    return Plan(tuple(directories), tuple(writes), procs, kill, tuple(missing))
+    tasks = tuple(f"{d}/tasks" for d in directories if on.v2 is None or not d.startswith(on.v2))
+    v2 = at(on.v2) if on.v2 is not None else None
+    return Plan(tuple(directories), tuple(writes), tasks, v2, tuple(missing))
 
 
 def _v1_writes(controller: Controller, where: str, limits: Limits, quota: int) -> list[Write]:
@@ -205,10 +207,10 @@ def _write(path: str, value: str) -> None:
 
 def kill(planned: Plan) -> bool:
     """Every process of the group at once; False where the kernel has no such file."""
-    if planned.kill is None:
+    if planned.v2_directory is None:
         return False
     try:
-        _write(planned.kill, "1")
+        _write(f"{planned.v2_directory}/cgroup.kill", "1")
     except OSError:
         return False
     return True
@@ -216,9 +218,9 @@ def kill(planned: Plan) -> bool:
 
 def populated(planned: Plan) -> bool:
     """Whether a process still lives in any of the group's directories."""
-    for procs in planned.procs:
+    for directory in planned.directories:
         try:
-            with open(procs) as file:
+            with open(f"{directory}/cgroup.procs") as file:
                 if file.read(1):
                     return True
         except OSError:

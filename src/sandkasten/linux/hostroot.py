@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +18,14 @@ from sandkasten.model.spec import HOME, RUNNER_ID, USER_ID, USER_NAME
 
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # Public by nature: libraries' locations, certificates of authorities, which editor is vi.
-_ETC_SHARED = (
-    "alternatives",
-    "ld.so.cache",
-    "localtime",
-    "mime.types",
-    "ssl/certs",
-    "ssl/openssl.cnf",
-)
-# Entries of a fresh /proc that tell of the host or reach into it.
+_ETC_SHARED = ("alternatives", "ld.so.cache", "mime.types", "ssl/certs", "ssl/openssl.cnf")
+# Entries of a fresh /proc that everybody may read and that tell of the host. What only host root
+# may open needs no mask. Each costs a mount, and bubblewrap's time grows with their square.
 _PROC_FILES = (
-    "config.gz", "cmdline", "interrupts", "kallsyms", "kcore", "key-users", "keys", "kmsg",
-    "kpagecgroup", "kpagecount", "kpageflags", "latency_stats", "partitions", "diskstats",
-    "sched_debug", "schedstat", "slabinfo", "softirqs", "swaps", "sysrq-trigger", "timer_list",
-    "timer_stats", "vmallocinfo", "modules", "iomem", "ioports", "mtrr",
+    "cmdline", "config.gz", "interrupts", "kallsyms", "kcore", "keys", "latency_stats",
+    "sched_debug", "sysrq-trigger", "timer_list",
 )  # fmt: skip
-_PROC_DIRS = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "tty", "pressure")
+_PROC_DIRS = ("acpi", "asound", "fs", "scsi")
 
 _FILES = {
     "passwd": (
@@ -57,7 +51,6 @@ class HostRoot:
 
     links: tuple[tuple[str, str], ...]
     directories: tuple[str, ...]
-    etc_shared: tuple[str, ...]
     proc_files: tuple[str, ...]
     proc_dirs: tuple[str, ...]
 
@@ -73,42 +66,61 @@ def look() -> HostRoot:
     return HostRoot(
         links=tuple(links),
         directories=tuple(directories),
-        etc_shared=tuple(n for n in _ETC_SHARED if os.path.exists(f"/etc/{n}")),
         proc_files=tuple(n for n in _PROC_FILES if os.path.isfile(f"/proc/{n}")),
         proc_dirs=tuple(n for n in _PROC_DIRS if os.path.isdir(f"/proc/{n}")),
     )
 
 
-def etc_skeleton(directory: Path, root: HostRoot) -> Path:
-    """A directory to show as /etc: our own files, and empty places for what is shared."""
-    text = repr((sorted(_FILES.items()), root.etc_shared))
+def etc_skeleton(directory: Path) -> Path:
+    """A directory to show as /etc: our own files, and copies of what is public on this machine.
+
+    Copies, because one mount is cheaper than six; named after what they were copied from, so that
+    an upgraded library cache or a new certificate makes a new one.
+    """
+    sources = [f"/etc/{name}" for name in _ETC_SHARED if os.path.exists(f"/etc/{name}")]
+    seen = [(s, os.stat(s).st_mtime_ns, os.stat(s).st_size) for s in sources]
+    zone = os.readlink("/etc/localtime") if os.path.islink("/etc/localtime") else ""
+    text = repr((sorted(_FILES.items()), seen, zone))
     path = directory / hashlib.sha256(text.encode()).hexdigest()[:16]
     if path.is_dir():
         return path
     making = Path(tempfile.mkdtemp(dir=directory))
     making.chmod(0o755)
     for name, content in _FILES.items():
-        _file(making / name, content)
+        (making / name).write_text(content)
+        (making / name).chmod(0o644)
     (making / "os-release").symlink_to("../usr/lib/os-release")
-    for name in root.etc_shared:
-        place = making / name
-        if place.parent != making:
-            place.parent.mkdir(mode=0o755, exist_ok=True)
-            place.parent.chmod(0o755)
-        if os.path.isdir(f"/etc/{name}"):
-            place.mkdir(mode=0o755)
-            place.chmod(0o755)
-        else:
-            _file(place, "")
+    if zone:
+        (making / "localtime").symlink_to(zone)
+    for source in sources:
+        _copy_public(source, making / source.removeprefix("/etc/"))
     try:
         making.rename(path)
     except OSError:
         # Another process was first; its directory has the same content by name.
+        shutil.rmtree(making)
         if not path.is_dir():
             raise
     return path
 
 
-def _file(path: Path, content: str) -> None:
-    path.write_text(content)
-    path.chmod(0o644)
+def _copy_public(source: str, target: Path) -> None:
+    """One level deep; symlinks stay symlinks; what not everybody may read is left out."""
+    target.parent.mkdir(mode=0o755, exist_ok=True)
+    target.parent.chmod(0o755)
+    if not os.path.isdir(source):
+        _copy_file(source, target)
+        return
+    target.mkdir(mode=0o755)
+    target.chmod(0o755)
+    for entry in os.scandir(source):
+        if entry.is_symlink():
+            (target / entry.name).symlink_to(os.readlink(entry.path))
+        elif entry.is_file():
+            _copy_file(entry.path, target / entry.name)
+
+
+def _copy_file(source: str, target: Path) -> None:
+    if os.stat(source).st_mode & stat.S_IROTH:
+        shutil.copyfile(source, target)
+        target.chmod(0o644)

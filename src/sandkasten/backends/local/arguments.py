@@ -45,7 +45,7 @@ def bwrap_args(spec: CellSpec, ground: Ground) -> list[str]:
     return [
         *_namespaces(spec, ground),
         *_root_file_system(ground),
-        *_proc(ground.root),
+        *_proc(ground),
         *_devices(spec),
         *_places(spec, ground),
         # Last: nothing can be added to the root after this.
@@ -90,19 +90,15 @@ def _root_file_system(ground: Ground) -> list[str]:
         args += ["--symlink", target, f"/{name}"]
     for name in ground.root.directories:
         args += ["--ro-bind", f"/{name}", f"/{name}"]
-    args += ["--ro-bind", f"{ground.stage}/etc", "/etc"]
-    for name in ground.root.etc_shared:
-        args += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
-    return args
+    return [*args, "--ro-bind", f"{ground.stage}/etc", "/etc"]
 
 
-def _proc(root: HostRoot) -> list[str]:
+def _proc(ground: Ground) -> list[str]:
     args = ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
-    for name in root.proc_files:
+    for name in ground.root.proc_files:
         args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    for name in root.proc_dirs:
-        args += ["--perms", "0555", "--size", "4096", "--tmpfs", f"/proc/{name}"]
-        args += ["--remount-ro", f"/proc/{name}"]
+    for name in ground.root.proc_dirs:
+        args += ["--ro-bind", f"{ground.stage}/empty", f"/proc/{name}"]
     return args
 
 

@@ -159,7 +159,7 @@ class LocalBackend:
             )
         slot = idranges.lease(self._layout.shared("ids"), sandbox_id) if self._root else None
         planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
-        state = CellState(processes.boot_id(), slot, planned.directories, planned.kill)
+        state = CellState(processes.boot_id(), slot, planned.directories, planned.v2_directory)
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         write_state(cell, state)
         group = self._make_group(planned, spec.limits)
@@ -170,13 +170,13 @@ class LocalBackend:
                 state.boot_id,
                 slot,
                 group.plan.directories,
-                group.plan.kill,
+                group.plan.v2_directory,
                 tuple((u.limit, u.reason, u.remedy) for u in unenforced),
             ),
         )
         filters = seccomp.compiled(self._layout.shared("seccomp"))
         ground = Ground(self._stage, self._root, self._host_root, len(filters))
-        etc = hostroot.etc_skeleton(self._layout.shared("etc"), self._host_root)
+        etc = hostroot.etc_skeleton(self._layout.shared("etc"))
         base = idranges.base_of(slot) if slot is not None else 0
         listener = _listen(cell / "socket")
         try:
@@ -184,7 +184,8 @@ class LocalBackend:
                 self._programs.launcher,
                 {
                     "listen_fd": listener.fileno(),
-                    "cgroup_procs": list(group.plan.procs),
+                    "cgroup_tasks": list(group.plan.tasks),
+                    "cgroup_v2": group.plan.v2_directory,
                     "id_map": None
                     if slot is None
                     else {"base": base, "count": idranges.COUNT, "expect": base + RUNNER_ID},
@@ -216,7 +217,7 @@ class LocalBackend:
             with contextlib.suppress(OSError):
                 cgroups.remove(planned)
             lost = list(probe.no_cgroups(str(exc)))
-            planned = cgroups.Plan((), (), (), None, ("memory", "pids", "cpu"))
+            planned = cgroups.Plan((), missing=("memory", "pids", "cpu"))
         return _Group(planned, tuple(lost))
 
     def _workspace(self, cell: Path, limits: Limits) -> dict[str, object]:

@@ -80,8 +80,7 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
 
 
 def _group(state: CellState) -> cgroups.Plan:
-    procs = tuple(f"{d}/cgroup.procs" for d in state.cgroups)
-    return cgroups.Plan(state.cgroups, (), procs, state.kill_file, ())
+    return cgroups.Plan(state.cgroups, v2_directory=state.v2_directory)
 
 
 def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:

@@ -28,7 +28,7 @@ class CellState:
     slot: int | None
     cgroups: tuple[str, ...]
     """Directories to remove; the last resort when nothing else is known."""
-    kill_file: str | None
+    v2_directory: str | None
     unenforced: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -70,7 +70,7 @@ def read_state(cell: Path) -> CellState | None:
             boot_id=str(raw["boot_id"]),
             slot=raw["slot"] if isinstance(raw["slot"], int) else None,
             cgroups=tuple(str(c) for c in raw["cgroups"]),
-            kill_file=raw["kill_file"],
+            v2_directory=raw["v2_directory"],
             unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
