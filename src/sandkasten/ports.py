@@ -6,17 +6,19 @@ verbs over two Protocols. Only classes of `errors` leave an implementation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from sandkasten.model.ids import SandboxId
-from sandkasten.model.image import Image
-from sandkasten.model.limits import Unenforced
-from sandkasten.model.readiness import Readiness
-from sandkasten.model.record import Record
-from sandkasten.model.spec import CellSpec
-from sandkasten.model.usage import Usage
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.image import Image
+    from sandkasten.model.limits import Unenforced
+    from sandkasten.model.readiness import Readiness
+    from sandkasten.model.record import Record
+    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.usage import Usage
 
 
 class ByteStream(Protocol):

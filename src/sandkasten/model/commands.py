@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from sandkasten.model.environment import checked_environment, text_bytes
@@ -19,6 +19,9 @@ from sandkasten.model.numbers import number, whole
 from sandkasten.model.paths import working_directory
 from sandkasten.model.policy import MAX_KEPT_BYTES
 from sandkasten.model.spec import WORKSPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_COMMAND_BYTES = MIB
 # execve refuses one argument over 128 KiB (MAX_ARG_STRLEN, its NUL included).
@@ -109,7 +112,9 @@ def _what(
         return (shell_program, "-c", command), None
     if not isinstance(command, tuple | list) or not command or command[0] == "":
         raise InvalidRequest(
-            "the command is empty", hint='give a program and its arguments: ["ls", "-l"]', field="cmd"
+            "the command is empty",
+            hint='give a program and its arguments: ["ls", "-l"]',
+            field="cmd",
         )
     sizes = [len(text_bytes("an argument of the command", part)) for part in command]
     if max(sizes) > MAX_ARGUMENT_BYTES or sum(sizes) > MAX_COMMAND_BYTES:

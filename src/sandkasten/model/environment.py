@@ -7,10 +7,13 @@ hold anything except NUL, which execve cannot carry.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
@@ -30,7 +33,9 @@ def text_bytes(name: str, value: object) -> bytes:
         )
     if "\0" in value:
         raise InvalidRequest(
-            f"{name} contains a NUL character", hint="remove it; the kernel ends texts there", field=name
+            f"{name} contains a NUL character",
+            hint="remove it; the kernel ends texts there",
+            field=name,
         )
     try:
         return value.encode("utf-8", "surrogateescape")
@@ -73,7 +78,7 @@ def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(name, str) or not _LABEL.match(name):
             raise InvalidRequest(
                 f"{shown(str(name))} is not a name of a label",
-                hint="1 to 63 letters, digits, '.', '_', '/' or '-', starting with a letter or digit",
+                hint="1 to 63 letters, digits, '.', '_', '/' or '-'; a letter or digit first",
                 field="labels",
             )
         if len(text_bytes(f"label {name}", value)) > MAX_LABEL_VALUE:

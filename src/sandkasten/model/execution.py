@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from sandkasten.model.usage import ExecUsage
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.usage import ExecUsage
 
 Status = Literal["completed", "running", "timed_out", "killed", "lost"]
 Source = Literal["stdout", "stderr", "pty"]
@@ -52,7 +54,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Output as it came. `gap_bytes` were written between the chunk before and this one and not kept."""
+    """Output as it came. `gap_bytes` were written right before it and not kept."""
 
     seq: int
     source: Source

@@ -1,4 +1,4 @@
-"""Files inside a sandbox as the file verbs describe them. Paths are absolute, in the sandbox's view.
+"""Files inside a sandbox as the file verbs describe them; paths are absolute in its own view.
 
 Names are whatever bytes the sandbox chose: a `str` here may hold surrogate escapes
 (`os.fsencode` gives the bytes back), and must be shown, never trusted.

@@ -7,11 +7,14 @@ time: components are matched without backtracking and `**` by walking a set of s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.environment import text_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_GLOB = 512
 MAX_GLOBS = 64
@@ -77,7 +80,7 @@ def _compile(glob: str) -> Glob:
 
 
 def _component(part: str) -> re.Pattern[str]:
-    """Between two stars the first match is as good as any, so each is atomic and time stays linear."""
+    """Between two stars the first match is as good as any: each is atomic, time stays linear."""
     fixed: list[list[str]] = [[]]
     i = 0
     while i < len(part):

@@ -1,4 +1,4 @@
-"""Identifiers. We choose them, they label every resource, and they can never become a path or an option."""
+"""Identifiers. We choose them, they label every resource; none can become a path or an option."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Defaults are the public contract's; every figure is a ceiling the kernel holds where it can."""
+    """Defaults are the public contract's; each is a ceiling the kernel holds where it can."""
 
     cpus: float = 1.0
     memory_bytes: int = 512 * MIB

@@ -1,4 +1,4 @@
-"""Numbers as callers send them: a boolean, a NaN, an infinity or a negative one is refused by name."""
+"""Numbers as callers send them: a boolean, a NaN or one out of range is refused by name."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def whole(name: str, value: object, *, low: int, high: int) -> int:
     checked = number(name, value, low=low, high=high)
     if not checked.is_integer():
         raise InvalidRequest(
-            f"{name} must be a whole number, not {value!r:.40}", hint="drop the fraction", field=name
+            f"{name} must be a whole number, not {value!r:.40}",
+            hint="drop the fraction",
+            field=name,
         )
     return int(checked)

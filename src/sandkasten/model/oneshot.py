@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from sandkasten.model.execution import Why
-from sandkasten.model.sandbox import Number
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.execution import Why
+    from sandkasten.model.sandbox import Number
 
 _NO_TEXT: Mapping[str, str] = MappingProxyType({})
 

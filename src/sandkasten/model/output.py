@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from sandkasten.model.execution import Source
+if TYPE_CHECKING:
+    from sandkasten.model.execution import Source
 
 # Chunks below this size are joined to the one before, so that a million one-byte writes
 # cost their bytes and not a million objects.
@@ -75,7 +77,12 @@ class Output:
         return gap
 
     def _append(
-        self, pieces: list[_Piece] | deque[_Piece], seq: int, offset: int, data: bytes, stream: _Stream
+        self,
+        pieces: list[_Piece] | deque[_Piece],
+        seq: int,
+        offset: int,
+        data: bytes,
+        stream: _Stream,
     ) -> None:
         last = self._last
         if (
@@ -93,7 +100,7 @@ class Output:
     def kept(self, *sources: Source, marked: bool = True, totals: dict[Source, int]) -> bytes:
         """The kept bytes of these sources in order of arrival.
 
-        `totals` is how much each wrote in all; with `marked`, a line stands where bytes are missing.
+        `totals` is how much each wrote in all; `marked` puts a line where bytes are missing.
         """
         streams = [self._streams[source] for source in sources]
         pieces = [piece for stream in streams for piece in (*stream.head, *stream.tail)]

@@ -6,16 +6,20 @@ complete value or raises a class of `errors`; nothing is clamped silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest, UnsupportedByBackend
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.numbers import number, whole
-from sandkasten.model.sandbox import CreateRequest, Number
-from sandkasten.model.spec import Profile
 from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sandkasten.model.sandbox import CreateRequest, Number
+    from sandkasten.model.spec import Profile
 
 DEFAULT_BLOCKED_PATHS = ("/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys", "/dev")
 
@@ -42,7 +46,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """One public name: the field it sets, its bounds in public units, and the way there and back."""
+    """One public name: the field it sets, its bounds in public units, the way there and back."""
 
     field: str
     low: float
@@ -94,7 +98,7 @@ LIMIT_NAMES: tuple[str, ...] = tuple(_LIMITS)
 
 
 def parse_limits(asked: Mapping[str, Number], base: Limits) -> Limits:
-    """`base` with what was asked laid over it. Unknown, out of range or contradictory: InvalidRequest.
+    """`base` with what was asked laid over it; InvalidRequest for what is unknown or contradictory.
 
     A request may lower `max_exec_timeout_seconds` and never raise it over the operator's.
     """
@@ -110,8 +114,11 @@ def parse_limits(asked: Mapping[str, Number], base: Limits) -> Limits:
                 hint=did_you_mean(str(name), _LIMITS),
                 field="limits",
             )
-        check = whole if known.integral else number
-        figure = known.inward(check(name, value, low=known.low, high=known.high))  # type: ignore[operator]
+        if known.integral:
+            checked: float = whole(name, value, low=int(known.low), high=int(known.high))
+        else:
+            checked = number(name, value, low=known.low, high=known.high)
+        figure = known.inward(checked)
         if known.field in values and values[known.field] != figure:
             raise InvalidRequest(
                 f"limits {said_by[known.field]} and {name} contradict each other",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sandkasten.model.limits import Unenforced
+if TYPE_CHECKING:
+    from sandkasten.model.limits import Unenforced
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from sandkasten.model.ids import SandboxId
-from sandkasten.model.lifecycle import State
-from sandkasten.model.limits import Limits, Unenforced
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.lifecycle import State
+    from sandkasten.model.limits import Limits, Unenforced
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,17 @@ Values only: validation of what a caller asked lies in `model.policy`, the makin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from sandkasten.model.limits import Limits, Unenforced
 from sandkasten.model.spec import WORKSPACE
-from sandkasten.model.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.usage import Usage
 
 Number = int | float
 SandboxStatus = Literal["creating", "running", "destroying", "lost"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from sandkasten.model.image import Image
 from sandkasten.model.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.image import Image
 
 Profile = Literal["hardened", "dev"]
 Network = Literal["none"]

@@ -1,13 +1,16 @@
-"""What ended a command, as a pure function of what was seen. Never guesses: no evidence, no verdict."""
+"""What ended a command, as a pure function of what was seen. No evidence, no verdict."""
 
 from __future__ import annotations
 
 import signal as signals
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sandkasten.model.execution import Why
 from sandkasten.model.limits import MIB, Limits
-from sandkasten.model.usage import Usage
+
+if TYPE_CHECKING:
+    from sandkasten.model.usage import Usage
 
 _KILL = int(signals.SIGKILL)
 # Linux numbers; the constant does not exist everywhere this module is imported.
@@ -55,7 +58,7 @@ def verdict(
     after: Usage | None = None,
     full: str | None = None,
 ) -> Why | None:
-    """None when nothing but the command itself ended it. `full` names a file system with no room left."""
+    """None when nothing but the command itself ended it. `full` names a full file system."""
     if ending.clean:
         return None
     if ending.lost:

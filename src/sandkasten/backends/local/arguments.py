@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 RUNNER_DIR = "/run/sandkasten"
 LISTEN_FD, READY_FD, INFO_FD, USERNS_FD, SECCOMP_FD = 3, 4, 5, 7, 8
-# FIFOs only; a page each for the directory entries is plenty.
-_STATE_BYTES = 1 << 20
+# A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
+_STATE_BYTES = 8 << 20
 # To become the user, to empty that user's bounding set, and to end its processes.
 RUNNER_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
 

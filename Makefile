@@ -1,0 +1,100 @@
+# The names people and scripts rely on. Every step leaves a stamp, so that a second run is instant.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+PYTHON ?= /usr/bin/python3
+VENV := .venv
+BIN := src/sandkasten/_bin
+# One pip at a time in one environment, also under -j.
+PIP := flock $(VENV) $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --no-input
+RUNNER_SOURCES := $(shell find runner \( -name target -o -name build \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.sh' \) -print 2>/dev/null)
+# A host's own settings must not leak into what is tested.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
+
+.PHONY: help setup dev demo test test-long bench lint fmt wheel lock clean packages packages-test packages-bench lint-python lint-rust
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- set-up ------------------------------------------------------------------------------------
+
+setup: $(VENV)/.server $(BIN)/sandkasten-runner  ## everything needed to run: packages, .venv, the runner
+
+dev: setup $(VENV)/.dev  ## setup, and what tests and linters need
+
+packages:
+	@scripts/packages.sh setup
+
+# Two of these at once would wait for each other's lock on apt; in a row they cost milliseconds.
+packages-test: | packages
+	@scripts/packages.sh test
+
+packages-bench: | packages
+	@scripts/packages.sh bench
+
+$(VENV)/.made: | packages
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; $(PYTHON) is " + sys.version.split()[0])'
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.server: requirements/server.txt requirements/build.txt pyproject.toml scripts/wheel_hook.py $(VENV)/.made
+	@echo "installing the locked requirements and sandkasten itself"
+	@$(PIP) install --require-hashes -r requirements/server.txt -r requirements/build.txt
+	@$(PIP) install --no-deps --no-build-isolation --no-index --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.server
+	@echo "installing the development requirements"
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.server
+	@$(PIP) install --require-hashes -r requirements/bench.txt
+	@touch $@
+
+$(BIN)/sandkasten-runner $(BIN)/sandkasten-launch &: $(RUNNER_SOURCES) | packages
+	@echo "building the runner"
+	@CARGO_TARGET_DIR=$(CURDIR)/build/runner runner/build.sh
+	@touch $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch
+
+# ---- use ---------------------------------------------------------------------------------------
+
+demo: setup  ## the main job, shown step by step
+	@scripts/demo.sh
+
+test: dev packages-test  ## lint and every test, in their everyday sizes
+	@scripts/test.sh
+
+test-long: dev packages-test  ## the same with every size in full
+	@SANDKASTEN_LONG=1 scripts/test.sh
+
+bench: setup packages-bench $(VENV)/.bench  ## compare with docker, bwrap, runc and bare subprocesses (ARGS="--quick --check")
+	@$(VENV)/bin/python -m benchmarks.run $(ARGS)
+
+lint: lint-python lint-rust  ## ruff, mypy, rustfmt, clippy
+
+lint-python: dev
+	@scripts/lint.sh python
+
+lint-rust: dev packages-test
+	@scripts/lint.sh rust
+
+fmt: dev packages-test  ## let the formatters write
+	@$(VENV)/bin/ruff check --quiet --fix --exit-zero .
+	@$(VENV)/bin/ruff format --quiet .
+	@scripts/cargo.sh fmt
+
+wheel: dev  ## dist/*.whl with the runner in it
+	@$(VENV)/bin/python -m hatchling build -t wheel
+
+lock:  ## compile requirements/*.txt anew (ARGS=--upgrade)
+	@scripts/lock.sh $(ARGS)
+
+clean:  ## remove everything that was built
+	@rm -rf $(VENV) build dist $(BIN) benchmarks/results runner/target
+	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

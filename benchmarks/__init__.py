@@ -1,0 +1,1 @@
+"""Sandkasten against its peers, on this machine, in one run."""

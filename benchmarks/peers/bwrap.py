@@ -1,0 +1,64 @@
+"""Raw bubblewrap with a plain profile: namespaces and read-only binds, no limits, no filter."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.bare import CODE, PYTHON
+
+NAME = "bwrap"
+
+
+def missing() -> str:
+    return "" if shutil.which("bwrap") else "bubblewrap is not installed"
+
+
+def _arguments() -> list[str]:
+    links = [
+        part
+        for name in ("bin", "lib", "lib64", "sbin")
+        if Path(f"/{name}").is_symlink()
+        for part in ("--symlink", os.readlink(f"/{name}"), f"/{name}")
+    ]
+    return [
+        "bwrap",
+        *("--unshare-all", "--die-with-parent", "--new-session"),
+        *("--ro-bind", "/usr", "/usr"),
+        *links,
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/workspace"),
+        *("--chdir", "/workspace", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def create(cls) -> Box:
+        """A live sandbox that has answered once."""
+        process = subprocess.Popen(
+            [*_arguments(), "/bin/sh", "-c", "echo ready; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return cls(process)
+
+    def destroy(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def oneshot() -> None:
+    done = subprocess.run([*_arguments(), PYTHON, "-c", CODE], check=True, capture_output=True)
+    assert done.stdout == b"42\n"

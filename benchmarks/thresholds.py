@@ -1,0 +1,62 @@
+"""What Sandkasten promises of its speed, as data, and the verdict on a run. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.samples import Samples
+
+OURS = "sandkasten"
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Our p50 is at most `most` times the peer's p50 of the same run."""
+
+    operation: str
+    peer: str
+    most: float
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    what: str
+    measured: str
+    ok: bool | None
+    """None: the run did not measure it."""
+
+
+RATIOS = (
+    Ratio("create", "docker", 1 / 12, "create <= 1/12 of docker"),
+    Ratio("exec true (shell)", "docker", 1 / 30, "exec in a live session <= 1/30 of docker"),
+    Ratio("exec true (argv)", "docker", 1 / 30, "exec of a list <= 1/30 of docker"),
+    Ratio("destroy", "docker", 1 / 20, "destroy <= 1/20 of docker"),
+    Ratio("one-shot python", "docker", 1 / 10, "one-shot Python <= 1/10 of docker"),
+    Ratio("one-shot python", "bare", 2.5, "one-shot Python <= 2.5 x a bare python3 -c"),
+    Ratio("write 50 MB", "pipe", 2.0, "50 MB written <= 2 x a copy through a pipe"),
+    Ratio("read 50 MB", "pipe", 2.0, "50 MB read <= 2 x a copy through a pipe"),
+)
+
+IDLE_BYTES = 2 * MIB
+# A gigabyte of output may cost the embedding process some buffers, and no more with more output.
+FLAT_BYTES = 24 * MIB
+
+
+def judge(ratio: Ratio, samples: Samples) -> Verdict:
+    ours = samples.p50(ratio.operation, OURS)
+    theirs = samples.p50(ratio.operation, ratio.peer)
+    if ours is None or theirs is None:
+        return Verdict(ratio.said, "not measured", None)
+    got = ours / theirs
+    shown = f"1/{1 / got:.1f}" if got < 1 else f"{got:.2f} x"
+    return Verdict(ratio.said, f"{shown} ({ours:.2f} ms, {theirs:.2f} ms)", got <= ratio.most)
+
+
+def at_most(what: str, measured: float | None, most: float) -> Verdict:
+    if measured is None:
+        return Verdict(what, "not measured", None)
+    return Verdict(what, f"{measured / MIB:.2f} MiB", measured <= most)

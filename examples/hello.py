@@ -1,0 +1,16 @@
+"""A first sandbox: the shell remembers, files stay, and at the end of the block all is gone."""
+
+from __future__ import annotations
+
+from sandkasten import Sandbox
+
+with Sandbox() as box:
+    box.exec("cd /tmp && export A=1")
+    print(box.exec("echo $A; pwd").output, end="")  # noqa: T201
+
+    box.write("greet.py", "import sys\nprint('hello,', sys.argv[1])\n")
+    result = box.exec(["python3", "/workspace/greet.py", "sandbox"])
+    print(result.stdout, end="")  # noqa: T201
+
+    failed = box.exec("ls /nowhere")
+    print("exit status", failed.exit_code)  # noqa: T201

@@ -1,0 +1,434 @@
+//! A command as a fresh process: its pipes or terminal, its supervisor, its deadline, its end.
+
+use crate::exec::{Exec, State, What, PTY, STDERR, STDOUT};
+use crate::handler::Failure;
+use crate::poll::{self, Source, Watched};
+use crate::protocol;
+use crate::pty;
+use crate::serve::{Owner, Server, Supervisor};
+use crate::spawn::{self, Env, Program, Wiring};
+use crate::supervise::{self, Order, Report};
+use crate::sys::{self, Errno};
+use crate::timers::Due;
+use std::os::unix::io::{AsRawFd, OwnedFd};
+
+/// How long the output of an ended command may trickle on a terminal that somebody still holds.
+const SETTLE_MS: u64 = 20;
+/// A shell whose command was swept answers within this, or is replaced.
+const SHELL_ANSWERS_MS: u64 = 300;
+
+/// The child's ends; ours are watched already.
+struct Ends {
+    stdio: [OwnedFd; 3],
+    terminal: bool,
+}
+
+impl Server {
+    pub fn start_argv(&mut self, number: u64) -> Result<(), Failure> {
+        let exec = self.execs.get(&number).ok_or_else(gone)?;
+        let argv = match &exec.start.what {
+            What::Argv(argv) => argv.clone(),
+            What::Shell { .. } => return Err(gone()),
+        };
+        let mut env: Env = self.config.env.clone();
+        for (name, value) in &exec.start.env {
+            spawn::env_set(&mut env, name, value.clone());
+        }
+        let cwd = self.working_directory(exec);
+        let failed = |errno| Failure::from_errno(errno, "cannot prepare the command");
+        let program = Program::new(&argv, &env, &cwd).map_err(failed)?;
+        let outcome = self.wire(number).map_err(failed).and_then(|ends| {
+            let wiring = Wiring {
+                stdio: [
+                    ends.stdio[0].as_raw_fd(),
+                    ends.stdio[1].as_raw_fd(),
+                    ends.stdio[2].as_raw_fd(),
+                ],
+                ninth: None,
+                terminal: ends.terminal,
+                own_session: true,
+            };
+            self.supervise(&program, &wiring, Owner::Exec(number))
+        });
+        match outcome {
+            Ok(pid) => {
+                if let Some(exec) = self.execs.get_mut(&number) {
+                    exec.supervisor = Some(pid);
+                }
+                Ok(())
+            }
+            Err(failure) => {
+                self.close_ends(number);
+                Err(failure)
+            }
+        }
+    }
+
+    fn working_directory(&self, exec: &Exec) -> Vec<u8> {
+        match &exec.start.cwd {
+            None => self.config.workspace.clone(),
+            Some(cwd) if cwd.starts_with(b"/") => cwd.clone(),
+            Some(cwd) => [&self.config.workspace[..], b"/", cwd].concat(),
+        }
+    }
+
+    pub fn supervise(
+        &mut self,
+        program: &Program,
+        wiring: &Wiring,
+        owner: Owner,
+    ) -> Result<i32, Failure> {
+        let (pid, control) = supervise::start(program, wiring, &self.config.identity)?;
+        let control = self
+            .poll
+            .watch(control, Source::Supervisor(pid), poll::READ)
+            .map_err(|errno| Failure::from_errno(errno, "cannot watch a supervisor"))?;
+        let supervisor = Supervisor {
+            control: Some(control),
+            owner,
+        };
+        self.supervisors.insert(pid, supervisor);
+        Ok(pid)
+    }
+
+    fn wire(&mut self, number: u64) -> Result<Ends, Errno> {
+        let exec = self.execs.get_mut(&number).ok_or(libc::ESRCH)?;
+        let poll = &mut self.poll;
+        if let Some(size) = exec.start.pty {
+            let pair = pty::open(size)?;
+            let input = sys::duplicate(pair.master.as_raw_fd(), 3)?;
+            attach_terminal(poll, exec, number, pair.master, input)?;
+            let copy = |fd: &OwnedFd| sys::duplicate(fd.as_raw_fd(), 3);
+            return Ok(Ends {
+                stdio: [copy(&pair.slave)?, copy(&pair.slave)?, pair.slave],
+                terminal: true,
+            });
+        }
+        let stdin = if exec.start.stdin_stream {
+            let (theirs, ours) = sys::pipe()?;
+            sys::set_nonblocking(ours.as_raw_fd())?;
+            exec.input.pipe = Some(poll.watch(ours, Source::Input(number), 0)?);
+            theirs
+        } else {
+            sys::open(b"/dev/null", libc::O_RDONLY, 0)?
+        };
+        let mut output = |source: u8| -> Result<OwnedFd, Errno> {
+            let (ours, theirs) = sys::pipe()?;
+            sys::set_nonblocking(ours.as_raw_fd())?;
+            let watched = poll.watch(ours, Source::Output(number, source), poll::READ)?;
+            exec.outputs[usize::from(source)] = Some(watched);
+            Ok(theirs)
+        };
+        Ok(Ends {
+            stdio: [stdin, output(STDOUT)?, output(STDERR)?],
+            terminal: false,
+        })
+    }
+
+    fn close_ends(&mut self, number: u64) {
+        if let Some(exec) = self.execs.get_mut(&number) {
+            let outputs = exec.outputs.iter_mut().filter_map(Option::take);
+            let all: Vec<Watched> = outputs.chain(exec.input.pipe.take()).collect();
+            for watched in all {
+                drop(self.poll.unwatch(watched));
+            }
+        }
+    }
+
+    pub fn order(&self, supervisor: Option<i32>, order: Order) {
+        let known = supervisor.and_then(|pid| self.supervisors.get(&pid));
+        if let Some(control) = known.and_then(|known| known.control.as_ref()) {
+            // A dead supervisor is noticed elsewhere; a full queue means it is sweeping already.
+            let _unheard = supervise::give(control.raw(), order);
+        }
+    }
+
+    pub fn hear_supervisor(&mut self, pid: i32) {
+        loop {
+            let supervisor = self.supervisors.get(&pid);
+            let (control, owner) = match supervisor.map(|s| (s.control.as_ref(), s.owner)) {
+                Some((Some(control), owner)) => (control, owner),
+                _ => return,
+            };
+            match supervise::hear(control.raw()) {
+                Ok(Some(report)) => match owner {
+                    Owner::Exec(number) => self.argv_report(number, report),
+                    Owner::Shell(shell) => self.shell_report(shell, report),
+                    Owner::Nobody => {}
+                },
+                Err(libc::EAGAIN) => return,
+                Ok(None) | Err(_) => {
+                    self.supervisor_gone(pid);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn argv_report(&mut self, number: u64, report: Report) {
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) => exec,
+            None => return,
+        };
+        match report {
+            Report::Started { pid } => {
+                exec.begin(pid);
+                self.changed.insert(number);
+                self.arm_deadline(number);
+                self.write_input(number, false);
+            }
+            Report::Failed { stage, errno } => {
+                let program = match &exec.start.what {
+                    What::Argv(argv) => argv.first().cloned().unwrap_or_default(),
+                    What::Shell { .. } => Vec::new(),
+                };
+                let cwd = self.working_directory(&self.execs[&number]);
+                let failure = spawn::not_started(stage, errno, &program, &cwd);
+                self.fail_exec(number, &failure);
+            }
+            Report::Exited { status, usage } => {
+                exec.status = Some(status);
+                exec.usage = usage;
+                // After a deadline the command is over only when nothing of it is left.
+                if !exec.timed_out {
+                    self.finish_argv(number);
+                }
+            }
+            Report::Begun | Report::Swept => {}
+        }
+    }
+
+    pub fn arm_deadline(&mut self, number: u64) {
+        if let Some(exec) = self.execs.get_mut(&number) {
+            if let Some(ms) = exec.start.deadline_ms {
+                exec.timer = Some(self.timers.after_ms(ms, Due::Deadline(number)));
+            }
+            if exec.start.pty.is_some() && !exec.start.stdin_stream {
+                // An empty standard input, as a terminal says it.
+                exec.input.closing = true;
+            }
+        }
+    }
+
+    /// The first process has ended. On a terminal its last words may still be on their way.
+    fn finish_argv(&mut self, number: u64) {
+        self.drain_outputs(number);
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) if exec.state == State::Running => exec,
+            _ => return,
+        };
+        if exec.outputs[usize::from(PTY)].is_some() {
+            self.timers.after_ms(SETTLE_MS, Due::Settle(number));
+        } else {
+            self.conclude(number);
+        }
+    }
+
+    pub fn settle_output(&mut self, number: u64) {
+        self.drain_outputs(number);
+        self.conclude(number);
+    }
+
+    fn conclude(&mut self, number: u64) {
+        if let Some(exec) = self.execs.get_mut(&number) {
+            if let (State::Running, Some(status)) = (exec.state, exec.status) {
+                exec.take_status(status);
+                self.finish(number);
+            }
+        }
+    }
+
+    /// The supervisor's socket is closed: nothing is left below it, or it was killed.
+    fn supervisor_gone(&mut self, pid: i32) {
+        let supervisor = match self.supervisors.get_mut(&pid) {
+            Some(supervisor) => supervisor,
+            None => return,
+        };
+        let owner = std::mem::replace(&mut supervisor.owner, Owner::Nobody);
+        if let Some(control) = supervisor.control.take() {
+            drop(self.poll.unwatch(control));
+        }
+        match owner {
+            Owner::Nobody => {}
+            Owner::Shell(shell) => self.shell_lost(shell),
+            Owner::Exec(number) => {
+                let exec = match self.execs.get_mut(&number) {
+                    Some(exec) => exec,
+                    None => return,
+                };
+                exec.supervisor = None;
+                match (exec.state, exec.status) {
+                    (State::Queued, _) => {
+                        let failure = Failure::new("internal", "the supervisor was killed");
+                        self.fail_exec(number, &failure);
+                    }
+                    (State::Running, Some(_)) => {
+                        self.drain_outputs(number);
+                        self.conclude(number);
+                    }
+                    (State::Running, None) => {
+                        self.drain_outputs(number);
+                        if let Some(exec) = self.execs.get_mut(&number) {
+                            exec.state = State::Lost;
+                        }
+                        self.finish(number);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// A child of the runner is dead: a supervisor, or somebody's orphan.
+    pub fn supervisor_reaped(&mut self, pid: i32, status: i32) {
+        if !self.supervisors.contains_key(&pid) {
+            return;
+        }
+        self.hear_supervisor(pid);
+        self.supervisor_gone(pid);
+        self.supervisors.remove(&pid);
+        if status != 0 {
+            let known: Vec<i32> = self.supervisors.keys().copied().collect();
+            supervise::sweep_orphans(&known, &self.config.identity);
+        }
+    }
+
+    pub fn deadline(&mut self, number: u64) {
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) if exec.state == State::Running => exec,
+            _ => return,
+        };
+        exec.timed_out = true;
+        exec.timer = Some(self.timers.after_ms(exec.start.grace_ms, Due::Grace(number)));
+        let supervisor = exec.supervisor;
+        if exec.start.grace_ms > 0 {
+            for signal in [libc::SIGTERM, libc::SIGCONT] {
+                self.order(supervisor, Order::Signal(signal));
+            }
+        }
+    }
+
+    pub fn grace_over(&mut self, number: u64) {
+        if let Some(exec) = self.execs.get_mut(&number) {
+            if exec.state == State::Running {
+                exec.we_killed = true;
+                let supervisor = exec.supervisor;
+                self.order(supervisor, Order::Sweep);
+            }
+        }
+    }
+
+    /// A shell's command was swept: the shell has a moment to answer.
+    pub fn expect_answer(&mut self, number: u64) {
+        if let Some(exec) = self.execs.get_mut(&number) {
+            if exec.state == State::Running {
+                self.timers.after_ms(SHELL_ANSWERS_MS, Due::Swept(number));
+            }
+        }
+    }
+
+    pub fn sweep_settled(&mut self, number: u64) {
+        if let Some(exec) = self.execs.get_mut(&number) {
+            if exec.state == State::Running {
+                exec.shell_reset = true;
+                let supervisor = exec.supervisor;
+                self.order(supervisor, Order::End);
+            }
+        }
+    }
+
+    pub fn signal_exec(&mut self, number: u64, signal: i32, tree: bool) {
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) => exec,
+            None => return,
+        };
+        let supervisor = exec.supervisor;
+        let shell = exec.is_shell();
+        if !exec.state.is_over() {
+            exec.sent_signal = Some(signal);
+            exec.we_killed |= signal == libc::SIGKILL;
+        }
+        if shell && exec.state == State::Queued {
+            self.withdraw(number, signal);
+        } else if shell && exec.state.is_over() {
+            // Its processes are the shell's background jobs now.
+        } else if signal == libc::SIGKILL && tree {
+            self.order(supervisor, Order::Sweep);
+        } else if shell {
+            self.order(supervisor, Order::SignalShell(signal));
+        } else if tree {
+            self.order(supervisor, Order::Signal(signal));
+        } else {
+            self.order(supervisor, Order::SignalRoot(signal));
+        }
+    }
+
+    /// Books the end of a command whose state is final, and lets old ones go.
+    pub fn finish(&mut self, number: u64) {
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) => exec,
+            None => return,
+        };
+        exec.duration_ms = sys::boot_ns().saturating_sub(exec.begun_ns) / 1_000_000;
+        if let Some(timer) = exec.timer.take() {
+            self.timers.cancel(timer);
+        }
+        self.drop_input(number);
+        self.changed.insert(number);
+        self.finished.push_back(number);
+        self.lease.touch(self.timers.work_now());
+        self.make_room();
+    }
+
+    fn make_room(&mut self) {
+        let mut budget = protocol::KEPT_OUTPUT;
+        for number in self.finished.iter().rev() {
+            if let Some(exec) = self.execs.get_mut(number) {
+                match budget.checked_sub(exec.ring.footprint()) {
+                    Some(rest) => budget = rest,
+                    None => {
+                        budget = 0;
+                        exec.ring.forget();
+                    }
+                }
+            }
+        }
+        while self.finished.len() > protocol::KEPT_RESULTS {
+            let execs = &self.execs;
+            // What still has a reader, or a child that writes, is kept beyond its time.
+            let idle = |number: &u64| {
+                execs.get(number).map_or(true, |exec| {
+                    exec.watchers.is_empty()
+                        && exec.supervisor.is_none()
+                        && exec.outputs.iter().all(Option::is_none)
+                })
+            };
+            let index = match self.finished.iter().position(idle) {
+                Some(index) => index,
+                None => return,
+            };
+            if let Some(number) = self.finished.remove(index) {
+                self.forget_exec(number);
+            }
+        }
+    }
+}
+
+fn gone() -> Failure {
+    Failure::new("internal", "the command is gone")
+}
+
+/// Output and input of a terminal are one device, watched through two descriptors.
+pub fn attach_terminal(
+    poll: &mut poll::Poll,
+    exec: &mut Exec,
+    number: u64,
+    master: OwnedFd,
+    input: OwnedFd,
+) -> Result<(), Errno> {
+    let output = poll.watch(master, Source::Output(number, PTY), poll::READ)?;
+    exec.outputs[usize::from(PTY)] = Some(output);
+    exec.input.pipe = Some(poll.watch(input, Source::Input(number), 0)?);
+    exec.input.terminal = true;
+    Ok(())
+}

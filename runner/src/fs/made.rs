@@ -1,0 +1,68 @@
+//! Making directories: with exactly the mode that was asked for, and so that it can be undone.
+
+use super::lookup;
+use super::sys::{self, as_fd};
+use std::io;
+use std::os::unix::io::{BorrowedFd, OwnedFd};
+
+/// The chain of parent directories a request made, so that a failure can take them away again.
+#[derive(Default)]
+pub struct Made {
+    top: Option<OwnedFd>,
+    names: Vec<Vec<u8>>,
+}
+
+impl Made {
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    pub fn push(&mut self, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+        if self.top.is_none() {
+            self.top = Some(sys::duplicate(parent)?);
+        }
+        self.names.push(name.to_vec());
+        Ok(())
+    }
+
+    /// Removes what is still empty; what somebody uses by now stays.
+    pub fn undo(&mut self) {
+        let top = match self.top.take() {
+            Some(top) => top,
+            None => return,
+        };
+        while let Some(name) = self.names.pop() {
+            let gone = lookup::beneath(as_fd(&top), self.names.iter().map(Vec::as_slice))
+                .and_then(|parent| sys::remove_dir(as_fd(&parent), &name));
+            if gone.is_err() {
+                return;
+            }
+        }
+    }
+
+    pub fn keep(&mut self) {
+        self.top = None;
+        self.names.clear();
+    }
+}
+
+/// Makes one directory with exactly `mode`, whatever the umask is.
+pub fn make_directory(dir: BorrowedFd<'_>, name: &[u8], mode: u32) -> io::Result<()> {
+    sys::make_dir(dir, name, mode)?;
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let made = sys::open_at(dir, name, flags, 0)?;
+    let stat = sys::stat_fd(as_fd(&made))?;
+    // A parent with the set-group-id bit hands it down; that is the parent's wish, keep it.
+    let wanted = mode | stat.st_mode & 0o2000;
+    if stat.st_mode & 0o7777 == wanted {
+        return Ok(());
+    }
+    match sys::change_mode_pinned(as_fd(&made), wanted) {
+        // No /proc: a descriptor that may read the directory can change it as well.
+        Err(error) if sys::errno(&error) == libc::ENOENT => {
+            let open = sys::open_at(as_fd(&made), b".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+            sys::change_mode(as_fd(&open), wanted)
+        }
+        answer => answer,
+    }
+}

@@ -1,0 +1,118 @@
+//! Temporary names in a directory: made new, never guessed, and gone again unless they are kept.
+
+use super::sys::{self, as_fd, Stat};
+use std::io;
+use std::os::unix::io::{BorrowedFd, OwnedFd};
+
+const PREFIX: &[u8] = b".sandkasten-";
+const SUFFIX: &[u8] = b".tmp";
+
+/// What a name of ours says: it will become a new file, or replace an old one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    New,
+    Replace,
+}
+
+/// Whether `name` is a temporary name of ours, and what for.
+pub fn purpose(name: &[u8]) -> Option<Purpose> {
+    let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    match middle {
+        [digits @ .., b'-', kind] if digits.len() == 16 => match kind {
+            b'n' => Some(Purpose::New),
+            b'o' => Some(Purpose::Replace),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+pub fn fresh_name(purpose: Purpose) -> io::Result<Vec<u8>> {
+    let kind = match purpose {
+        Purpose::New => 'n',
+        Purpose::Replace => 'o',
+    };
+    Ok(format!(".sandkasten-{}-{}.tmp", sys::random_name()?, kind).into_bytes())
+}
+
+/// A file that is being written next to where it shall be. Dropped, it is removed.
+pub struct TempFile {
+    dir: OwnedFd,
+    name: Vec<u8>,
+    file: OwnedFd,
+    kept: bool,
+}
+
+impl TempFile {
+    pub fn new(dir: BorrowedFd<'_>, purpose: Purpose) -> io::Result<TempFile> {
+        let dir = sys::duplicate(dir)?;
+        let name = fresh_name(purpose)?;
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        let file = sys::open_at(as_fd(&dir), &name, flags, 0o600)?;
+        Ok(TempFile {
+            dir,
+            name,
+            file,
+            kept: false,
+        })
+    }
+
+    pub fn file(&self) -> BorrowedFd<'_> {
+        as_fd(&self.file)
+    }
+
+    /// Gives the file its owner (where that is allowed) and its mode; the umask has no say.
+    pub fn finish(&self, mode: u32, like: Option<&Stat>) -> io::Result<()> {
+        if let Some(old) = like {
+            let new = sys::stat_fd(self.file())?;
+            if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
+                // Only root can keep a foreign owner; anybody else replaces the file by his own.
+                let _ = sys::change_owner(self.file(), old.st_uid, old.st_gid);
+            }
+        }
+        sys::change_mode(self.file(), mode)
+    }
+
+    /// Moves the file to `name`, replacing what is there.
+    pub fn replace(mut self, name: &[u8]) -> io::Result<()> {
+        sys::rename(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
+        self.kept = true;
+        Ok(())
+    }
+
+    /// Moves the file to `name`; `EEXIST` if something is there.
+    pub fn place(mut self, name: &[u8]) -> io::Result<()> {
+        sys::rename_new(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Somebody removed it, or its directory: then it is gone as it should be.
+            let _ = sys::unlink(as_fd(&self.dir), &self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_names_are_known_again_and_others_are_not() {
+        for wanted in [Purpose::New, Purpose::Replace] {
+            assert_eq!(purpose(&fresh_name(wanted).unwrap()), Some(wanted));
+        }
+        for other in [
+            &b".sandkasten-x.tmp"[..],
+            b"a",
+            b".sandkasten-.tmp",
+            b".sandkasten-0123456789abcdef-x.tmp",
+        ] {
+            assert_eq!(purpose(other), None);
+        }
+    }
+}

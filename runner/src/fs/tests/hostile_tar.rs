@@ -1,0 +1,659 @@
+//! Archives that want out, lie about themselves, or stop early. Each is refused with its reason, and
+//! afterwards the world outside is as it was.
+
+use super::{Place, Recorder};
+use crate::handler::Step;
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
+
+/// A header block with a right checksum.
+pub fn header(name: &[u8], flag: u8, size: &[u8], target: &[u8], mode: &[u8]) -> Vec<u8> {
+    let mut block = vec![0u8; 512];
+    block[..name.len().min(100)].copy_from_slice(&name[..name.len().min(100)]);
+    block[100..100 + mode.len()].copy_from_slice(mode);
+    block[124..124 + size.len()].copy_from_slice(size);
+    block[136..147].copy_from_slice(b"00000000001");
+    block[156] = flag;
+    block[157..157 + target.len()].copy_from_slice(target);
+    block[257..265].copy_from_slice(b"ustar\x0000");
+    seal(&mut block);
+    block
+}
+
+pub fn seal(block: &mut [u8]) {
+    block[148..156].fill(b' ');
+    let sum: u32 = block[..512].iter().map(|&byte| u32::from(byte)).sum();
+    block[148..156].copy_from_slice(format!("{:06o}\0 ", sum).as_bytes());
+}
+
+fn octal(size: usize) -> Vec<u8> {
+    format!("{:011o}", size).into_bytes()
+}
+
+fn padded(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.resize((bytes.len() + 511) / 512 * 512, 0);
+    bytes
+}
+
+pub fn file(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut bytes = header(
+        name.as_bytes(),
+        b'0',
+        &octal(content.len()),
+        b"",
+        b"0000644",
+    );
+    bytes.extend(padded(content.to_vec()));
+    bytes
+}
+
+fn directory(name: &str) -> Vec<u8> {
+    header(name.as_bytes(), b'5', &octal(0), b"", b"0000755")
+}
+
+fn link(name: &str, flag: u8, target: &str) -> Vec<u8> {
+    header(
+        name.as_bytes(),
+        flag,
+        &octal(0),
+        target.as_bytes(),
+        b"0000777",
+    )
+}
+
+fn extension(flag: u8, data: &[u8]) -> Vec<u8> {
+    let mut bytes = header(b"ext", flag, &octal(data.len()), b"", b"0000644");
+    bytes.extend(padded(data.to_vec()));
+    bytes
+}
+
+fn pax(records: &[(&str, &str)]) -> Vec<u8> {
+    let mut data = Vec::new();
+    for (key, value) in records {
+        let rest = key.len() + value.len() + 3;
+        let mut length = rest + 1;
+        while length != rest + length.to_string().len() {
+            length = rest + length.to_string().len();
+        }
+        data.extend(format!("{} {}={}\n", length, key, value).into_bytes());
+    }
+    extension(b'x', &data)
+}
+
+fn archive(parts: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = parts.concat();
+    bytes.extend([0; 1024]);
+    bytes
+}
+
+fn unpack(place: &Place, bytes: &[u8]) -> Recorder {
+    place.run_with("fs.tar_in", &json!({ "path": "in" }), bytes, 1000)
+}
+
+fn code(place: &Place, bytes: &[u8]) -> &'static str {
+    match unpack(place, bytes).outcome.unwrap() {
+        Ok(_) => "ok",
+        Err(failure) => failure.code,
+    }
+}
+
+/// A place with a canary beside the directory that is unpacked into.
+fn guarded() -> Place {
+    let place = Place::new();
+    place.put("out/canary", b"alive");
+    place.ok("fs.mkdir", json!({ "path": "in" }));
+    place
+}
+
+fn assert_guarded(place: &Place) {
+    assert_eq!(place.names("out"), ["canary"]);
+    assert_eq!(place.get("out/canary"), b"alive");
+    let meta = fs::metadata(place.path("out/canary")).unwrap();
+    assert_eq!(meta.nlink(), 1);
+    assert!(!place.path("evil").exists());
+    let temporary = |name: &String| name.starts_with(".sandkasten");
+    assert!(!place.names("in").iter().any(temporary));
+}
+
+#[test]
+fn every_hostile_archive_is_refused_for_its_reason_and_the_outside_is_untouched() {
+    let base256 = |bytes: [u8; 12]| bytes.to_vec();
+    let huge = base256([
+        0x80, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+    ]);
+    let past = base256([
+        0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+    ]);
+    let minus = base256([0xff; 12]);
+    let mut bad_sum = file("a", b"x");
+    bad_sum[0] = b'b';
+    let mut short_body = file("a", &[1; 600]);
+    short_body.truncate(700);
+    let mut sparse_pax = pax(&[("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0")]);
+    sparse_pax.extend(file("a", b""));
+    let cases: Vec<(&str, Vec<u8>, &str)> = vec![
+        ("parent", archive(&[file("../evil", b"x")]), "blocked"),
+        (
+            "parent within",
+            archive(&[file("a/../../evil", b"x")]),
+            "blocked",
+        ),
+        (
+            "parent at the end",
+            archive(&[directory("a/..")]),
+            "blocked",
+        ),
+        (
+            "parent behind a dot",
+            archive(&[file("./../evil", b"x")]),
+            "blocked",
+        ),
+        ("absolute", archive(&[file("/tmp/evil", b"x")]), "blocked"),
+        (
+            "absolute, doubled",
+            archive(&[file("//evil", b"x")]),
+            "blocked",
+        ),
+        (
+            "pax parent",
+            archive(&[pax(&[("path", "../evil")]), file("a", b"x")]),
+            "blocked",
+        ),
+        (
+            "pax absolute",
+            archive(&[pax(&[("path", "/evil")]), file("a", b"x")]),
+            "blocked",
+        ),
+        (
+            "GNU long parent",
+            archive(&[extension(b'L', b"../evil\0"), file("a", b"x")]),
+            "blocked",
+        ),
+        (
+            "symlink out",
+            archive(&[link("s", b'2', "../out")]),
+            "blocked",
+        ),
+        (
+            "symlink absolute",
+            archive(&[link("s", b'2', "/etc/passwd")]),
+            "blocked",
+        ),
+        (
+            "symlink by climbing",
+            archive(&[link("a/s", b'2', "b/../../../out")]),
+            "blocked",
+        ),
+        (
+            "symlink long",
+            archive(&[extension(b'K', b"../out\0"), link("s", b'2', "x")]),
+            "blocked",
+        ),
+        (
+            "through its own symlink",
+            archive(&[directory("d"), link("s", b'2', "d"), file("s/evil", b"x")]),
+            "blocked",
+        ),
+        (
+            "two links that add up",
+            archive(&[
+                directory("d"),
+                link("d/a", b'2', ".."),
+                link("d/b", b'2', "a/../../out"),
+            ]),
+            "blocked",
+        ),
+        (
+            "directory over its symlink",
+            archive(&[directory("d"), link("s", b'2', "d"), directory("s")]),
+            "blocked",
+        ),
+        (
+            "hard link out",
+            archive(&[link("h", b'1', "../out/canary")]),
+            "blocked",
+        ),
+        (
+            "hard link absolute",
+            archive(&[link("h", b'1', "/etc/passwd")]),
+            "blocked",
+        ),
+        (
+            "hard link to nothing",
+            archive(&[link("h", b'1', "none")]),
+            "not_found",
+        ),
+        (
+            "hard link through a symlink",
+            archive(&[
+                directory("d"),
+                file("d/f", b""),
+                link("s", b'2', "d"),
+                link("h", b'1', "s/f"),
+            ]),
+            "blocked",
+        ),
+        (
+            "hard link to a symlink",
+            archive(&[
+                directory("d"),
+                link("d/s", b'2', "../x"),
+                link("h", b'1', "d/s"),
+            ]),
+            "blocked",
+        ),
+        (
+            "hard link to a directory",
+            archive(&[directory("d"), link("h", b'1', "d")]),
+            "blocked",
+        ),
+        (
+            "pax hard link out",
+            archive(&[pax(&[("linkpath", "../out/canary")]), link("h", b'1', "x")]),
+            "blocked",
+        ),
+        (
+            "character device",
+            archive(&[header(b"dev", b'3', &octal(0), b"", b"0000666")]),
+            "blocked",
+        ),
+        (
+            "block device",
+            archive(&[header(b"dev", b'4', &octal(0), b"", b"0000666")]),
+            "blocked",
+        ),
+        (
+            "fifo",
+            archive(&[header(b"fifo", b'6', &octal(0), b"", b"0000666")]),
+            "blocked",
+        ),
+        ("bad checksum", archive(&[bad_sum]), "invalid"),
+        (
+            "no number",
+            archive(&[header(b"a", b'0', b"0000000000z", b"", b"0000644")]),
+            "invalid",
+        ),
+        (
+            "negative size",
+            archive(&[header(b"a", b'0', &minus, b"", b"0000644")]),
+            "invalid",
+        ),
+        (
+            "size past 63 bits",
+            archive(&[header(b"a", b'0', &past, b"", b"0000644")]),
+            "invalid",
+        ),
+        (
+            "huge size claim",
+            archive(&[header(b"a", b'0', &huge, b"", b"0000644")]),
+            "invalid",
+        ),
+        (
+            "pax huge size claim",
+            archive(&[pax(&[("size", "9223372036854775807")]), file("a", b"")]),
+            "invalid",
+        ),
+        (
+            "pax size past 63 bits",
+            archive(&[pax(&[("size", "9223372036854775808")]), file("a", b"")]),
+            "invalid",
+        ),
+        (
+            "pax negative size",
+            archive(&[pax(&[("size", "-1")]), file("a", b"")]),
+            "invalid",
+        ),
+        ("stops in a body", short_body, "invalid"),
+        (
+            "stops in a header",
+            file("a", b"")[..300].to_vec(),
+            "invalid",
+        ),
+        ("stops without its end", file("a", b"x"), "invalid"),
+        (
+            "stops after an extension",
+            extension(b'L', b"name\0"),
+            "invalid",
+        ),
+        (
+            "ends after an extension",
+            archive(&[extension(b'L', b"name\0")]),
+            "invalid",
+        ),
+        ("empty", Vec::new(), "invalid"),
+        (
+            "noise",
+            (0..4096u32).map(|i| (i * 31 % 255) as u8 + 1).collect(),
+            "invalid",
+        ),
+        (
+            "pax bomb",
+            archive(&[header(b"x", b'x', &octal(2 << 20), b"", b"0000644")]),
+            "invalid",
+        ),
+        (
+            "long name bomb",
+            archive(&[header(b"x", b'L', &octal(8 << 30), b"", b"0000644")]),
+            "invalid",
+        ),
+        (
+            "extensions without end",
+            archive(&vec![pax(&[("comment", "x")]); 50]),
+            "invalid",
+        ),
+        (
+            "pax length lies",
+            archive(&[extension(b'x', b"99 path=a\n"), file("a", b"")]),
+            "invalid",
+        ),
+        (
+            "pax length zero",
+            archive(&[extension(b'x', b"0 path=a\n"), file("a", b"")]),
+            "invalid",
+        ),
+        (
+            "pax without equals",
+            archive(&[extension(b'x', b"8 patha\n"), file("a", b"")]),
+            "invalid",
+        ),
+        (
+            "pax name with NUL",
+            archive(&[extension(b'x', b"11 path=a\0b\n"), file("a", b"")]),
+            "invalid",
+        ),
+        (
+            "pax empty name",
+            archive(&[pax(&[("path", "")]), file("a", b"")]),
+            "invalid",
+        ),
+        ("pax sparse", archive(&[sparse_pax]), "unsupported"),
+        (
+            "GNU sparse",
+            archive(&[header(b"a", b'S', &octal(0), b"", b"0000644")]),
+            "unsupported",
+        ),
+        (
+            "multi-volume",
+            archive(&[header(b"a", b'M', &octal(0), b"", b"0000644")]),
+            "unsupported",
+        ),
+        (
+            "unknown type",
+            archive(&[header(b"a", b'Z', &octal(0), b"", b"0000644")]),
+            "unsupported",
+        ),
+        (
+            "global path",
+            archive(&[extension(b'g', b"13 path=evil\n"), file("a", b"")]),
+            "unsupported",
+        ),
+        (
+            "directory with a body",
+            archive(&[
+                header(b"d", b'5', &octal(512), b"", b"0000755"),
+                vec![0; 512],
+            ]),
+            "invalid",
+        ),
+        (
+            "symlink with a body",
+            archive(&[header(b"s", b'2', &octal(512), b"x", b"0000755")]),
+            "invalid",
+        ),
+        (
+            "symlink to nothing",
+            archive(&[link("s", b'2', "")]),
+            "invalid",
+        ),
+        ("no name", archive(&[file("", b"x")]), "invalid"),
+        ("a file called dot", archive(&[file("./", b"x")]), "invalid"),
+        (
+            "name too long",
+            archive(&[extension(b'L', &[b'n'; 300]), file("a", b"")]),
+            "name_too_long",
+        ),
+        (
+            "file over a directory",
+            archive(&[directory("d"), file("d", b"")]),
+            "is_directory",
+        ),
+        (
+            "directory over a file",
+            archive(&[file("f", b""), directory("f")]),
+            "not_directory",
+        ),
+        (
+            "below a file",
+            archive(&[file("f", b""), file("f/g", b"")]),
+            "not_directory",
+        ),
+    ];
+    assert!(cases.len() >= 25);
+    for (what, bytes, expected) in cases {
+        let place = guarded();
+        assert_eq!(code(&place, &bytes), expected, "{}", what);
+        assert_guarded(&place);
+    }
+}
+
+#[test]
+fn the_innocent_twins_are_unpacked() {
+    let long = "n".repeat(200);
+    let cases: Vec<(&str, Vec<u8>, &str, &[u8])> = vec![
+        (
+            "dots in a name",
+            archive(&[file("..a/...", b"1")]),
+            "..a/...",
+            b"1",
+        ),
+        ("newline", archive(&[file("a\nb", b"2")]), "a\nb", b"2"),
+        ("leading dash", archive(&[file("-rf", b"3")]), "-rf", b"3"),
+        (
+            "twice the same name",
+            archive(&[file("a", b"old"), file("a", b"new")]),
+            "a",
+            b"new",
+        ),
+        (
+            "missing parents",
+            archive(&[file("x/y/z", b"4")]),
+            "x/y/z",
+            b"4",
+        ),
+        (
+            "symlink inside",
+            archive(&[file("t", b"5"), link("d/s", b'2', "../t")]),
+            "d/s",
+            b"5",
+        ),
+        (
+            "hard link inside",
+            archive(&[file("t", b"6"), link("h", b'1', "./t")]),
+            "h",
+            b"6",
+        ),
+        (
+            "hard link twice",
+            archive(&[file("t", b"6"), link("h", b'1', "t"), link("h", b'1', "t")]),
+            "h",
+            b"6",
+        ),
+        (
+            "file over a symlink",
+            archive(&[link("s", b'2', "x"), file("s", b"7")]),
+            "s",
+            b"7",
+        ),
+        (
+            "old directory form",
+            archive(&[
+                header(b"d/", 0, &octal(0), b"", b"0000755"),
+                file("d/f", b"8"),
+            ]),
+            "d/f",
+            b"8",
+        ),
+        (
+            "long name",
+            archive(&[extension(b'L', &[b'n'; 200]), file("short", b"9")]),
+            &long,
+            b"9",
+        ),
+        (
+            "global comment",
+            archive(&[extension(b'g', b"13 comment=x\n"), file("a", b"10")]),
+            "a",
+            b"10",
+        ),
+        (
+            "pax size",
+            archive(&[pax(&[("size", "2")]), file("a", b"11")]),
+            "a",
+            b"11",
+        ),
+        (
+            "spaces in numbers",
+            archive(&[header(b"a", b'0', b"        0 ", b"", b" 644 ")]),
+            "a",
+            b"",
+        ),
+        (
+            "volume label",
+            archive(&[
+                header(b"v", b'V', &octal(0), b"", b"0000644"),
+                file("a", b"12"),
+            ]),
+            "a",
+            b"12",
+        ),
+        (
+            "after the end",
+            [archive(&[file("a", b"13")]), vec![7; 5000]].concat(),
+            "a",
+            b"13",
+        ),
+    ];
+    for (what, bytes, name, content) in cases {
+        for piece in [1, 511, 512, 513, 1 << 20] {
+            let place = guarded();
+            let out = place.run_with("fs.tar_in", &json!({ "path": "in" }), &bytes, piece);
+            out.outcome
+                .unwrap()
+                .unwrap_or_else(|failure| panic!("{}: {:?}", what, failure));
+            assert_eq!(out.granted, bytes.len() as u64);
+            assert_eq!(
+                fs::read(place.path("in").join(name)).unwrap(),
+                content,
+                "{}",
+                what
+            );
+            assert_guarded(&place);
+        }
+    }
+}
+
+#[test]
+fn what_is_already_there_cannot_lead_a_member_outside() {
+    let place = guarded();
+    symlink("../out", place.path("in/way")).unwrap();
+    symlink("../out/canary", place.path("in/file")).unwrap();
+    assert_eq!(
+        code(&place, &archive(&[file("way/canary", b"dead")])),
+        "blocked"
+    );
+    assert_eq!(code(&place, &archive(&[directory("way/new")])), "blocked");
+    assert_eq!(code(&place, &archive(&[directory("way")])), "blocked");
+    assert_eq!(
+        code(&place, &archive(&[link("h", b'1', "way/canary")])),
+        "blocked"
+    );
+    assert_eq!(
+        code(&place, &archive(&[link("h", b'1', "file")])),
+        "blocked"
+    );
+    // A file takes the place of a symlink; it does not go through it.
+    assert_eq!(code(&place, &archive(&[file("file", b"mine")])), "ok");
+    assert_eq!(place.get("in/file"), b"mine");
+    assert_guarded(&place);
+}
+
+#[test]
+fn limits_hold_before_anything_is_written() {
+    let place = guarded();
+    let bytes = archive(&[file("a", &[1; 100]), file("b", &[2; 100])]);
+    for (limits, expected) in [
+        (json!({ "path": "in", "max_bytes": 199 }), Err("too_large")),
+        (json!({ "path": "in", "max_entries": 1 }), Err("too_large")),
+        (
+            json!({ "path": "in", "max_bytes": 200, "max_entries": 2 }),
+            Ok(()),
+        ),
+    ] {
+        let out = place.run_with("fs.tar_in", &limits, &bytes, 4096);
+        assert_eq!(
+            out.outcome
+                .unwrap()
+                .map(drop)
+                .map_err(|failure| failure.code),
+            expected
+        );
+    }
+    let claim = archive(&[header(b"big", b'0', b"77777777777", b"", b"0000644")]);
+    let out = place.run_with(
+        "fs.tar_in",
+        &json!({ "path": "in", "max_bytes": 1 << 20 }),
+        &claim,
+        512,
+    );
+    assert_eq!(out.outcome.unwrap().unwrap_err().code, "too_large");
+    assert_guarded(&place);
+}
+
+#[test]
+fn set_id_bits_are_dropped_and_closed_directories_still_get_their_members() {
+    super::as_user(guarded(), |place| {
+        let bytes = archive(&[
+            header(b"suid", b'0', &octal(0), b"", b"0006755"),
+            header(b"shut", b'5', &octal(0), b"", b"0007500"),
+            file("shut/inside", b"x"),
+            header(b"closed/", b'5', &octal(0), b"", b"0000000"),
+            file("closed/inside", b"x"),
+        ]);
+        let out = place.run_with("fs.tar_in", &json!({ "path": "mine" }), &bytes, 1000);
+        out.outcome.unwrap().unwrap();
+        let mode =
+            |name: &str| fs::metadata(place.path(name)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(
+            (mode("mine/suid"), mode("mine/shut"), mode("mine/closed")),
+            (0o755, 0o500, 0o000)
+        );
+        assert_eq!(place.get("mine/shut/inside"), b"x");
+    });
+}
+
+#[test]
+fn a_denied_member_ends_the_archive() {
+    let place = guarded();
+    let bytes = archive(&[file("fine", b""), file("no/x", b""), file("late", b"")]);
+    let request = json!({ "path": "in", "deny": [place.text("in/no")] });
+    let out = place.run_with("fs.tar_in", &request, &bytes, 4096);
+    assert_eq!(out.outcome.unwrap().unwrap_err().code, "blocked");
+    assert_eq!(place.names("in"), ["fine"]);
+}
+
+#[test]
+fn a_cancelled_archive_leaves_whole_members_and_no_temporary_file() {
+    let place = guarded();
+    let bytes = archive(&[file("whole", b"1"), file("half", &[2; 5000])]);
+    let mut handler = place.open("fs.tar_in", &json!({ "path": "in" })).unwrap();
+    let mut out = Recorder::new();
+    let mut step = handler.data(&bytes[..3000], &mut out);
+    while step == Step::Again {
+        step = handler.step(&mut out);
+    }
+    handler.cancel();
+    drop(handler);
+    assert_eq!(place.names("in"), ["whole"]);
+    assert_guarded(&place);
+}

@@ -1,0 +1,180 @@
+//! Who acts: the runner, its supervisors, and the user's code.
+//!
+//! With `--user` the three differ. The runner keeps only the capabilities to become the user, and touches
+//! files as the user (fsuid). A supervisor may signal the user's processes (effective uid) but cannot be
+//! signalled by them (real and saved uid). User code has no capability in any of the five sets.
+
+use crate::sys::{self, Errno};
+
+const CAP_KILL: u32 = 5;
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
+const CAP_SETPCAP: u32 = 8;
+/// Beyond any capability that exists; PR_CAPBSET_DROP says EINVAL at the first unknown one.
+const CAP_END: libc::c_ulong = 64;
+const KEEP: libc::uid_t = libc::uid_t::MAX;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ids {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub own: Ids,
+    pub user: Option<Ids>,
+    /// The umask we were started with; ours is 0, so that modes are exact.
+    pub umask: libc::mode_t,
+}
+
+#[repr(C)]
+struct CapHeader {
+    version: u32,
+    pid: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CapData {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+fn cap_get() -> Result<[CapData; 2], Errno> {
+    let mut header = CapHeader {
+        version: 0x2008_0522,
+        pid: 0,
+    };
+    let mut data = [CapData::default(); 2];
+    // SAFETY: version 3 of the interface wants one header and two data records.
+    let rc = unsafe { libc::syscall(libc::SYS_capget, &mut header, data.as_mut_ptr()) };
+    sys::check(rc as libc::c_int)?;
+    Ok(data)
+}
+
+fn cap_set(data: [CapData; 2]) -> Result<(), Errno> {
+    let mut header = CapHeader {
+        version: 0x2008_0522,
+        pid: 0,
+    };
+    // SAFETY: as in `cap_get`.
+    let rc = unsafe { libc::syscall(libc::SYS_capset, &mut header, data.as_ptr()) };
+    sys::check(rc as libc::c_int).map(|_| ())
+}
+
+fn clear_ambient() {
+    // SAFETY: prctl with integers; a kernel without ambient sets has none to clear.
+    unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+}
+
+impl Identity {
+    pub fn current(user: Option<Ids>) -> Identity {
+        // SAFETY: these calls only read or set process attributes.
+        let (uid, gid, umask) = unsafe { (libc::getuid(), libc::getgid(), libc::umask(0)) };
+        Identity {
+            own: Ids { uid, gid },
+            user,
+            umask,
+        }
+    }
+
+    pub fn user_uid(&self) -> u32 {
+        self.user.unwrap_or(self.own).uid
+    }
+
+    /// Called once, when the runner starts: no supplementary groups, no capability that is not needed.
+    pub fn settle(&self) -> Result<(), Errno> {
+        let user = match self.user {
+            Some(user) => user,
+            None => return Ok(()),
+        };
+        drop_groups()?;
+        let wanted = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
+        let mut caps = cap_get()?;
+        caps[0].permitted &= wanted;
+        caps[1].permitted = 0;
+        for set in &mut caps {
+            set.effective = set.permitted;
+            set.inheritable = 0;
+        }
+        clear_ambient();
+        cap_set(caps)?;
+        self.files_as(user.uid, user.gid);
+        Ok(())
+    }
+
+    fn files_as(&self, uid: u32, gid: u32) {
+        // SAFETY: both calls only change how this thread is seen by file systems.
+        unsafe {
+            libc::setfsgid(gid);
+            libc::setfsuid(uid);
+        }
+    }
+
+    /// Runs `work` with the runner's own file identity (the state directory is not the user's).
+    pub fn as_runner<T>(&self, work: impl FnOnce() -> T) -> T {
+        match self.user {
+            None => work(),
+            Some(user) => {
+                self.files_as(self.own.uid, self.own.gid);
+                let value = work();
+                self.files_as(user.uid, user.gid);
+                value
+            }
+        }
+    }
+
+    /// In a supervisor, once its child is on its way: may signal the user, cannot be signalled by it.
+    pub fn become_supervisor(&self) {
+        if let Some(user) = self.user.filter(|user| user.uid != self.own.uid) {
+            // SAFETY: plain credential calls; a failure leaves us as we were, with CAP_KILL if we had it.
+            unsafe {
+                libc::setresgid(KEEP, user.gid, KEEP);
+                libc::setresuid(KEEP, user.uid, KEEP);
+                libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+            }
+        }
+    }
+
+    /// In a child that is about to exec the user's program. Every step must succeed.
+    pub fn become_user(&self) -> Result<(), Errno> {
+        if let Some(user) = self.user {
+            clear_ambient();
+            for cap in 0..CAP_END {
+                // SAFETY: prctl with integers.
+                let rc = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) };
+                match sys::check(rc) {
+                    Ok(_) => {}
+                    Err(libc::EINVAL) if cap > 0 => break,
+                    Err(errno) => return Err(errno),
+                }
+            }
+            // SAFETY: plain credential calls, each checked.
+            unsafe {
+                sys::check(libc::setresgid(user.gid, user.gid, user.gid))?;
+                sys::check(libc::setresuid(user.uid, user.uid, user.uid))?;
+            }
+            cap_set([CapData::default(); 2])?;
+        }
+        // SAFETY: prctl with integers.
+        sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+        // SAFETY: umask cannot fail.
+        unsafe { libc::umask(self.umask) };
+        Ok(())
+    }
+}
+
+/// A user namespace whose gid map was written without privilege forbids setgroups for good; then the
+/// groups are unmapped and carry no power inside, and that is the one case we accept.
+fn drop_groups() -> Result<(), Errno> {
+    // SAFETY: an empty list needs no pointer.
+    match sys::check(unsafe { libc::setgroups(0, std::ptr::null()) }) {
+        Ok(_) => Ok(()),
+        Err(errno) => match sys::read_file(b"/proc/self/setgroups", 16) {
+            Ok(text) if text.starts_with(b"deny") => Ok(()),
+            _ => Err(errno),
+        },
+    }
+}

@@ -1,0 +1,256 @@
+//! The first process of a sandbox: it serves commands, shells and files to a client over one byte stream.
+//!
+//! This file reads the command line and settles the process (descriptors, signals, limits, identity);
+//! `serve` is the loop. A mistake on the command line ends it with status 2 and a line on stderr.
+
+mod argv;
+mod bytes;
+mod commands;
+mod connection;
+mod exec;
+mod flow;
+mod frame;
+mod fs;
+mod handler;
+mod identity;
+mod lease;
+mod poll;
+mod port;
+mod processes;
+mod protocol;
+mod pty;
+mod request;
+mod ring;
+mod serve;
+mod shell;
+mod shell_files;
+mod shell_script;
+mod shell_words;
+mod spawn;
+mod stats;
+mod streams;
+mod supervise;
+mod sweep;
+mod sys;
+mod timers;
+
+use identity::{Identity, Ids};
+use serve::{Config, Listen, Server};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+
+const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
+[--user UID:GID] [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]";
+
+#[derive(Default)]
+struct Options {
+    listen_fd: Option<RawFd>,
+    listen: Option<Vec<u8>>,
+    stdio: bool,
+    ready_fd: Option<RawFd>,
+    user: Option<Ids>,
+    state_dir: Option<Vec<u8>>,
+    workspace: Option<Vec<u8>>,
+    home: Option<Vec<u8>>,
+    shell: Option<Vec<u8>>,
+}
+
+fn main() {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if arguments == ["--describe"] {
+        println!("{}", protocol::describe());
+        return;
+    }
+    if arguments == ["--version"] {
+        println!("{}", env!("CARGO_PKG_VERSION"));
+        return;
+    }
+    let options = match parse(arguments) {
+        Ok(options) => options,
+        Err(message) => fail(2, &format!("{message}\nusage: {USAGE}")),
+    };
+    match run(options) {
+        Ok(code) => std::process::exit(code),
+        Err((what, errno)) => fail(1, &handler::Failure::from_errno(errno, what).message),
+    }
+}
+
+fn fail(code: i32, message: &str) -> ! {
+    let _nobody_listens = sys::write_all(2, format!("sandkasten-runner: {message}\n").as_bytes());
+    std::process::exit(code)
+}
+
+fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
+    let mut options = Options::default();
+    let mut words = arguments.into_iter();
+    while let Some(word) = words.next() {
+        let name = word.to_string_lossy().into_owned();
+        if name == "--stdio" {
+            options.stdio = true;
+            continue;
+        }
+        let value = words.next().ok_or_else(|| format!("{name} needs a value"))?.into_vec();
+        let text = String::from_utf8_lossy(&value).into_owned();
+        let number = |text: &str| text.parse().map_err(|_| format!("{name}: {text} is no number"));
+        match name.as_str() {
+            "--listen-fd" => options.listen_fd = Some(number(&text)?),
+            "--ready-fd" => options.ready_fd = Some(number(&text)?),
+            "--listen" => options.listen = Some(value),
+            "--state-dir" => options.state_dir = Some(value),
+            "--workspace" => options.workspace = Some(value),
+            "--home" => options.home = Some(value),
+            "--shell" => options.shell = Some(value),
+            "--user" => options.user = Some(parse_user(&text)?),
+            _ => return Err(format!("unknown option {name}")),
+        }
+    }
+    let ways = usize::from(options.listen_fd.is_some())
+        + usize::from(options.listen.is_some())
+        + usize::from(options.stdio);
+    if ways != 1 {
+        return Err("give exactly one of --listen-fd, --listen and --stdio".to_owned());
+    }
+    Ok(options)
+}
+
+fn parse_user(text: &str) -> Result<Ids, String> {
+    let ids = text.split_once(':').and_then(|(uid, gid)| {
+        Some(Ids {
+            uid: uid.parse().ok()?,
+            gid: gid.parse().ok()?,
+        })
+    });
+    ids.ok_or_else(|| "--user must be UID:GID".to_owned())
+}
+
+fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
+    let (listen, ready) = take_descriptors(&options)?;
+    settle()?;
+    let signals = block_signals().map_err(|errno| ("cannot take signals", errno))?;
+    let identity = Identity::current(options.user);
+    let state_dir = make_state_dir(options.state_dir, &identity)?;
+    identity.settle().map_err(|errno| ("cannot settle the identity", errno))?;
+    let env: spawn::Env = std::env::vars_os()
+        .map(|(name, value)| (name.into_vec(), value.into_vec()))
+        .collect();
+    let home = options
+        .home
+        .or_else(|| spawn::env_get(&env, b"HOME").map(<[u8]>::to_vec))
+        .unwrap_or_else(|| b"/".to_vec());
+    let found = || shell_files::find_shell(spawn::env_get(&env, b"PATH"));
+    let shell = options.shell.or_else(found);
+    let config = Config {
+        identity,
+        state_dir,
+        workspace: options.workspace.unwrap_or_else(|| b"/".to_vec()),
+        home,
+        shell,
+        env,
+    };
+    let mut server = Server::new(config, signals).map_err(|errno| ("cannot poll", errno))?;
+    server.listen(listen).map_err(|errno| ("cannot listen", errno))?;
+    if let Some(ready) = ready {
+        let _nobody_waits = sys::write_all(ready.as_raw_fd(), b"1");
+    }
+    Ok(server.run())
+}
+
+/// Keeps what we were given, closes every other descriptor, and puts /dev/null on the standard ones.
+fn take_descriptors(
+    options: &Options,
+) -> Result<(Listen, Option<OwnedFd>), (&'static str, sys::Errno)> {
+    let failed = |errno| ("cannot take the descriptors", errno);
+    // First well above everything that could be in the way, then down to where we want them.
+    let keep = |fd: RawFd| sys::duplicate(fd, 100);
+    let ready = match options.ready_fd {
+        Some(fd) => Some(keep(fd).map_err(|errno| ("--ready-fd is not open", errno))?),
+        None => None,
+    };
+    let listen = match (options.listen_fd, &options.listen) {
+        (Some(fd), _) => {
+            Listen::Inherited(keep(fd).map_err(|errno| ("--listen-fd is not open", errno))?)
+        }
+        (None, Some(path)) => Listen::Path(path.clone()),
+        (None, None) => Listen::Stdio(keep(0).map_err(failed)?, keep(1).map_err(failed)?),
+    };
+    let mut kept: Vec<RawFd> = ready.iter().map(|fd| fd.as_raw_fd()).collect();
+    match &listen {
+        Listen::Inherited(fd) => kept.push(fd.as_raw_fd()),
+        Listen::Stdio(input, output) => kept.extend([input.as_raw_fd(), output.as_raw_fd()]),
+        Listen::Path(_) => {}
+    }
+    kept.sort_unstable();
+    let mut next: RawFd = 3;
+    for fd in kept {
+        sys::close_between(next, fd - 1);
+        next = fd + 1;
+    }
+    sys::close_from(next);
+    let null = sys::open(b"/dev/null", libc::O_RDWR, 0).map_err(|errno| ("no /dev/null", errno))?;
+    for fd in 0..3 {
+        // With --stdio, stderr stays where messages of the last resort may be read.
+        if options.stdio && fd == 2 {
+            continue;
+        }
+        // SAFETY: replaces a standard descriptor by /dev/null.
+        unsafe { libc::dup2(null.as_raw_fd(), fd) };
+    }
+    Ok((listen, ready))
+}
+
+fn settle() -> Result<(), (&'static str, sys::Errno)> {
+    // SAFETY: attributes of this process alone; mallopt takes integers.
+    unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        // Also where we are not the first process: orphans of our commands come to us.
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        let none = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+        // Large buffers go back to the kernel at once, so that an idle runner stays small.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+        sys::check(libc::chdir(b"/\0".as_ptr().cast())).map_err(|errno| ("cannot enter /", errno))?;
+    }
+    Ok(())
+}
+
+/// Nothing that can be blocked may end us; children get the defaults back before they exec.
+fn block_signals() -> Result<OwnedFd, sys::Errno> {
+    // SAFETY: zeroed sets are initialised by sigfillset and sigemptyset before they are used.
+    unsafe {
+        for signal in 1..=64 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
+        let mut child: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut child);
+        libc::sigaddset(&mut child, libc::SIGCHLD);
+        let fd = libc::signalfd(-1, &child, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        sys::check(fd).map(sys::own)
+    }
+}
+
+/// Searchable by the user's shells, writable by us alone.
+fn make_state_dir(
+    given: Option<Vec<u8>>,
+    identity: &Identity,
+) -> Result<Vec<u8>, (&'static str, sys::Errno)> {
+    let path = match given {
+        Some(path) => path,
+        None => format!("/tmp/.sandkasten-{}-{}", std::process::id(), sys::boot_ns()).into_bytes(),
+    };
+    let made = identity.as_runner(|| match sys::make_dir(&path, 0o711) {
+        Err(libc::EEXIST) => Ok(()),
+        other => other,
+    });
+    made.map_err(|errno| ("cannot make the state directory", errno))?;
+    let searchable = sys::c_string(&path).map_err(|errno| ("bad state directory", errno))?;
+    // SAFETY: `searchable` is NUL-terminated. Not ours to change: then it must fit already.
+    unsafe { libc::chmod(searchable.as_ptr(), 0o711) };
+    Ok(path)
+}

@@ -1,0 +1,44 @@
+//! Pseudo-terminals: a master for us, a slave for the command.
+
+use crate::exec::Size;
+use crate::sys::{self, Errno};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+
+pub struct Pair {
+    pub master: OwnedFd,
+    pub slave: OwnedFd,
+    pub slave_path: Vec<u8>,
+}
+
+pub fn open(size: Size) -> Result<Pair, Errno> {
+    let master = sys::open(b"/dev/ptmx", libc::O_RDWR | libc::O_NOCTTY, 0)?;
+    let fd = master.as_raw_fd();
+    let unlock: libc::c_int = 0;
+    let mut number: libc::c_uint = 0;
+    // SAFETY: each ioctl gets a pointer to the int it expects.
+    unsafe {
+        sys::check(libc::ioctl(fd, libc::TIOCSPTLCK, &unlock))?;
+        sys::check(libc::ioctl(fd, libc::TIOCGPTN, &mut number))?;
+    }
+    resize(fd, size)?;
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: takes open flags by value. Opening by the master cannot be led astray by a path.
+    let slave = sys::check(unsafe { libc::ioctl(fd, libc::TIOCGPTPEER, flags) }).map(sys::own)?;
+    sys::set_nonblocking(fd)?;
+    Ok(Pair {
+        master,
+        slave,
+        slave_path: format!("/dev/pts/{number}").into_bytes(),
+    })
+}
+
+pub fn resize(fd: RawFd, size: Size) -> Result<(), Errno> {
+    let window = libc::winsize {
+        ws_row: size.rows,
+        ws_col: size.cols,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: `window` is what the ioctl expects.
+    sys::check(unsafe { libc::ioctl(fd, libc::TIOCSWINSZ, &window) }).map(|_| ())
+}

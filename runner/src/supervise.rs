@@ -1,0 +1,424 @@
+//! The supervisor: a small process between the runner and one command (or one shell).
+//!
+//! It is a child subreaper, so whatever the command starts stays below it; it tells the runner how the
+//! command ended, kills on order, and stays as the reaper while anything below it lives. If the runner
+//! goes away it kills everything and follows.
+
+use crate::handler::Failure;
+use crate::identity::Identity;
+use crate::processes;
+use crate::spawn::{Program, Stage, Wiring};
+use crate::sweep::Family;
+use crate::sys::{self, Errno};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+
+/// Runner → supervisor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// A shell's command is about to begin: everything alive now is not part of it.
+    Begin,
+    /// To every process of the command.
+    Signal(i32),
+    /// The same; to a shell itself when it runs nothing but itself.
+    SignalShell(i32),
+    /// To the command's first process alone.
+    SignalRoot(i32),
+    /// Kill every process of the command (a shell itself survives).
+    Sweep,
+    /// Kill everything, a shell included.
+    End,
+}
+
+/// Supervisor → runner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    Started { pid: i32 },
+    Failed { stage: i64, errno: i32 },
+    Exited { status: i32, usage: Usage },
+    Begun,
+    Swept,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    pub cpu_ms: u64,
+    pub peak_rss_bytes: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+}
+
+const WORDS: usize = 6;
+type Message = [i64; WORDS];
+
+fn send(fd: RawFd, message: Message) -> Result<(), Errno> {
+    // SAFETY: the pointer and length describe `message`.
+    let rc = unsafe {
+        libc::send(
+            fd,
+            message.as_ptr().cast(),
+            std::mem::size_of::<Message>(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
+    if rc < 0 {
+        Err(sys::errno())
+    } else {
+        Ok(())
+    }
+}
+
+/// `Ok(None)` when the other side is gone.
+fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
+    let mut message: Message = [0; WORDS];
+    loop {
+        // SAFETY: the pointer and length describe `message`.
+        let rc = unsafe {
+            libc::recv(
+                fd,
+                message.as_mut_ptr().cast(),
+                std::mem::size_of::<Message>(),
+                0,
+            )
+        };
+        if rc < 0 {
+            match sys::errno() {
+                libc::EINTR => continue,
+                libc::ECONNRESET => return Ok(None),
+                errno => return Err(errno),
+            }
+        }
+        return Ok((rc as usize == std::mem::size_of::<Message>()).then(|| message));
+    }
+}
+
+pub fn give(fd: RawFd, order: Order) -> Result<(), Errno> {
+    let message = match order {
+        Order::Begin => [1, 0, 0, 0, 0, 0],
+        Order::Signal(signal) => [2, i64::from(signal), 0, 0, 0, 0],
+        Order::SignalShell(signal) => [2, i64::from(signal), 1, 0, 0, 0],
+        Order::SignalRoot(signal) => [2, i64::from(signal), 2, 0, 0, 0],
+        Order::Sweep => [3, 0, 0, 0, 0, 0],
+        Order::End => [4, 0, 0, 0, 0, 0],
+    };
+    send(fd, message)
+}
+
+/// The next report; `Ok(None)` when the supervisor is gone, EAGAIN when it has nothing to say.
+pub fn hear(fd: RawFd) -> Result<Option<Report>, Errno> {
+    let message = match receive(fd)? {
+        Some(message) => message,
+        None => return Ok(None),
+    };
+    let count = |word: i64| word.max(0) as u64;
+    Ok(match message[0] {
+        1 => Some(Report::Started {
+            pid: message[1] as i32,
+        }),
+        2 => Some(Report::Failed {
+            stage: message[1],
+            errno: message[2] as i32,
+        }),
+        3 => Some(Report::Exited {
+            status: message[1] as i32,
+            usage: Usage {
+                cpu_ms: count(message[2]),
+                peak_rss_bytes: count(message[3]),
+                read_bytes: count(message[4]),
+                write_bytes: count(message[5]),
+            },
+        }),
+        4 => Some(Report::Begun),
+        5 => Some(Report::Swept),
+        _ => None,
+    })
+}
+
+/// Forks a supervisor that starts `program`. Returns its pid and the runner's end of their socket.
+pub fn start(
+    program: &Program,
+    wiring: &Wiring,
+    identity: &Identity,
+) -> Result<(i32, OwnedFd), Failure> {
+    let failed = |errno| Failure::from_errno(errno, "cannot start a supervisor");
+    let (ours, theirs) = sys::socket_pair().map_err(failed)?;
+    sys::set_nonblocking(ours.as_raw_fd()).map_err(failed)?;
+    // SAFETY: the runner has one thread, so the child may run any code.
+    match unsafe { libc::fork() } {
+        -1 => Err(failed(sys::errno())),
+        0 => {
+            drop(ours);
+            let shell = wiring.ninth.is_some();
+            let code = Supervisor::begin(program, wiring, identity, theirs.as_raw_fd(), shell);
+            // SAFETY: leaves without running anything of the parent's.
+            unsafe { libc::_exit(code) }
+        }
+        pid => Ok((pid, ours)),
+    }
+}
+
+/// Kills what dead supervisors left behind: every child of the runner that is not in `known`.
+pub fn sweep_orphans(known: &[i32], identity: &Identity) {
+    // SAFETY: as in `start`.
+    if unsafe { libc::fork() } != 0 {
+        return;
+    }
+    sys::close_from(3);
+    identity.become_supervisor();
+    // SAFETY: getpid and getppid only read.
+    let (me, top) = unsafe { (libc::getpid(), libc::getppid()) };
+    let mut spared: Vec<(i32, u64)> = known.iter().map(|&pid| (pid, 0)).collect();
+    spared.push((me, 0));
+    let family = Family {
+        top,
+        spared,
+        shell: None,
+    };
+    family.sweep(&mut || {});
+    // SAFETY: leaves without running anything of the parent's.
+    unsafe { libc::_exit(0) }
+}
+
+struct Supervisor {
+    control: RawFd,
+    signals: RawFd,
+    root: i32,
+    root_gone: bool,
+    family: Family,
+}
+
+impl Supervisor {
+    fn begin(
+        program: &Program,
+        wiring: &Wiring,
+        identity: &Identity,
+        control: RawFd,
+        shell: bool,
+    ) -> i32 {
+        // SAFETY: attributes of this process alone.
+        unsafe {
+            libc::setsid();
+            libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        }
+        let (stage, errno) = match fork_program(program, wiring, identity) {
+            Ok(root) => {
+                return Supervisor::serve(control, root, shell, identity);
+            }
+            Err(refusal) => refusal,
+        };
+        let _runner_gone = send(control, [2, stage as i64, i64::from(errno), 0, 0, 0]);
+        0
+    }
+
+    fn serve(control: RawFd, root: i32, shell: bool, identity: &Identity) -> i32 {
+        // SAFETY: dup2 onto a number that nothing of ours uses in this process.
+        unsafe { libc::dup2(control, 3) };
+        sys::close_from(4);
+        identity.become_supervisor();
+        // SAFETY: a zeroed set is initialised by sigemptyset.
+        let signals = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, libc::SIGCHLD);
+            libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        };
+        let mut supervisor = Supervisor {
+            control: 3,
+            signals,
+            root,
+            root_gone: false,
+            family: Family {
+                // SAFETY: getpid only reads.
+                top: unsafe { libc::getpid() },
+                spared: Vec::new(),
+                shell: shell.then(|| root),
+            },
+        };
+        supervisor.tell([1, i64::from(root), 0, 0, 0, 0]);
+        supervisor.watch();
+        0
+    }
+
+    fn tell(&self, message: Message) {
+        let _runner_gone = send(self.control, message);
+    }
+
+    fn watch(&mut self) {
+        loop {
+            if !self.reap() {
+                return;
+            }
+            let mut waits = [
+                libc::pollfd {
+                    fd: self.signals,
+                    events: libc::POLLIN,
+                    revents: 0,
+                },
+                libc::pollfd {
+                    fd: self.control,
+                    events: libc::POLLIN,
+                    revents: 0,
+                },
+            ];
+            // Without a signalfd we look for dead children every 10 ms.
+            let timeout = if self.signals < 0 { 10 } else { -1 };
+            // SAFETY: `waits` is a valid array of two.
+            unsafe { libc::poll(waits.as_mut_ptr(), 2, timeout) };
+            if waits[0].revents != 0 {
+                let mut sink = [0u8; 1024];
+                let _drained = sys::read(self.signals, &mut sink);
+            }
+            if waits[1].revents != 0 && !self.obey() {
+                return;
+            }
+        }
+    }
+
+    /// Collects the dead. False when nobody is left to wait for.
+    fn reap(&mut self) -> bool {
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is a valid out pointer.
+            let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+            match pid {
+                0 => return true,
+                -1 if sys::errno() == libc::EINTR => continue,
+                -1 => return false,
+                pid if pid == self.root && !self.root_gone => {
+                    self.root_gone = true;
+                    self.family.shell = None;
+                    self.report_exit(status);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn report_exit(&self, status: i32) {
+        // SAFETY: a zeroed rusage is a valid value to be overwritten.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: `usage` is a valid out pointer.
+        unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
+        let ms = |time: libc::timeval| time.tv_sec as i64 * 1000 + time.tv_usec as i64 / 1000;
+        self.tell([
+            3,
+            i64::from(status),
+            ms(usage.ru_utime) + ms(usage.ru_stime),
+            usage.ru_maxrss as i64 * 1024,
+            usage.ru_inblock as i64 * 512,
+            usage.ru_oublock as i64 * 512,
+        ]);
+    }
+
+    /// One order from the runner. False when there is nothing more to do.
+    fn obey(&mut self) -> bool {
+        match receive(self.control) {
+            Err(libc::EAGAIN) => {}
+            Err(_) | Ok(None) => {
+                self.family.shell = None;
+                self.family.spared.clear();
+                self.sweep();
+                return false;
+            }
+            Ok(Some([1, ..])) => {
+                self.family.spared = self.present();
+                self.tell([4, 0, 0, 0, 0, 0]);
+            }
+            Ok(Some([2, signal, whom, ..])) => self.signal(signal as i32, whom),
+            Ok(Some([3, ..])) => {
+                self.sweep();
+                self.tell([5, 0, 0, 0, 0, 0]);
+            }
+            Ok(Some([4, ..])) => {
+                self.family.shell = None;
+                self.family.spared.clear();
+                self.sweep();
+            }
+            Ok(Some(_)) => {}
+        }
+        true
+    }
+
+    /// Everybody below us now, the shell excepted.
+    fn present(&self) -> Vec<(i32, u64)> {
+        let alone = |pid| processes::children(pid).map_or(false, |list| list.is_empty());
+        let only_shell = processes::children(self.family.top).map_or(false, |l| l == [self.root]);
+        if only_shell && alone(self.root) {
+            return Vec::new();
+        }
+        let everybody = Family {
+            top: self.family.top,
+            spared: Vec::new(),
+            shell: self.family.shell,
+        };
+        everybody.members().iter().map(|p| (p.pid, p.start)).collect()
+    }
+
+    fn signal(&mut self, signal: i32, whom: i64) {
+        let to_root = match whom {
+            2 => true,
+            // A shell that runs a builtin has no process to signal but itself.
+            1 => self.family.signal(signal) == 0 && self.family.shell.is_some(),
+            _ => {
+                self.family.signal(signal);
+                false
+            }
+        };
+        if to_root && !self.root_gone {
+            let _gone = sys::kill(self.root, signal);
+        }
+    }
+
+    fn sweep(&mut self) {
+        let family = Family {
+            top: self.family.top,
+            spared: self.family.spared.clone(),
+            shell: self.family.shell,
+        };
+        family.sweep(&mut || {
+            self.reap();
+        });
+    }
+}
+
+/// The child's pid once it has become the program.
+fn fork_program(
+    program: &Program,
+    wiring: &Wiring,
+    identity: &Identity,
+) -> Result<i32, (Stage, Errno)> {
+    let prepare = |errno| (Stage::Prepare, errno);
+    let (reader, low) = sys::pipe().map_err(prepare)?;
+    // Above 9, where a shell's private descriptor goes.
+    let writer = sys::duplicate(low.as_raw_fd(), 10).map_err(prepare)?;
+    drop(low);
+    // SAFETY: one thread, so the child may run any code.
+    let pid = match unsafe { libc::fork() } {
+        -1 => return Err(prepare(sys::errno())),
+        0 => {
+            let (stage, errno) = program.run(wiring, identity);
+            let mut note = [0u8; 8];
+            note[..4].copy_from_slice(&(stage as i32).to_ne_bytes());
+            note[4..].copy_from_slice(&errno.to_ne_bytes());
+            let _nobody_listens = sys::write_all(writer.as_raw_fd(), &note);
+            // SAFETY: leaves without running anything of the parent's.
+            unsafe { libc::_exit(127) }
+        }
+        pid => pid,
+    };
+    drop(writer);
+    let mut note = [0u8; 8];
+    // End of file without a note: exec closed the pipe, the program runs (or was killed on its way, and
+    // then its wait status says so).
+    if sys::read(reader.as_raw_fd(), &mut note) == Ok(note.len()) {
+        let stage = match i32::from_ne_bytes([note[0], note[1], note[2], note[3]]) {
+            2 => Stage::Cwd,
+            3 => Stage::Exec,
+            _ => Stage::Prepare,
+        };
+        let errno = i32::from_ne_bytes([note[4], note[5], note[6], note[7]]);
+        // SAFETY: waits for our own child.
+        unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+        return Err((stage, errno));
+    }
+    Ok(pid)
+}

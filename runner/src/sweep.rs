@@ -1,0 +1,152 @@
+//! Killing a whole family: everything below a process that is its subreaper, however it was forked.
+//!
+//! Nothing below a subreaper can leave it: what double-forks or calls setsid is reparented to it. So the
+//! family is what /proc says is below; it is stopped until no new member appears, then killed, and that
+//! is repeated until nobody is left.
+
+use crate::processes::{self, Process};
+use crate::sys;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+pub struct Family {
+    /// The subreaper at the top; never a victim itself.
+    pub top: i32,
+    /// Left alone, with all that is below them. A start time of 0 means "whoever has this pid".
+    pub spared: Vec<(i32, u64)>,
+    /// A shell whose command is swept: stopped meanwhile, not killed.
+    pub shell: Option<i32>,
+}
+
+/// Attempts at a chain of processes that fork and exit faster than /proc can be read.
+const POUNCES: usize = 400;
+
+impl Family {
+    fn is_spared(&self, process: &Process) -> bool {
+        self.spared
+            .iter()
+            .any(|&(pid, start)| pid == process.pid && (start == 0 || start == process.start))
+    }
+
+    /// Every living victim.
+    pub fn members(&self) -> Vec<Process> {
+        let found = processes::all().unwrap_or_default();
+        let mut below: HashMap<i32, Vec<&Process>> = HashMap::new();
+        for process in &found {
+            below.entry(process.ppid).or_default().push(process);
+        }
+        let mut members = Vec::new();
+        let mut visited = HashSet::new();
+        let mut open = vec![self.top];
+        while let Some(parent) = open.pop() {
+            for child in below.get(&parent).into_iter().flatten() {
+                if !visited.insert(child.pid) {
+                    continue;
+                }
+                if Some(child.pid) == self.shell {
+                    open.push(child.pid);
+                } else if !self.is_spared(child) {
+                    open.push(child.pid);
+                    if child.alive() {
+                        members.push((*child).clone());
+                    }
+                }
+            }
+        }
+        members
+    }
+
+    /// One signal to every member, as they are now. How many there were.
+    pub fn signal(&self, signal: i32) -> usize {
+        let members = self.members();
+        for member in &members {
+            let _gone = sys::kill(member.pid, signal);
+        }
+        members.len()
+    }
+
+    /// Kills every member. `reap` is called often, so that zombies of the top do not pile up.
+    pub fn sweep(&self, reap: &mut dyn FnMut()) {
+        if let Some(shell) = self.shell {
+            let _gone = sys::kill(shell, libc::SIGSTOP);
+        }
+        let mut pause = Duration::from_micros(100);
+        loop {
+            let members = self.stop_all();
+            if members.is_empty() {
+                break;
+            }
+            for member in &members {
+                let _gone = sys::kill(member.pid, libc::SIGKILL);
+            }
+            self.pounce();
+            reap();
+            if !self.members().is_empty() {
+                // Killed but not yet gone: a large memory, or a disk that does not answer.
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(20));
+            }
+            reap();
+        }
+        if let Some(shell) = self.shell {
+            let _gone = sys::kill(shell, libc::SIGCONT);
+        }
+    }
+
+    /// SIGSTOP until no new member appears, at most a few rounds: a chain that outruns the scan is left
+    /// to `pounce`.
+    fn stop_all(&self) -> Vec<Process> {
+        let mut stopped: HashSet<(i32, u64)> = HashSet::new();
+        let mut members = self.members();
+        for _ in 0..64 {
+            let fresh: Vec<&Process> = members
+                .iter()
+                .filter(|member| stopped.insert((member.pid, member.start)))
+                .collect();
+            if fresh.is_empty() {
+                break;
+            }
+            // A signal to a group cannot be outrun by fork. Groups below are ours alone: the top
+            // started its child in a new session (or, for a shell, it is the leader of its own group,
+            // which is excluded here).
+            let groups: HashSet<i32> = fresh.iter().map(|member| member.group).collect();
+            if self.shell.is_none() && self.spared.is_empty() {
+                for group in groups.into_iter().filter(|&g| g > 1 && g != own_group()) {
+                    let _gone = sys::kill(-group, libc::SIGSTOP);
+                }
+            }
+            for member in fresh {
+                let _gone = sys::kill(member.pid, libc::SIGSTOP);
+            }
+            members = self.members();
+        }
+        members
+    }
+
+    /// Orphans come to the top at once; reading its own children and killing them takes microseconds.
+    fn pounce(&self) {
+        if !self.spared.is_empty() && self.spared.iter().any(|s| s.1 == 0) {
+            return;
+        }
+        for _ in 0..POUNCES {
+            let mut hit = false;
+            for pid in processes::children(self.top).unwrap_or_default() {
+                if Some(pid) == self.shell || self.spared.iter().any(|s| s.0 == pid) {
+                    continue;
+                }
+                // A zombie takes the signal without complaint; only the living count as a hit.
+                if sys::kill(pid, libc::SIGKILL).is_ok() {
+                    hit |= processes::stat(pid).map_or(false, |process| process.alive());
+                }
+            }
+            if !hit {
+                return;
+            }
+        }
+    }
+}
+
+fn own_group() -> i32 {
+    // SAFETY: getpgrp only reads.
+    unsafe { libc::getpgrp() }
+}

@@ -1,0 +1,35 @@
+#!/bin/bash
+# Every linter, none stopping the next; fails when any did. Usage: lint.sh [python|rust]...
+set -uo pipefail
+cd "$(dirname "$0")/.."
+failed=()
+
+try() {
+    local name=$1
+    shift
+    echo "lint: $name"
+    "$@" || failed+=("$name")
+}
+
+for part in "${@:-python}"; do
+    case $part in
+        python)
+            try "ruff check" .venv/bin/ruff check --quiet .
+            try "ruff format" .venv/bin/ruff format --check --quiet .
+            try "mypy" .venv/bin/mypy --no-error-summary
+            ;;
+        rust)
+            try "cargo fmt" scripts/cargo.sh fmt -- --check
+            try "cargo clippy" scripts/cargo.sh clippy --quiet --all-targets \
+                --config 'source.crates-io.replace-with="debian"' \
+                --config 'source.debian.directory="/usr/share/cargo/registry"' \
+                -- -D warnings
+            ;;
+        *) echo "lint.sh: unknown part $part" >&2; exit 2 ;;
+    esac
+done
+
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'lint failed: %s\n' "${failed[@]}" >&2
+    exit 1
+fi

@@ -1,0 +1,28 @@
+#!/bin/bash
+# Compiles the hashed requirements files from pyproject.toml, for every Python and platform at once.
+# They hold names, versions and hashes, and no address: where packages come from is the business
+# of whoever installs. Usage: scripts/lock.sh [--upgrade]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools=build/lock-tools
+if [ ! -x "$tools/bin/uv" ]; then
+    "${PYTHON:-/usr/bin/python3}" -m venv "$tools"
+    "$tools/bin/pip" install --quiet uv
+fi
+
+compile() {
+    local out=requirements/$1
+    shift
+    "$tools/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+        --no-annotate --no-header --no-emit-index-url --no-emit-find-links --no-cache \
+        --output-file "$out" "$@"
+    echo "locked $out: $(grep -c '==' "$out") packages"
+}
+
+# One resolution decides every version; the others are cut out of it, so that any two of these
+# files can be installed together.
+compile dev.txt "${@}" pyproject.toml --extra server --extra dev requirements/build.in
+compile server.txt pyproject.toml --extra server --constraint requirements/dev.txt
+compile build.txt requirements/build.in --constraint requirements/dev.txt
+compile bench.txt pyproject.toml --extra bench --constraint requirements/dev.txt

@@ -1,0 +1,69 @@
+#!/bin/bash
+# Makes sure the system packages of a purpose are there: setup, test or bench.
+# Asks dpkg what is missing and touches apt only then, so that a second run costs nothing.
+# Not root, and something is missing: says which packages, and fails.
+# Not Debian: says what is needed and goes on; what is really missing will be named by its user.
+set -euo pipefail
+
+purpose=${1:?usage: packages.sh setup|test|bench}
+
+setup=(
+    python3 python3-venv      # the engine and the command line
+    bubblewrap                # the local backend
+    libseccomp2               # its system-call filter, through pyseccomp
+    e2fsprogs util-linux      # workspaces with a quota: mkfs.ext4, losetup, mount
+    bash coreutils procps     # what people expect to find inside the host image
+    cargo rustc gcc libc6-dev librust-libc-dev librust-serde-json-dev   # the runner
+)
+# Debian's node, unless the machine has one where the host image shows it.
+[ -x /usr/bin/node ] || setup+=(nodejs)
+
+test=(
+    rustfmt rust-clippy       # lint of the runner
+    busybox-static            # a shell that is not bash, and an image with nothing in it
+    git                       # tests/repo asks it which files belong to the repository
+)
+bench=(
+    docker.io runc            # the peers
+    busybox-static
+)
+
+case $purpose in
+    setup) wanted=("${setup[@]}") ;;
+    test) wanted=("${setup[@]}" "${test[@]}") ;;
+    bench) wanted=("${setup[@]}" "${bench[@]}") ;;
+    *) echo "packages.sh: unknown purpose $purpose" >&2; exit 2 ;;
+esac
+
+if ! command -v dpkg-query >/dev/null; then
+    echo "not a Debian: please see to it that you have what these packages hold: ${wanted[*]}" >&2
+    exit 0
+fi
+
+# dpkg-query fails when it does not know a name, and still prints those it knows.
+installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "${wanted[@]}" 2>/dev/null || true)
+missing=()
+for name in "${wanted[@]}"; do
+    grep -qx "installed $name" <<<"$installed" || missing+=("$name")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if [ "$(id -u)" != 0 ]; then
+    echo "these packages are missing: ${missing[*]}" >&2
+    echo "hint: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
+    exit 1
+fi
+
+echo "installing ${#missing[@]} packages: ${missing[*]}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export DEBIAN_FRONTEND=noninteractive
+run() {
+    if ! "$@" >"$log" 2>&1 </dev/null; then
+        tail -n 40 "$log" >&2
+        return 1
+    fi
+}
+# A foreign source that does not answer must not stop us; the install below decides.
+run apt-get -q -o DPkg::Lock::Timeout=300 update || echo "apt-get update had trouble; going on" >&2
+run apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "${missing[@]}"

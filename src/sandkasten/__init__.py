@@ -1,0 +1,212 @@
+"""Sandboxes that start in milliseconds, remember, and cannot be wedged.
+
+    from sandkasten import Sandbox
+
+    with Sandbox() as box:
+        box.exec("cd /tmp && export A=1")
+        print(box.exec("echo $A; pwd").output)
+
+Names are loaded when they are first used: importing this package costs next to nothing and
+works on every platform. Where sandboxes cannot be made, making one raises BackendUnavailable.
+"""
+
+from __future__ import annotations
+
+# The name type checkers look for; importing it from typing would cost more than all the rest.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandkasten.client.oneshot import run, run_async
+    from sandkasten.client.process import (
+        AsyncExecStream,
+        AsyncProcess,
+        AsyncTerminal,
+        AsyncWatch,
+    )
+    from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
+    from sandkasten.client.sandbox import AsyncSandbox
+    from sandkasten.client.sync import ExecStream, Process, Sandbox, Terminal, Watch
+    from sandkasten.errors import (
+        BackendError,
+        BackendUnavailable,
+        Busy,
+        Cancelled,
+        CommandNotExecutable,
+        CommandNotFound,
+        CommandTimeout,
+        Conflict,
+        ConnectionRefused,
+        DirectoryNotEmpty,
+        ExecNotFound,
+        FileError,
+        FileExists,
+        FileNotFound,
+        FilePermission,
+        FileTrouble,
+        InternalError,
+        InvalidConfiguration,
+        InvalidImage,
+        InvalidRequest,
+        IsADirectory,
+        IsolationRefused,
+        NotADirectory,
+        NotFound,
+        NotRegular,
+        PayloadTooLarge,
+        PolicyDenied,
+        ProtocolViolation,
+        QuotaExceeded,
+        RequestError,
+        SandboxLost,
+        SandkastenError,
+        SessionExpired,
+        SessionNotFound,
+        ShellNotFound,
+        Unauthorized,
+        UnsupportedByBackend,
+    )
+    from sandkasten.model.execution import Why
+    from sandkasten.model.files import Change, FileEntry
+    from sandkasten.model.oneshot import Artifact
+    from sandkasten.model.sandbox import Info, Stats
+    from sandkasten.model.usage import ExecUsage, Usage
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "sandkasten.client.oneshot": ("run", "run_async"),
+    "sandkasten.client.process": (
+        "AsyncExecStream",
+        "AsyncProcess",
+        "AsyncTerminal",
+        "AsyncWatch",
+    ),
+    "sandkasten.client.results": ("FileBytes", "Output", "Result", "RunResult", "Transfer"),
+    "sandkasten.client.sandbox": ("AsyncSandbox",),
+    "sandkasten.client.sync": ("ExecStream", "Process", "Sandbox", "Terminal", "Watch"),
+    "sandkasten.errors": (
+        "BackendError",
+        "BackendUnavailable",
+        "Busy",
+        "Cancelled",
+        "CommandNotExecutable",
+        "CommandNotFound",
+        "CommandTimeout",
+        "Conflict",
+        "ConnectionRefused",
+        "DirectoryNotEmpty",
+        "ExecNotFound",
+        "FileError",
+        "FileExists",
+        "FileNotFound",
+        "FilePermission",
+        "FileTrouble",
+        "InternalError",
+        "InvalidConfiguration",
+        "InvalidImage",
+        "InvalidRequest",
+        "IsADirectory",
+        "IsolationRefused",
+        "NotADirectory",
+        "NotFound",
+        "NotRegular",
+        "PayloadTooLarge",
+        "PolicyDenied",
+        "ProtocolViolation",
+        "QuotaExceeded",
+        "RequestError",
+        "SandboxLost",
+        "SandkastenError",
+        "SessionExpired",
+        "SessionNotFound",
+        "ShellNotFound",
+        "Unauthorized",
+        "UnsupportedByBackend",
+    ),
+    "sandkasten.model.execution": ("Why",),
+    "sandkasten.model.files": ("Change", "FileEntry"),
+    "sandkasten.model.oneshot": ("Artifact",),
+    "sandkasten.model.sandbox": ("Info", "Stats"),
+    "sandkasten.model.usage": ("ExecUsage", "Usage"),
+}
+_WHERE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Artifact",
+    "AsyncExecStream",
+    "AsyncProcess",
+    "AsyncSandbox",
+    "AsyncTerminal",
+    "AsyncWatch",
+    "BackendError",
+    "BackendUnavailable",
+    "Busy",
+    "Cancelled",
+    "Change",
+    "CommandNotExecutable",
+    "CommandNotFound",
+    "CommandTimeout",
+    "Conflict",
+    "ConnectionRefused",
+    "DirectoryNotEmpty",
+    "ExecNotFound",
+    "ExecStream",
+    "ExecUsage",
+    "FileBytes",
+    "FileEntry",
+    "FileError",
+    "FileExists",
+    "FileNotFound",
+    "FilePermission",
+    "FileTrouble",
+    "Info",
+    "InternalError",
+    "InvalidConfiguration",
+    "InvalidImage",
+    "InvalidRequest",
+    "IsADirectory",
+    "IsolationRefused",
+    "NotADirectory",
+    "NotFound",
+    "NotRegular",
+    "Output",
+    "PayloadTooLarge",
+    "PolicyDenied",
+    "Process",
+    "ProtocolViolation",
+    "QuotaExceeded",
+    "RequestError",
+    "Result",
+    "RunResult",
+    "Sandbox",
+    "SandboxLost",
+    "SandkastenError",
+    "SessionExpired",
+    "SessionNotFound",
+    "ShellNotFound",
+    "Stats",
+    "Terminal",
+    "Transfer",
+    "Unauthorized",
+    "UnsupportedByBackend",
+    "Usage",
+    "Watch",
+    "Why",
+    "__version__",
+    "run",
+    "run_async",
+]
+
+
+def __getattr__(name: str) -> object:
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The command line: it speaks to sandboxes through the client, like everybody else."""

@@ -1,0 +1,81 @@
+"""`create` and `rm`: sandboxes that stay, and their end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.cli.names import resolve_all
+from sandkasten.cli.output import put, put_json, report, say, visible
+from sandkasten.cli.showing import described
+from sandkasten.cli.state import EXIT_OURS, State
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was typed after `create`."""
+
+    image: str | None
+    ttl_s: float | None
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    limits: Mapping[str, float]
+    profile: str | None
+    session_key: str | None
+
+
+async def create(state: State, wish: Wish) -> None:
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    box = await AsyncSandbox(
+        wish.image,
+        ttl_seconds=wish.ttl_s,
+        env=wish.env,
+        labels=wish.labels,
+        limits=wish.limits,
+        profile=wish.profile,
+        session_key=wish.session_key,
+        data_dir=state.data_dir,
+        backend=state.backend,
+    )
+    info = box.known or await box.info()
+    if state.json:
+        put_json(described(info))
+        return
+    for warning in info.warnings:
+        say(f"warning: {visible(warning)}")
+    for limit in info.unenforced:
+        say(f"warning: {limit.limit} is not enforced: {limit.reason}")
+    put(info.id)
+
+
+async def remove(state: State, starts: Sequence[str], *, everything: bool) -> int:
+    """Each one named, or all. One that fails does not stop the others."""
+    from sandkasten.client.embedded import connect
+
+    transport = await connect(state.place)
+    if everything:
+        ids = [info.id for info in await transport.list()]
+    else:
+        ids = list(dict.fromkeys(await resolve_all(state, starts)))
+    removed: list[str] = []
+    failures: list[SandkastenError] = []
+    for one in ids:
+        try:
+            await transport.destroy(one)
+        except SandkastenError as exc:
+            failures.append(exc)
+            if not state.json:
+                report(exc, as_json=False)
+        else:
+            removed.append(one)
+            if not state.json:
+                put(one)
+    if state.json:
+        failed = [{"code": one.code, "message": one.message} for one in failures]
+        put_json({"removed": removed, "failed": failed})
+    return EXIT_OURS if failures else 0

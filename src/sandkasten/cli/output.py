@@ -1,0 +1,115 @@
+"""How the command line speaks: data to stdout, talk to stderr, one shape for every failure.
+
+Whatever a sandbox chose (names, command lines, labels) is shown with its control characters
+made visible: text from inside must not be able to drive the terminal it is shown on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import unicodedata
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sandkasten.errors import SandkastenError
+
+# Controls, surrogates, private and unassigned characters; formats are among them (bidi marks).
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def visible(text: str) -> str:
+    """The text with everything a terminal might act upon written out as an escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        one if unicodedata.category(one) not in _HIDDEN else _escape(one) for one in text
+    )
+
+
+def _escape(one: str) -> str:
+    point = ord(one)
+    if 0xDC80 <= point <= 0xDCFF:
+        return f"\\x{point - 0xDC00:02x}"  # A byte that was no UTF-8.
+    if point <= 0xFF:
+        return f"\\x{point:02x}"
+    return f"\\u{point:04x}" if point <= 0xFFFF else f"\\U{point:08x}"
+
+
+def say(text: str) -> None:
+    """Talk: to people, on stderr."""
+    sys.stderr.write(text + "\n")
+
+
+def put(text: str) -> None:
+    """Data: one line on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def put_json(value: Any) -> None:
+    # ASCII only: names from inside a sandbox may hold bytes that are no text at all.
+    put(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns as wide as they need to be; readable without colour, splittable by two blanks."""
+    cells = [list(head), *([visible(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    for row in cells:
+        put("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def error_body(error: SandkastenError) -> dict[str, Any]:
+    """The one body of every failure in the public contract."""
+    return {
+        "error_code": error.code,
+        "error": error.message,
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "retryable": error.retryable,
+        "details": error.details,
+        "request_id": None,
+    }
+
+
+def report(error: SandkastenError, *, as_json: bool) -> None:
+    """With --json, stdout holds exactly one document either way: the answer or this."""
+    if as_json:
+        put_json(error_body(error))
+        return
+    say(f"error: {visible(error.message)}")
+    if error.hint:
+        say(f"hint: {visible(error.hint)}")
+
+
+def colour() -> bool:
+    """Whether stderr is a terminal that should get colour and progress bars."""
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+
+
+def age(seconds: float) -> str:
+    """A duration for people: 42s, 12m, 3h 5m, 2d 4h."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
+
+
+def size(amount: int | None) -> str:
+    """A number of bytes for people; a dash where the kernel does not count it."""
+    if amount is None:
+        return "-"
+    figure = float(amount)
+    for unit in ("B", "KB", "MB", "GB"):
+        if figure < 1024:
+            return f"{figure:.0f} {unit}" if unit == "B" else f"{figure:.1f} {unit}"
+        figure /= 1024
+    return f"{figure:.1f} TB"

@@ -1,0 +1,67 @@
+"""What every command shares: the options before the command, and how a coroutine is run.
+
+Nothing heavy is imported here, so that a short command starts quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from sandkasten.client.embedded import Place
+
+T = TypeVar("T")
+
+EXIT_NOT_READY: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_TIMED_OUT: Final = 124
+EXIT_OURS: Final = 125
+EXIT_NOT_EXECUTABLE: Final = 126
+EXIT_NOT_FOUND: Final = 127
+EXIT_SIGNAL_BASE: Final = 128
+EXIT_INTERRUPTED: Final = 130
+
+
+@dataclass(slots=True)
+class State:
+    data_dir: str | None = None
+    backend: str | None = None
+    json: bool = False
+    """Whether the command was asked for JSON; a failure is then told in JSON too."""
+
+    @property
+    def place(self) -> Place:
+        from sandkasten.client.embedded import Place
+
+        return Place(self.data_dir, self.backend)
+
+
+def go(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine; Ctrl-C cancels it, lets it clean up, and ends with 130."""
+    import asyncio
+
+    try:
+        return asyncio.run(_orderly(work))
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+async def _orderly(work: Coroutine[Any, Any, T]) -> T:
+    from sandkasten.client.embedded import aclose
+
+    try:
+        return await work
+    finally:
+        await aclose()
+
+
+def status_of(exit_code: int | None, signal: int | None, *, timed_out: bool) -> int:
+    """The exit status that stands for how something inside a sandbox ended."""
+    if timed_out:
+        return EXIT_TIMED_OUT
+    if exit_code is not None:
+        return exit_code
+    return EXIT_OURS if signal is None else EXIT_SIGNAL_BASE + signal

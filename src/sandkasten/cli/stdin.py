@@ -1,0 +1,51 @@
+"""Our own standard input, read so that nothing waits for it that should not.
+
+A thread that blocks in read() cannot be cancelled and would keep the process alive after
+Ctrl-C; so input is waited for on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+BLOCK: Final = 64 * 1024
+STDIN: Final = 0
+
+
+def is_prepared() -> bool:
+    """Whether somebody prepared input; a terminal, /dev/null and a closed stdin are none."""
+    if sys.stdin is None:
+        return False
+    try:
+        mine = os.fstat(STDIN)
+        null = os.stat(os.devnull)
+    except OSError:
+        return False
+    return not os.isatty(STDIN) and (mine.st_dev, mine.st_ino) != (null.st_dev, null.st_ino)
+
+
+async def blocks() -> AsyncGenerator[bytes]:
+    """What comes, as it comes, until its end."""
+    loop = asyncio.get_running_loop()
+    while data := await _read(loop):
+        yield data
+
+
+async def _read(loop: asyncio.AbstractEventLoop) -> bytes:
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(STDIN, ready.set)
+    except PermissionError:
+        # A regular file cannot be polled, and need not be: it is always ready.
+        return os.read(STDIN, BLOCK)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(STDIN)
+    return os.read(STDIN, BLOCK)

@@ -1,0 +1,98 @@
+"""One call, one answer: code in, result out, and no sandbox left behind."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import TYPE_CHECKING
+
+from sandkasten.client import loop
+from sandkasten.client.embedded import Place, connect
+from sandkasten.client.requests import bytes_of, seconds_of
+from sandkasten.client.results import Number, RunResult, run_result_of
+from sandkasten.model.oneshot import RunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+async def run_async(
+    code: str | bytes,
+    runtime: str = "python",
+    *,
+    files: Mapping[str, str | bytes] | None = None,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    stdin: str | bytes | None = None,
+    timeout_ms: float | None = None,
+    timeout_seconds: float | None = None,
+    artifacts: Sequence[str] = (),
+    image: str | None = None,
+    limits: Mapping[str, Number] | None = None,
+    profile: str | None = None,
+    backend: str | None = None,
+    data_dir: str | PathLike[str] | None = None,
+) -> RunResult:
+    """Run a piece of code in a sandbox of its own that is gone afterwards.
+
+    `files` are written first, `artifacts` are globs of files to bring back; both relative to
+    the workspace. Code that fails is a result; only what could not be run raises.
+    """
+    place = Place(None if data_dir is None else fspath(data_dir), backend)
+    transport = await connect(place)
+    request = RunRequest(
+        code=code,
+        runtime=runtime,
+        args=tuple(args),
+        env=env or {},
+        files=files or {},
+        stdin=bytes_of(stdin, "stdin"),
+        timeout_s=seconds_of(timeout_ms, timeout_seconds),
+        artifacts=tuple(artifacts),
+        image=image,
+        limits=limits or {},
+        profile=profile,
+        backend=backend,
+    )
+    return run_result_of(await transport.run(request))
+
+
+def run(
+    code: str | bytes,
+    runtime: str = "python",
+    *,
+    files: Mapping[str, str | bytes] | None = None,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    stdin: str | bytes | None = None,
+    timeout_ms: float | None = None,
+    timeout_seconds: float | None = None,
+    artifacts: Sequence[str] = (),
+    image: str | None = None,
+    limits: Mapping[str, Number] | None = None,
+    profile: str | None = None,
+    backend: str | None = None,
+    data_dir: str | PathLike[str] | None = None,
+) -> RunResult:
+    """Run a piece of code in a sandbox of its own that is gone afterwards.
+
+    `files` are written first, `artifacts` are globs of files to bring back; both relative to
+    the workspace. Code that fails is a result; only what could not be run raises.
+    """
+    return loop.run(
+        run_async(
+            code,
+            runtime,
+            files=files,
+            args=args,
+            env=env,
+            stdin=stdin,
+            timeout_ms=timeout_ms,
+            timeout_seconds=timeout_seconds,
+            artifacts=artifacts,
+            image=image,
+            limits=limits,
+            profile=profile,
+            backend=backend,
+            data_dir=data_dir,
+        )
+    )

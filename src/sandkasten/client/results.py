@@ -1,0 +1,316 @@
+"""The answers a caller gets, as values: text for people, bytes where the bytes matter.
+
+Pure. Output of a sandbox is whatever its code wrote: `stdout` is that decoded as UTF-8 with
+replacement characters, `stdout_data` is the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import signal as signals
+import subprocess
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from sandkasten.errors import CommandTimeout, SandboxLost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.model.execution import ExecResult, Status, Why
+    from sandkasten.model.oneshot import Artifact
+    from sandkasten.model.oneshot import RunResult as EngineRunResult
+    from sandkasten.model.usage import ExecUsage
+
+Number = int | float
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def text_fields(**streams: bytes) -> dict[str, str]:
+    """JSON fields for output: `name`, and `name_b64` too where the text lost something."""
+    fields: dict[str, str] = {}
+    for name, data in streams.items():
+        fields[name] = _text(data)
+        try:
+            data.decode("utf-8")
+        except UnicodeDecodeError:
+            fields[f"{name}_b64"] = base64.b64encode(data).decode("ascii")
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a command ended, or that it still runs. A failed command is a result, not an error."""
+
+    exec_id: str = field(repr=False)
+    status: Status
+    exit_code: int | None
+    """None when it is not known; it is never invented."""
+    signal: int | None = field(repr=False)
+    stdout_data: bytes
+    stderr_data: bytes
+    output_data: bytes = field(repr=False)
+    cwd: str | None
+    truncated: bool = field(repr=False)
+    timed_out: bool = field(repr=False)
+    oom_killed: bool = field(repr=False)
+    shell_reset: bool = field(repr=False)
+    """The persistent shell had to be replaced; variables and jobs of the old one are gone."""
+    duration_ms: int
+    stdout_bytes: int = field(repr=False)
+    """All that was written, kept or not."""
+    stderr_bytes: int = field(repr=False)
+    last_seq: int = field(repr=False)
+    usage: ExecUsage = field(repr=False)
+    why: Why | None = None
+    """The limit or rule that ended it."""
+    shell: str | None = field(default=None, repr=False)
+    started_at: float = field(default=0.0, repr=False)
+
+    @property
+    def stdout(self) -> str:
+        return _text(self.stdout_data)
+
+    @property
+    def stderr(self) -> str:
+        return _text(self.stderr_data)
+
+    @property
+    def output(self) -> str:
+        """Both streams in order of arrival."""
+        return _text(self.output_data)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "completed" and self.exit_code == 0
+
+    @property
+    def running(self) -> bool:
+        return self.status == "running"
+
+    def check(self, cmd: str | Sequence[str] = "the command") -> Result:
+        """Itself when `ok`; otherwise raises what happened.
+
+        CommandTimeout when the deadline ended it, SandboxLost when nobody knows how it ended,
+        and `subprocess.CalledProcessError` when it ran and failed: that is the command's own
+        failure and no error of Sandkasten.
+        """
+        if self.ok:
+            return self
+        if self.timed_out:
+            raise CommandTimeout(
+                f"the command ran into its deadline after {self.duration_ms} ms",
+                hint="give it a longer timeout, or start it in the background",
+                exec_id=self.exec_id,
+            )
+        code = self.exit_code if self.exit_code is not None else -(self.signal or 0)
+        if code == 0:
+            raise SandboxLost(
+                f"how the command ended is not known (status {self.status})",
+                hint="the sandbox may have been lost; look at its state with info()",
+                exec_id=self.exec_id,
+            )
+        raise subprocess.CalledProcessError(code, cmd, self.stdout, self.stderr)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The exec answer of the public contract, ready for JSON."""
+        return {
+            "exec_id": self.exec_id,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            **text_fields(
+                stdout=self.stdout_data, stderr=self.stderr_data, output=self.output_data
+            ),
+            "cwd": self.cwd,
+            "truncated": self.truncated,
+            "timed_out": self.timed_out,
+            "oom_killed": self.oom_killed,
+            "shell_reset": self.shell_reset,
+            "duration_ms": self.duration_ms,
+            "usage": asdict(self.usage),
+            "why": None if self.why is None else asdict(self.why),
+        }
+
+
+def result_of(answer: ExecResult) -> Result:
+    return Result(
+        exec_id=answer.exec_id,
+        status=answer.status,
+        exit_code=answer.exit_code,
+        signal=answer.signal,
+        stdout_data=answer.stdout,
+        stderr_data=answer.stderr,
+        output_data=answer.output,
+        cwd=answer.cwd,
+        truncated=answer.truncated,
+        timed_out=answer.timed_out,
+        oom_killed=answer.oom_killed,
+        shell_reset=answer.shell_reset,
+        duration_ms=answer.duration_ms,
+        stdout_bytes=answer.stdout_bytes,
+        stderr_bytes=answer.stderr_bytes,
+        last_seq=answer.last_seq,
+        usage=answer.usage,
+        why=answer.why,
+        shell=answer.shell,
+        started_at=answer.started_at,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What became of a piece of code."""
+
+    ok: bool
+    runtime: str
+    exit_code: int | None
+    signal: int | None = field(repr=False)
+    duration_ms: int
+    stdout_data: bytes
+    stderr_data: bytes
+    output_data: bytes = field(repr=False)
+    truncated: bool = field(repr=False)
+    timed_out: bool = field(repr=False)
+    oom_killed: bool = field(repr=False)
+    artifacts: tuple[Artifact, ...]
+    limits: Mapping[str, Number] = field(repr=False)
+    image: str = field(repr=False)
+    sandbox_id: str = field(repr=False)
+    backend: str = field(repr=False)
+    error: str | None = None
+    """One sentence when not ok."""
+    why: Why | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def stdout(self) -> str:
+        return _text(self.stdout_data)
+
+    @property
+    def stderr(self) -> str:
+        return _text(self.stderr_data)
+
+    @property
+    def output(self) -> str:
+        return _text(self.output_data)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run answer of the public contract, ready for JSON."""
+        answer: dict[str, Any] = {
+            "ok": self.ok,
+            "runtime": self.runtime,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "duration_ms": self.duration_ms,
+            **text_fields(stdout=self.stdout_data, stderr=self.stderr_data),
+            "truncated": self.truncated,
+            "timed_out": self.timed_out,
+            "oom_killed": self.oom_killed,
+            "artifacts": [_artifact(one) for one in self.artifacts],
+            "limits": dict(self.limits),
+            "image": self.image,
+            "backend": self.backend,
+            "why": None if self.why is None else asdict(self.why),
+            "warnings": list(self.warnings),
+        }
+        if self.error is not None:
+            answer["error"] = self.error
+        return answer
+
+
+def _artifact(one: Artifact) -> dict[str, Any]:
+    described: dict[str, Any] = {"path": one.path, "size_bytes": one.size_bytes}
+    if one.data is None:
+        described["omitted_reason"] = one.omitted_reason or "not collected"
+    else:
+        described["content_base64"] = base64.b64encode(one.data).decode("ascii")
+    return described
+
+
+def run_result_of(answer: EngineRunResult) -> RunResult:
+    return RunResult(
+        ok=answer.ok,
+        runtime=answer.runtime,
+        exit_code=answer.exit_code,
+        signal=answer.signal,
+        duration_ms=answer.duration_ms,
+        stdout_data=answer.stdout,
+        stderr_data=answer.stderr,
+        output_data=answer.output,
+        truncated=answer.truncated,
+        timed_out=answer.timed_out,
+        oom_killed=answer.oom_killed,
+        artifacts=answer.artifacts,
+        limits=answer.limits,
+        image=answer.image,
+        sandbox_id=answer.sandbox_id,
+        backend=answer.backend,
+        error=answer.error,
+        why=answer.why,
+        warnings=answer.warnings,
+    )
+
+
+class FileBytes(bytes):
+    """The bytes of a file, which also know where they came from and whether they are all."""
+
+    path: str
+    size: int
+    """The true size of the file."""
+    truncated: bool
+
+    def __new__(cls, data: bytes, path: str, size: int, truncated: bool) -> FileBytes:
+        made = super().__new__(cls, data)
+        made.path = path
+        made.size = size
+        made.truncated = truncated
+        return made
+
+    @property
+    def content(self) -> bytes:
+        return self
+
+    @property
+    def text(self) -> str:
+        return _text(self)
+
+    def __getnewargs__(self) -> tuple[bytes, str, int, bool]:  # type: ignore[override]
+        return (bytes(self), self.path, self.size, self.truncated)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A piece of output as it came; `gap_bytes` were written before it and not kept."""
+
+    seq: int
+    stream: Literal["stdout", "stderr", "pty"]
+    data: bytes
+    text: str
+    """`data` decoded; a character cut in two by a chunk's end comes whole in the next one."""
+    gap_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What an upload or download moved. `skipped` names what was left out, with the reason."""
+
+    path: str
+    files: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+
+
+def signal_number(signal: int | str) -> int:
+    """15, "TERM" or "SIGTERM"; ValueError for a name no signal has."""
+    if isinstance(signal, int):
+        return int(signal)
+    name = signal.upper()
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    try:
+        return int(signals.Signals[name])
+    except KeyError:
+        raise ValueError(f"no signal is called {signal!r}") from None

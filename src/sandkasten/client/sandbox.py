@@ -1,0 +1,483 @@
+"""A sandbox as an object: the asynchronous client, and all its logic.
+
+It speaks to a `Transport` and knows neither processes nor sockets nor how one is isolated;
+`sync.py` is the same object for code without an event loop. Every failure is a class of
+`errors`. A command that ran and failed is a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from sandkasten.client import transfer
+from sandkasten.client.embedded import Place, connect
+from sandkasten.client.listing import listed
+from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal, AsyncWatch
+from sandkasten.client.requests import Command, Size, command_of, exec_request
+from sandkasten.client.results import FileBytes, Number, Result, RunResult, Transfer, result_of
+from sandkasten.client.streams import closing
+from sandkasten.errors import (
+    FileNotFound,
+    InvalidRequest,
+    NotFound,
+    SessionNotFound,
+)
+from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+    from types import TracebackType
+
+    from sandkasten.client.transport import FilesTransport, Transport
+    from sandkasten.model.files import FileEntry
+
+# Removing a sandbox takes milliseconds; a caller that was cancelled waits no longer than this.
+CLOSE_GRACE_S: Final = 10.0
+
+
+class AsyncSandbox:
+    """One isolated Linux place with a workspace and shells.
+
+    `async with AsyncSandbox() as box` makes it and destroys it at the end of the block;
+    `box = await AsyncSandbox()` makes it and leaves the end to you (or to its idle time).
+    """
+
+    def __init__(
+        self,
+        image: str | None = None,
+        *,
+        ttl_seconds: float | None = None,
+        idle_timeout_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        limits: Mapping[str, Number] | None = None,
+        network: str | None = None,
+        profile: str | None = None,
+        backend: str | None = None,
+        session_key: str | None = None,
+        data_dir: str | PathLike[str] | None = None,
+    ) -> None:
+        """Nothing is made yet. `session_key` finds the live sandbox of that key or makes it."""
+        self._place = _place(data_dir, backend)
+        self._wanted: CreateRequest | None = CreateRequest(
+            image=image,
+            ttl_s=ttl_seconds,
+            idle_timeout_s=idle_timeout_seconds,
+            lifetime_s=lifetime_seconds,
+            env=env or {},
+            labels=labels or {},
+            limits=limits or {},
+            profile=profile,
+            backend=backend,
+            network=network,
+            session_key=session_key,
+        )
+        self._id: str | None = None
+        self._info: Info | None = None
+        self._destroy_on_exit = True
+        self._closed = False
+        self._transport: Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    async def attach(
+        cls,
+        id: str,
+        *,
+        destroy_on_exit: bool = False,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+    ) -> Self:
+        """A sandbox that already exists. Leaving a `with` block lets it live unless told."""
+        box = cls(data_dir=data_dir, backend=backend)
+        box._wanted = None
+        box._id = id
+        box._destroy_on_exit = destroy_on_exit
+        box._info = await (await box.transport()).get(id)
+        box._id = box._info.id
+        return box
+
+    @classmethod
+    async def list(
+        cls, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+    ) -> builtins.list[Info]:
+        """Every sandbox that is there, oldest first."""
+        transport = await connect(_place(data_dir, backend))
+        return sorted(await transport.list(), key=lambda info: info.created_at)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else (self._id or "not started")
+        return f"{type(self).__name__}({state})"
+
+    # Life
+
+    async def begin(self) -> Self:
+        """Make it, as `await` and `async with` do. Again does nothing."""
+        if self._wanted is not None and not self._closed:
+            wanted, self._wanted = self._wanted, None
+            try:
+                self._info = await (await self.transport()).create(wanted)
+            except BaseException:
+                self._wanted = wanted
+                raise
+            self._id = self._info.id
+            self._destroy_on_exit = self._info.created
+        return self
+
+    def __await__(self) -> Generator[None, None, Self]:
+        return self.begin().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self.begin()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._destroy_on_exit:
+            closing = asyncio.ensure_future(self.close())
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await asyncio.wait({closing}, timeout=CLOSE_GRACE_S)
+                raise
+
+    async def close(self) -> None:
+        """Destroy it and everything in it. Again is quiet; so is one that has ended by itself."""
+        if self._closed or self._id is None:
+            self._closed = True
+            return
+        transport = await self.transport()
+        self._closed = True
+        try:
+            await transport.destroy(self._id)
+        except NotFound:
+            return
+        except BaseException:
+            self._closed = False
+            raise
+
+    def detach(self) -> str:
+        """Let it live on after the `with` block; its id, for `attach`."""
+        self._destroy_on_exit = False
+        return self.id
+
+    @property
+    def id(self) -> str:
+        if self._closed:
+            raise SessionNotFound(
+                f"sandbox {self._id} was closed", hint="make a new one", sandbox_id=self._id
+            )
+        if self._id is None:
+            raise InvalidRequest(
+                "this sandbox was not started",
+                hint="use `async with AsyncSandbox() as box` or `box = await AsyncSandbox()`",
+            )
+        return self._id
+
+    @property
+    def known(self) -> Info | None:
+        """What was last heard of it, without asking."""
+        return self._info
+
+    async def transport(self) -> Transport:
+        """What serves this sandbox on the running loop (after a fork, a fresh one)."""
+        loop = asyncio.get_running_loop()
+        if self._transport is None or self._loop is not loop:
+            self._transport = await connect(self._place)
+            self._loop = loop
+        return self._transport
+
+    async def _files(self) -> FilesTransport:
+        return (await self.transport()).files
+
+    # What it is
+
+    async def info(self) -> Info:
+        transport = await self.transport()
+        self._info = await transport.get(self.id)
+        return self._info
+
+    async def stats(self) -> Stats:
+        """Memory, cpu, processes and disk, now."""
+        return await (await self.transport()).stats(self.id)
+
+    async def processes(self) -> builtins.list[Process]:
+        return builtins.list(await (await self.transport()).processes(self.id))
+
+    # Commands
+
+    async def exec(
+        self,
+        cmd: Command,
+        *,
+        timeout_ms: float | None = None,
+        timeout_seconds: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        shell: str = "default",
+        pty: bool | Size = False,
+        stateful: bool | None = None,
+        check: bool = False,
+        idempotency_key: str | None = None,
+        max_output_bytes: int | None = None,
+        raw_output: bool = False,
+    ) -> Result:
+        """Run a command and wait for its end.
+
+        A text goes to the persistent shell, so `cd`, variables and jobs stay; a list is a
+        fresh process. A deadline that passes is a result (`timed_out`) with the output so far.
+        With `check`, anything but success raises (see `Result.check`).
+        """
+        request = exec_request(
+            cmd,
+            timeout_ms=timeout_ms,
+            timeout_seconds=timeout_seconds,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            shell=shell,
+            pty=pty,
+            stateful=stateful,
+            idempotency_key=idempotency_key,
+            max_output_bytes=max_output_bytes,
+            raw_output=raw_output,
+        )
+        result = result_of(await (await self.transport()).exec(self.id, request))
+        return result.check(cmd) if check else result
+
+    def exec_stream(
+        self,
+        cmd: Command,
+        *,
+        timeout_ms: float | None = None,
+        timeout_seconds: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        shell: str = "default",
+        pty: bool | Size = False,
+        stateful: bool | None = None,
+        idempotency_key: str | None = None,
+        max_output_bytes: int | None = None,
+    ) -> AsyncExecStream:
+        """Run a command and iterate over its output as it comes; then `.result` is there."""
+        request = exec_request(
+            cmd,
+            timeout_ms=timeout_ms,
+            timeout_seconds=timeout_seconds,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            shell=shell,
+            pty=pty,
+            stateful=stateful,
+            idempotency_key=idempotency_key,
+            max_output_bytes=max_output_bytes,
+        )
+        return AsyncExecStream(self, lambda transport: transport.exec_stream(self.id, request))
+
+    async def start(
+        self,
+        cmd: Command,
+        *,
+        timeout_ms: float | None = None,
+        timeout_seconds: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        keep_stdin_open: bool = False,
+        shell: str = "default",
+        pty: bool | Size = False,
+        stateful: bool | None = None,
+        idempotency_key: str | None = None,
+        max_output_bytes: int | None = None,
+    ) -> AsyncProcess:
+        """Start a command and return at once. It keeps its deadline, watched or not."""
+        request = exec_request(
+            cmd,
+            timeout_ms=timeout_ms,
+            timeout_seconds=timeout_seconds,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            shell=shell,
+            pty=pty,
+            stateful=stateful,
+            idempotency_key=idempotency_key,
+            max_output_bytes=max_output_bytes,
+            keep_stdin_open=keep_stdin_open,
+        )
+        answer = await (await self.transport()).exec_start(self.id, request)
+        return AsyncProcess(self, answer.exec_id)
+
+    def process(self, exec_id: str) -> AsyncProcess:
+        """A handle on a command that was started earlier, maybe by another program."""
+        return AsyncProcess(self, exec_id)
+
+    async def execs(self) -> builtins.list[Result]:
+        """What ran here, as far back as the sandbox remembers."""
+        return [result_of(one) for one in await (await self.transport()).execs(self.id)]
+
+    def terminal(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> AsyncTerminal:
+        """A program (a login shell, if none is named) on a terminal, for a `with` block."""
+        argv = None if command is None else command_of(command)
+        if isinstance(argv, str):
+            argv = ("/bin/sh", "-c", argv)
+        return AsyncTerminal(
+            self,
+            lambda transport: transport.terminal(
+                self.id, command=argv, rows=rows, cols=cols, env=env, cwd=cwd
+            ),
+        )
+
+    async def run(
+        self,
+        code: str | bytes,
+        runtime: str = "python",
+        *,
+        files: Mapping[str, str | bytes] | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout_ms: float | None = None,
+        timeout_seconds: float | None = None,
+    ) -> RunResult:
+        """Run a piece of code in this sandbox, in a fresh process in the workspace.
+
+        `files` are written first, relative to the workspace. For code that needs no sandbox
+        of its own to stay, `sandkasten.run` is one call.
+        """
+        from sandkasten.client.code import run_code
+
+        return await run_code(
+            self,
+            code,
+            runtime,
+            files=files,
+            args=args,
+            env=env,
+            stdin=stdin,
+            timeout_ms=timeout_ms,
+            timeout_seconds=timeout_seconds,
+        )
+
+    # Files
+
+    async def write(
+        self,
+        path: str,
+        data: transfer.Source,
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+    ) -> FileEntry:
+        """Write a whole file; whoever reads meanwhile sees the old one or the new one.
+
+        A binary file object is read to its end and never held in memory as a whole.
+        """
+        files = await self._files()
+        if isinstance(data, str | bytes):
+            raw = data.encode() if isinstance(data, str) else data
+            return await files.write(self.id, path, raw, mode=mode, overwrite=overwrite)
+        async with closing(transfer.stream_of(data)) as stream:
+            return await files.write(self.id, path, stream, mode=mode, overwrite=overwrite)
+
+    async def read(
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+    ) -> FileBytes:
+        """The bytes of a file, or of a part of it.
+
+        `limit` asks for so many from `offset`; `max_bytes` cuts, and `.truncated` says so.
+        """
+        files = await self._files()
+        got = await files.read(self.id, path, offset=offset, limit=limit, max_bytes=max_bytes)
+        return FileBytes(got.data, got.path, got.size, got.truncated)
+
+    async def ls(
+        self, path: str = ".", *, recursive: bool = False, limit: int | None = None
+    ) -> builtins.list[FileEntry]:
+        """What is in a directory, sorted by name: all of it, or the first `limit` entries."""
+        files = await self._files()
+        return await listed(files, self.id, path, recursive=recursive, limit=limit)
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileEntry:
+        return await (await self._files()).stat(self.id, path, follow=follow)
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is anything of that name (a dangling link counts)."""
+        try:
+            await self.stat(path, follow=False)
+        except FileNotFound:
+            return False
+        return True
+
+    async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> FileEntry:
+        return await (await self._files()).mkdir(self.id, path, parents=parents, exist_ok=exist_ok)
+
+    async def move(self, source: str, destination: str, *, overwrite: bool = False) -> FileEntry:
+        files = await self._files()
+        return await files.move(self.id, source, destination, overwrite=overwrite)
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> int:
+        """Remove a file, or with `recursive` a tree; how many entries went."""
+        files = await self._files()
+        return await files.remove(self.id, path, recursive=recursive, missing_ok=missing_ok)
+
+    async def upload(
+        self,
+        local: str | PathLike[str],
+        remote: str,
+        *,
+        progress: transfer.Progress | None = None,
+    ) -> Transfer:
+        """A file of this machine to `remote`, or a directory's contents into `remote`."""
+        files = await self._files()
+        return await transfer.upload(files, self.id, Path(local), remote, progress)
+
+    async def download(
+        self,
+        remote: str,
+        local: str | PathLike[str],
+        *,
+        max_bytes: int = transfer.MAX_DOWNLOAD_BYTES,
+        progress: transfer.Progress | None = None,
+    ) -> Transfer:
+        """A file to `local` (or into it, if it is a directory), a tree's contents into `local`.
+
+        What would land outside `local`, and anything but files, directories and links that
+        stay inside, is left out and named in `skipped`.
+        """
+        files = await self._files()
+        return await transfer.download(files, self.id, remote, Path(local), max_bytes, progress)
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncWatch:
+        """Changes below a path, from the first one asked for until it is closed."""
+        return AsyncWatch(
+            self, lambda transport: transport.files.watch(self.id, path, recursive=recursive)
+        )
+
+
+def _place(data_dir: str | PathLike[str] | None, backend: str | None) -> Place:
+    return Place(None if data_dir is None else fspath(data_dir), backend)

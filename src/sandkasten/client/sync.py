@@ -1,0 +1,301 @@
+"""The same objects for code without an event loop: thin twins of the asynchronous ones.
+
+No logic of its own: every method is the asynchronous method of the same name, run on the
+process's loop thread, with the same arguments, answers and errors. May be used from several
+threads at once. What is not closed ends by its idle time, never by the garbage collector.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from sandkasten.client import loop
+from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal, AsyncWatch
+from sandkasten.client.pump import Held, Pump
+from sandkasten.client.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Callable, Coroutine, Mapping
+    from os import PathLike
+    from types import TracebackType
+
+    from sandkasten.client.results import Number, Output, Result
+    from sandkasten.model.files import Change
+    from sandkasten.model.sandbox import Info
+
+A = TypeVar("A")
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+def _waiting(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The method of the twin, run to its end."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return loop.run(method(self._twin, *args, **kwargs))
+
+    return call
+
+
+def _waiting_for(
+    kind: Callable[[T], S], method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
+) -> Callable[Concatenate[Any, P], S]:
+    """The same for a method whose answer has a twin of its own."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        return kind(loop.run(method(self._twin, *args, **kwargs)))
+
+    return _answering(call, kind)
+
+
+def _giving(
+    kind: Callable[[T], S], method: Callable[Concatenate[A, P], T]
+) -> Callable[Concatenate[Any, P], S]:
+    """The same for a method that does not wait."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        return kind(method(self._twin, *args, **kwargs))
+
+    return _answering(call, kind)
+
+
+def _answering(call: Callable[P, S], kind: Callable[..., object]) -> Callable[P, S]:
+    """Have `inspect` and editors show the twin that really comes back."""
+    shown = inspect.signature(call).replace(return_annotation=kind.__name__)
+    call.__signature__ = shown  # type: ignore[attr-defined]
+    return call
+
+
+class ExecStream:
+    """Output of one command as it comes; `result` is there when iteration has ended."""
+
+    def __init__(self, twin: AsyncExecStream) -> None:
+        self._twin = twin
+        self._pump: Pump[Output] = Pump(twin)
+
+    @property
+    def result(self) -> Result:
+        return self._twin.result
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Output:
+        return self._pump.take()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop following. The command goes on."""
+        self._pump.close()
+
+    def wait(self) -> Result:
+        """Drop the rest of the output and wait for the end."""
+        for _ in self:
+            pass
+        return self.result
+
+
+class Watch:
+    """Changes to files as they happen, until closed."""
+
+    def __init__(self, twin: AsyncWatch) -> None:
+        self._pump: Pump[Change] = Pump(twin)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Change:
+        return self._pump.take()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pump.close()
+
+
+class Process:
+    """A command that runs in the background of its sandbox."""
+
+    def __init__(self, twin: AsyncProcess) -> None:
+        self._twin = twin
+
+    def __repr__(self) -> str:
+        return repr(self._twin).removeprefix("Async")
+
+    @property
+    def exec_id(self) -> str:
+        return self._twin.exec_id
+
+    poll = _waiting(AsyncProcess.poll)
+    wait = _waiting(AsyncProcess.wait)
+    output = _waiting(AsyncProcess.output)
+    follow = _giving(ExecStream, AsyncProcess.follow)
+    signal = _waiting(AsyncProcess.signal)
+    kill = _waiting(AsyncProcess.kill)
+    write_stdin = _waiting(AsyncProcess.write_stdin)
+    close_stdin = _waiting(AsyncProcess.close_stdin)
+
+
+class Terminal:
+    """A program on a terminal of its own, from `with` to the end of the block."""
+
+    def __init__(self, twin: AsyncTerminal) -> None:
+        self._twin = twin
+        self._held = Held(twin)
+        self._pump: Pump[bytes] = Pump(twin)
+
+    def __enter__(self) -> Self:
+        self._held.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pump.close()
+        self._held.leave()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        return self._pump.take()
+
+    @property
+    def exec_id(self) -> str:
+        return self._twin.exec_id
+
+    send = _waiting(AsyncTerminal.send)
+    resize = _waiting(AsyncTerminal.resize)
+    signal = _waiting(AsyncTerminal.signal)
+    result = _waiting(AsyncTerminal.result)
+
+
+class Sandbox:
+    """One isolated Linux place with a workspace and shells.
+
+    Made when constructed; `with Sandbox() as box` destroys it at the end of the block. One
+    that is not closed ends by its idle time.
+    """
+
+    _twin: AsyncSandbox
+
+    def __init__(
+        self,
+        image: str | None = None,
+        *,
+        ttl_seconds: float | None = None,
+        idle_timeout_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        limits: Mapping[str, Number] | None = None,
+        network: str | None = None,
+        profile: str | None = None,
+        backend: str | None = None,
+        session_key: str | None = None,
+        data_dir: str | PathLike[str] | None = None,
+    ) -> None:
+        """Make it. `session_key` finds the live sandbox of that key or makes it."""
+        self._twin = AsyncSandbox(
+            image,
+            ttl_seconds=ttl_seconds,
+            idle_timeout_seconds=idle_timeout_seconds,
+            lifetime_seconds=lifetime_seconds,
+            env=env,
+            labels=labels,
+            limits=limits,
+            network=network,
+            profile=profile,
+            backend=backend,
+            session_key=session_key,
+            data_dir=data_dir,
+        )
+        loop.run(self._twin.begin())
+
+    @classmethod
+    def attach(
+        cls,
+        id: str,
+        *,
+        destroy_on_exit: bool = False,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+    ) -> Self:
+        """A sandbox that already exists. Leaving a `with` block lets it live unless told."""
+        box = cls.__new__(cls)
+        box._twin = loop.run(
+            AsyncSandbox.attach(
+                id, destroy_on_exit=destroy_on_exit, data_dir=data_dir, backend=backend
+            )
+        )
+        return box
+
+    @classmethod
+    def list(
+        cls, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+    ) -> builtins.list[Info]:
+        """Every sandbox that is there, oldest first."""
+        return loop.run(AsyncSandbox.list(data_dir=data_dir, backend=backend))
+
+    def __repr__(self) -> str:
+        return repr(self._twin).removeprefix("Async")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        loop.run(self._twin.__aexit__(kind, error, trace))
+
+    @property
+    def id(self) -> str:
+        return self._twin.id
+
+    def detach(self) -> str:
+        """Let it live on after the `with` block; its id, for `attach`."""
+        return self._twin.detach()
+
+    close = _waiting(AsyncSandbox.close)
+    info = _waiting(AsyncSandbox.info)
+    stats = _waiting(AsyncSandbox.stats)
+    processes = _waiting(AsyncSandbox.processes)
+
+    exec = _waiting(AsyncSandbox.exec)
+    exec_stream = _giving(ExecStream, AsyncSandbox.exec_stream)
+    start = _waiting_for(Process, AsyncSandbox.start)
+    process = _giving(Process, AsyncSandbox.process)
+    execs = _waiting(AsyncSandbox.execs)
+    terminal = _giving(Terminal, AsyncSandbox.terminal)
+    run = _waiting(AsyncSandbox.run)
+
+    write = _waiting(AsyncSandbox.write)
+    read = _waiting(AsyncSandbox.read)
+    ls = _waiting(AsyncSandbox.ls)
+    stat = _waiting(AsyncSandbox.stat)
+    exists = _waiting(AsyncSandbox.exists)
+    mkdir = _waiting(AsyncSandbox.mkdir)
+    move = _waiting(AsyncSandbox.move)
+    remove = _waiting(AsyncSandbox.remove)
+    upload = _waiting(AsyncSandbox.upload)
+    download = _waiting(AsyncSandbox.download)
+    watch = _giving(Watch, AsyncSandbox.watch)

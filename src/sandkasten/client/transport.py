@@ -1,0 +1,124 @@
+"""What the client needs from whatever serves it, as Protocols. No behaviour lives here.
+
+The engine in this process has this shape; anything else that has it can stand in its place.
+Only classes of `errors` leave an implementation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
+    from sandkasten.model.files import Change, FileContent, FileEntry, Listing, TarSummary
+    from sandkasten.model.oneshot import RunRequest, RunResult
+    from sandkasten.model.readiness import Readiness
+    from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats, Swept
+
+
+class TerminalTransport(Protocol):
+    """A live terminal. Iterating gives what it prints and ends when its program does."""
+
+    @property
+    def exec_id(self) -> str: ...
+    async def send(self, data: bytes) -> None: ...
+    async def resize(self, rows: int, cols: int) -> None: ...
+    async def signal(self, signal: int) -> None: ...
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def result(self) -> ExecResult: ...
+
+
+class FilesTransport(Protocol):
+    """The file verbs of one server; every path is the sandbox's own."""
+
+    async def read(
+        self,
+        sandbox_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+    ) -> FileContent: ...
+    def read_stream(
+        self, sandbox_id: str, path: str, *, offset: int = 0, limit: int | None = None
+    ) -> AbstractAsyncContextManager[tuple[FileEntry, AsyncIterator[bytes]]]: ...
+    async def write(
+        self,
+        sandbox_id: str,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+    ) -> FileEntry: ...
+    async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry: ...
+    async def list(
+        self,
+        sandbox_id: str,
+        path: str,
+        *,
+        recursive: bool = False,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Listing: ...
+    async def mkdir(
+        self, sandbox_id: str, path: str, *, parents: bool = True, exist_ok: bool = True
+    ) -> FileEntry: ...
+    async def move(
+        self, sandbox_id: str, source: str, destination: str, *, overwrite: bool = False
+    ) -> FileEntry: ...
+    async def remove(
+        self, sandbox_id: str, path: str, *, recursive: bool = False, missing_ok: bool = False
+    ) -> int: ...
+    def watch(
+        self, sandbox_id: str, path: str, *, recursive: bool = True
+    ) -> AsyncIterator[Change]: ...
+    async def tar_in(
+        self, sandbox_id: str, path: str, data: AsyncIterable[bytes]
+    ) -> TarSummary: ...
+    def tar_out(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]: ...
+
+
+class Transport(Protocol):
+    """One server of sandboxes."""
+
+    @property
+    def files(self) -> FilesTransport: ...
+    async def create(self, request: CreateRequest) -> Info: ...
+    async def get(self, sandbox_id: str) -> Info: ...
+    async def list(self) -> Sequence[Info]: ...
+    async def destroy(self, sandbox_id: str) -> None: ...
+    async def stats(self, sandbox_id: str) -> Stats: ...
+    async def processes(self, sandbox_id: str) -> Sequence[Process]: ...
+    async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult: ...
+    def exec_stream(
+        self, sandbox_id: str, request: ExecRequest
+    ) -> AsyncIterator[Chunk | ExecResult]: ...
+    async def exec_start(self, sandbox_id: str, request: ExecRequest) -> ExecResult: ...
+    async def exec_get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult: ...
+    def exec_output(
+        self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
+    ) -> AsyncIterator[Chunk | ExecResult]: ...
+    async def exec_signal(self, sandbox_id: str, exec_id: str, signal: int) -> None: ...
+    async def exec_stdin(
+        self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
+    ) -> None: ...
+    async def execs(self, sandbox_id: str) -> Sequence[ExecResult]: ...
+    def terminal(
+        self,
+        sandbox_id: str,
+        *,
+        command: tuple[str, ...] | None = None,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> AbstractAsyncContextManager[TerminalTransport]: ...
+    async def run(self, request: RunRequest) -> RunResult: ...
+    async def probe(self, backend: str | None = None) -> Readiness: ...
+    async def sweep(self) -> Swept: ...
+    async def aclose(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Settings and the composition root: the one place that imports everything."""

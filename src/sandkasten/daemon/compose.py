@@ -1,0 +1,79 @@
+"""The composition root: settings in, a working engine out. Nothing else wires rooms together."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.engine import Engine
+from sandkasten.errors import BackendUnavailable, InvalidConfiguration
+from sandkasten.images.host import HostImages
+from sandkasten.telemetry.logs import LogEvents
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sandkasten.daemon.settings import Settings
+    from sandkasten.ports import Backend, EventSink, Store
+
+
+async def open_engine(settings: Settings, *, events: EventSink | None = None) -> Engine:
+    """An engine that sweeps once in the background. BackendUnavailable where there is no Linux."""
+    if sys.platform != "linux":
+        raise BackendUnavailable(
+            "the embedded engine needs Linux, because sandboxes are made of its namespaces",
+            hint="run the daemon on a Linux machine and give its address as url",
+        )
+    backend, store = _backend(settings)
+    engine = Engine(
+        backends={backend.name: backend},
+        default_backend=backend.name,
+        store=store,
+        images=HostImages(allowed=settings.allowed_images, strict=settings.images_strict),
+        policy=settings.policy,
+        clock=SystemClock(),
+        events=events if events is not None else LogEvents(),
+    )
+    engine.sweep_soon()
+    return engine
+
+
+def _backend(settings: Settings) -> tuple[Backend, Store]:
+    # Imported one by one: a process uses one backend, and the others need not be importable.
+    if settings.backend == "memory":
+        from sandkasten.backends.memory import MemoryBackend
+        from sandkasten.store.memory import MemoryStore
+
+        # Its sandboxes are objects of this process; a ledger that others see would lie.
+        return MemoryBackend(), MemoryStore()
+    from sandkasten.backends.local import LocalBackend
+    from sandkasten.store.directory import DirectoryStore
+
+    data_dir = prepare_data_dir(settings.data_dir)
+    return LocalBackend(data_dir), DirectoryStore(data_dir / "ledger")
+
+
+def prepare_data_dir(path: Path) -> Path:
+    """The directory, ours and closed to others: what lies in it can open every sandbox."""
+    try:
+        path = path.absolute()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise InvalidConfiguration(
+                f"data_dir {path} belongs to another user",
+                hint="choose a directory of your own with SANDKASTEN_DATA_DIR",
+                setting="data_dir",
+            )
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            path.chmod(0o700)
+    except OSError as exc:
+        raise InvalidConfiguration(
+            f"data_dir {path} cannot be used: {exc.strerror or type(exc).__name__}",
+            hint="choose a directory you can write with SANDKASTEN_DATA_DIR",
+            setting="data_dir",
+        ) from exc
+    return path

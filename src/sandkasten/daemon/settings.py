@@ -1,0 +1,326 @@
+"""One resolver for every setting: flag over environment over file over default, with origins.
+
+Malformed configuration raises InvalidConfiguration, which names the setting and where it was
+said; nothing is guessed and nothing unknown is passed over. Reads the environment and the
+file it is given, and makes nothing: `compose` does.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandkasten.daemon.durations import seconds
+from sandkasten.daemon.files import find_file, read_file
+from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
+from sandkasten.images.names import checked_name
+from sandkasten.model.limits import Limits
+from sandkasten.model.paths import sandbox_path
+from sandkasten.model.policy import (
+    DEFAULT_BLOCKED_PATHS,
+    LIMIT_NAMES,
+    Policy,
+    parse_limits,
+    public_limits,
+)
+from sandkasten.model.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Value = str | int | float | bool | list[str] | None
+BACKENDS = ("local", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One line of `config show --origin`."""
+
+    name: str
+    value: Value
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    data_dir: Path
+    backend: str
+    allowed_images: tuple[str, ...] | None
+    images_strict: bool
+    policy: Policy = field(repr=False)
+    """Holds values of the operator's environment: never printed."""
+    env_allow: tuple[str, ...] = ()
+    values: tuple[Origin, ...] = ()
+
+    def origins(self) -> list[Origin]:
+        return list(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    name: str
+    parse: Callable[[str, object], Value]
+    default: Value
+    also: tuple[str, ...] = ()
+    """Other environment names that older documents use."""
+
+    @property
+    def variable(self) -> str:
+        return "SANDKASTEN_" + self.name.upper().replace(".", "_")
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value or "\0" in value or len(value) > 4096:
+        raise _bad(name, "a text", value)
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if isinstance(value, str) and value.strip().lower() in known:
+        return known[value.strip().lower()]
+    raise _bad(name, "true or false", value)
+
+
+def _number(name: str, value: object) -> float | int:
+    if isinstance(value, str):
+        try:
+            figure = float(value)
+        except ValueError as exc:
+            raise _bad(name, "a number", value) from exc
+        value = int(figure) if figure.is_integer() else figure
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _bad(name, "a number", value)
+    return value
+
+
+def _names(name: str, value: object) -> list[str]:
+    """A list, or texts with commas between them as an environment variable holds them."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise _bad(name, "a list of texts", value)
+    return list(value)
+
+
+def _choice(*known: str) -> Callable[[str, object], Value]:
+    def parse(name: str, value: object) -> Value:
+        if value not in known:
+            raise InvalidConfiguration(
+                f"{name} cannot be {str(value)[:40]!r}",
+                hint=did_you_mean(str(value), known),
+                setting=name,
+            )
+        return str(value)
+
+    return parse
+
+
+def _only_true(name: str, value: object) -> bool:
+    if not _flag(name, value):
+        raise InvalidConfiguration(
+            f"{name} cannot be false: the root of a hardened sandbox is read-only",
+            hint="leave it out; write to the workspace, /tmp or the home",
+            setting=name,
+        )
+    return True
+
+
+def _image(name: str, value: object) -> str:
+    try:
+        return checked_name(value)
+    except InvalidImage as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+
+
+def _images(name: str, value: object) -> list[str]:
+    return [_image(name, one) for one in _names(name, value)]
+
+
+def _paths(name: str, value: object) -> list[str]:
+    paths = _names(name, value)
+    for path in paths:
+        try:
+            if not path.startswith("/") or sandbox_path(path) != path:
+                raise _bad(name, "a list of absolute paths", path)
+        except InvalidRequest as exc:
+            raise _bad(name, "a list of absolute paths", path) from exc
+    return paths
+
+
+_LIMIT_ALIASES = {
+    "exec_timeout_seconds": ("STATION_SANDBOX_DEFAULT_TIMEOUT_SECONDS",),
+    "max_stdout_bytes": ("STATION_SANDBOX_MAX_STDOUT_BYTES",),
+    "max_stderr_bytes": ("STATION_SANDBOX_MAX_STDERR_BYTES",),
+    "max_artifact_bytes": ("STATION_SANDBOX_MAX_ARTIFACT_BYTES",),
+}
+# Said in milliseconds in files, in seconds in a request.
+_MAX_TIMEOUT = "max_exec_timeout_seconds"
+_LIMITS = [
+    name for name in LIMIT_NAMES if name not in (_MAX_TIMEOUT, "cpu_millicores", "memory_mb")
+]
+
+
+def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
+    known = [
+        _Setting("data_dir", _text, _default_data_dir(environ), ("STATION_SANDBOX_DIR",)),
+        _Setting("backend", _choice(*BACKENDS), "local"),
+        _Setting("default_image", _image, "host"),
+        _Setting("allowed_images", _images, None, ("STATION_SANDBOX_ALLOWED_IMAGES",)),
+        _Setting("session_ttl_seconds", seconds, 1800.0),
+        _Setting(
+            "session_idle_timeout_seconds", seconds, 1800.0, ("SANDBOX_SESSION_IDLE_TIMEOUT",)
+        ),
+        _Setting(
+            "session_max_lifetime_seconds", seconds, 14_400.0, ("SANDBOX_SESSION_MAX_LIFETIME",)
+        ),
+        *(
+            _Setting(
+                f"defaults.{name}",
+                seconds if name.endswith("_seconds") else _number,
+                None,
+                _LIMIT_ALIASES.get(name, ()),
+            )
+            for name in _LIMITS
+        ),
+        _Setting("defaults.max_exec_timeout_ms", _number, 3_600_000),
+        _Setting("defaults.network_mode", _choice("none"), "none"),
+        _Setting("defaults.readonly_rootfs", _only_true, True),
+        _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
+        _Setting("policy.env_allow", _names, []),
+        _Setting("images.strict", _flag, False),
+    ]
+    return {setting.name: setting for setting in known}
+
+
+def load(
+    flags: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Settings:
+    """Resolve everything. `flags` are keyed by dotted names; `config` among them names the file."""
+    environ = os.environ if environ is None else environ
+    flags = dict(flags or {})
+    known = _settings(environ)
+    path = find_file(flags.pop("config", None) or environ.get("SANDKASTEN_CONFIG"), cwd)
+    said = read_file(path, known) if path is not None else {}
+    for name in flags:
+        if name not in known:
+            raise _unknown(name, known, "a flag")
+    origins = {
+        name: _resolve(setting, flags, environ, said, f"file {path}")
+        for name, setting in known.items()
+    }
+    return _build(origins, environ)
+
+
+def _resolve(
+    setting: _Setting,
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    said: Mapping[str, object],
+    file_origin: str,
+) -> Origin:
+    if setting.name in flags:
+        return Origin(setting.name, setting.parse(setting.name, flags[setting.name]), "flag")
+    for variable in (setting.variable, *setting.also):
+        # An empty variable is how a shell script says "not set".
+        if environ.get(variable):
+            value = setting.parse(variable, environ[variable])
+            return Origin(setting.name, value, f"env {variable}")
+    if setting.name in said:
+        return Origin(setting.name, setting.parse(setting.name, said[setting.name]), file_origin)
+    return Origin(setting.name, setting.default, "default")
+
+
+def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
+    def value(name: str) -> Value:
+        return origins[name].value
+
+    limits = _limits(origins)
+    for name in _LIMITS:
+        one = origins[f"defaults.{name}"]
+        if one.value is None:
+            shown = _public(limits, name)
+            origins[one.name] = Origin(one.name, shown, "default")
+    allow = _strings(value("policy.env_allow"))
+    lifetime_s = _figure(value("session_max_lifetime_seconds"))
+    allowed = value("allowed_images")
+    policy = Policy(
+        default_image=str(value("default_image")),
+        limits=limits,
+        ttl_s=min(_figure(value("session_ttl_seconds")), lifetime_s),
+        idle_timeout_s=min(_figure(value("session_idle_timeout_seconds")), lifetime_s),
+        lifetime_s=lifetime_s,
+        blocked_paths=_strings(value("policy.blocked_paths")),
+        env={name: environ[name] for name in allow if name in environ},
+    )
+    return Settings(
+        data_dir=Path(str(value("data_dir"))),
+        backend=str(value("backend")),
+        allowed_images=None if allowed is None else _strings(allowed),
+        images_strict=bool(value("images.strict")),
+        policy=policy,
+        env_allow=allow,
+        values=tuple(origins.values()),
+    )
+
+
+def _limits(origins: dict[str, Origin]) -> Limits:
+    longest = origins["defaults.max_exec_timeout_ms"]
+    asked: dict[str, int | float] = {}
+    for name in _LIMITS:
+        said = origins[f"defaults.{name}"].value
+        if said is not None:
+            asked[name] = _figure(said)
+    try:
+        # The ceiling first: what a request may ask for is laid over it later.
+        ceiling = Limits(max_exec_timeout_s=86_400.0)
+        base = parse_limits({_MAX_TIMEOUT: _figure(longest.value) / 1000}, ceiling)
+        return parse_limits(asked, base)
+    except InvalidRequest as exc:
+        raise InvalidConfiguration(
+            f"defaults: {exc.message}", hint=exc.hint or "correct the value", setting="defaults"
+        ) from exc
+
+
+def _public(limits: Limits, name: str) -> Value:
+    return public_limits(limits)[name]
+
+
+def _figure(value: Value) -> float | int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidConfiguration("a setting that should be a number is not", hint="check it")
+    return value
+
+
+def _strings(value: Value) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list) else ()
+
+
+def _default_data_dir(environ: Mapping[str, str]) -> str | None:
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        return "/var/lib/sandkasten"
+    state = environ.get("XDG_STATE_HOME")
+    if state and state.startswith("/"):
+        return f"{state}/sandkasten"
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return f"{home}/.local/state/sandkasten"
+
+
+def _unknown(name: str, known: Mapping[str, object], where: str) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"there is no setting named {name[:80]!r} ({where})",
+        hint=did_you_mean(name, known),
+        setting=name[:80],
+    )
+
+
+def _bad(name: str, wanted: str, value: object) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"{name} must be {wanted}, not {str(value)[:40]!r}", hint="correct the value", setting=name
+    )

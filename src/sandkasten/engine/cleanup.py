@@ -1,0 +1,31 @@
+"""Clean-up that finishes although its caller was cancelled, within a deadline of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+T = TypeVar("T")
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end. A cancellation that arrives meanwhile is delivered afterwards.
+
+    `work` must bound itself; this only keeps others from cutting it short.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        if not task.cancelled():
+            # Looked at, so that a failure is not also reported as never retrieved.
+            task.exception()
+        raise cancelled
+    return task.result()

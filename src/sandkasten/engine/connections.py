@@ -1,0 +1,47 @@
+"""A byte stream to a server inside a sandbox, which needs no network to be reached."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import ProtocolViolation
+from sandkasten.model.numbers import whole
+from sandkasten.wire.call import Call, Data, Event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.engine.handles import Handles
+
+
+class PortStream:
+    """Iterate it for what the server sends; it ends when the server closes its side."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def send(self, data: bytes) -> None:
+        await self._call.send(data)
+
+    async def end(self) -> None:
+        """Close our side; the server's answer can still be read."""
+        await self._call.end()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for item in self._call:
+            if isinstance(item, Data):
+                yield item.data
+
+
+@asynccontextmanager
+async def connect_port(handles: Handles, sandbox_id: str, port: int) -> AsyncIterator[PortStream]:
+    """Raises ConnectionRefused when nothing listens there."""
+    port = whole("port", port, low=1, high=65_535)
+    _, channel = await handles.connect(sandbox_id)
+    async with channel.stream("port.connect", {"port": port}) as call:
+        async for item in call:
+            if isinstance(item, Event) and item.name == "connected":
+                break
+            raise ProtocolViolation("the runner sent bytes of a port before it was connected")
+        yield PortStream(call)

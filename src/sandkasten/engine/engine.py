@@ -1,0 +1,228 @@
+"""The engine: every use case behind one object, for an embedding process, a CLI or a daemon.
+
+Lives in one event loop. Closing it closes connections; sandboxes live on until they are
+destroyed or their lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, TypeAlias
+
+from sandkasten.engine.connections import PortStream, connect_port
+from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
+from sandkasten.engine.files import Files
+from sandkasten.engine.handles import Handles
+from sandkasten.engine.oneshot import OneShot
+from sandkasten.engine.reaper import Reaper
+from sandkasten.engine.sandboxes import Sandboxes
+from sandkasten.engine.terminals import Terminal, open_terminal
+from sandkasten.errors import SandkastenError
+from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
+from sandkasten.model.sandbox import CreateRequest, DiskUsage, Info, Process, Stats, Swept
+from sandkasten.model.spec import HOME, TMP, WORKSPACE
+from sandkasten.wire.messages import decode_processes, decode_stats
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from sandkasten.model.oneshot import RunRequest, RunResult
+    from sandkasten.model.policy import Policy
+    from sandkasten.model.readiness import Readiness
+    from sandkasten.ports import Backend, Clock, EventSink, ImageSource, Store
+
+Infos: TypeAlias = list[Info]
+Processes: TypeAlias = list[Process]
+Results: TypeAlias = list[ExecResult]
+
+# Late enough not to slow the first create, early enough that short-lived processes sweep.
+SWEEP_AFTER_S = 1.0
+# A process that ends before its sweep began does a quick one on its way out; bounded,
+# because nobody waits for it.
+SWEEP_AT_CLOSE_S = 2.0
+_PLACES = {"workspace": WORKSPACE, "tmp": TMP, "home": HOME}
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend],
+        default_backend: str,
+        store: Store,
+        images: ImageSource,
+        policy: Policy,
+        clock: Clock,
+        events: EventSink | None = None,
+    ) -> None:
+        self.backend_name = default_backend
+        self.policy = policy
+        self._handles = Handles(backends, store, clock, events)
+        self._sandboxes = Sandboxes(
+            handles=self._handles,
+            store=store,
+            images=images,
+            policy=policy,
+            clock=clock,
+            default_backend=default_backend,
+            events=events,
+        )
+        self._reaper = Reaper(
+            backends=backends,
+            store=store,
+            sandboxes=self._sandboxes,
+            handles=self._handles,
+            clock=clock,
+            events=events,
+        )
+        self._execution = Execution(self._handles)
+        self.files = Files(self._handles, policy)
+        self._oneshot = OneShot(self._sandboxes, self._execution, self.files)
+        self._sweeping: asyncio.Task[None] | None = None
+        self._sweep_began = True
+
+    # ---- sandboxes
+
+    async def create(self, request: CreateRequest) -> Info:
+        return await self._sandboxes.create(request)
+
+    async def get(self, sandbox_id: str) -> Info:
+        return await self._sandboxes.get(sandbox_id)
+
+    async def list(self) -> Infos:
+        return [*await self._sandboxes.list()]
+
+    async def destroy(self, sandbox_id: str) -> None:
+        await self._sandboxes.destroy(sandbox_id)
+
+    async def stats(self, sandbox_id: str) -> Stats:
+        handle, channel = await self._handles.connect(sandbox_id)
+        usage = await handle.cell.usage()
+        told = decode_stats(await channel.call("stats", timeout_s=CALL_TIMEOUT_S))
+        return Stats(
+            usage=usage,
+            uptime_ms=told.uptime_ms,
+            processes=told.processes,
+            running=told.running,
+            shells=told.shells,
+            connections=told.connections,
+            disk=tuple(
+                DiskUsage(
+                    path=_PLACES.get(path, path),
+                    total_bytes=disk.total,
+                    used_bytes=disk.used,
+                    free_bytes=disk.free,
+                    inodes=disk.inodes,
+                    inodes_free=disk.inodes_free,
+                )
+                for path, disk in told.disk.items()
+            ),
+        )
+
+    async def processes(self, sandbox_id: str) -> Processes:
+        _, channel = await self._handles.connect(sandbox_id)
+        told = decode_processes(await channel.call("proc.list", timeout_s=CALL_TIMEOUT_S))
+        return [
+            Process(
+                pid=one.pid,
+                ppid=one.ppid,
+                uid=one.uid,
+                state=one.state,
+                name=one.name,
+                cmdline=one.cmdline,
+                rss_bytes=one.rss_bytes,
+                cpu_ms=one.cpu_ms,
+                started_at=one.started_ms / 1000,
+                threads=one.threads,
+                exec_id=one.exec_id,
+            )
+            for one in told.processes
+        ]
+
+    async def probe(self, backend: str | None = None) -> Readiness:
+        return await self._handles.backend(backend or self.backend_name).probe()
+
+    # ---- commands
+
+    async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        return await self._execution.run(sandbox_id, request)
+
+    def exec_stream(
+        self, sandbox_id: str, request: ExecRequest
+    ) -> AsyncIterator[Chunk | ExecResult]:
+        return self._execution.stream(sandbox_id, request)
+
+    async def exec_start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        return await self._execution.start(sandbox_id, request)
+
+    async def exec_get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
+        return await self._execution.get(sandbox_id, exec_id, wait_s=wait_s)
+
+    def exec_output(
+        self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
+    ) -> AsyncIterator[Chunk | ExecResult]:
+        return self._execution.output(sandbox_id, exec_id, since_seq=since_seq, follow=follow)
+
+    async def exec_signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
+        await self._execution.signal(sandbox_id, exec_id, signal)
+
+    async def exec_stdin(
+        self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
+    ) -> None:
+        await self._execution.stdin(sandbox_id, exec_id, data, close=close)
+
+    async def execs(self, sandbox_id: str) -> Results:
+        return [*await self._execution.list(sandbox_id)]
+
+    def terminal(
+        self,
+        sandbox_id: str,
+        *,
+        command: tuple[str, ...] | None = None,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> AbstractAsyncContextManager[Terminal]:
+        return open_terminal(
+            self._handles, sandbox_id, command=command, rows=rows, cols=cols, env=env, cwd=cwd
+        )
+
+    def connect(self, sandbox_id: str, port: int) -> AbstractAsyncContextManager[PortStream]:
+        return connect_port(self._handles, sandbox_id, port)
+
+    async def run(self, request: RunRequest) -> RunResult:
+        return await self._oneshot.run(request)
+
+    # ---- upkeep
+
+    async def sweep(self) -> Swept:
+        self._sweep_began = True
+        return await self._reaper.sweep()
+
+    def sweep_soon(self, after_s: float = SWEEP_AFTER_S) -> None:
+        """One sweep in the background, or a quick one in `aclose` when that comes first."""
+        if self._sweeping is None:
+            self._sweep_began = False
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep_after(after_s))
+
+    async def aclose(self) -> None:
+        """Close every connection. Twice is fine."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeping
+            self._sweeping = None
+        if not self._sweep_began:
+            self._sweep_began = True
+            with suppress(TimeoutError, SandkastenError):
+                async with asyncio.timeout(SWEEP_AT_CLOSE_S):
+                    await self._reaper.sweep(quick=True)
+        await self._handles.aclose()
+
+    async def _sweep_after(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        # Nobody asked for it, so nobody hears of its failure but the event sink.
+        with suppress(SandkastenError):
+            await self.sweep()

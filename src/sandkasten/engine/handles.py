@@ -1,0 +1,233 @@
+"""Sandboxes this process is connected to: one cell and one channel each, opened when needed.
+
+Any process with the same ledger can open any sandbox; nothing here is needed to find it
+again. Unknown ids raise SessionNotFound, dead cells SandboxLost or SessionExpired, and a
+dead cell is recorded as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.owner import boot_id
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    NotFound,
+    SandboxLost,
+    SandkastenError,
+    SessionExpired,
+    SessionNotFound,
+)
+from sandkasten.model.ids import SandboxId, sandbox_id
+from sandkasten.model.lifecycle import State, may_move
+from sandkasten.wire.channel import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.record import Record
+    from sandkasten.model.usage import Usage
+    from sandkasten.ports import Backend, Cell, Clock, EventSink, Store
+
+# Slower than this and the host is starving, not the runner: attach and dial are local.
+ATTACH_TIMEOUT_S = 10.0
+_REMEMBERED = 256
+
+
+@dataclass(slots=True)
+class Began:
+    """What was true when a command began, for the verdict when it has ended."""
+
+    before: Usage | None
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class Handle:
+    record: Record
+    backend: Backend
+    cell: Cell
+    channel: Channel | None = None
+    counters: Usage | None = None
+    """The kernel's counts when they were last read."""
+    last_used: float = 0.0
+    """Boot time of the last request made here."""
+    dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    began: dict[str, Began] = field(default_factory=dict)
+
+    def remember(self, exec_id: str, began: Began) -> None:
+        if len(self.began) >= _REMEMBERED:
+            del self.began[next(iter(self.began))]
+        self.began[exec_id] = began
+
+
+class Handles:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        store: Store,
+        clock: Clock,
+        events: EventSink | None = None,
+    ) -> None:
+        self._backends = backends
+        self._store = store
+        self._clock = clock
+        self._events = events
+        self._open: dict[str, Handle] = {}
+
+    def peek(self, the_id: str) -> Handle | None:
+        return self._open.get(the_id)
+
+    def keep(self, handle: Handle) -> None:
+        handle.last_used = self._clock.boottime()
+        self._open[handle.record.id] = handle
+
+    async def get(self, text: str) -> Handle:
+        """The open handle, or one attached now."""
+        handle = self._open.get(text)
+        if handle is None:
+            handle = await self._attach(sandbox_id(text))
+        handle.last_used = self._clock.boottime()
+        return handle
+
+    async def channel(self, handle: Handle) -> Channel:
+        """The live channel of this handle, dialled anew when the last one ended."""
+        channel = handle.channel
+        if channel is not None and not channel.closed:
+            return channel
+        async with handle.dialing:
+            channel = handle.channel
+            if channel is not None:
+                if not channel.closed:
+                    return channel
+                await channel.aclose()
+            try:
+                async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                    handle.channel = await Channel.open(await handle.cell.dial())
+            except SandboxLost as exc:
+                raise await self.lost(handle.record, exc) from exc
+            except TimeoutError as exc:
+                raise Busy(
+                    f"sandbox {handle.record.id} did not answer within {ATTACH_TIMEOUT_S:g} s",
+                    hint="it may be starved of CPU; try again or destroy it",
+                ) from exc
+            return handle.channel
+
+    async def connect(self, text: str) -> tuple[Handle, Channel]:
+        handle = await self.get(text)
+        channel = handle.channel
+        if channel is None or channel.closed:
+            channel = await self.channel(handle)
+        return handle, channel
+
+    async def forget(self, the_id: str) -> Handle | None:
+        """Close what is open of it here; the sandbox itself lives on."""
+        handle = self._open.pop(the_id, None)
+        if handle is not None and handle.channel is not None:
+            await handle.channel.aclose()
+        return handle
+
+    async def aclose(self) -> None:
+        for the_id in list(self._open):
+            await self.forget(the_id)
+
+    def backend(self, name: str) -> Backend:
+        backend = self._backends.get(name)
+        if backend is None:
+            raise BackendUnavailable(
+                f"backend {name} is not configured here",
+                hint=f"known: {', '.join(sorted(self._backends))}",
+            )
+        return backend
+
+    async def lost(self, record: Record, cause: SandkastenError) -> SandkastenError:
+        """Record that the cell is gone, and answer the error that says why as far as known."""
+        known = self._open.get(record.id)
+        await self.forget(record.id)
+        row = await self._store.get(record.id)
+        if row is None or row.state is State.DESTROYING:
+            return _not_found(record.id)
+        if may_move(row.state, State.LOST):
+            try:
+                async with self._store.lock(record.id, wait_s=0):
+                    row = await self._store.get(record.id)
+                    if row is not None and may_move(row.state, State.LOST):
+                        await self._store.put(replace(row, state=State.LOST))
+                        self._emit("sandbox.lost", record)
+            except Busy:
+                # Whoever holds it is destroying it or recording the same.
+                pass
+        now = self._clock.boottime()
+        idle_since = known.last_used if known is not None else now
+        if record.boot_id == boot_id() and (
+            now - record.created_boottime >= record.lifetime_s
+            or now - idle_since >= record.idle_timeout_s
+        ):
+            return SessionExpired(
+                f"sandbox {record.id} has expired",
+                hint="create a new one; ttl_seconds and lifetime_seconds set how long it lives",
+            )
+        return SandboxLost(
+            f"sandbox {record.id} is gone: {cause.message}",
+            hint="it was killed, ran out of memory or expired; create a new one",
+        )
+
+    async def alive(self, record: Record) -> bool:
+        """Whether the cell of a RUNNING row still is; records it as lost when not."""
+        if record.boot_id != boot_id():
+            await self.lost(record, SandboxLost("the machine was restarted"))
+            return False
+        handle = self._open.get(record.id)
+        if handle is not None and handle.channel is not None and not handle.channel.closed:
+            return True
+        try:
+            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                await self.backend(record.backend).attach(record.id)
+        except SandboxLost as exc:
+            await self.lost(record, exc)
+            return False
+        except TimeoutError:
+            # Slow is not dead: a starved host must not make us forget living sandboxes.
+            return True
+        return True
+
+    async def _attach(self, the_id: SandboxId) -> Handle:
+        record = await self._store.get(the_id)
+        if record is None or record.state is State.DESTROYING:
+            raise _not_found(the_id)
+        if record.state is State.CREATING:
+            raise Busy(f"sandbox {the_id} is still being created", hint="try again in a moment")
+        if record.state is State.LOST or record.boot_id != boot_id():
+            raise await self.lost(record, SandboxLost("its processes have ended"))
+        backend = self.backend(record.backend)
+        try:
+            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                cell = await backend.attach(the_id)
+                # Counted from here: what was killed before we looked is not this command's doing.
+                counters = await cell.usage()
+        except SandboxLost as exc:
+            raise await self.lost(record, exc) from exc
+        except TimeoutError as exc:
+            raise Busy(
+                f"sandbox {the_id} could not be reached within {ATTACH_TIMEOUT_S:g} s",
+                hint="the host may be starved; try again",
+            ) from exc
+        other = self._open.get(the_id)
+        if other is not None:
+            return other
+        handle = Handle(record=record, backend=backend, cell=cell, counters=counters)
+        self.keep(handle)
+        return handle
+
+    def _emit(self, event: str, record: Record) -> None:
+        if self._events is not None:
+            self._events.emit(event, {"sandbox": record.id, "backend": record.backend})
+
+
+def _not_found(the_id: str) -> NotFound:
+    return SessionNotFound(
+        f"no sandbox has the id {the_id}", hint="it may have been destroyed; list them with ls"
+    )

@@ -1,0 +1,323 @@
+"""One-shot compute: a sandbox for one piece of code, gone when the answer is there.
+
+Everything that can be refused is refused before anything is made. The code's own failure is
+a result with `ok` false; an interpreter that is not there is CommandNotFound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import (
+    CommandNotFound,
+    FileError,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    PolicyDenied,
+    SandkastenError,
+)
+from sandkasten.model.commands import checked_command
+from sandkasten.model.environment import text_bytes
+from sandkasten.model.execution import ExecRequest, ExecResult
+from sandkasten.model.globs import Glob, compile_globs
+from sandkasten.model.limits import MIB, Limits
+from sandkasten.model.numbers import number
+from sandkasten.model.oneshot import Artifact, RunRequest, RunResult
+from sandkasten.model.paths import workspace_member
+from sandkasten.model.policy import public_limits
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.spec import WORKSPACE
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from sandkasten.engine.execution import Execution
+    from sandkasten.engine.files import Files
+    from sandkasten.engine.sandboxes import Plan, Sandboxes
+    from sandkasten.model.files import FileEntry
+    from sandkasten.model.record import Record
+
+MAX_CODE_BYTES = 10_000_000
+MAX_FILES = 1000
+MAX_FILES_BYTES = 256 * MIB
+MAX_ARTIFACTS = 100
+# All artifacts of one run together are held in memory once.
+MAX_ARTIFACTS_BYTES = 10 * 10_000_000
+# Names looked at while matching; a run that makes more is told so.
+MAX_LISTED = 100_000
+# How much longer than its code a run may live: files in, artifacts out.
+LEASE_MARGIN_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    program: tuple[str, ...]
+    main: str
+    remedy: str
+
+
+_RUNTIMES: dict[str, Runtime] = {
+    # -B: a cache of byte code is of no use to code that runs once.
+    "python": Runtime(("python3", "-B"), "main.py", "install python3 on the host"),
+    "node": Runtime(("node",), "main.js", "install nodejs on the host"),
+    "bash": Runtime(("bash",), "main.sh", "install bash on the host, or use runtime sh"),
+    "sh": Runtime(("sh",), "main.sh", "use an image that has a shell"),
+}
+_ALIASES = {"linux": "bash", "shell": "bash", "python3": "python", "javascript": "node"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    name: str
+    runtime: Runtime
+    files: dict[str, bytes]
+    globs: tuple[Glob, ...]
+    exec: ExecRequest
+
+
+class OneShot:
+    def __init__(self, sandboxes: Sandboxes, execution: Execution, files: Files) -> None:
+        self._sandboxes = sandboxes
+        self._execution = execution
+        self._files = files
+
+    async def run(self, request: RunRequest) -> RunResult:
+        job = _checked(request)
+        plan = await self._plan(request, job)
+        record = await self._sandboxes.make(plan)
+        try:
+            return await self._compute(record, job)
+        finally:
+            await self._remove(record)
+
+    async def _plan(self, request: RunRequest, job: _Job) -> Plan:
+        plan = await self._sandboxes.plan(
+            CreateRequest(
+                image=request.image,
+                env=request.env,
+                limits=request.limits,
+                profile=request.profile,
+                backend=request.backend,
+                network=request.network,
+                labels={"sandkasten.oneshot": job.name},
+            )
+        )
+        limits = plan.spec.limits
+        checked_command(job.exec, limits, "sh")
+        timeout_s = job.exec.timeout_s if job.exec.timeout_s is not None else limits.exec_timeout_s
+        lifetime_s = timeout_s + LEASE_MARGIN_S
+        return replace(
+            plan,
+            lease=replace(
+                plan.lease,
+                lifetime_s=lifetime_s,
+                # Between two requests nothing runs, so an idle time below this could end it.
+                idle_timeout_s=min(plan.lease.idle_timeout_s, LEASE_MARGIN_S),
+            ),
+        )
+
+    async def _compute(self, record: Record, job: _Job) -> RunResult:
+        await self._write(record.id, job.files)
+        try:
+            result = await self._execution.run(record.id, job.exec)
+        except CommandNotFound as exc:
+            raise CommandNotFound(
+                f"there is no {job.runtime.program[0]} in image {record.image}",
+                hint=job.runtime.remedy,
+                runtime=job.name,
+            ) from exc
+        artifacts: tuple[Artifact, ...] = ()
+        warnings = record.warnings
+        if job.globs and result.status != "lost":
+            artifacts, more = await self._artifacts(record, job)
+            warnings += more
+        return _answer(record, job, result, artifacts, warnings)
+
+    async def _write(self, sandbox_id: str, files: dict[str, bytes]) -> None:
+        if len(files) == 1:
+            for path, data in files.items():
+                await self._files.write(sandbox_id, path, data)
+            return
+        gate = asyncio.Semaphore(8)
+
+        async def one(path: str, data: bytes) -> None:
+            async with gate:
+                await self._files.write(sandbox_id, path, data)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for path, data in files.items():
+                    group.create_task(one(path, data))
+        except* SandkastenError as several:
+            raise _first(several) from several
+
+    async def _artifacts(
+        self, record: Record, job: _Job
+    ) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
+        matched: list[tuple[str, FileEntry]] = []
+        warnings: list[str] = []
+        cursor: str | None = None
+        looked_at = 0
+        while True:
+            page = await self._files.list(
+                record.id, WORKSPACE, recursive=True, limit=5000, cursor=cursor
+            )
+            for entry in page.entries:
+                name = entry.path.removeprefix(WORKSPACE + "/")
+                if entry.type == "file" and name != job.runtime.main and _matches(name, job.globs):
+                    matched.append((name, entry))
+            looked_at += len(page.entries)
+            cursor = page.next
+            if cursor is None or not page.entries:
+                break
+            if looked_at >= MAX_LISTED:
+                warnings.append(f"only the first {looked_at} files were matched for artifacts")
+                break
+        room, artifacts = MAX_ARTIFACTS_BYTES, list[Artifact]()
+        for name, entry in matched:
+            if len(artifacts) >= MAX_ARTIFACTS:
+                warnings.append(
+                    f"{len(matched) - MAX_ARTIFACTS} more artifacts were left out "
+                    f"(at most {MAX_ARTIFACTS})"
+                )
+                break
+            artifact = await self._artifact(record, name, entry, room)
+            room -= len(artifact.data or b"")
+            artifacts.append(artifact)
+        return tuple(artifacts), tuple(warnings)
+
+    async def _artifact(self, record: Record, name: str, entry: FileEntry, room: int) -> Artifact:
+        most = record.limits.artifact_bytes
+        if entry.size > most:
+            return Artifact(name, entry.size, omitted_reason=f"larger than {most} bytes")
+        if entry.size > room:
+            return Artifact(
+                name, entry.size, omitted_reason=f"all together over {MAX_ARTIFACTS_BYTES} bytes"
+            )
+        try:
+            content = await self._files.read(record.id, entry.path, limit=min(most, room))
+        except (FileError, NotFound, PolicyDenied) as exc:
+            return Artifact(name, entry.size, omitted_reason=exc.message)
+        if content.truncated:
+            return Artifact(name, content.size, omitted_reason="it grew while it was read")
+        return Artifact(name, content.size, data=content.data)
+
+    async def _remove(self, record: Record) -> None:
+        try:
+            await self._sandboxes.destroy(record.id)
+        except SandkastenError:
+            # The answer stands; the row is marked, and the reaper and the lease do the rest.
+            return
+
+
+def _checked(request: RunRequest) -> _Job:
+    name = _ALIASES.get(request.runtime, request.runtime)
+    runtime = _RUNTIMES.get(name)
+    if runtime is None:
+        raise InvalidRequest(
+            f"there is no runtime named {shown(str(request.runtime))}",
+            hint=did_you_mean(str(request.runtime), (*_RUNTIMES, *_ALIASES)),
+            field="runtime",
+        )
+    code = _bytes_of("code", request.code)
+    if len(code) > MAX_CODE_BYTES:
+        raise PayloadTooLarge(
+            f"the code is {len(code)} bytes long",
+            hint=f"at most {MAX_CODE_BYTES}; pass data as a file and let the code read it",
+            limit=MAX_CODE_BYTES,
+        )
+    files = {workspace_member(path): _bytes_of(path, data) for path, data in request.files.items()}
+    if len(files) > MAX_FILES or sum(map(len, files.values())) > MAX_FILES_BYTES:
+        raise PayloadTooLarge(
+            f"{len(files)} files are too many or too large for one run",
+            hint=f"at most {MAX_FILES} files and {MAX_FILES_BYTES} bytes; "
+            "open a sandbox and upload an archive",
+            limit=MAX_FILES,
+        )
+    files[f"{WORKSPACE}/{runtime.main}"] = code
+    timeout_s = request.timeout_s
+    if timeout_s is not None:
+        timeout_s = number("timeout_seconds", timeout_s, low=1, high=3600)
+    command = (*runtime.program, f"{WORKSPACE}/{runtime.main}", *request.args)
+    for part in request.args:
+        text_bytes("an argument", part)
+    return _Job(
+        name=request.runtime,
+        runtime=runtime,
+        files=files,
+        globs=compile_globs(request.artifacts),
+        exec=ExecRequest(command, stdin=request.stdin, timeout_s=timeout_s),
+    )
+
+
+def _bytes_of(what: str, value: str | bytes) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what[:80]} must be text or bytes", hint="encode it first")
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(
+            f"{what[:80]} contains an unpaired surrogate", hint="send valid Unicode or bytes"
+        ) from exc
+
+
+def _matches(name: str, globs: tuple[Glob, ...]) -> bool:
+    return any(glob.matches(name) for glob in globs)
+
+
+def _answer(
+    record: Record,
+    job: _Job,
+    result: ExecResult,
+    artifacts: tuple[Artifact, ...],
+    warnings: tuple[str, ...],
+) -> RunResult:
+    ok = result.status == "completed" and result.exit_code == 0
+    return RunResult(
+        ok=ok,
+        runtime=job.name,
+        exit_code=result.exit_code,
+        signal=result.signal,
+        duration_ms=result.duration_ms,
+        stdout=result.stdout,
+        stderr=result.stderr,
+        output=result.output,
+        truncated=result.truncated,
+        timed_out=result.timed_out,
+        oom_killed=result.oom_killed,
+        artifacts=artifacts,
+        limits=_caps(record.limits, job),
+        image=record.image,
+        sandbox_id=record.id,
+        backend=record.backend,
+        error=None if ok else _error(result),
+        why=result.why,
+        warnings=warnings,
+    )
+
+
+def _caps(limits: Limits, job: _Job) -> dict[str, int | float]:
+    caps = public_limits(limits)
+    timeout_s = job.exec.timeout_s if job.exec.timeout_s is not None else limits.exec_timeout_s
+    return {"timeout_seconds": timeout_s, "max_artifacts_count": MAX_ARTIFACTS, **caps}
+
+
+def _error(result: ExecResult) -> str:
+    if result.why is not None:
+        return result.why.message
+    if result.exit_code is not None:
+        return f"the code exited with status {result.exit_code}"
+    return "the code did not end normally"
+
+
+def _first(several: BaseExceptionGroup[SandkastenError]) -> SandkastenError:
+    one: BaseException = several
+    while isinstance(one, BaseExceptionGroup):
+        one = one.exceptions[0]
+    if isinstance(one, SandkastenError):
+        return one
+    raise one

@@ -1,0 +1,337 @@
+"""Create, describe and destroy sandboxes, so that a crash at any point leaves something findable.
+
+The row is written before the resource is made and dropped after it is gone; the lock of an
+id is held while its sandbox is made or removed, so nobody takes a half-made one for litter.
+A create that fails or is cancelled removes what it began before it lets the error through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.cleanup import finish
+from sandkasten.engine.handles import Handle, Handles
+from sandkasten.engine.owner import boot_id, this_process
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    Conflict,
+    SandboxLost,
+    SandkastenError,
+    SessionNotFound,
+)
+from sandkasten.model.environment import checked_environment, checked_labels
+from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
+from sandkasten.model.lifecycle import State
+from sandkasten.model.policy import (
+    Lease,
+    Policy,
+    check_network,
+    checked_profile,
+    checked_session_key,
+    lease_for,
+    parse_limits,
+)
+from sandkasten.model.record import Record
+from sandkasten.model.sandbox import CreateRequest, Info
+from sandkasten.model.spec import CellSpec
+from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, ImageSource, Store
+from sandkasten.wire.channel import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.image import Image
+
+# Making a place takes milliseconds; a host so busy that it needs this long is not usable.
+CREATE_TIMEOUT_S = 30.0
+# Clean-up runs after its caller was cancelled, so it must end; the reaper does the rest.
+DESTROY_TIMEOUT_S = 20.0
+# Long enough for one create and one destroy of whoever holds the lock.
+LOCK_WAIT_S = CREATE_TIMEOUT_S + DESTROY_TIMEOUT_S
+LEASE_TIMEOUT_S = 10.0
+_CHECKS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked request: nothing was made yet, and nothing in it can be refused any more."""
+
+    backend: Backend
+    spec: CellSpec
+    lease: Lease
+    labels: dict[str, str]
+    env_names: tuple[str, ...]
+    session_key: str | None
+    warnings: tuple[str, ...]
+
+
+class Sandboxes:
+    def __init__(
+        self,
+        *,
+        handles: Handles,
+        store: Store,
+        images: ImageSource,
+        policy: Policy,
+        clock: Clock,
+        default_backend: str,
+        events: EventSink | None,
+    ) -> None:
+        self._handles = handles
+        self._store = store
+        self._images = images
+        self._policy = policy
+        self._clock = clock
+        self._default_backend = default_backend
+        self._events = events
+
+    async def plan(self, request: CreateRequest) -> Plan:
+        """Check everything that can be checked before anything is made."""
+        check_network(request.network)
+        profile = checked_profile(request.profile)
+        env = checked_environment(request.env)
+        limits = parse_limits(request.limits, self._policy.limits)
+        lease = lease_for(request, self._policy)
+        labels = checked_labels(request.labels)
+        key = checked_session_key(request.session_key)
+        backend = self._handles.backend(request.backend or self._default_backend)
+        image = await self._image(request.image)
+        spec = CellSpec(
+            image=image, limits=limits, profile=profile, env={**self._policy.env, **env}
+        )
+        return Plan(
+            backend=backend,
+            spec=spec,
+            lease=lease,
+            labels=labels,
+            env_names=tuple(sorted(env)),
+            session_key=key,
+            warnings=(image.warning,) if image.warning else (),
+        )
+
+    async def create(self, request: CreateRequest) -> Info:
+        plan = await self.plan(request)
+        if plan.session_key is None:
+            return self.describe(await self.make(plan), created=True)
+        async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
+            found = await self._store.find_key(plan.session_key)
+            if found is not None:
+                if await self._usable(found):
+                    _same_kind(found, request, plan)
+                    return self.describe(found, created=False)
+                await self._destroy_quietly(found.id)
+            return self.describe(await self.make(plan), created=True)
+
+    async def make(self, plan: Plan) -> Record:
+        """A running sandbox with its handle open, or an error and nothing left behind."""
+        owner = this_process()
+        record = Record(
+            id=new_sandbox_id(),
+            state=State.CREATING,
+            backend=plan.backend.name,
+            image=plan.spec.image.name,
+            profile=plan.spec.profile,
+            limits=plan.spec.limits,
+            created_at=self._clock.now(),
+            created_boottime=self._clock.boottime(),
+            boot_id=owner.boot_id,
+            idle_timeout_s=plan.lease.idle_timeout_s,
+            lifetime_s=plan.lease.lifetime_s,
+            session_key=plan.session_key,
+            labels=plan.labels,
+            env_names=plan.env_names,
+            owner_pid=owner.pid,
+            owner_start=owner.start,
+            warnings=plan.warnings,
+        )
+        async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
+            await self._store.put(record)
+            try:
+                record = await self._start(record, plan)
+            except BaseException as exc:
+                await finish(self._undo(record, exc))
+                raise
+        self._emit("sandbox.created", record)
+        return record
+
+    async def get(self, text: str) -> Info:
+        record = await self._store.get(sandbox_id(text))
+        if record is None:
+            raise SessionNotFound(
+                f"no sandbox has the id {text}", hint="it may have been destroyed; list with ls"
+            )
+        return self.describe(await self._looked_at(record), created=False)
+
+    async def list(self) -> Sequence[Info]:
+        gate = asyncio.Semaphore(_CHECKS_AT_ONCE)
+
+        async def one(record: Record) -> Record:
+            async with gate:
+                return await self._looked_at(record)
+
+        records = await self._store.list()
+        return [
+            self.describe(record, created=False)
+            for record in await asyncio.gather(*(one(record) for record in records))
+        ]
+
+    async def destroy(self, text: str) -> None:
+        """Gone when this returns. SessionNotFound when there is none; a failure leaves its row."""
+        the_id = sandbox_id(text)
+        async with self._store.lock(the_id, wait_s=LOCK_WAIT_S):
+            record = await self._store.get(the_id)
+            if record is None:
+                raise SessionNotFound(
+                    f"no sandbox has the id {the_id}", hint="it may have been destroyed already"
+                )
+            await finish(self.finish_destroy(record))
+
+    async def remove(self, backend: Backend, the_id: SandboxId) -> None:
+        """Remove whatever a backend holds for an id, alive or not. Bounded by DESTROY_TIMEOUT_S."""
+        try:
+            async with asyncio.timeout(DESTROY_TIMEOUT_S):
+                handle = await self._handles.forget(the_id)
+                try:
+                    cell = handle.cell if handle is not None else await backend.attach(the_id)
+                except SandboxLost:
+                    if isinstance(backend, Discards):
+                        await backend.discard(the_id)
+                else:
+                    await cell.destroy()
+        except TimeoutError as exc:
+            raise BackendUnavailable(
+                f"sandbox {the_id} could not be removed within {DESTROY_TIMEOUT_S:g} s",
+                hint="it is marked and will be removed later; try again",
+            ) from exc
+
+    def describe(self, record: Record, *, created: bool) -> Info:
+        now, boottime = self._clock.now(), self._clock.boottime()
+        handle = self._handles.peek(record.id)
+        used = handle.last_used if handle is not None else record.created_boottime
+        ends_idle = now + max(0.0, used + record.idle_timeout_s - boottime)
+        ends = now + max(0.0, record.created_boottime + record.lifetime_s - boottime)
+        return Info(
+            id=record.id,
+            image=record.image,
+            backend=record.backend,
+            status=record.state.value,
+            profile=record.profile,
+            limits=record.limits,
+            created=created,
+            created_at=record.created_at,
+            expires_at=min(ends_idle, ends),
+            idle_timeout_s=record.idle_timeout_s,
+            lifetime_s=record.lifetime_s,
+            session_key=record.session_key,
+            labels=dict(record.labels),
+            env_names=record.env_names,
+            unenforced=record.unenforced,
+            warnings=record.warnings,
+        )
+
+    async def _image(self, name: str | None) -> Image:
+        image = await self._images.resolve(name if name is not None else self._policy.default_image)
+        # A caller who named no image was promised none, so there is nothing to warn about.
+        return image if name is not None else replace(image, warning="")
+
+    async def _start(self, record: Record, plan: Plan) -> Record:
+        try:
+            async with asyncio.timeout(CREATE_TIMEOUT_S):
+                cell = await plan.backend.create(record.id, plan.spec)
+                channel = await Channel.open(await cell.dial())
+        except TimeoutError as exc:
+            raise BackendUnavailable(
+                f"backend {plan.backend.name} did not make a sandbox in {CREATE_TIMEOUT_S:g} s",
+                hint="the host may be overloaded; run doctor",
+            ) from exc
+        handle = Handle(record=record, backend=plan.backend, cell=cell, channel=channel)
+        self._handles.keep(handle)
+        # The runner ends itself: a sandbox needs nobody to be alive to be taken away.
+        await channel.call(
+            "lease",
+            {
+                "idle_ms": int(plan.lease.idle_timeout_s * 1000),
+                "lifetime_ms": int(plan.lease.lifetime_s * 1000),
+            },
+            timeout_s=LEASE_TIMEOUT_S,
+        )
+        unenforced = tuple(cell.unenforced) if isinstance(cell, Candid) else ()
+        running = replace(record, state=State.RUNNING, unenforced=unenforced)
+        handle.record = running
+        await self._store.put(running)
+        return running
+
+    async def _undo(self, record: Record, cause: BaseException) -> None:
+        """After a failed create. What cannot be removed now stays marked for the reaper."""
+        self._emit("sandbox.create_failed", record, error=type(cause).__name__)
+        backend = self._handles.backend(record.backend)
+        try:
+            await self._store.put(replace(record, state=State.DESTROYING))
+            await self.remove(backend, record.id)
+            await self._store.drop(record.id)
+        except SandkastenError as exc:
+            # The caller gets the error that began this; the row says what is left to do.
+            self._emit("sandbox.cleanup_failed", record, error=exc.code)
+
+    async def finish_destroy(self, record: Record) -> None:
+        """With the lock of the id held: mark, remove, forget."""
+        backend = self._handles.backend(record.backend)
+        if record.state is not State.DESTROYING:
+            await self._store.put(replace(record, state=State.DESTROYING))
+        await self.remove(backend, record.id)
+        await self._store.drop(record.id)
+        self._emit("sandbox.destroyed", record)
+
+    async def _destroy_quietly(self, the_id: SandboxId) -> None:
+        try:
+            await self.destroy(the_id)
+        except SessionNotFound:
+            return
+
+    async def _usable(self, record: Record) -> bool:
+        return record.state is State.RUNNING and await self._handles.alive(record)
+
+    async def _looked_at(self, record: Record) -> Record:
+        """The record with its state as it is now, not as it was when somebody last looked."""
+        if record.state is not State.RUNNING:
+            return record
+        try:
+            alive = await self._handles.alive(record)
+        except (BackendUnavailable, Busy):
+            return record
+        return record if alive else replace(record, state=State.LOST)
+
+    def _emit(self, event: str, record: Record, *, error: str | None = None) -> None:
+        if self._events is not None:
+            fields: dict[str, str | int | float | bool | None] = {
+                "sandbox": record.id,
+                "backend": record.backend,
+                "image": record.image,
+            }
+            if error is not None:
+                fields["error"] = error
+            self._events.emit(event, fields)
+
+
+def rebooted(record: Record) -> bool:
+    return record.boot_id != boot_id()
+
+
+def _same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
+    """A key names one sandbox: asking for another kind under it is a mistake, not a new one."""
+    asked = (
+        ("image", request.image, plan.spec.image.name, found.image),
+        ("backend", request.backend, plan.backend.name, found.backend),
+        ("profile", request.profile, plan.spec.profile, found.profile),
+    )
+    for what, named, wanted, has in asked:
+        if named is not None and wanted != has:
+            raise Conflict(
+                f"session key {found.session_key!r} names a sandbox with {what} {has}, "
+                f"not {wanted}",
+                hint="use another key, or destroy that sandbox first",
+                sandbox_id=found.id,
+            )

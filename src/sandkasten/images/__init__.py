@@ -1,0 +1,1 @@
+"""Images: names turned into root file systems, behind `ports.ImageSource`."""

@@ -1,0 +1,93 @@
+"""The host image: the machine's own /usr, read-only, as the root of a sandbox.
+
+Answers `host`, and the aliases for which this machine has the program; an image asked for by
+its full name is never replaced by it. The allow-list is looked at before anything else.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import InvalidImage, PolicyDenied
+from sandkasten.images.names import ALIASES, HOST, checked_name
+from sandkasten.model.image import Image
+from sandkasten.model.spec import DEFAULT_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PROGRAMS = {
+    "python": ("python3", "python3"),
+    "node": ("node", "nodejs"),
+    "linux": ("bash", "bash"),
+    "bash": ("bash", "bash"),
+    "shell": ("bash", "bash"),
+    "base": ("sh", "dash"),
+}
+
+
+class HostImages:
+    """Implements `ports.ImageSource`. `usr` is where the host's programs are looked for."""
+
+    def __init__(
+        self,
+        *,
+        allowed: Sequence[str] | None = None,
+        strict: bool = False,
+        usr: Path = Path("/usr"),
+    ) -> None:
+        self._allowed = None if allowed is None else tuple(allowed)
+        self._strict = strict
+        self._usr = usr
+
+    async def resolve(self, name: str) -> Image:
+        name = checked_name(name)
+        self._check_allowed(name)
+        if name == HOST:
+            return Image(HOST)
+        target = ALIASES.get(name)
+        if target is None:
+            raise InvalidImage(
+                f"image {name} is not in the store",
+                hint=f"use one of: {', '.join((HOST, *ALIASES))}",
+                image=name,
+            )
+        if self._strict:
+            raise InvalidImage(
+                f"image {name} stands for {target}, which is not in the store",
+                hint="images.strict forbids the host image in its place; say host to mean it",
+                image=name,
+            )
+        program, package = _PROGRAMS[name]
+        if not self._has(program):
+            raise InvalidImage(
+                f"image {name} stands for {target}, which is not in the store, "
+                f"and this machine has no {program} under {self._usr}",
+                hint=f"install {package} on the host (apt-get install {package})",
+                image=name,
+            )
+        return Image(HOST, warning=f"alias {name} ({target}) answered by the host image")
+
+    def _check_allowed(self, name: str) -> None:
+        if self._allowed is None:
+            return
+        # An alias and what it stands for are the same image to an operator.
+        if name in self._allowed or ALIASES.get(name) in self._allowed:
+            return
+        raise PolicyDenied(
+            f"image {name} is not on the allow-list",
+            hint=f"allowed_images: {', '.join(self._allowed) or '(empty)'}",
+            image=name,
+        )
+
+    def _has(self, program: str) -> bool:
+        for directory in DEFAULT_PATH.split(":"):
+            # /bin and /sbin are /usr/bin and /usr/sbin inside, whatever they are here.
+            relative = directory.removeprefix("/usr").strip("/")
+            path = self._usr / relative / program
+            # A link that leads out of /usr (to a home, to /opt) leads nowhere inside.
+            if os.access(path, os.X_OK) and path.resolve().is_relative_to(self._usr.resolve()):
+                return True
+        return False

@@ -1,0 +1,1 @@
+"""Where the ledger is kept: behind `ports.Store`, nothing else knows how."""

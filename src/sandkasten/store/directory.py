@@ -1,0 +1,151 @@
+"""The ledger as a directory of small JSON files, shared by every process of one data directory.
+
+One file a record, mode 0600, replaced by rename, so a reader sees the old row or the new.
+Nothing is fsynced: no sandbox outlives the machine, so a row lost with it describes nothing.
+A file that cannot be read is reported by `corrupt` and answers like a missing one. A disk
+that is full or read-only raises QuotaExceeded or InternalError, before anything was made.
+
+Files are a few hundred bytes in a directory the kernel caches: the calls are made on the
+event loop, because handing them to a thread costs more than they do.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError, SessionNotFound
+from sandkasten.model.ids import SandboxId, sandbox_id
+from sandkasten.store.locks import FileLocks
+from sandkasten.store.rows import MAX_ROW_BYTES, decode_row, encode_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from sandkasten.model.record import Record
+
+_SUFFIX = ".json"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class DirectoryStore:
+    """Implements `ports.Store` below `root`, which is made with mode 0700 when missing."""
+
+    def __init__(self, root: Path) -> None:
+        self._rows = root / "rows"
+        self._keys = root / "keys"
+        locks = root / "locks"
+        with _translated("prepare the ledger"):
+            for directory in (root, self._rows, self._keys, locks):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._locks = FileLocks(locks)
+
+    async def put(self, record: Record) -> None:
+        with _translated(f"record sandbox {record.id}"):
+            # Pointer first: one that leads to no row is harmless, a row that its key does
+            # not find is a second sandbox for that key.
+            if record.session_key is not None:
+                _replace(self._key_path(record.session_key), record.id.encode())
+            _replace(self._row_path(record.id), encode_row(record))
+
+    async def get(self, sandbox_id: SandboxId) -> Record | None:
+        return self._read(sandbox_id)
+
+    async def find_key(self, session_key: str) -> Record | None:
+        try:
+            target = sandbox_id(_read_small(self._key_path(session_key)).decode("ascii"))
+        except (OSError, ValueError, SessionNotFound):
+            return None
+        record = self._read(target)
+        return record if record is not None and record.session_key == session_key else None
+
+    async def list(self) -> Sequence[Record]:
+        found = (self._read(one) for one in self._ids())
+        return sorted((r for r in found if r is not None), key=lambda r: (r.created_at, r.id))
+
+    async def drop(self, sandbox_id: SandboxId) -> None:
+        record = self._read(sandbox_id)
+        with _translated(f"forget sandbox {sandbox_id}"):
+            self._row_path(sandbox_id).unlink(missing_ok=True)
+            if record is not None and record.session_key is not None:
+                path = self._key_path(record.session_key)
+                try:
+                    if _read_small(path) == sandbox_id.encode():
+                        path.unlink(missing_ok=True)
+                except FileNotFoundError:
+                    return
+
+    async def corrupt(self) -> Sequence[SandboxId]:
+        return [
+            one for one in self._ids() if self._read(one) is None and self._row_path(one).exists()
+        ]
+
+    def lock(self, name: str, *, wait_s: float = 30.0) -> AbstractAsyncContextManager[None]:
+        return self._locks.hold(name, wait_s)
+
+    def _ids(self) -> Sequence[SandboxId]:
+        ids: list[SandboxId] = []
+        with _translated("read the ledger"):
+            for name in os.listdir(self._rows):
+                stem, suffix = os.path.splitext(name)
+                if suffix == _SUFFIX:
+                    try:
+                        ids.append(sandbox_id(stem))
+                    except SessionNotFound:
+                        continue
+        return ids
+
+    def _read(self, the_id: SandboxId) -> Record | None:
+        try:
+            record = decode_row(_read_small(self._row_path(the_id)))
+        except (OSError, ValueError):
+            return None
+        return record if record.id == the_id else None
+
+    def _row_path(self, the_id: SandboxId) -> Path:
+        return self._rows / (the_id + _SUFFIX)
+
+    def _key_path(self, session_key: str) -> Path:
+        return self._keys / hashlib.sha256(session_key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _read_small(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_ROW_BYTES + 1)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _translated(attempt: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise _trouble(attempt, exc) from exc
+
+
+def _trouble(attempt: str, exc: OSError) -> SandkastenError:
+    reason = exc.strerror or type(exc).__name__
+    if exc.errno in _NO_ROOM:
+        return QuotaExceeded(
+            f"could not {attempt}: {reason}", hint="free space in the data directory and try again"
+        )
+    return InternalError(
+        f"could not {attempt}: {reason}",
+        hint="check that the data directory exists and belongs to this user",
+    )

@@ -1,0 +1,96 @@
+"""Named locks over processes: flock on a file, which the kernel lets go when its holder dies.
+
+Waiting is by trying again, never by blocking the event loop. Lock files are removed on
+release; who then holds a removed file notices by its inode and tries anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import random
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from sandkasten.errors import Busy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+_FIRST_WAIT_S = 0.001
+_LONGEST_WAIT_S = 0.05
+
+
+class FileLocks:
+    """One directory of locks. Waiters of one process queue in order and hold one descriptor."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def hold(self, name: str, wait_s: float) -> AsyncIterator[None]:
+        # Names come from callers (session keys); a digest can neither be a path nor too long.
+        path = self._root / hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = asyncio.Lock()
+        deadline = time.monotonic() + wait_s
+        if wait_s <= 0 and queue.locked():
+            raise _busy(wait_s)
+        try:
+            async with asyncio.timeout(max(wait_s, 1.0)):
+                await queue.acquire()
+        except TimeoutError as exc:
+            raise _busy(wait_s) from exc
+        try:
+            fd = await _take(path, deadline, wait_s)
+            try:
+                yield
+            finally:
+                # Unlinked while held: a waiter that opened this file before sees that it is
+                # gone and opens the new one.
+                path.unlink(missing_ok=True)
+                os.close(fd)
+        finally:
+            queue.release()
+
+
+async def _take(path: Path, deadline: float, wait_s: float) -> int:
+    pause = _FIRST_WAIT_S
+    while (fd := _try(path)) is None:
+        if time.monotonic() >= deadline:
+            raise _busy(wait_s)
+        # Spread out, or processes that began together stay in step.
+        await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+        pause = min(pause * 2, _LONGEST_WAIT_S)
+    return fd
+
+
+def _try(path: Path) -> int | None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held, named = os.fstat(fd), os.stat(path)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    if (held.st_dev, held.st_ino) != (named.st_dev, named.st_ino):
+        os.close(fd)
+        return None
+    return fd
+
+
+def _busy(wait_s: float) -> Busy:
+    return Busy(
+        f"somebody else is working on this sandbox (waited {wait_s:g} s)",
+        hint="try again in a moment",
+    )

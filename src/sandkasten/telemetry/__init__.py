@@ -1,0 +1,1 @@
+"""Engine events made visible: behind `ports.EventSink`, nothing else knows where they go."""

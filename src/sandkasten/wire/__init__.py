@@ -1,0 +1,13 @@
+"""The runner protocol, client side: frames, messages and one multiplexed channel.
+
+Knows `errors` and nothing else of this project. Everything that arrives here was written by
+a hostile program: it is bounded before it is kept and decoded into a closed set of values.
+"""
+
+from __future__ import annotations
+
+from sandkasten.wire.call import Call, Data, Event, Output
+from sandkasten.wire.channel import Channel
+from sandkasten.wire.unix import SocketStream, connect_unix
+
+__all__ = ["Call", "Channel", "Data", "Event", "Output", "SocketStream", "connect_unix"]

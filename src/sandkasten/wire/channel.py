@@ -1,0 +1,250 @@
+"""One connection to a runner, shared by any number of calls at once.
+
+The channel owns the stream it was opened on and one reading task, which never waits for a
+consumer and ends in `aclose()`. Knows no verbs. When the stream ends every pending call
+raises SandboxLost; when the runner breaks the protocol, ProtocolViolation; in both cases the
+channel is closed and stays so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.errors import (
+    Busy,
+    Cancelled,
+    ProtocolViolation,
+    SandboxLost,
+    SandkastenError,
+)
+from sandkasten.wire.bodies import decode_body
+from sandkasten.wire.call import Call
+from sandkasten.wire.codec import (
+    FROM_RUNNER,
+    INITIAL_CREDIT,
+    MAX_STREAM,
+    MIB,
+    Decoder,
+    Frame,
+    Kind,
+    decode_credit,
+)
+from sandkasten.wire.failures import error_for
+from sandkasten.wire.messages import Hello, decode_hello
+from sandkasten.wire.outbox import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.wire.streams import ByteStream
+
+DEFAULT_WINDOW = 4 * MIB
+RECEIVE_BYTES = 256 * 1024
+# A runner that always has something to say must not keep the loop from its other work.
+_RECEIVES_PER_TURN = 16
+
+
+class Channel:
+    """Open with `Channel.open`; it takes over the stream, also when it fails."""
+
+    hello: Hello
+
+    def __init__(self, stream: ByteStream, hello: Hello, decoder: Decoder) -> None:
+        """For `open` alone: the hello was read, `decoder` stands right behind it."""
+        self.hello = hello
+        self._stream = stream
+        self._decoder = decoder
+        self._calls: dict[int, Call] = {}
+        self._next = 1
+        self._failure: SandkastenError | None = None
+        self._outbox = Outbox(stream, self._send_failed)
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    @classmethod
+    async def open(cls, stream: ByteStream, *, hello_timeout_s: float = 10.0) -> Channel:
+        """Read the runner's hello; raises SandboxLost or ProtocolViolation."""
+        decoder = Decoder(FROM_RUNNER)
+        try:
+            async with asyncio.timeout(hello_timeout_s):
+                return cls(stream, await _read_hello(stream, decoder), decoder)
+        except TimeoutError as exc:
+            await stream.aclose()
+            raise SandboxLost(
+                f"the runner did not say hello within {hello_timeout_s:g} s",
+                hint="the sandbox is dead or starved; destroy it and create another",
+            ) from exc
+        except OSError as exc:
+            await stream.aclose()
+            raise SandboxLost(f"the connection to the runner failed: {exc}") from exc
+        except BaseException:
+            await stream.aclose()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        return self._failure is not None
+
+    async def call(
+        self,
+        verb: str,
+        fields: Mapping[str, object] | None = None,
+        *,
+        data: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """One request, one RESULT; `data` travels behind it. Raises the mapped error.
+
+        Without an answer within `timeout_s` it is cancelled and Busy is raised: slow is all
+        we know then.
+        """
+        call = self._new(verb, fields, INITIAL_CREDIT, discard=True)
+        if timeout_s is None:
+            return await _one(call, data)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _one(call, data)
+        except TimeoutError as exc:
+            raise Busy(
+                f"{verb}: no answer from the sandbox within {timeout_s:g} s",
+                hint="it may be frozen or starved of CPU; try again or destroy it",
+            ) from exc
+
+    def stream(
+        self,
+        verb: str,
+        fields: Mapping[str, object] | None = None,
+        *,
+        window: int = DEFAULT_WINDOW,
+    ) -> Call:
+        """A call in pieces, as an async context manager. `window` bounds what waits unread."""
+        return self._new(verb, fields, window, discard=False)
+
+    async def aclose(self) -> None:
+        """Close the connection; pending calls raise Cancelled. Twice is fine."""
+        self._fail(Cancelled("the connection to the sandbox was closed on this side"))
+        if not self._reading.done():
+            self._reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reading
+        await self._outbox.aclose()
+        await self._stream.aclose()
+
+    def _new(
+        self, verb: str, fields: Mapping[str, object] | None, window: int, *, discard: bool
+    ) -> Call:
+        return Call(
+            verb,
+            fields,
+            window=window,
+            outbox=self._outbox,
+            register=self._register,
+            unregister=self._unregister,
+            discard=discard,
+        )
+
+    def _register(self, call: Call) -> int:
+        if self._failure is not None:
+            raise _again(self._failure)
+        if self._next > MAX_STREAM:
+            raise Busy("this connection has used up its stream ids", hint="open another channel")
+        stream = self._next
+        # Ids are never used twice, so a late frame of a forgotten stream is known by its
+        # number alone and needs no bookkeeping.
+        self._next += 1
+        self._calls[stream] = call
+        return stream
+
+    def _unregister(self, stream: int) -> None:
+        self._calls.pop(stream, None)
+
+    async def _read(self) -> None:
+        receive, feed, deliver = self._stream.receive, self._decoder.feed, self._deliver
+        receives = 0
+        try:
+            while data := await receive(RECEIVE_BYTES):
+                for frame in feed(data):
+                    deliver(frame)
+                receives += 1
+                if receives % _RECEIVES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            self._fail(_lost("the runner closed the connection"))
+        except OSError as exc:
+            self._fail(_lost(f"the connection to the runner failed: {exc}"))
+        except ProtocolViolation as exc:
+            self._fail(exc)
+        finally:
+            await self._stream.aclose()
+
+    def _deliver(self, frame: Frame) -> None:
+        kind, stream, body = frame
+        call = self._calls.get(stream)
+        if call is None:
+            if kind is Kind.HELLO or not 0 < stream < self._next:
+                raise ProtocolViolation(f"a {kind.name} frame came for a stream never opened")
+        elif kind is Kind.CHUNK:
+            call.on_chunk(body)
+        elif kind is Kind.DATA:
+            call.on_data(body)
+        elif kind is Kind.CREDIT:
+            call.on_credit(decode_credit(body))
+        elif kind is Kind.EVENT:
+            call.on_event(decode_body(body, f"an event of {call.verb}"), len(body))
+        elif kind is Kind.RESULT:
+            call.on_result(decode_body(body, f"the result of {call.verb}"))
+            del self._calls[stream]
+        elif kind is Kind.ERROR:
+            call.on_error(_refusal(decode_body(body, f"the error of {call.verb}"), call.verb))
+            del self._calls[stream]
+        else:
+            raise ProtocolViolation(f"a {kind.name} frame came in the middle of a connection")
+
+    def _send_failed(self, error: OSError) -> None:
+        self._fail(_lost(f"the connection to the runner failed: {error}"))
+        self._reading.cancel()
+
+    def _fail(self, error: SandkastenError) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._outbox.close()
+            calls = list(self._calls.values())
+            self._calls.clear()
+            for call in calls:
+                call.on_error(_again(error))
+
+
+async def _one(call: Call, data: bytes | None) -> dict[str, Any]:
+    try:
+        await call.open(data)
+        return await call.result()
+    finally:
+        call.leave()
+
+
+async def _read_hello(stream: ByteStream, decoder: Decoder) -> Hello:
+    while data := await stream.receive(RECEIVE_BYTES):
+        frames = decoder.feed(data)
+        if not frames:
+            continue
+        frame = frames[0]
+        if frame.kind is not Kind.HELLO or frame.stream != 0 or len(frames) > 1:
+            raise ProtocolViolation("the runner did not begin with a hello")
+        return decode_hello(decode_body(frame.body, "the hello"))
+    raise _lost("the runner closed the connection before it said hello")
+
+
+def _refusal(body: dict[str, Any], verb: str) -> SandkastenError:
+    code, message = body.get("code"), body.get("message")
+    if type(code) is not str or type(message) is not str:
+        raise ProtocolViolation(f"the error of {verb} had no code or no message")
+    return error_for(code, message, verb)
+
+
+def _lost(what: str) -> SandboxLost:
+    return SandboxLost(what, hint="the sandbox was killed, ran out of memory or expired")
+
+
+def _again(error: SandkastenError) -> SandkastenError:
+    """A copy: an exception raised in two tasks at once would collect both their tracebacks."""
+    return type(error)(error.message, hint=error.hint, **error.details)

@@ -1,0 +1,97 @@
+"""What the runner's closed set of error codes means to our callers.
+
+Pure. The message of a runner is hostile text: shortened, stripped of control characters and
+only ever shown. A code that is not in the set is itself a ProtocolViolation.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from sandkasten.errors import (
+    Busy,
+    Cancelled,
+    CommandNotExecutable,
+    CommandNotFound,
+    Conflict,
+    ConnectionRefused,
+    DirectoryNotEmpty,
+    ExecNotFound,
+    FileExists,
+    FileNotFound,
+    FilePermission,
+    FileTrouble,
+    InternalError,
+    InvalidRequest,
+    IsADirectory,
+    NotADirectory,
+    NotRegular,
+    PayloadTooLarge,
+    PolicyDenied,
+    ProtocolViolation,
+    QuotaExceeded,
+    SandkastenError,
+    ShellNotFound,
+    UnsupportedByBackend,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_MESSAGE_CHARS = 500
+
+
+class _Meaning(NamedTuple):
+    error: type[SandkastenError]
+    hint: str
+
+
+MEANINGS: Mapping[str, _Meaning] = MappingProxyType(
+    {
+        "invalid": _Meaning(InvalidRequest, "check the fields of the request"),
+        "not_found": _Meaning(FileNotFound, "check the path; relative ones count from /workspace"),
+        "exists": _Meaning(FileExists, "choose another path, or allow overwriting"),
+        "not_regular": _Meaning(NotRegular, "only regular files can be read and written"),
+        "not_directory": _Meaning(NotADirectory, "a part of the path is not a directory"),
+        "is_directory": _Meaning(IsADirectory, "name a file, or ask for the whole directory"),
+        "not_empty": _Meaning(DirectoryNotEmpty, "remove recursively"),
+        "permission": _Meaning(FilePermission, "see its mode and owner"),
+        "blocked": _Meaning(PolicyDenied, "write under /workspace, /tmp or the home directory"),
+        "too_large": _Meaning(PayloadTooLarge, "ask for a range, or use the streaming call"),
+        "no_space": _Meaning(QuotaExceeded, "the disk quota is used up; remove files"),
+        "too_many_processes": _Meaning(QuotaExceeded, "the process limit is reached; end some"),
+        "no_memory": _Meaning(QuotaExceeded, "the memory limit is reached; end something"),
+        "loop": _Meaning(FileTrouble, "the path runs through a loop of symbolic links"),
+        "name_too_long": _Meaning(InvalidRequest, "use a shorter path"),
+        "busy": _Meaning(Busy, "try again in a moment"),
+        "cancelled": _Meaning(Cancelled, ""),
+        "unsupported": _Meaning(UnsupportedByBackend, "this sandbox's runner is too old for it"),
+        "no_shell": _Meaning(ShellNotFound, "the image has no shell; give the command as a list"),
+        "unknown_exec": _Meaning(ExecNotFound, "results are kept for the newest 256 commands"),
+        "command_not_found": _Meaning(CommandNotFound, "check the name and the image's PATH"),
+        "not_executable": _Meaning(CommandNotExecutable, "check its mode and its format"),
+        "connection_refused": _Meaning(ConnectionRefused, "nothing listens on that port yet"),
+        "closed": _Meaning(Conflict, "what it was meant for has already ended"),
+        "io": _Meaning(FileTrouble, "the sandbox's file system reported a fault"),
+        "internal": _Meaning(InternalError, "this is a defect of the runner; please report it"),
+    }
+)
+
+
+def error_for(code: str, message: str, what: str) -> SandkastenError:
+    """The error a caller sees when the runner answered `code` to `what`."""
+    meaning = MEANINGS.get(code)
+    if meaning is None:
+        return ProtocolViolation(
+            f"{what}: the runner answered with an unknown error code",
+            hint="the sandbox may have been tampered with; destroy it",
+        )
+    text = f"{what}: {printable(message)}" if message else f"{what}: {code}"
+    return meaning.error(text, hint=meaning.hint, runner_code=code)
+
+
+def printable(text: str) -> str:
+    """Hostile text made fit to show: one line, no control characters, no lone surrogates."""
+    short = text[:MAX_MESSAGE_CHARS]
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)

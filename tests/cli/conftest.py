@@ -1,0 +1,72 @@
+"""The command line on the memory backend: in this process, or as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.cli.main import main
+from sandkasten.cli.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COMMAND = [sys.executable, "-m", "sandkasten.cli"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def memory_only(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("SANDKASTEN_BACKEND", "memory")
+    monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(tmp_path / "data"))
+    # What a caller of the tests exported must not colour or resize anything.
+    for name in ("COLUMNS", "LINES", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def state() -> State:
+    return State(backend="memory")
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Spoken]:
+    """Runs one command line here; a sandbox lives only as long as it."""
+
+    def run(*words: str) -> Spoken:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        out, err = capfd.readouterr()
+        code = ended.value.code
+        return Spoken(code if isinstance(code, int) else 0, out, err)
+
+    return run
+
+
+@pytest.fixture
+def process() -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Runs one command line as a process of its own."""
+
+    def run(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*COMMAND, *words],
+            input=stdin,
+            capture_output=True,
+            env={**os.environ},
+            timeout=60,
+            check=False,
+        )
+
+    return run

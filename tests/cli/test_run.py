@@ -1,0 +1,108 @@
+"""`run`: the code's output is ours, its status is ours."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandkasten.cli.running import Job, figures, pairs, program_of
+from sandkasten.errors import InvalidRequest
+
+
+def test_code_runs_and_its_output_is_ours(cli):
+    done = cli("run", "-r", "sh", "-c", "echo out; echo err >&2")
+    assert (done.status, done.out, done.err) == (0, "out\n", "err\n")
+
+
+@pytest.mark.parametrize("status", [0, 1, 7, 255])
+def test_the_exit_status_is_the_codes(cli, status):
+    assert cli("run", "-r", "sh", "-c", f"exit {status}").status == status
+
+
+def test_a_timeout_is_124_and_says_why(cli):
+    done = cli("run", "-r", "sh", "--timeout", "1", "-c", "echo begun; sleep 60")
+    assert (done.status, done.out) == (124, "begun\n")
+    assert done.err.startswith("error: ")
+    assert "hint: " in done.err
+
+
+def test_options_after_the_file_are_the_codes_arguments(cli, tmp_path):
+    (tmp_path / "a.sh").write_text('echo "$1" "$2" "$3"')
+    done = cli("run", "-r", "sh", str(tmp_path / "a.sh"), "--json", "-x", "last")
+    assert (done.status, done.out) == (0, "--json -x last\n")
+
+
+def test_arguments_after_code_are_its_arguments(cli):
+    done = cli("run", "-r", "sh", "-c", 'echo "$1$2"', "a", "b")
+    assert done.out == "ab\n"
+
+
+def test_files_go_in_and_artifacts_come_out(cli, tmp_path):
+    (tmp_path / "in.csv").write_text("1,2\n")
+    code = "cat in.csv other; echo made > out.txt"
+    done = cli(
+        *("run", "-r", "sh", "-f", str(tmp_path / "in.csv"), "-f", f"{tmp_path / 'in.csv'}:other"),
+        *("-a", "*.txt", "-o", str(tmp_path / "got"), "-c", code),
+    )
+    assert (done.status, done.out) == (0, "1,2\n1,2\n")
+    assert (tmp_path / "got/out.txt").read_text() == "made\n"
+    assert "out.txt (5 bytes)" in done.err
+
+
+def test_json_is_one_document_with_the_contracts_fields(cli):
+    done = cli("run", "--json", "-r", "sh", "-c", "echo hi; exit 3")
+    answer = json.loads(done.out)
+    assert done.status == 3
+    assert (answer["ok"], answer["stdout"], answer["exit_code"]) == (False, "hi\n", 3)
+    assert {"runtime", "duration_ms", "stderr", "artifacts", "limits", "error"} <= set(answer)
+
+
+def test_environment_reaches_the_code(cli):
+    assert cli("run", "-r", "sh", "-e", "A=1=2", "-c", "echo $A").out == "1=2\n"
+
+
+def test_code_from_standard_input(process):
+    done = process("run", "-r", "sh", "-", "arg", stdin=b'echo "got $1"\n')
+    assert (done.stdout, done.returncode) == (b"got arg\n", 0)
+
+
+def test_standard_input_is_passed_on_when_asked(process):
+    done = process("run", "-r", "sh", "--stdin", "-c", "cat", stdin=b"\xff\x00data")
+    assert (done.stdout, done.returncode) == (b"\xff\x00data", 0)
+    assert process("run", "-r", "sh", "-c", "cat", stdin=b"data").stdout == b""
+
+
+def test_nothing_to_run_is_an_error_with_a_hint(cli):
+    done = cli("run")
+    assert done.status == 125
+    assert done.err == (
+        "error: there is no code to run\nhint: give -c CODE, a FILE, or - for stdin\n"
+    )
+
+
+def test_a_file_that_is_not_there_is_named(cli, tmp_path):
+    done = cli("run", str(tmp_path / "nothing.py"))
+    assert done.status == 125
+    assert f"reading {tmp_path / 'nothing.py'} failed" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    [("a.py", "python"), ("a.js", "node"), ("a.mjs", "node"), ("a.sh", "bash"), ("a", "python")],
+)
+def test_the_runtime_follows_from_the_file(tmp_path, name, runtime):
+    (tmp_path / name).write_text("x")
+    assert program_of(Job(code=None, words=(str(tmp_path / name),))).runtime == runtime
+    asked = Job(code=None, words=(str(tmp_path / name),), runtime="sh")
+    assert program_of(asked).runtime == "sh"
+
+
+def test_pairs_and_figures_are_read_strictly():
+    assert pairs(["A=1", "B="], "--env") == {"A": "1", "B": ""}
+    assert figures(["a=1", "b=0.5"]) == {"a": 1, "b": 0.5}
+    for words in (["A"], ["=x"]):
+        with pytest.raises(InvalidRequest):
+            pairs(words, "--env")
+    with pytest.raises(InvalidRequest):
+        figures(["a=much"])

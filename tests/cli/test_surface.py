@@ -1,0 +1,198 @@
+"""The command line as a whole: help, errors in one shape, JSON, exit codes, start-up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sandkasten import __version__
+from sandkasten.cli.app import command_names
+from sandkasten.cli.names import Remote, pick, side
+from sandkasten.cli.output import age, size, visible
+from sandkasten.errors import InvalidRequest, SessionNotFound
+
+
+def test_every_command_of_the_contract_is_there():
+    assert command_names() == [
+        "config show",
+        "cp",
+        "create",
+        "doctor",
+        "exec",
+        "ls",
+        "ps",
+        "rm",
+        "run",
+        "shell",
+        "stats",
+        "version",
+    ]
+
+
+@pytest.mark.parametrize("name", command_names())
+def test_every_command_has_help_without_colour(cli, name):
+    done = cli(*name.split(), "--help")
+    assert done.status == 0
+    assert done.out.startswith(f"Usage: sandkasten {name}")
+    assert "\x1b" not in done.out
+
+
+def test_version(cli):
+    assert cli("version").out == f"sandkasten {__version__}\n"
+    assert json.loads(cli("version", "--json").out)["version"] == __version__
+
+
+@pytest.mark.parametrize(
+    "words", [("nonsense",), ("ls", "--nonsense"), ("rm",), ("rm", "--all", "x"), ("exec", "x")]
+)
+def test_a_command_line_that_makes_no_sense_is_2(cli, words):
+    done = cli(*words)
+    assert (done.status, done.out) == (2, "")
+
+
+def test_an_error_is_one_line_and_a_hint_on_stderr_and_125(cli):
+    done = cli("ps", "sbx_0000000000000000")
+    assert (done.status, done.out) == (125, "")
+    lines = done.err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["error", "hint"]
+
+
+def test_an_error_in_json_is_the_contracts_body_on_stdout(cli):
+    done = cli("ps", "--json", "sbx_0000000000000000")
+    assert (done.status, done.err) == (125, "")
+    body = json.loads(done.out)
+    assert list(body) == [
+        "error_code",
+        "error",
+        "code",
+        "message",
+        "hint",
+        "retryable",
+        "details",
+        "request_id",
+    ]
+    assert (body["code"], body["request_id"]) == ("SESSION_NOT_FOUND", None)
+
+
+def test_a_program_that_is_not_there_is_127(cli):
+    done = cli("run", "-r", "node", "-c", "1")
+    assert (done.status, done.out) == (127, "")
+
+
+def test_listing_nothing_is_a_head_or_an_empty_list(cli):
+    assert cli("ls").out.split()[0] == "ID"
+    assert json.loads(cli("ls", "--json").out) == []
+
+
+def test_create_prints_the_id_alone(cli):
+    done = cli("create", "--label", "a=b")
+    assert done.status == 0
+    assert done.out.startswith("sbx_")
+    assert done.out.count("\n") == 1
+    assert json.loads(cli("create", "--json").out)["status"] == "running"
+
+
+def test_doctor_is_ready_with_the_memory_backend(cli):
+    done = cli("doctor")
+    assert done.status == 0
+    assert "ready: sandboxes can be made here" in done.out
+    assert json.loads(cli("doctor", "--json").out)["ready"] is True
+
+
+def test_config_show_names_the_origin_of_each_value(cli, tmp_path):
+    done = cli("--data-dir", str(tmp_path / "x"), "config", "show", "--origin")
+    rows = {line.split()[0]: line for line in done.out.splitlines()}
+    assert str(tmp_path / "x") in rows["data_dir"]
+    assert "flag" in rows["data_dir"]
+    assert "SANDKASTEN_BACKEND" in rows["backend"] or "env" in rows["backend"]
+    told = json.loads(cli("config", "show", "--origin", "--json").out)
+    assert told["backend"]["value"] == "memory"
+    assert json.loads(cli("config", "show", "--json").out)["backend"] == "memory"
+
+
+def test_a_malformed_setting_refuses_to_start(cli, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_BACKEND", "nonsense")
+    done = cli("ls")
+    assert done.status == 125
+    assert done.err.startswith("error: ")
+
+
+def test_completion_is_offered_for_the_shell(process):
+    done = process("--show-completion", "bash")
+    assert b"sandkasten" in done.stdout or done.returncode in (0, 1)
+
+
+def test_a_reader_that_leaves_ends_us_quietly():
+    done = subprocess.run(
+        f"{sys.executable} -m sandkasten.cli run -r sh -c "
+        "'for i in 1 2 3 4 5 6 7 8 9; do echo $i; done' | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_run_does_not_load_what_it_does_not_need():
+    code = (
+        "import sys\n"
+        "from sandkasten.cli.main import main\n"
+        "try: main(['run', '-r', 'sh', '-c', 'true'])\n"
+        "except SystemExit as end: print(end.code)\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'rich', 'pydantic', 'yaml'}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "0\n[]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("grün 漢字", "grün 漢字"),
+        ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
+        ("a\nb\tc\r", "a\\x0ab\\x09c\\x0d"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\x9b2J", "\\x9b2J"),
+        ("byte\udcff", "byte\\xff"),
+        ("\u2028", "\\u2028"),
+        ("\U000e0041", "\\U000e0041"),
+    ],
+)
+def test_what_could_drive_a_terminal_is_written_out(text, shown):
+    assert visible(text) == shown
+
+
+def test_ids_are_picked_by_their_beginning():
+    ids = ["sbx_aaaa000000000000", "sbx_aabb000000000000"]
+    assert pick("sbx_aaaa", ids) == ids[0]
+    assert pick("aab", ids) == ids[1]
+    assert pick(ids[0], ids) == ids[0]
+    with pytest.raises(InvalidRequest, match="2 sandboxes"):
+        pick("aa", ids)
+    for start in ("b", "", "--all", "../x", "sbx_aaaa*"):
+        with pytest.raises(SessionNotFound):
+            pick(start, ids)
+
+
+def test_sides_of_a_copy():
+    assert side("sbx_aa:x/y") == Remote("sbx_aa", "x/y")
+    assert side("aa:") == Remote("aa", ".")
+    assert side("./a:b") == "./a:b"
+    assert side("/a:b") == "/a:b"
+    assert side("plain") == "plain"
+    with pytest.raises(InvalidRequest) as caught:
+        side("report:1.txt")
+    assert caught.value.hint == "for a local file write ./report:1.txt"
+
+
+def test_figures_for_people():
+    assert [age(n) for n in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h 1m", "1d 1h"]
+    assert [size(n) for n in (None, 5, 2048, 3 << 20)] == ["-", "5 B", "2.0 KB", "3.0 MB"]

@@ -1,0 +1,113 @@
+"""The loop thread: one hop there and back, Ctrl-C, fork, and the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from sandkasten.client import loop
+from sandkasten.errors import InvalidRequest
+
+
+async def _twice(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+def test_a_coroutine_runs_and_its_value_comes_back():
+    assert loop.run(_twice(21)) == 42
+
+
+def test_what_a_coroutine_raises_is_raised_here():
+    async def fail() -> None:
+        raise ValueError("from inside")
+
+    with pytest.raises(ValueError, match="from inside"):
+        loop.run(fail())
+
+
+def test_many_threads_share_one_loop():
+    threads, answers = [], []
+    for number in range(20):
+        thread = threading.Thread(target=lambda n=number: answers.append(loop.run(_twice(n))))
+        threads.append(thread)
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [2 * number for number in range(20)]
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("sandkasten-loop") == 1
+
+
+def test_using_it_from_within_its_own_loop_is_refused_and_not_a_deadlock():
+    async def nested() -> None:
+        loop.run(_twice(1))
+
+    with pytest.raises(InvalidRequest, match="inside the loop that serves it"):
+        loop.run(nested())
+
+
+def test_a_forked_child_gets_a_loop_of_its_own_and_the_parent_keeps_its():
+    assert loop.run(_twice(1)) == 2
+    child = os.fork()
+    if child == 0:
+        status = 9
+        try:
+            status = 0 if loop.run(_twice(4)) == 8 else 1
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert loop.run(_twice(5)) == 10
+
+
+def test_ctrl_c_cancels_the_call_lets_it_clean_up_and_goes_on_as_keyboard_interrupt(script):
+    done = script(
+        """
+        import asyncio, os, signal, threading
+        from sandkasten.client import loop
+
+        async def patient():
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.05)
+                print("cleaned up", flush=True)
+
+        try:
+            loop.run(patient())
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+
+        async def after():
+            return "still usable"
+
+        print(loop.run(after()))
+        """
+    )
+    assert (done.stdout, done.returncode) == ("cleaned up\ninterrupted\nstill usable\n", 0), done
+
+
+def test_the_process_ends_while_a_call_of_another_thread_still_waits(script):
+    done = script(
+        """
+        import asyncio, threading, time
+        from sandkasten.client import loop
+
+        def wait():
+            try:
+                loop.run(asyncio.sleep(600))
+            except asyncio.CancelledError:
+                pass
+
+        threading.Thread(target=wait, daemon=True).start()
+        while not any(t.name == "sandkasten-loop" for t in threading.enumerate()):
+            time.sleep(0.01)
+        print("leaving")
+        """,
+        timeout=30,
+    )
+    assert (done.stdout, done.returncode) == ("leaving\n", 0), done

@@ -1,0 +1,93 @@
+"""Sandboxes and the process that uses them: import, fork, exit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from sandkasten import Sandbox
+
+
+def test_importing_the_package_loads_neither_asyncio_nor_the_engine(script):
+    done = script(
+        """
+        import sys
+        import sandkasten
+        print([m for m in ("asyncio", "dataclasses", "sandkasten.errors") if m in sys.modules])
+        from sandkasten import Sandbox
+        print([m for m in sys.modules if m.startswith(("sandkasten.engine", "sandkasten.daemon"))])
+        """
+    )
+    assert done.stdout == "[]\n[]\n", done
+
+
+def test_a_sandbox_that_was_not_closed_does_not_hold_up_the_end(script):
+    done = script(
+        """
+        from sandkasten import Sandbox
+        box = Sandbox()
+        print(box.exec("echo hi").output, end="")
+        """,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("hi\n", "", 0)
+
+
+def test_a_stream_that_was_dropped_does_not_hold_up_the_end(script):
+    done = script(
+        """
+        from sandkasten import Sandbox
+        box = Sandbox()
+        for piece in box.exec_stream(["sh", "-c", "echo a; sleep 600"]):
+            print(piece.text, end="")
+            break
+        """,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("a\n", "", 0)
+
+
+def test_a_child_can_use_sandboxes_after_a_fork():
+    with Sandbox(backend="memory") as box:
+        assert box.exec("true").ok
+        child = os.fork()
+        if child == 0:
+            status = 9
+            try:
+                with Sandbox(backend="memory") as own:
+                    status = own.exec("exit 3", stateful=False).exit_code or 1
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert box.exec("echo parent").output == "parent\n"
+
+
+def test_ctrl_c_during_a_command_leaves_a_usable_sandbox(script):
+    done = script(
+        """
+        import os, signal, threading
+        from sandkasten import Sandbox
+        with Sandbox() as box:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                box.exec(["sleep", "60"])
+            except KeyboardInterrupt:
+                print(box.exec("echo after").output, end="")
+        """,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("after\n", "", 0)
+
+
+def test_without_the_engine_the_error_says_what_to_install():
+    code = (
+        "import sys; sys.modules['sandkasten.engine.engine'] = None\n"
+        "import sandkasten\n"
+        "try: sandkasten.Sandbox()\n"
+        "except sandkasten.BackendUnavailable as exc: print(exc.hint)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == "pip install 'sandkasten[server]'\n", done

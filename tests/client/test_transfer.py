@@ -1,0 +1,71 @@
+"""Upload and download through a sandbox."""
+
+from __future__ import annotations
+
+import pytest
+
+import sandkasten
+
+
+def test_a_tree_goes_in_and_comes_out_the_same(box, tmp_path):
+    source = tmp_path / "in"
+    (source / "deep/er").mkdir(parents=True)
+    (source / "deep/er/data.bin").write_bytes(bytes(range(256)) * 500)
+    (source / "empty").mkdir()
+    (source / "run.sh").write_text("echo hi\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "ref").symlink_to("run.sh")
+    moved = box.upload(source, "project")
+    assert (moved.files, moved.skipped) == (2, ())
+    assert moved.path == "/workspace/project"
+    box.download("project", tmp_path / "out")
+    assert (tmp_path / "out/deep/er/data.bin").read_bytes() == bytes(range(256)) * 500
+    assert (tmp_path / "out/empty").is_dir()
+    assert (tmp_path / "out/ref").readlink().name == "run.sh"
+    assert (tmp_path / "out/run.sh").stat().st_mode & 0o111
+
+
+def test_a_file_goes_to_a_name_or_into_a_directory(box, tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    seen: list[int] = []
+    assert box.upload(tmp_path / "a.txt", "b.txt", progress=seen.append).path == "/workspace/b.txt"
+    assert sum(seen) == 1
+    assert box.download("b.txt", tmp_path / "named").path == str(tmp_path / "named")
+    (tmp_path / "dir").mkdir()
+    assert box.download("b.txt", tmp_path / "dir").path == str(tmp_path / "dir/b.txt")
+    assert (tmp_path / "dir/b.txt").read_text() == "x"
+
+
+def test_a_missing_local_file_is_named(box, tmp_path):
+    with pytest.raises(sandkasten.FileTrouble, match="nothing-here"):
+        box.upload(tmp_path / "nothing-here", "x")
+
+
+def test_a_missing_remote_file_leaves_nothing_here(box, tmp_path):
+    with pytest.raises(sandkasten.FileNotFound):
+        box.download("nothing", tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_over_the_ceiling_is_refused_and_leaves_nothing(box, tmp_path):
+    box.write("big", b"x" * 5000)
+    with pytest.raises(sandkasten.PayloadTooLarge):
+        box.download("big", tmp_path / "x", max_bytes=4999)
+    assert list(tmp_path.iterdir()) == []
+    assert box.download("big", tmp_path / "x", max_bytes=5000).bytes == 5000
+
+
+def test_a_destination_that_cannot_be_written_is_local_trouble(box, tmp_path):
+    box.write("a", b"x")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(sandkasten.FileTrouble, match="writing"):
+        box.download("a", tmp_path / "file" / "below")
+
+
+@pytest.mark.slow_loop
+def test_fifty_megabytes_go_through(box):
+    data = bytearray(50_000_000)
+    data[::4096] = b"x" * len(data[::4096])
+    box.write("large", memoryview(data))
+    assert box.stat("large").size == len(data)
+    assert box.read("large") == data

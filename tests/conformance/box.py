@@ -1,0 +1,214 @@
+"""A place under test, spoken to through one channel in the protocol's own words."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sandkasten.wire.call import Data, Event, Output
+from sandkasten.wire.channel import Channel
+from sandkasten.wire.messages import (
+    Entry,
+    ExecReply,
+    Page,
+    decode_entry,
+    decode_exec,
+    decode_page,
+    to_bytes_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from sandkasten.ports import Cell
+    from sandkasten.wire.call import Call
+
+T = TypeVar("T")
+
+# Long enough for a busy machine, short enough that a hang is seen as one.
+PATIENCE_S = 20.0
+
+_ECHO_SERVER = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    peer, _ = server.accept()
+    while data := peer.recv(65536):
+        peer.sendall(data)
+    peer.close()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A command and everything that came of it, in order."""
+
+    reply: ExecReply
+    chunks: tuple[Output, ...]
+    events: tuple[str, ...]
+
+    def source(self, number: int) -> bytes:
+        return b"".join(chunk.data for chunk in self.chunks if chunk.source == number)
+
+    @property
+    def stdout(self) -> bytes:
+        return self.source(1)
+
+    @property
+    def stderr(self) -> bytes:
+        return self.source(2)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.reply.exit_code
+
+
+async def eventually(look: Callable[[], Awaitable[T]], wanted: T) -> None:
+    """Poll until `look` answers `wanted`; fails with what it last saw."""
+    last: T | None = None
+    for _ in range(int(PATIENCE_S / 0.01)):
+        last = await look()
+        if last == wanted:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"waited {PATIENCE_S:g} s for {wanted!r}; last seen {last!r}")
+
+
+async def collected(call: Call) -> Ran:
+    chunks: list[Output] = []
+    events: list[str] = []
+    async for item in call:
+        if isinstance(item, Output):
+            chunks.append(item)
+        elif isinstance(item, Event):
+            events.append(item.name)
+    return Ran(decode_exec(await call.result()), tuple(chunks), tuple(events))
+
+
+class Box:
+    _numbers = itertools.count(1)
+
+    def __init__(self, cell: Cell, channel: Channel, workspace: str) -> None:
+        self.cell = cell
+        self.channel = channel
+        self.workspace = workspace
+
+    @classmethod
+    async def open(cls, cell: Cell) -> Box:
+        channel = await Channel.open(await cell.dial())
+        here = decode_entry(await channel.call("fs.stat", {"path": "."}))
+        return cls(cell, channel, here.path)
+
+    async def aclose(self) -> None:
+        await self.channel.aclose()
+
+    def path(self, name: str) -> str:
+        return f"{self.workspace}/{name}"
+
+    # ---- commands
+
+    def fields(self, command: Sequence[str] | str, **fields: object) -> dict[str, object]:
+        """The request of `exec.start`: a list is argv, a text goes to the shell."""
+        made: dict[str, object] = {"exec_id": f"t{next(self._numbers)}"}
+        if isinstance(command, str):
+            made |= {"shell": "default", "command": to_bytes_json(command)}
+        else:
+            made["argv"] = [to_bytes_json(word) for word in command]
+        return {**made, **fields}
+
+    async def run(
+        self, command: Sequence[str] | str, *, stdin: bytes | None = None, **fields: object
+    ) -> Ran:
+        if stdin is not None:
+            fields["stdin"] = "stream"
+        async with asyncio.timeout(PATIENCE_S):
+            async with self.channel.stream("exec.start", self.fields(command, **fields)) as call:
+                if stdin is not None:
+                    await call.send(stdin)
+                    await call.end()
+                return await collected(call)
+
+    async def begin(self, command: Sequence[str] | str, **fields: object) -> str:
+        """Start without following; answers the exec id."""
+        reply = await self.ask("exec.start", **self.fields(command, follow=False, **fields))
+        return str(reply["exec_id"])
+
+    async def wait(self, exec_id: str, **fields: object) -> ExecReply:
+        return decode_exec(await self.ask("exec.wait", exec_id=exec_id, **fields))
+
+    async def output(self, exec_id: str, **fields: object) -> Ran:
+        async with asyncio.timeout(PATIENCE_S):
+            wanted = {"exec_id": exec_id, **fields}
+            async with self.channel.stream("exec.output", wanted) as call:
+                return await collected(call)
+
+    async def prints(self, exec_id: str, wanted: bytes) -> bytes:
+        """Follow a running command until it has printed something; answers all so far."""
+        seen = b""
+        async with asyncio.timeout(PATIENCE_S):
+            asked = {"exec_id": exec_id, "follow": True}
+            async with self.channel.stream("exec.output", asked) as call:
+                async for item in call:
+                    if isinstance(item, Output):
+                        seen += item.data
+                        if wanted in seen:
+                            return seen
+        raise AssertionError(f"the command ended without printing {wanted!r}; it said {seen!r}")
+
+    # ---- everything else
+
+    async def ask(
+        self, verb: str, *, data: bytes | None = None, **fields: object
+    ) -> dict[str, Any]:
+        return await self.channel.call(verb, fields, data=data, timeout_s=PATIENCE_S)
+
+    async def write(self, path: str, data: bytes, **fields: object) -> Entry:
+        answer = await self.ask("fs.write", path=to_bytes_json(path), data=data, **fields)
+        return decode_entry(answer)
+
+    async def read(self, path: str, **fields: object) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            asked = {"path": to_bytes_json(path), **fields}
+            async with self.channel.stream("fs.read", asked) as call:
+                pieces = [item.data async for item in call if isinstance(item, Data)]
+                await call.result()
+        return b"".join(pieces)
+
+    async def stat(self, path: str, **fields: object) -> Entry:
+        return decode_entry(await self.ask("fs.stat", path=to_bytes_json(path), **fields))
+
+    async def list(self, path: str = ".", **fields: object) -> Page:
+        return decode_page(await self.ask("fs.list", path=to_bytes_json(path), **fields))
+
+    async def mkdir(self, path: str, **fields: object) -> Entry:
+        return decode_entry(await self.ask("fs.mkdir", path=to_bytes_json(path), **fields))
+
+    async def remove(self, path: str, **fields: object) -> int:
+        answer = await self.ask("fs.remove", path=to_bytes_json(path), **fields)
+        return int(answer["removed"])
+
+    async def move(self, source: str, destination: str, **fields: object) -> Entry:
+        answer = await self.ask(
+            "fs.move",
+            source=to_bytes_json(source),
+            destination=to_bytes_json(destination),
+            **fields,
+        )
+        return decode_entry(answer)
+
+    async def echo_server(self) -> int:
+        """A port inside on which everything is answered with itself."""
+        listen: Any = getattr(self.cell, "listen", None)
+        if listen is not None:
+            listen(7007, _echo)
+            return 7007
+        exec_id = await self.begin(["/usr/bin/python3", "-IS", "-c", _ECHO_SERVER])
+        return int(await self.prints(exec_id, b"\n"))
+
+
+async def _echo(stream: Any) -> None:
+    while data := await stream.receive(65536):
+        await stream.send(data)

@@ -1,0 +1,165 @@
+"""Deadlines and signals: what must end ends, with its output, and nothing else does."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from sandkasten.errors import InvalidRequest
+from tests.conformance.box import Box, eventually
+
+SOON = {"deadline_ms": 150, "grace_ms": 150}
+
+
+async def gone(box: Box, *words: str) -> None:
+    """Wait until no process has this command line."""
+
+    async def count() -> int:
+        listed = (await box.ask("proc.list"))["processes"]
+        return sum(1 for one in listed if one["cmdline"][: len(words)] == list(words))
+
+    await eventually(count, 0)
+
+
+async def test_a_deadline_ends_an_argv_command_and_keeps_its_output(box: Box):
+    ran = await box.run(["sh", "-c", "echo before; sleep 1001"], **SOON)
+    assert ran.stdout == b"before\n"
+    reply = ran.reply
+    assert (reply.timed_out, reply.killed) == (True, False)
+    assert (reply.state, reply.signal, reply.exit_code) == ("signaled", signal.SIGTERM, None)
+    assert 100 <= reply.duration_ms < 5000
+    await gone(box, "sleep", "1001")
+
+
+async def test_a_deadline_ends_the_whole_tree(box: Box):
+    ran = await box.run(["sh", "-c", "sleep 1002 & sleep 1002 & sleep 1002; true"], **SOON)
+    assert ran.reply.timed_out
+    await gone(box, "sleep", "1002")
+
+
+async def test_a_command_that_ignores_sigterm_dies_by_sigkill_after_the_grace(box: Box):
+    ran = await box.run(["sh", "-c", "trap '' TERM; echo set; sleep 1003; sleep 1003"], **SOON)
+    assert ran.stdout == b"set\n"
+    assert ran.reply.timed_out
+    assert (ran.reply.state, ran.reply.signal) == ("signaled", signal.SIGKILL)
+    await gone(box, "sleep", "1003")
+
+
+async def test_a_command_that_ends_in_time_is_not_timed_out(box: Box):
+    ran = await box.run(["echo", "quick"], deadline_ms=10_000)
+    assert (ran.stdout, ran.exit_code, ran.reply.timed_out) == (b"quick\n", 0, False)
+
+
+async def test_a_deadline_ends_a_shell_command_and_the_shell_answers_again(box: Box):
+    await box.run("kept=1")
+    ran = await box.run("echo before; sleep 1004", **SOON)
+    assert ran.stdout == b"before\n"
+    assert ran.reply.timed_out
+    assert ran.exit_code != 0
+    after = await box.run("echo ${kept:-reset}")
+    assert after.stdout == (b"reset\n" if ran.reply.shell_reset else b"1\n")
+    await gone(box, "sleep", "1004")
+
+
+async def test_a_deadline_spares_earlier_background_jobs_of_the_shell(box: Box):
+    await box.run("sleep 1005 & true")
+    ran = await box.run("sleep 1006", **SOON)
+    assert ran.reply.timed_out
+    listed = (await box.ask("proc.list"))["processes"]
+    assert [one["cmdline"] for one in listed if "1005" in one["cmdline"]] == [["sleep", "1005"]]
+
+
+async def test_a_shell_that_loops_in_itself_is_replaced_at_its_deadline(box: Box):
+    ran = await box.run("while true; do :; done", **SOON)
+    assert (ran.reply.timed_out, ran.reply.shell_reset) == (True, True)
+    assert (await box.run("echo back")).stdout == b"back\n"
+
+
+async def test_the_deadline_counts_from_the_start_and_not_from_the_queue(box: Box):
+    first = await box.begin("sleep 0.4")
+    second = await box.begin("echo second", deadline_ms=300)
+    reply = await box.wait(second)
+    assert (reply.timed_out, reply.exit_code) == (False, 0)
+    assert (await box.wait(first)).exit_code == 0
+
+
+async def test_the_next_command_in_the_queue_runs_after_a_deadline(box: Box):
+    first = await box.begin("sleep 1007", **SOON)
+    second = await box.begin("echo next")
+    assert (await box.wait(first)).timed_out
+    assert (await box.wait(second)).exit_code == 0
+    assert (await box.output(second)).stdout == b"next\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+async def test_a_signal_ends_a_command_and_is_told(box: Box, number: int):
+    exec_id = await box.begin(["sleep", "1008"])
+    assert await box.ask("exec.signal", exec_id=exec_id, signal=int(number)) == {}
+    reply = await box.wait(exec_id)
+    assert (reply.state, reply.signal, reply.exit_code) == ("signaled", number, None)
+    assert (reply.killed, reply.timed_out) == (True, False)
+
+
+async def test_a_signal_reaches_the_whole_tree(box: Box):
+    exec_id = await box.begin(["sh", "-c", "sleep 1009 & echo up; sleep 1009; true"])
+    await box.prints(exec_id, b"up")
+    await box.ask("exec.signal", exec_id=exec_id, signal=9)
+    assert (await box.wait(exec_id)).signal == 9
+    await gone(box, "sleep", "1009")
+
+
+async def test_a_harmless_signal_changes_nothing(box: Box):
+    exec_id = await box.begin(["sleep", "1010"])
+    await box.ask("exec.signal", exec_id=exec_id, signal=int(signal.SIGCONT))
+    assert (await box.wait(exec_id, timeout_ms=50)).state == "running"
+
+
+async def test_a_signal_to_a_shell_command_ends_what_it_started(box: Box):
+    exec_id = await box.begin("echo up; sleep 1011")
+    await box.prints(exec_id, b"up")
+    await box.ask("exec.signal", exec_id=exec_id, signal=9)
+    reply = await box.wait(exec_id)
+    assert reply.ended
+    assert reply.exit_code in (137, None)
+    await gone(box, "sleep", "1011")
+    assert (await box.run("echo back")).stdout == b"back\n"
+
+
+async def test_a_signal_to_a_command_that_ended_is_quiet(box: Box):
+    exec_id = (await box.run(["true"])).reply.exec_id
+    assert await box.ask("exec.signal", exec_id=exec_id, signal=15) == {}
+    assert (await box.wait(exec_id)).exit_code == 0
+
+
+@pytest.mark.parametrize("number", [0, -1, 65, 9999, "TERM", None])
+async def test_a_number_that_is_no_signal_is_invalid(box: Box, number: object):
+    exec_id = await box.begin(["sleep", "1012"])
+    with pytest.raises(InvalidRequest):
+        await box.ask("exec.signal", exec_id=exec_id, signal=number)
+
+
+async def test_a_command_killed_from_inside_is_signaled(box: Box):
+    ran = await box.run(["sh", "-c", "kill -9 $$"])
+    assert (ran.reply.state, ran.reply.signal, ran.reply.killed) == ("signaled", 9, False)
+    assert ran.reply.oom_suspect
+
+
+@pytest.mark.needs_kernel("sessions and double forks are the kernel's")
+async def test_a_deadline_finds_what_left_the_process_group(box: Box):
+    daemon = "trap '' TERM HUP; sleep 1013"
+    ran = await box.run(["sh", "-c", f'setsid sh -c "{daemon}" & sleep 1014'], **SOON)
+    assert ran.reply.timed_out
+    await gone(box, "sleep", "1013")
+
+
+@pytest.mark.needs_kernel("stopped processes are the kernel's")
+async def test_a_stopped_command_dies_at_its_deadline(box: Box):
+    ran = await box.run(["sh", "-c", "kill -STOP $$; echo never"], **SOON)
+    assert (ran.reply.timed_out, ran.stdout) == (True, b"")
+
+
+@pytest.mark.needs_kernel("the memory backend has no runner process to hit")
+async def test_killing_everything_from_inside_leaves_the_runner(box: Box):
+    await box.run("kill -9 -1")
+    assert (await box.run(["echo", "alive"])).stdout == b"alive\n"

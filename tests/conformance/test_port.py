@@ -1,0 +1,211 @@
+"""The seven verbs of the port: a place is made whole or not at all, found again, and removed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import SandboxLost, SandkastenError
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+from sandkasten.model.usage import Usage
+from sandkasten.wire.channel import Channel
+from tests.conformance.box import PATIENCE_S, Box, eventually
+
+if TYPE_CHECKING:
+    from sandkasten.ports import Backend, Cell
+
+
+async def test_probe_says_ready_and_names_what_it_needs(backend: Backend):
+    readiness = await backend.probe()
+    assert readiness.ready
+    assert readiness.reason == ""
+    assert all(one.ok for one in readiness.requirements if one.required)
+
+
+async def test_create_answers_a_cell_whose_runner_says_hello(cell: Cell):
+    channel = await Channel.open(await cell.dial())
+    assert channel.hello.generation == 1
+    assert await channel.call("ping", timeout_s=PATIENCE_S) == {}
+    await channel.aclose()
+    assert channel.closed
+
+
+async def test_owned_lists_what_was_made_and_nothing_after_destroy(
+    backend: Backend, spec: CellSpec
+):
+    ids = sorted([new_sandbox_id(), new_sandbox_id()])
+    cells = [await backend.create(one, spec) for one in ids]
+    assert sorted(await backend.owned()) == ids
+    for cell in cells:
+        await cell.destroy()
+    assert list(await backend.owned()) == []
+
+
+async def test_create_that_fails_leaves_nothing(backend: Backend, backend_name: str):
+    if backend_name == "memory":
+        # It has no image that could be missing; an id that is taken is how create fails there.
+        taken = new_sandbox_id()
+        cell = await backend.create(taken, CellSpec(image=Image("host")))
+        with pytest.raises(SandkastenError):
+            await backend.create(taken, CellSpec(image=Image("host")))
+        assert list(await backend.owned()) == [taken]
+        await cell.destroy()
+    else:
+        missing = Image("gone", kind="layers", layers=("/nonexistent/layer",))
+        with pytest.raises(SandkastenError):
+            await backend.create(new_sandbox_id(), CellSpec(image=missing))
+    assert list(await backend.owned()) == []
+
+
+async def test_create_twice_with_one_id_spares_the_first(backend: Backend, spec: CellSpec):
+    sandbox_id = new_sandbox_id()
+    first = await backend.create(sandbox_id, spec)
+    with pytest.raises(SandkastenError):
+        await backend.create(sandbox_id, spec)
+    box = await Box.open(first)
+    assert (await box.run(["echo", "alive"])).stdout == b"alive\n"
+    await box.aclose()
+
+
+async def test_create_cancelled_midway_leaves_nothing(backend: Backend, spec: CellSpec):
+    sandbox_id = new_sandbox_id()
+    making = asyncio.create_task(backend.create(sandbox_id, spec))
+    await asyncio.sleep(0)
+    making.cancel()
+    try:
+        cell = await making
+    except asyncio.CancelledError:
+        pass
+    else:
+        # It was quicker than the cancellation: then there is a whole cell.
+        await cell.destroy()
+    assert list(await backend.owned()) == []
+
+
+async def test_destroy_twice_is_quiet(backend: Backend, spec: CellSpec):
+    cell = await backend.create(new_sandbox_id(), spec)
+    await cell.destroy()
+    await cell.destroy()
+    assert list(await backend.owned()) == []
+
+
+async def test_destroy_from_two_tasks_at_once_is_quiet(backend: Backend, spec: CellSpec):
+    cell = await backend.create(new_sandbox_id(), spec)
+    await asyncio.gather(cell.destroy(), cell.destroy(), cell.destroy())
+    assert list(await backend.owned()) == []
+
+
+async def test_destroy_ends_calls_that_are_under_way(backend: Backend, spec: CellSpec):
+    cell = await backend.create(new_sandbox_id(), spec)
+    box = await Box.open(cell)
+    exec_id = await box.begin(["sleep", "1000"])
+    waiting = asyncio.create_task(box.wait(exec_id))
+    await asyncio.sleep(0)
+    await cell.destroy()
+    with pytest.raises(SandboxLost):
+        await waiting
+    await box.aclose()
+
+
+async def test_dial_after_destroy_is_sandbox_lost(backend: Backend, spec: CellSpec):
+    cell = await backend.create(new_sandbox_id(), spec)
+    await cell.destroy()
+    with pytest.raises(SandboxLost):
+        await cell.dial()
+
+
+async def test_attach_finds_the_same_place(backend: Backend, spec: CellSpec):
+    sandbox_id = new_sandbox_id()
+    made = await Box.open(await backend.create(sandbox_id, spec))
+    await made.run("x=remembered")
+    await made.aclose()
+    found = await Box.open(await backend.attach(sandbox_id))
+    assert (await found.run("echo $x")).stdout == b"remembered\n"
+    await found.aclose()
+
+
+async def test_a_cell_got_by_attach_can_be_destroyed(backend: Backend, spec: CellSpec):
+    sandbox_id = new_sandbox_id()
+    made = await backend.create(sandbox_id, spec)
+    await (await backend.attach(sandbox_id)).destroy()
+    assert list(await backend.owned()) == []
+    with pytest.raises(SandboxLost):
+        await made.dial()
+
+
+async def test_attach_of_an_unknown_id_is_sandbox_lost(backend: Backend):
+    with pytest.raises(SandboxLost):
+        await backend.attach(new_sandbox_id())
+
+
+async def test_attach_after_destroy_is_sandbox_lost(backend: Backend, spec: CellSpec):
+    sandbox_id = new_sandbox_id()
+    cell = await backend.create(sandbox_id, spec)
+    await cell.destroy()
+    with pytest.raises(SandboxLost):
+        await backend.attach(sandbox_id)
+
+
+async def test_many_dials_at_once_all_answer(cell: Cell):
+    async def one(number: int) -> bytes:
+        box = await Box.open(cell)
+        try:
+            return (await box.run(["echo", str(number)])).stdout
+        finally:
+            await box.aclose()
+
+    answers = await asyncio.gather(*(one(number) for number in range(16)))
+    assert answers == [b"%d\n" % number for number in range(16)]
+
+
+async def test_a_hundred_dials_in_turn_leave_no_connection(cell: Cell):
+    for _ in range(100):
+        await (await cell.dial()).aclose()
+    box = await Box.open(cell)
+
+    async def connections() -> int:
+        return int((await box.ask("stats"))["connections"])
+
+    await eventually(connections, 1)
+    await box.aclose()
+
+
+async def test_two_places_do_not_see_each_other(backend: Backend, spec: CellSpec):
+    one = await Box.open(await backend.create(new_sandbox_id(), spec))
+    other = await Box.open(await backend.create(new_sandbox_id(), spec))
+    await one.write("mine", b"secret")
+    assert (await other.list()).entries == ()
+    assert [entry.name for entry in (await one.list()).entries] == ["mine"]
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_usage_counts_or_says_none(cell: Cell):
+    usage = await cell.usage()
+    assert isinstance(usage, Usage)
+    for figure in (usage.memory_bytes, usage.cpu_usec, usage.pids, usage.oom_kills):
+        assert figure is None or figure >= 0
+    if usage.pids is not None and usage.pids_limit is not None:
+        assert 1 <= usage.pids <= usage.pids_limit
+
+
+async def test_usage_after_destroy_is_sandbox_lost_or_empty(backend: Backend, spec: CellSpec):
+    cell = await backend.create(new_sandbox_id(), spec)
+    await cell.destroy()
+    try:
+        usage = await cell.usage()
+    except SandboxLost:
+        return
+    assert usage.pids in (None, 0, 1)
+
+
+async def test_the_environment_of_the_spec_reaches_commands(backend: Backend):
+    spec = CellSpec(image=Image("host"), env={"GREETING": "good morning"})
+    box = await Box.open(await backend.create(new_sandbox_id(), spec))
+    assert (await box.run(["sh", "-c", "echo $GREETING"])).stdout == b"good morning\n"
+    assert (await box.run("echo $GREETING")).stdout == b"good morning\n"
+    await box.aclose()

@@ -1,0 +1,214 @@
+"""Processes, stats, ports, quotas, leases, and a connection that many use at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandkasten.errors import (
+    Busy,
+    ConnectionRefused,
+    FileError,
+    InvalidRequest,
+    QuotaExceeded,
+    SandboxLost,
+    UnsupportedByBackend,
+)
+from sandkasten.model.limits import Limits
+from sandkasten.wire.call import Data, Event
+from sandkasten.wire.channel import Channel
+from sandkasten.wire.messages import decode_processes, decode_stats
+from tests.conformance.box import PATIENCE_S, Box, eventually
+
+MIB = 1024 * 1024
+
+
+async def test_the_process_list_names_commands_and_whose_they_are(box: Box):
+    exec_id = await box.begin(["sleep", "2001"])
+    listed = decode_processes(await box.ask("proc.list"))
+    assert not listed.truncated
+    (found,) = [one for one in listed.processes if one.cmdline == ("sleep", "2001")]
+    assert (found.name, found.exec_id) == ("sleep", exec_id)
+    assert found.pid > 1
+    assert found.threads == 1
+    assert found.uid == box.channel.hello.user_uid
+
+
+async def test_a_process_that_ended_is_not_listed(box: Box):
+    exec_id = await box.begin(["sleep", "2002"])
+    await box.ask("exec.signal", exec_id=exec_id, signal=9)
+    await box.wait(exec_id)
+    listed = decode_processes(await box.ask("proc.list"))
+    assert [one for one in listed.processes if one.cmdline == ("sleep", "2002")] == []
+
+
+async def test_stats_count_what_runs(box: Box):
+    before = decode_stats(await box.ask("stats"))
+    assert (before.running, before.shells, before.connections) == (0, 0, 1)
+    await box.begin(["sleep", "2003"])
+    await box.run("true")
+    after = decode_stats(await box.ask("stats"))
+    assert (after.running, after.shells) == (1, 1)
+    assert after.processes > before.processes
+    assert after.uptime_ms >= before.uptime_ms
+
+
+async def test_stats_tell_the_disk_of_the_workspace(box: Box):
+    disks = decode_stats(await box.ask("stats")).disk
+    assert box.workspace in disks
+    disk = disks[box.workspace]
+    assert disk.total >= disk.used
+    assert disk.free <= disk.total
+
+
+async def test_a_full_workspace_is_a_typed_error_and_heals(limited):
+    box = await limited(Limits(workspace_bytes=16 * MIB))
+    try:
+        await box.write("big", bytes(64 * MIB))
+    except QuotaExceeded:
+        pass
+    else:
+        # A limit this host cannot hold must be said, never silently dropped.
+        unenforced = [one.limit for one in getattr(box.cell, "unenforced", ())]
+        assert any("workspace" in name for name in unenforced), "the quota was not held"
+        return
+    assert (await box.list()).entries == ()
+    ran = await box.run("head -c 67108864 /dev/zero > big")
+    assert ran.exit_code != 0
+    assert b"No space left" in ran.stderr
+    with pytest.raises((QuotaExceeded, FileError)):
+        await box.write("more", bytes(4 * MIB))
+    await box.remove("big")
+    assert (await box.write("more", bytes(4 * MIB))).size == 4 * MIB
+
+
+async def test_a_full_workspace_does_not_touch_a_neighbour(limited):
+    full = await limited(Limits(workspace_bytes=16 * MIB))
+    neighbour = await limited(Limits(workspace_bytes=16 * MIB))
+    await full.run("head -c 67108864 /dev/zero > big")
+    assert (await neighbour.write("mine", bytes(4 * MIB))).size == 4 * MIB
+
+
+async def test_a_port_inside_is_reached_and_talks_both_ways(box: Box):
+    port = await box.echo_server()
+    async with asyncio.timeout(PATIENCE_S):
+        async with box.channel.stream("port.connect", {"port": port}) as call:
+            first = await anext(call)
+            assert isinstance(first, Event)
+            assert first.name == "connected"
+            await call.send(b"hello")
+            got = b""
+            while len(got) < 5:
+                item = await anext(call)
+                assert isinstance(item, Data)
+                got += item.data
+            assert got == b"hello"
+            await call.end()
+            assert await call.result() == {"sent": 5, "received": 5}
+
+
+async def test_much_data_through_a_port_arrives_whole(box: Box):
+    port = await box.echo_server()
+    data = bytes(range(256)) * 12_000
+    async with asyncio.timeout(PATIENCE_S):
+        async with box.channel.stream("port.connect", {"port": port}) as call:
+
+            async def send() -> None:
+                await call.send(data)
+                await call.end()
+
+            sending = asyncio.create_task(send())
+            got = bytearray()
+            async for item in call:
+                if isinstance(item, Data):
+                    got += item.data
+            await sending
+            assert await call.result() == {"sent": len(data), "received": len(data)}
+    assert got == data
+
+
+async def test_a_port_that_nobody_serves_is_refused(box: Box):
+    with pytest.raises(ConnectionRefused):
+        await box.ask("port.connect", port=9)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, "80", None])
+async def test_a_number_that_is_no_port_is_invalid(box: Box, port: object):
+    with pytest.raises(InvalidRequest):
+        await box.ask("port.connect", port=port)
+
+
+async def test_an_unknown_verb_is_unsupported_and_the_channel_lives(box: Box):
+    with pytest.raises((UnsupportedByBackend, InvalidRequest)):
+        await box.ask("no.such.verb")
+    assert await box.ask("ping") == {}
+
+
+async def test_two_hundred_and_fifty_six_streams_fit_and_one_more_is_busy(box: Box):
+    exec_id = await box.begin(["sleep", "2004"])
+    waits = [asyncio.create_task(box.wait(exec_id)) for _ in range(256)]
+    await asyncio.sleep(0)
+    with pytest.raises(Busy):
+        await box.ask("ping")
+    for wait in waits:
+        wait.cancel()
+    await asyncio.wait(waits)
+
+    async def answers() -> bool:
+        try:
+            return await box.ask("ping") == {}
+        except Busy:
+            return False
+
+    await eventually(answers, True)
+
+
+async def test_a_cancelled_wait_frees_its_stream(box: Box):
+    exec_id = await box.begin(["sleep", "2005"])
+    for _ in range(600):
+        wait = asyncio.create_task(box.wait(exec_id))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        wait.cancel()
+        await asyncio.wait([wait])
+    assert (await box.run(["echo", "fine"])).stdout == b"fine\n"
+
+
+async def test_a_lifetime_ends_the_place(box: Box):
+    await box.ask("lease", lifetime_ms=150)
+    await lost(box)
+
+
+async def test_an_idle_place_ends_and_a_busy_one_does_not(box: Box):
+    await box.ask("lease", idle_ms=300)
+    ran = await box.run(["sleep", "0.9"])
+    assert ran.exit_code == 0
+    await lost(box)
+
+
+async def test_a_lease_that_is_cleared_ends_nothing(box: Box):
+    await box.ask("lease", lifetime_ms=200)
+    await box.ask("lease")
+    ran = await box.run(["sleep", "0.4"])
+    assert ran.exit_code == 0
+
+
+async def lost(box: Box) -> None:
+    """The runner goes by itself, and says nothing more on any connection."""
+
+    async def closed() -> bool:
+        return box.channel.closed
+
+    async def answers() -> bool:
+        try:
+            channel = await Channel.open(await box.cell.dial())
+        except SandboxLost:
+            return False
+        await channel.aclose()
+        return True
+
+    await eventually(closed, True)
+    with pytest.raises(SandboxLost):
+        await box.ask("ping")
+    await eventually(answers, False)

@@ -1,0 +1,115 @@
+"""Fixtures of every suite, and the two watches around it: the host, and the event loops.
+
+`--hostwatch` compares the host before the first test with the host after the last one; any
+difference fails the run. It is asked for by `make test` and not by default, because on a machine
+where somebody else works at the same time their doings would count as ours.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hostwatch import canary as canary_tree
+from tests.hostwatch import loopwatch, snapshot
+from tests.hostwatch.difference import settled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_before = pytest.StashKey[snapshot.Snapshot]()
+_canary = pytest.StashKey[Path]()
+_secret = pytest.StashKey[str]()
+_left = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--hostwatch",
+        action="store_true",
+        help="fail when the run leaves a process, mount, cgroup, namespace, loop device or file, "
+        "or changes a sysctl or the canary",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    loopwatch.install()
+    # World-readable on purpose: only isolation keeps a sandbox from it.
+    root = Path(tempfile.mkdtemp(prefix="pytest-of-canary-", dir="/var/tmp"))
+    root.chmod(0o755)
+    config.stash[_canary] = root
+    config.stash[_secret] = canary_tree.plant(root)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _canary in config.stash:
+        shutil.rmtree(config.stash[_canary], ignore_errors=True)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    os.environ[snapshot.MARKER] = secrets.token_hex(8)
+    if session.config.getoption("--hostwatch"):
+        session.config.stash[_before] = snapshot.take(session.config.stash[_canary])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _before not in session.config.stash:
+        return
+    left = settled(session.config.stash[_before], session.config.stash[_canary])
+    session.config.stash[_left] = left
+    if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    left = config.stash.get(_left, None)
+    if left is None:
+        return
+    if not left:
+        terminalreporter.write_line("hostwatch: the host is as it was before the run")
+        return
+    terminalreporter.section("hostwatch: the run changed the host", red=True)
+    for line in left:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def canary(pytestconfig: pytest.Config) -> Path:
+    """A tree on the host that no sandbox may read or change."""
+    return pytestconfig.stash[_canary]
+
+
+@pytest.fixture(scope="session")
+def canary_secret(pytestconfig: pytest.Config) -> str:
+    """What stands in the canary's files; it must never come out of a sandbox."""
+    return pytestconfig.stash[_secret]
+
+
+@pytest.fixture(scope="session")
+def full_size() -> bool:
+    """Whether to run every size in full (`make test-long`)."""
+    return os.environ.get("SANDKASTEN_LONG") == "1"
+
+
+@pytest.fixture(autouse=True)
+def loops_are_not_held(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test during which an event loop stood still."""
+    loopwatch.drain()
+    yield
+    slow = loopwatch.drain()
+    if slow and request.node.get_closest_marker("slow_loop") is None:
+        pytest.fail("a callback held the event loop:\n" + "\n".join(slow))

@@ -1,0 +1,28 @@
+"""Engines on the memory backend, closed and checked for leftovers afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.model.sandbox import CreateRequest
+from tests.engine.injections import World
+
+
+@pytest.fixture
+async def world():
+    one = World()
+    yield one
+    await one.engine.aclose()
+    for the_id in await one.backend.real.owned():
+        await one.backend.real.discard(the_id)
+
+
+@pytest.fixture
+def engine(world):
+    return world.engine
+
+
+@pytest.fixture
+async def box(engine):
+    """The id of a running sandbox."""
+    return (await engine.create(CreateRequest())).id

@@ -1,0 +1,156 @@
+"""A backend that fails on purpose, behind the port, around the one in memory.
+
+Each hook is awaited before the real call; it may raise, hang or wait. What reaches the
+memory backend is real, so what is left behind afterwards can be counted there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.backends.memory import MemoryBackend
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.engine import Engine
+from sandkasten.images.host import HostImages
+from sandkasten.model.policy import Policy
+from sandkasten.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.readiness import Readiness
+    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.usage import Usage
+    from sandkasten.ports import ByteStream, Cell, Store
+
+
+class Gate:
+    """One hook for each verb; None lets it through."""
+
+    def __init__(self) -> None:
+        self.before_create: Callable[[], Awaitable[None]] | None = None
+        self.after_create: Callable[[], Awaitable[None]] | None = None
+        self.before_attach: Callable[[], Awaitable[None]] | None = None
+        self.before_dial: Callable[[], Awaitable[None]] | None = None
+        self.before_destroy: Callable[[], Awaitable[None]] | None = None
+        self.before_owned: Callable[[], Awaitable[None]] | None = None
+        self.usage: Usage | None = None
+        self.usage_reads = 0
+
+
+async def _pass(hook: Callable[[], Awaitable[None]] | None) -> None:
+    if hook is not None:
+        await hook()
+
+
+class InjectedCell:
+    def __init__(self, cell: Cell, gate: Gate) -> None:
+        self.real = cell
+        self._gate = gate
+        self.streams: list[ByteStream] = []
+
+    async def dial(self) -> ByteStream:
+        await _pass(self._gate.before_dial)
+        stream = await self.real.dial()
+        self.streams.append(stream)
+        return stream
+
+    async def usage(self) -> Usage:
+        self._gate.usage_reads += 1
+        return self._gate.usage if self._gate.usage is not None else await self.real.usage()
+
+    async def destroy(self) -> None:
+        await _pass(self._gate.before_destroy)
+        await self.real.destroy()
+
+
+class InjectedBackend:
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.real = MemoryBackend()
+        self.gate = Gate()
+        self.cells: dict[str, InjectedCell] = {}
+        self.created = 0
+
+    async def probe(self) -> Readiness:
+        return await self.real.probe()
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> InjectedCell:
+        self.created += 1
+        await _pass(self.gate.before_create)
+        cell = InjectedCell(await self.real.create(sandbox_id, spec), self.gate)
+        self.cells[sandbox_id] = cell
+        await _pass(self.gate.after_create)
+        return cell
+
+    async def attach(self, sandbox_id: SandboxId) -> InjectedCell:
+        await _pass(self.gate.before_attach)
+        return InjectedCell(await self.real.attach(sandbox_id), self.gate)
+
+    async def owned(self) -> Sequence[SandboxId]:
+        await _pass(self.gate.before_owned)
+        return await self.real.owned()
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        await _pass(self.gate.before_destroy)
+        await self.real.discard(sandbox_id)
+
+
+class Events:
+    """Keeps what was emitted."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, str | int | float | bool | None]]] = []
+
+    def emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None:
+        self.seen.append((event, dict(fields)))
+
+    def names(self) -> list[str]:
+        return [event for event, _ in self.seen]
+
+
+class TestClock:
+    """The machine's clocks, moved on by hand."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self._real = SystemClock()
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return self._real.now() + self.ahead_s
+
+    def boottime(self) -> float:
+        return self._real.boottime() + self.ahead_s
+
+
+class World:
+    """An engine with everything behind it in reach."""
+
+    def __init__(self, store: Store | None = None, policy: Policy | None = None) -> None:
+        self.backend = InjectedBackend()
+        self.store: Store = store if store is not None else MemoryStore()
+        self.events = Events()
+        self.clock = TestClock()
+        self.policy = policy or Policy()
+        self.engine = self.another()
+
+    def another(self) -> Engine:
+        """A second engine on the same ledger and backend, as another process would have."""
+        return Engine(
+            backends={"memory": self.backend},
+            default_backend="memory",
+            store=self.store,
+            images=HostImages(),
+            policy=self.policy,
+            clock=self.clock,
+            events=self.events,
+        )
+
+    async def left(self) -> tuple[list[str], list[str]]:
+        """Ids with a row, and ids the backend holds."""
+        rows: list[str] = [record.id for record in await self.store.list()]
+        return rows, list(await self.backend.real.owned())

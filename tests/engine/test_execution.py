@@ -1,0 +1,400 @@
+"""Commands: results, live output, later, cancelled, and over a connection that breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from sandkasten.engine import following
+from sandkasten.errors import (
+    CommandNotFound,
+    ExecNotFound,
+    FileNotFound,
+    InvalidRequest,
+    NotADirectory,
+    PayloadTooLarge,
+    SandboxLost,
+    SandkastenError,
+)
+from sandkasten.model.execution import Chunk, ExecRequest, ExecResult, Pty
+from sandkasten.model.output import gap_marker
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.usage import Usage
+
+pytestmark = pytest.mark.anyio
+
+
+async def collect(stream) -> tuple[list[Chunk], ExecResult]:
+    items = [item async for item in stream]
+    assert isinstance(items[-1], ExecResult)
+    return items[:-1], items[-1]
+
+
+async def until(question) -> None:
+    """Ask again until the answer is something, at most ten seconds."""
+    async with asyncio.timeout(10):
+        while not await question():  # noqa: ASYNC110  (a store has no events)
+            await asyncio.sleep(0.01)
+
+
+async def test_the_shell_remembers(engine, box):
+    await engine.exec(box, ExecRequest("cd /tmp && export A=1"))
+    result = await engine.exec(box, ExecRequest("echo $A; pwd"))
+    assert (result.status, result.exit_code, result.output) == ("completed", 0, b"1\n/tmp\n")
+    assert (result.cwd, result.shell, result.why) == ("/tmp", "default", None)
+
+
+async def test_a_list_is_a_fresh_process_in_the_workspace(engine, box):
+    await engine.exec(box, ExecRequest("cd /tmp; export A=1"))
+    result = await engine.exec(box, ExecRequest(("sh", "-c", "pwd; echo [$A]")))
+    assert (result.stdout, result.shell) == (b"/workspace\n[]\n", None)
+
+
+async def test_a_text_can_run_outside_the_shell(engine, box):
+    await engine.exec(box, ExecRequest("A=1; cd /tmp"))
+    result = await engine.exec(box, ExecRequest("pwd; echo [$A]; cd /", stateful=False))
+    assert result.stdout == b"/workspace\n[]\n"
+    assert (await engine.exec(box, ExecRequest("pwd"))).stdout == b"/tmp\n"
+
+
+async def test_a_list_can_run_inside_the_shell(engine, box):
+    await engine.exec(box, ExecRequest(("cd", "/tmp"), stateful=True))
+    assert (await engine.exec(box, ExecRequest("pwd"))).stdout == b"/tmp\n"
+
+
+async def test_shells_of_other_names_remember_apart(engine, box):
+    await engine.exec(box, ExecRequest("A=1", shell="one"))
+    two = await engine.exec(box, ExecRequest("echo [$A]", shell="two"))
+    one = await engine.exec(box, ExecRequest("echo [$A]", shell="one"))
+    assert (one.stdout, two.stdout) == (b"[1]\n", b"[]\n")
+
+
+async def test_streams_are_apart_and_together_in_order(engine, box):
+    result = await engine.exec(box, ExecRequest("echo a; echo b >&2; echo c"))
+    assert (result.stdout, result.stderr, result.output) == (b"a\nc\n", b"b\n", b"a\nb\nc\n")
+    assert (result.stdout_bytes, result.stderr_bytes, result.truncated) == (4, 2, False)
+
+
+async def test_a_failure_is_a_result(engine, box):
+    result = await engine.exec(box, ExecRequest("false"))
+    assert (result.status, result.exit_code, result.why) == ("completed", 1, None)
+    missing = await engine.exec(box, ExecRequest("no-such-program"))
+    assert (missing.status, missing.exit_code) == ("completed", 127)
+
+
+async def test_what_cannot_be_started_is_an_error(engine, box):
+    with pytest.raises(CommandNotFound):
+        await engine.exec(box, ExecRequest(("no-such-program",)))
+    with pytest.raises((FileNotFound, NotADirectory)):
+        await engine.exec(box, ExecRequest(("true",), cwd="/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (ExecRequest("a\0"), InvalidRequest),
+        (ExecRequest("x" * (2**20 + 1)), PayloadTooLarge),
+        (ExecRequest("true", timeout_s=4000), InvalidRequest),
+        (ExecRequest("true", env={"A B": ""}), InvalidRequest),
+        (ExecRequest("true", stdin="text"), InvalidRequest),  # type: ignore[arg-type]
+        (ExecRequest("true", idempotency_key=""), InvalidRequest),
+    ],
+)
+async def test_bad_requests_are_refused_and_the_shell_goes_on(engine, box, request_, error):
+    with pytest.raises(error):
+        await engine.exec(box, request_)
+    assert (await engine.exec(box, ExecRequest("echo ok"))).stdout == b"ok\n"
+
+
+async def test_stdin_is_what_was_given_and_otherwise_empty(engine, box):
+    assert (await engine.exec(box, ExecRequest(("cat",), stdin=b"abc"))).stdout == b"abc"
+    assert (await engine.exec(box, ExecRequest(("cat",)))).stdout == b""
+    large = bytes(range(256)) * 8192
+    result = await engine.exec(box, ExecRequest(("wc", "-c"), stdin=large))
+    assert result.stdout.strip() == str(len(large)).encode()
+
+
+async def test_env_and_cwd_reach_the_command(engine, box):
+    result = await engine.exec(
+        box, ExecRequest(("sh", "-c", "echo $A; pwd"), env={"A": "x y"}, cwd="/tmp")
+    )
+    assert result.stdout == b"x y\n/tmp\n"
+
+
+async def test_a_deadline_is_a_result_with_what_came_before(engine, box):
+    result = await engine.exec(box, ExecRequest("echo before; sleep 600", timeout_s=0.2))
+    assert (result.status, result.timed_out, result.stdout) == ("timed_out", True, b"before\n")
+    assert result.why is not None
+    assert result.why.code == "TIMEOUT"
+    assert "0.2 s" in result.why.message
+
+
+async def test_a_shell_that_ends_is_told_and_replaced(engine, box):
+    result = await engine.exec(box, ExecRequest("cd /tmp; exit 7"))
+    assert (result.exit_code, result.shell_reset) == (7, True)
+    assert result.why is not None
+    assert result.why.code == "SHELL_EXIT"
+    after = await engine.exec(box, ExecRequest("echo alive"))
+    assert (after.stdout, after.shell_reset) == (b"alive\n", False)
+
+
+async def test_output_over_the_cap_keeps_head_and_tail_and_says_what_is_missing(engine, box):
+    request = ExecRequest(("printf", "%s", "0123456789" * 100), max_output_bytes=10)
+    result = await engine.exec(box, request)
+    assert result.stdout == b"01234" + gap_marker(990) + b"56789"
+    assert (result.truncated, result.stdout_bytes) == (True, 1000)
+    raw = await engine.exec(box, ExecRequest(request.command, max_output_bytes=10, raw_output=True))
+    assert (raw.stdout, raw.output, raw.truncated) == (b"0123456789",) * 2 + (True,)
+
+
+async def test_memory_stays_flat_under_a_flood(engine, box):
+    await engine.exec(box, ExecRequest("true"))
+    tracemalloc.start()
+    try:
+        result = await engine.exec(box, ExecRequest("yes | head -c 50000000"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (result.stdout_bytes, result.truncated) == (50_000_000, True)
+    assert len(result.stdout) < 201_000
+    assert peak < 32 * 2**20
+
+
+async def test_a_success_reads_no_counters_and_a_failure_does(world, box):
+    reads = world.backend.gate.usage_reads
+    await world.engine.exec(box, ExecRequest("true"))
+    assert world.backend.gate.usage_reads == reads
+    await world.engine.exec(box, ExecRequest("false"))
+    assert world.backend.gate.usage_reads == reads + 1
+
+
+async def test_a_counted_oom_is_the_verdict_on_a_kill_and_only_once(world, box):
+    world.backend.gate.usage = Usage(oom_kills=1)
+    result = await world.engine.exec(box, ExecRequest("exit 137", stateful=False))
+    assert (result.oom_killed, result.exit_code) == (True, 137)
+    assert result.why is not None
+    assert result.why.code == "OOM"
+    again = await world.engine.exec(box, ExecRequest("exit 137", stateful=False))
+    assert (again.oom_killed, again.why) == (False, None)
+
+
+async def test_refused_forks_are_the_verdict_on_a_failure(world, box):
+    world.backend.gate.usage = Usage(pids_refused=4)
+    result = await world.engine.exec(box, ExecRequest("false"))
+    assert result.why is not None
+    assert result.why.code == "PIDS"
+
+
+async def test_a_full_workspace_is_the_verdict_on_a_failure(world):
+    info = await world.engine.create(CreateRequest(limits={"workspace_mb": 1}))
+    await world.engine.files.write(info.id, "big", bytes(2**20))
+    assert (await world.engine.exec(info.id, ExecRequest("true"))).why is None
+    result = await world.engine.exec(info.id, ExecRequest("false"))
+    assert result.why is not None
+    assert result.why.code == "QUOTA"
+    assert "/workspace" in result.why.message
+
+
+async def test_output_comes_live(engine, box):
+    stream = engine.exec_stream(box, ExecRequest("echo one; sleep 0.2; echo two >&2"))
+    first = await anext(stream)
+    assert first == Chunk(1, "stdout", b"one\n")
+    chunks, result = await collect(stream)
+    assert [(c.source, c.data) for c in chunks] == [("stderr", b"two\n")]
+    assert (result.stdout, result.stderr) == (b"one\n", b"two\n")
+
+
+async def test_a_command_started_is_fetched_later(engine, box):
+    started = await engine.exec_start(
+        box, ExecRequest(("sh", "-c", "sleep 0.1; echo done; exit 3"))
+    )
+    assert (started.status, started.exit_code) == ("running", None)
+    result = await engine.exec_get(box, started.exec_id, wait_s=10)
+    assert (result.status, result.exit_code, result.stdout) == ("completed", 3, b"done\n")
+    chunks, last = await collect(engine.exec_output(box, started.exec_id))
+    assert ([c.data for c in chunks], last.exit_code) == ([b"done\n"], 3)
+    assert [one.exec_id for one in await engine.execs(box)] == [started.exec_id]
+
+
+async def test_waiting_for_a_command_ends_when_the_time_does(engine, box):
+    started = await engine.exec_start(box, ExecRequest(("sleep", "600")))
+    assert (await engine.exec_get(box, started.exec_id, wait_s=0.05)).status == "running"
+    await engine.exec_signal(box, started.exec_id, 9)
+    result = await engine.exec_get(box, started.exec_id, wait_s=10)
+    assert (result.status, result.signal) == ("killed", 9)
+    assert result.why is not None
+    assert result.why.code == "SIGNAL"
+
+
+async def test_stdin_of_a_started_command_is_fed_in_pieces(engine, box):
+    started = await engine.exec_start(box, ExecRequest(("cat",), stdin=b"a", keep_stdin_open=True))
+    await engine.exec_stdin(box, started.exec_id, b"b")
+    await engine.exec_stdin(box, started.exec_id, b"c", close=True)
+    assert (await engine.exec_get(box, started.exec_id, wait_s=10)).stdout == b"abc"
+
+
+async def test_output_is_read_on_from_a_sequence_number(engine, box):
+    result = await engine.exec(box, ExecRequest("echo a; echo b >&2; echo c"))
+    chunks, _ = await collect(engine.exec_output(box, result.exec_id, since_seq=1))
+    assert [(c.seq, c.data, c.gap_bytes) for c in chunks] == [(2, b"b\n", 0), (3, b"c\n", 0)]
+
+
+async def test_a_gap_is_reported_with_its_size(engine, box):
+    result = await engine.exec(box, ExecRequest("yes | head -c 1000000", max_output_bytes=1000))
+    chunks, _ = await collect(engine.exec_output(box, result.exec_id))
+    assert sum(len(c.data) for c in chunks) == 1000
+    assert sum(c.gap_bytes for c in chunks) == 999_000
+
+
+async def test_an_unknown_exec_is_not_found_and_a_bad_id_refused(engine, box):
+    with pytest.raises(ExecNotFound):
+        await engine.exec_get(box, "exe_0123456789abcdef")
+    with pytest.raises(InvalidRequest):
+        await engine.exec_get(box, "../x")
+    for signal in (0, -1, 65, True):
+        with pytest.raises(InvalidRequest):
+            await engine.exec_signal(box, "exe_0123456789abcdef", signal)
+
+
+async def test_a_caller_that_goes_away_leaves_the_command_running(world, box):
+    engine = world.engine
+    running = asyncio.create_task(
+        engine.exec(box, ExecRequest("sleep 0.3; echo finished", stateful=False))
+    )
+    await until(lambda: engine.execs(box))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    (one,) = await engine.execs(box)
+    result = await engine.exec_get(box, one.exec_id, wait_s=10)
+    assert (result.status, result.stdout) == ("completed", b"finished\n")
+
+
+async def test_a_key_runs_once(engine, box):
+    request = ExecRequest("echo x >> log; cat log", idempotency_key="k")
+    first = await engine.exec(box, request)
+    second = await engine.exec(box, request)
+    assert (
+        (first.exec_id, first.stdout)
+        == (second.exec_id, second.stdout)
+        == (
+            first.exec_id,
+            b"x\n",
+        )
+    )
+
+
+async def test_commands_of_one_shell_run_one_after_the_other(engine, box):
+    slow = asyncio.create_task(engine.exec(box, ExecRequest("sleep 0.2; echo a >> log")))
+    await asyncio.sleep(0.05)
+    await engine.exec(box, ExecRequest("echo b >> log"))
+    await slow
+    assert (await engine.exec(box, ExecRequest("cat log"))).stdout == b"a\nb\n"
+
+
+async def test_a_thousand_commands_keep_the_state(engine, box):
+    await engine.exec(box, ExecRequest("export N=1; cd /tmp"))
+    for _ in range(1000):
+        await engine.exec(box, ExecRequest("true"))
+    assert (await engine.exec(box, ExecRequest("echo $N; pwd"))).stdout == b"1\n/tmp\n"
+
+
+# ---- over a connection that breaks
+
+
+async def break_connection(world, box) -> None:
+    await world.backend.cells[box].streams[-1].aclose()
+
+
+async def test_a_broken_connection_between_commands_is_not_noticed(world, box):
+    await world.engine.exec(box, ExecRequest("A=1"))
+    await break_connection(world, box)
+    assert (await world.engine.exec(box, ExecRequest("echo $A"))).stdout == b"1\n"
+    assert len(world.backend.cells[box].streams) == 2
+
+
+async def test_a_connection_lost_midway_is_made_again_and_nothing_is_lost_or_run_twice(world, box):
+    stream = world.engine.exec_stream(
+        box, ExecRequest("echo one; echo x >> log; sleep 0.3; echo two; cat log", stateful=False)
+    )
+    first = await anext(stream)
+    assert isinstance(first, Chunk)
+    await break_connection(world, box)
+    _, result = await collect(stream)
+    assert (result.status, result.stdout) == ("completed", b"one\ntwo\nx\n")
+    assert len(world.backend.cells[box].streams) == 2
+
+
+async def test_a_sandbox_that_dies_midway_gives_a_lost_result(world, box):
+    stream = world.engine.exec_stream(box, ExecRequest("echo one; sleep 600"))
+    assert (await anext(stream)).data == b"one\n"
+    await world.backend.cells[box].real.crash()
+    _, result = await collect(stream)
+    assert (result.status, result.exit_code, result.stdout) == ("lost", None, b"one\n")
+    assert result.why is not None
+    assert result.why.code == "LOST"
+
+
+async def test_a_sandbox_that_is_dead_before_is_an_error(world, box):
+    await world.engine.exec(box, ExecRequest("true"))
+    await world.backend.cells[box].real.crash()
+    with pytest.raises(SandboxLost):
+        await world.engine.exec(box, ExecRequest("true"))
+
+
+async def test_a_runner_that_never_reports_is_given_up(world, box, monkeypatch):
+    monkeypatch.setattr(following, "REPORT_SLACK_S", -2.05)
+    monkeypatch.setattr(following, "GRACE_S", 0)
+    result = await world.engine.exec(
+        box, ExecRequest(("sh", "-c", "echo x; sleep 2.5"), timeout_s=2.2)
+    )
+    assert (result.status, result.stdout) == ("lost", b"x\n")
+
+
+async def test_a_closed_engine_says_so(world, box):
+    running = asyncio.create_task(world.engine.exec(box, ExecRequest("sleep 600")))
+    await asyncio.sleep(0.05)
+    await world.engine.aclose()
+    with pytest.raises(SandkastenError):
+        await running
+
+
+# ---- terminals
+
+
+async def test_a_terminal_takes_keys_and_answers(engine, box):
+    async with engine.terminal(box, rows=30, cols=100) as terminal:
+        await terminal.send(b"echo from-the-terminal\n")
+        seen = b""
+        async for data in terminal:
+            seen += data
+            if b"from-the-terminal" in seen:
+                break
+        await terminal.resize(40, 120)
+        exec_id = terminal.exec_id
+    ended = await engine.exec_get(box, exec_id, wait_s=10)
+    assert ended.status != "running"
+
+
+async def test_a_terminal_has_a_result(engine, box):
+    async with engine.terminal(box, command=("sh", "-c", "exit 5")) as terminal:
+        result = await terminal.result()
+    assert (result.exit_code, result.status) == (5, "completed")
+
+
+async def test_a_terminal_of_nonsense_is_refused(engine, box):
+    for bad in ({"rows": 0}, {"command": ()}, {"command": ("a\0",)}, {"env": {"=": ""}}):
+        with pytest.raises(InvalidRequest):
+            async with engine.terminal(box, **bad):
+                pass
+
+
+async def test_a_command_on_a_terminal_has_one_stream(engine, box):
+    result = await engine.exec(
+        box, ExecRequest(("sh", "-c", "echo a; echo b >&2"), pty=Pty(24, 80))
+    )
+    assert result.stderr == b""
+    assert result.stdout.replace(b"\r", b"") == b"a\nb\n"
+    assert result.output == result.stdout

@@ -1,0 +1,208 @@
+"""One-shot compute: the answer, its artifacts, its refusals, and nothing left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandkasten.engine import oneshot
+from sandkasten.errors import (
+    CommandNotFound,
+    InvalidRequest,
+    IsolationRefused,
+    PayloadTooLarge,
+)
+from sandkasten.model.oneshot import Artifact, RunRequest
+
+pytestmark = pytest.mark.anyio
+
+
+async def sh(world, code: str, **more):
+    result = await world.engine.run(RunRequest(code, runtime="sh", **more))
+    assert await world.left() == ([], [])
+    return result
+
+
+async def test_code_runs_and_everything_is_gone(world):
+    result = await sh(world, "echo out; echo err >&2; pwd")
+    assert (result.ok, result.exit_code, result.error) == (True, 0, None)
+    assert (result.stdout, result.stderr) == (b"out\n/workspace\n", b"err\n")
+    assert (result.runtime, result.image, result.backend) == ("sh", "host", "memory")
+    assert result.limits["timeout_seconds"] == 120
+    assert result.limits["max_stdout_bytes"] == 200_000
+    assert result.limits["max_artifact_bytes"] == 10_000_000
+
+
+async def test_a_failure_is_an_answer(world):
+    result = await sh(world, "exit 3")
+    assert (result.ok, result.exit_code) == (False, 3)
+    assert result.error == "the code exited with status 3"
+
+
+async def test_a_timeout_is_an_answer(world):
+    result = await sh(world, "echo before; sleep 600", timeout_s=1)
+    assert (result.ok, result.timed_out, result.stdout) == (False, True, b"before\n")
+    assert result.why is not None
+    assert (result.why.code, result.error) == ("TIMEOUT", result.why.message)
+    assert result.limits["timeout_seconds"] == 1
+
+
+async def test_args_env_files_and_stdin_reach_the_code(world):
+    result = await sh(
+        world,
+        "echo $1 $2; echo $A; cat data/in.txt; cat raw; cat",
+        args=("one", "two words"),
+        env={"A": "value"},
+        files={"data/in.txt": "text\n", "/work/raw": b"raw\n"},
+        stdin=b"stdin\n",
+    )
+    assert result.stdout == b"one two words\nvalue\ntext\nraw\nstdin\n"
+
+
+async def test_artifacts_come_by_glob(world):
+    result = await sh(
+        world,
+        "mkdir -p out/deep; echo a > out/a.txt; echo b > out/deep/b.txt; echo c > c.log;"
+        " ln -s out/a.txt link.txt",
+        artifacts=("**/*.txt",),
+    )
+    assert result.artifacts == (
+        Artifact("out/a.txt", 2, b"a\n"),
+        Artifact("out/deep/b.txt", 2, b"b\n"),
+    )
+
+
+async def test_the_code_itself_is_no_artifact(world):
+    result = await sh(world, "echo a > a", artifacts=("*",))
+    assert [one.path for one in result.artifacts] == ["a"]
+
+
+async def test_artifacts_over_a_cap_are_named_and_left_out(world, monkeypatch):
+    result = await sh(
+        world,
+        "echo small > a; yes | head -c 5000 > b",
+        artifacts=("*",),
+        limits={"max_artifact_bytes": 100},
+    )
+    assert result.artifacts == (
+        Artifact("a", 6, b"small\n"),
+        Artifact("b", 5000, None, "larger than 100 bytes"),
+    )
+    monkeypatch.setattr(oneshot, "MAX_ARTIFACTS", 2)
+    monkeypatch.setattr(oneshot, "MAX_ARTIFACTS_BYTES", 10)
+    result = await sh(world, "for i in 1 2 3; do echo 123456 > $i; done", artifacts=("*",))
+    assert result.artifacts == (
+        Artifact("1", 7, b"123456\n"),
+        Artifact("2", 7, None, "all together over 10 bytes"),
+    )
+    assert result.warnings == ("1 more artifacts were left out (at most 2)",)
+
+
+async def test_artifacts_of_failed_code_are_still_given(world):
+    result = await sh(world, "echo a > a; exit 1", artifacts=("a",))
+    assert (result.ok, len(result.artifacts)) == (False, 1)
+
+
+async def test_a_missing_interpreter_is_named_with_a_remedy(world):
+    with pytest.raises(CommandNotFound) as refused:
+        await world.engine.run(RunRequest("1", runtime="node"))
+    assert "node" in refused.value.message
+    assert "nodejs" in refused.value.hint
+    assert await world.left() == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (RunRequest("x", runtime="ruby"), InvalidRequest),
+        (RunRequest("x" * 50_000_000), PayloadTooLarge),
+        (RunRequest("x", files={"../x": ""}), InvalidRequest),
+        (RunRequest("x", files={"/etc/x": ""}), InvalidRequest),
+        (RunRequest("x", files={"": ""}), InvalidRequest),
+        (RunRequest("x", files={str(i): "" for i in range(1001)}), PayloadTooLarge),
+        (RunRequest("x", args=("a\0",)), InvalidRequest),
+        (RunRequest("x", env={"1": ""}), InvalidRequest),
+        (RunRequest("x", timeout_s=0.5), InvalidRequest),
+        (RunRequest("x", timeout_s=3601), InvalidRequest),
+        (RunRequest("x", timeout_s=True), InvalidRequest),
+        (RunRequest("x", artifacts=("/etc/*",)), InvalidRequest),
+        (RunRequest("x", limits={"ram": 1}), InvalidRequest),
+        (RunRequest("\ud800"), InvalidRequest),
+        (RunRequest(7), InvalidRequest),  # type: ignore[arg-type]
+    ],
+)
+async def test_bad_requests_are_refused_before_anything_is_made(world, request_, error):
+    with pytest.raises(error) as refused:
+        await world.engine.run(request_)
+    assert refused.value.hint
+    assert world.backend.created == 0
+
+
+async def test_code_too_large_names_the_limit_and_the_way_out(world):
+    with pytest.raises(PayloadTooLarge) as refused:
+        await world.engine.run(RunRequest("x" * 50_000_000))
+    assert "10000000" in refused.value.hint
+    assert "file" in refused.value.hint
+
+
+async def test_an_unknown_runtime_offers_the_nearest(world):
+    with pytest.raises(InvalidRequest) as refused:
+        await world.engine.run(RunRequest("x", runtime="pyhton"))
+    assert refused.value.hint.startswith("did you mean python")
+
+
+async def test_a_run_that_is_cancelled_leaves_nothing(world):
+    running = asyncio.create_task(world.engine.run(RunRequest("sleep 600", runtime="sh")))
+    deadline = asyncio.get_running_loop().time() + 10
+    while not (await world.left())[1]:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await world.left() == ([], [])
+
+
+async def test_a_run_whose_sandbox_cannot_be_made_leaves_nothing(world):
+    async def fail() -> None:
+        raise IsolationRefused("no")
+
+    world.backend.gate.after_create = fail
+    with pytest.raises(IsolationRefused):
+        await world.engine.run(RunRequest("true", runtime="sh"))
+    assert await world.left() == ([], [])
+
+
+async def test_a_sandbox_that_dies_midway_is_an_answer(world):
+    running = asyncio.create_task(
+        world.engine.run(RunRequest("echo x; sleep 600", runtime="sh", artifacts=("*",)))
+    )
+    deadline = asyncio.get_running_loop().time() + 10
+    while True:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+        cells = list(world.backend.cells.values())
+        if cells:
+            (info,) = await world.engine.list()
+            if any(
+                one.status == "running" and one.started_at
+                for one in await world.engine.execs(info.id)
+            ):
+                break
+    await asyncio.sleep(0.05)
+    await cells[0].real.crash()
+    result = await running
+    assert (result.ok, result.exit_code) == (False, None)
+    assert result.why is not None
+    assert result.why.code == "LOST"
+    assert await world.left() == ([], [])
+
+
+async def test_runs_side_by_side_do_not_meet(world):
+    results = await asyncio.gather(
+        *(world.engine.run(RunRequest(f"echo {i} > x; cat x", runtime="sh")) for i in range(20))
+    )
+    assert [r.stdout for r in results] == [f"{i}\n".encode() for i in range(20)]
+    assert await world.left() == ([], [])

@@ -1,0 +1,391 @@
+"""Create, describe, destroy: the row before the resource, and nothing left behind by a failure."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandkasten.engine import sandboxes
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    Conflict,
+    InvalidImage,
+    InvalidRequest,
+    IsolationRefused,
+    SandboxLost,
+    SessionExpired,
+    SessionNotFound,
+    UnsupportedByBackend,
+)
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.lifecycle import State
+from sandkasten.model.policy import Policy
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.store.directory import DirectoryStore
+from tests.engine.injections import World
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_was_asked_for_is_what_is_described(engine):
+    info = await engine.create(
+        CreateRequest(
+            ttl_s=60,
+            lifetime_s=120,
+            env={"A": "1"},
+            labels={"team": "x"},
+            limits={"mem_limit_mb": 64},
+        )
+    )
+    assert info.id == info.sandbox_id == info.session_id
+    assert (info.status, info.created, info.image, info.backend) == (
+        "running",
+        True,
+        "host",
+        "memory",
+    )
+    assert (info.cwd, info.workdir, info.acquire_source) == ("/workspace", "/workspace", "cold")
+    assert info.limits.memory_bytes == 64 * 2**20
+    assert (info.labels, info.env_names, info.warnings) == ({"team": "x"}, ("A",), ())
+    assert (info.idle_timeout_s, info.lifetime_s) == (60, 120)
+    assert 55 < info.expires_at - info.created_at <= 61
+    again = await engine.get(info.id)
+    assert (again.id, again.created, again.labels) == (info.id, False, {"team": "x"})
+    assert [one.id for one in await engine.list()] == [info.id]
+
+
+async def test_the_environment_of_a_sandbox_is_the_operators_then_the_callers():
+    world = World(policy=Policy(env={"A": "operator", "B": "operator"}))
+    info = await world.engine.create(CreateRequest(env={"A": "caller"}))
+    result = await world.engine.exec(info.id, ExecRequest("echo $A $B"))
+    assert result.stdout == b"caller operator\n"
+    await world.engine.destroy(info.id)
+    await world.engine.aclose()
+
+
+async def test_an_alias_is_warned_of_and_a_default_is_not(engine):
+    named = await engine.create(CreateRequest(image="bash"))
+    assert named.warnings == ("alias bash (ubuntu:22.04) answered by the host image",)
+    silent = await engine.create(CreateRequest())
+    assert silent.warnings == ()
+    world = World(policy=Policy(default_image="bash"))
+    assert (await world.engine.create(CreateRequest())).warnings == ()
+    await world.engine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (CreateRequest(image="--privileged"), InvalidImage),
+        (CreateRequest(image="python:3.11-slim"), InvalidImage),
+        (CreateRequest(network="bridge"), UnsupportedByBackend),
+        (CreateRequest(profile="dev"), UnsupportedByBackend),
+        (CreateRequest(backend="docker"), BackendUnavailable),
+        (CreateRequest(env={"A B": "x"}), InvalidRequest),
+        (CreateRequest(labels={"": "x"}), InvalidRequest),
+        (CreateRequest(labels={str(i): "x" for i in range(65)}), InvalidRequest),
+        (CreateRequest(limits={"ram": 5}), InvalidRequest),
+        (CreateRequest(ttl_s=-1), InvalidRequest),
+        (CreateRequest(session_key="\n"), InvalidRequest),
+    ],
+)
+async def test_a_request_that_cannot_be_is_refused_before_anything_is_made(world, request_, error):
+    with pytest.raises(error) as refused:
+        await world.engine.create(request_)
+    assert refused.value.hint
+    assert world.backend.created == 0
+    assert await world.left() == ([], [])
+
+
+async def test_destroy_removes_everything_and_then_knows_nothing(world, box):
+    await world.engine.destroy(box)
+    assert await world.left() == ([], [])
+    for call in (world.engine.destroy(box), world.engine.get(box)):
+        with pytest.raises(SessionNotFound):
+            await call
+    with pytest.raises(SessionNotFound):
+        await world.engine.exec(box, ExecRequest("true"))
+
+
+@pytest.mark.parametrize("text", ["", "../x", "sbx_", "sbx_" + "0" * 16, "a;rm", "x" * 10_000])
+async def test_an_id_that_names_nothing_is_not_found(engine, text):
+    for call in (engine.get(text), engine.destroy(text), engine.exec(text, ExecRequest("true"))):
+        with pytest.raises(SessionNotFound):
+            await call
+
+
+async def test_the_row_is_written_before_the_resource(world):
+    seen: list[tuple[str, str]] = []
+
+    async def look() -> None:
+        seen.extend((r.id, r.state) for r in await world.store.list())
+        assert await world.backend.real.owned() == ()
+
+    world.backend.gate.before_create = look
+    info = await world.engine.create(CreateRequest())
+    assert seen == [(info.id, State.CREATING)]
+
+
+async def test_the_row_goes_after_the_resource(world, box):
+    seen: list[str] = []
+
+    async def look() -> None:
+        seen.extend(r.state for r in await world.store.list())
+
+    world.backend.gate.before_destroy = look
+    await world.engine.destroy(box)
+    assert seen == [State.DESTROYING]
+
+
+@pytest.mark.parametrize("where", ["before_create", "after_create", "before_dial"])
+async def test_a_create_that_fails_leaves_nothing(world, where):
+    async def fail() -> None:
+        raise IsolationRefused("no", hint="try")
+
+    setattr(world.backend.gate, where, fail)
+    with pytest.raises(IsolationRefused):
+        await world.engine.create(CreateRequest())
+    assert await world.left() == ([], [])
+    assert "sandbox.create_failed" in world.events.names()
+
+
+@pytest.mark.parametrize("where", ["before_create", "after_create", "before_dial"])
+async def test_a_create_that_is_cancelled_leaves_nothing(world, where):
+    reached = asyncio.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await asyncio.sleep(600)
+
+    setattr(world.backend.gate, where, hang)
+    creating = asyncio.create_task(world.engine.create(CreateRequest()))
+    await reached.wait()
+    setattr(world.backend.gate, where, None)
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    assert await world.left() == ([], [])
+
+
+async def test_a_create_that_hangs_is_given_up(world, monkeypatch):
+    monkeypatch.setattr(sandboxes, "CREATE_TIMEOUT_S", 0.05)
+
+    async def hang() -> None:
+        await asyncio.sleep(600)
+
+    world.backend.gate.before_create = hang
+    with pytest.raises(BackendUnavailable):
+        await world.engine.create(CreateRequest())
+    assert await world.left() == ([], [])
+
+
+async def test_a_clean_up_that_hangs_is_marked_and_finished_later(world, monkeypatch):
+    monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.05)
+    gate = world.backend.gate
+
+    async def fail() -> None:
+        raise IsolationRefused("no")
+
+    async def hang() -> None:
+        await asyncio.sleep(600)
+
+    gate.after_create, gate.before_destroy = fail, hang
+    with pytest.raises(IsolationRefused):
+        await world.engine.create(CreateRequest())
+    (row,) = await world.store.list()
+    assert row.state is State.DESTROYING
+    gate.before_destroy = None
+    swept = await world.engine.sweep()
+    assert swept.finished == (row.id,)
+    assert await world.left() == ([], [])
+
+
+async def test_a_destroy_that_hangs_is_an_error_and_finished_later(world, box, monkeypatch):
+    monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.05)
+
+    async def hang() -> None:
+        await asyncio.sleep(600)
+
+    world.backend.gate.before_destroy = hang
+    with pytest.raises(BackendUnavailable) as refused:
+        await world.engine.destroy(box)
+    assert refused.value.retryable
+    world.backend.gate.before_destroy = None
+    await world.engine.destroy(box)
+    assert await world.left() == ([], [])
+
+
+async def test_a_destroy_that_is_cancelled_is_finished_all_the_same(world, box):
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        reached.set()
+        await go.wait()
+
+    world.backend.gate.before_destroy = wait
+    destroying = asyncio.create_task(world.engine.destroy(box))
+    await reached.wait()
+    destroying.cancel()
+    await asyncio.sleep(0)
+    destroying.cancel()
+    await asyncio.sleep(0)
+    assert not destroying.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await destroying
+    assert await world.left() == ([], [])
+
+
+async def test_a_store_that_fails_after_the_resource_was_made_leaves_nothing(world):
+    class Failing(Exception):
+        pass
+
+    real_put, puts = world.store.put, 0
+
+    async def put(record) -> None:
+        nonlocal puts
+        puts += 1
+        if puts == 2:
+            raise BackendUnavailable("the disk is full")
+        await real_put(record)
+
+    world.store.put = put
+    with pytest.raises(BackendUnavailable):
+        await world.engine.create(CreateRequest())
+    assert await world.left() == ([], [])
+
+
+async def test_one_key_names_one_sandbox(engine):
+    first = await engine.create(CreateRequest(session_key="k"))
+    again = await engine.create(CreateRequest(session_key="k"))
+    other = await engine.create(CreateRequest(session_key="l"))
+    assert (first.created, again.created, again.id) == (True, False, first.id)
+    assert other.id != first.id
+    assert again.session_key == "k"
+
+
+async def test_a_hundred_creates_with_one_key_make_one_sandbox(world):
+    infos = await asyncio.gather(
+        *(world.engine.create(CreateRequest(session_key="k")) for _ in range(100))
+    )
+    assert len({info.id for info in infos}) == 1
+    assert sum(info.created for info in infos) == 1
+    assert world.backend.created == 1
+
+
+async def test_two_engines_on_one_ledger_share_a_key(tmp_path):
+    world = World(store=DirectoryStore(tmp_path))
+    other = world.another()
+    infos = await asyncio.gather(
+        *(e.create(CreateRequest(session_key="k")) for e in (world.engine, other) * 10)
+    )
+    assert len({info.id for info in infos}) == 1
+    await world.engine.aclose()
+    await other.aclose()
+
+
+async def test_a_key_whose_sandbox_died_names_a_new_one(world):
+    first = await world.engine.create(CreateRequest(session_key="k"))
+    await world.backend.cells[first.id].real.crash()
+    second = await world.engine.create(CreateRequest(session_key="k"))
+    assert (second.created, second.id == first.id) == (True, False)
+    assert await world.left() == ([second.id], [second.id])
+
+
+async def test_a_key_is_free_again_after_a_failed_create(world):
+    async def fail() -> None:
+        raise IsolationRefused("no")
+
+    world.backend.gate.before_create = fail
+    with pytest.raises(IsolationRefused):
+        await world.engine.create(CreateRequest(session_key="k"))
+    world.backend.gate.before_create = None
+    assert (await world.engine.create(CreateRequest(session_key="k"))).created
+
+
+async def test_another_kind_under_a_taken_key_is_a_conflict(world, monkeypatch):
+    await world.engine.create(CreateRequest(session_key="k"))
+    await world.engine.create(CreateRequest(session_key="k", image="bash"))
+    (row,) = await world.store.list()
+    from dataclasses import replace
+
+    await world.store.put(replace(row, image="other"))
+    with pytest.raises(Conflict) as refused:
+        await world.engine.create(CreateRequest(session_key="k", image="host"))
+    assert "image other" in refused.value.message
+
+
+async def test_another_engine_goes_on_in_the_same_shell(world, box):
+    await world.engine.exec(box, ExecRequest("cd /tmp && export A=7"))
+    other = world.another()
+    result = await other.exec(box, ExecRequest("echo $A; pwd"))
+    assert result.stdout == b"7\n/tmp\n"
+    assert [one.id for one in await other.list()] == [box]
+    await other.aclose()
+
+
+async def test_destroyed_by_another_is_not_found_here(world, box):
+    await world.engine.exec(box, ExecRequest("true"))
+    other = world.another()
+    await other.destroy(box)
+    await other.aclose()
+    with pytest.raises(SessionNotFound):
+        await world.engine.exec(box, ExecRequest("true"))
+
+
+async def test_a_dead_sandbox_is_lost_in_every_answer(world, box):
+    await world.backend.cells[box].real.crash()
+    assert (await world.engine.get(box)).status == "lost"
+    assert [one.status for one in await world.engine.list()] == ["lost"]
+    with pytest.raises(SandboxLost):
+        await world.engine.exec(box, ExecRequest("true"))
+    await world.engine.destroy(box)
+    assert await world.left() == ([], [])
+
+
+async def test_a_sandbox_that_outlived_its_lease_has_expired(world):
+    info = await world.engine.create(CreateRequest(ttl_s=60))
+    await world.backend.cells[info.id].real.crash()
+    world.clock.ahead_s = 61
+    other = world.another()
+    with pytest.raises(SandboxLost):
+        await other.exec(info.id, ExecRequest("true"))
+    await other.aclose()
+    info = await world.engine.create(CreateRequest(ttl_s=60))
+    await world.backend.cells[info.id].real.crash()
+    world.clock.ahead_s = 61 + 14_401
+    with pytest.raises(SessionExpired):
+        await world.engine.exec(info.id, ExecRequest("true"))
+
+
+async def test_one_that_is_being_made_is_busy_and_not_lost(world):
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        reached.set()
+        await go.wait()
+
+    world.backend.gate.before_create = wait
+    creating = asyncio.create_task(world.engine.create(CreateRequest()))
+    await reached.wait()
+    (row,) = await world.store.list()
+    assert (await world.engine.get(row.id)).status == "creating"
+    with pytest.raises(Busy):
+        await world.engine.exec(row.id, ExecRequest("true"))
+    go.set()
+    assert (await creating).id == row.id
+
+
+async def test_the_runner_is_told_when_to_end(world, monkeypatch):
+    info = await world.engine.create(CreateRequest(ttl_s=1, lifetime_s=1))
+    machine = world.backend.cells[info.id].real._machine
+    await asyncio.wait_for(machine.ended.wait(), 10)
+    assert (await world.engine.get(info.id)).status == "lost"
+
+
+async def test_events_tell_what_happened(world, box):
+    await world.engine.destroy(box)
+    assert world.events.names() == ["sandbox.created", "sandbox.destroyed"]
+    assert world.events.seen[0][1] == {"sandbox": box, "backend": "memory", "image": "host"}

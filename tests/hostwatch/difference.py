@@ -1,0 +1,57 @@
+"""Compares two snapshots of the host and says in plain lines what is not as it was.
+
+Pure but for `settled`, which looks again until the host is as before or time runs out: an
+orphan that was killed is a zombie until init gets round to it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from tests.hostwatch.snapshot import Snapshot, take
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# Init was seen to take 1.8 s to reap an orphan.
+SETTLE_S = 6.0
+_POLL_S = 0.25
+
+# Things of these kinds that went away are somebody else's: only what came is ours.
+_ONLY_NEW = frozenset({"processes", "netns", "files"})
+
+
+def differences(before: Snapshot, after: Snapshot) -> list[str]:
+    lines: list[str] = []
+    for part in (field.name for field in fields(Snapshot)):
+        old, new = getattr(before, part), getattr(after, part)
+        came, went, kept = new.keys() - old.keys(), old.keys() - new.keys(), old.keys() & new.keys()
+        lines += [f"{part}: new: {key}: {new[key]}" for key in sorted(came)]
+        if part in _ONLY_NEW:
+            continue
+        lines += [f"{part}: gone: {key}: {old[key]}" for key in sorted(went)]
+        lines += [
+            f"{part}: changed: {key}: {old[key]} -> {new[key]}"
+            for key in sorted(kept)
+            if old[key] != new[key]
+        ]
+    return lines
+
+
+def settled(
+    before: Snapshot,
+    canary: Path,
+    *,
+    settle_s: float = SETTLE_S,
+    look: Callable[[Path], Snapshot] = take,
+) -> list[str]:
+    """The differences that last: empty as soon as there are none, else those seen at the end."""
+    deadline = time.monotonic() + settle_s
+    while True:
+        lines = differences(before, look(canary))
+        if not lines or time.monotonic() >= deadline:
+            return lines
+        time.sleep(_POLL_S)

@@ -1,0 +1,187 @@
+"""What the host looks like now, as plain sets and mappings that can be compared.
+
+Knows Linux and nothing of Sandkasten but the names its processes and files go by. Only reads:
+a look at the host must not change it. Whatever vanishes while it is read is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+OUR_NAMES = ("bwrap", "sandkasten", "runc", "runsc", "crun", "dockerd", "containerd", "docker-")
+
+# Sandboxes run under uids from here on; nobody else on a normal machine does.
+FIRST_SANDBOX_UID = 100_000
+
+MARKER = "SANDKASTEN_TEST_RUN"
+"""In the environment of the test run, and so of all it starts and does not clean."""
+
+# Counters and samples: they change on an idle machine.
+VOLATILE_SYSCTLS = (
+    "fs/aio-nr",
+    "fs/binfmt_misc/",  # an automount: listing it would mount it
+    "fs/dentry-state",
+    "fs/file-nr",
+    "fs/inode-nr",
+    "fs/inode-state",
+    "fs/nfs/",
+    "fs/quota/",
+    "kernel/ns_last_pid",
+    "kernel/perf_event_max_sample_rate",  # lowered by the kernel itself under load
+    "kernel/pty/nr",
+    "kernel/random/",
+    "kernel/sched_domain/",
+    "net/netfilter/nf_conntrack_count",
+    "vm/stat_refresh",
+)
+
+# Where leftovers of a run would lie. Only the names directly below are looked at.
+LITTER_FOLDERS = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/var/lib")
+# Other people's comings and goings.
+FOREIGN_LITTER = ("pytest-of-", "systemd-", "apt", "dpkg", "bash_", "ssh-", "tmux-", "hsperf", ".X")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Each part maps what a thing is called to what would have to change to be noticed."""
+
+    processes: Mapping[str, str]
+    mounts: Mapping[str, str]
+    loops: Mapping[str, str]
+    cgroups: Mapping[str, str]
+    netns: Mapping[str, str]
+    sysctls: Mapping[str, str]
+    canary: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+def take(canary: Path) -> Snapshot:
+    return Snapshot(
+        processes=dict(_processes()),
+        mounts=_mounts(),
+        loops=dict(_loops()),
+        cgroups=dict(_cgroups()),
+        netns=dict(_network_namespaces()),
+        sysctls=dict(_sysctls(Path("/proc/sys"))),
+        canary=dict(_tree(canary)) | dict(_tree(Path("/etc"))),
+        files=dict(_litter()),
+    )
+
+
+def _pids() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _processes() -> Iterator[tuple[str, str]]:
+    """Ours by name, by uid, by cgroup or by the marker; a zombie counts until it is reaped."""
+    marker = f"{MARKER}={os.environ.get(MARKER, '')}".encode()
+    own = os.getpid()
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            head, _, tail = _read(f"/proc/{pid}/stat").rpartition(b")")
+            name = head.partition(b"(")[2].decode(errors="replace")
+            fields = tail.split()
+            state, started = fields[0].decode(), fields[19].decode()
+            uid = os.stat(f"/proc/{pid}").st_uid
+            ours = (
+                name.startswith(OUR_NAMES)
+                or uid >= FIRST_SANDBOX_UID
+                or b"sandkasten" in _read(f"/proc/{pid}/cgroup")
+            )
+            if not ours and marker[-1:] != b"=" and pid != own:
+                # Zombies and other users' processes have no environment to read.
+                with contextlib.suppress(OSError):
+                    ours = marker in _read(f"/proc/{pid}/environ").split(b"\0")
+            if ours:
+                how = "a zombie" if state == "Z" else "alive"
+                yield f"{pid}@{started}", f"{name}, uid {uid}, {how}"
+
+
+def _mounts() -> dict[str, str]:
+    seen: Counter[str] = Counter()
+    what: dict[str, str] = {}
+    for line in _read("/proc/self/mountinfo").decode(errors="replace").splitlines():
+        left, _, right = line.partition(" - ")
+        point, options = left.split()[4:6]
+        kind, source = right.split()[:2]
+        seen[point] += 1
+        what[f"{point}#{seen[point]}"] = f"{kind} from {source} ({options})"
+    return what
+
+
+def _loops() -> Iterator[tuple[str, str]]:
+    for device in Path("/sys/block").glob("loop*"):
+        with contextlib.suppress(OSError):
+            yield device.name, (device / "loop" / "backing_file").read_text().strip()
+
+
+def _cgroups() -> Iterator[tuple[str, str]]:
+    for line in _read("/proc/self/mountinfo").decode(errors="replace").splitlines():
+        left, _, right = line.partition(" - ")
+        if right.split()[0] in ("cgroup", "cgroup2"):
+            for folder, _, _ in os.walk(left.split()[4]):
+                yield folder, "cgroup"
+
+
+def _network_namespaces() -> Iterator[tuple[str, str]]:
+    for folder in ("/run/netns", "/var/run/netns"):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                yield f"{folder}/{name}", "named"
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/ns/net"), "in use"
+
+
+def _sysctls(root: Path) -> Iterator[tuple[str, str]]:
+    for folder, folders, files in os.walk(root):
+        inside = Path(folder).relative_to(root).as_posix()
+        prefix = "" if inside == "." else inside + "/"
+        folders[:] = [f for f in folders if not f"{prefix}{f}/".startswith(VOLATILE_SYSCTLS)]
+        for file in files:
+            name = prefix + file
+            if name.startswith(VOLATILE_SYSCTLS):
+                continue
+            path = f"{folder}/{file}"
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_mode & stat.S_IRUSR:
+                    yield name, _read(path).decode(errors="replace").strip()
+
+
+def _tree(root: Path) -> Iterator[tuple[str, str]]:
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = f"{folder}/{name}"
+            with contextlib.suppress(OSError):
+                at = os.lstat(path)
+                seen = f"mode={at.st_mode:o} owner={at.st_uid}:{at.st_gid}"
+                if stat.S_ISREG(at.st_mode):
+                    seen += f" size={at.st_size} mtime={at.st_mtime_ns}"
+                    if at.st_size < 1_000_000:
+                        seen += " sha256=" + hashlib.sha256(_read(path)).hexdigest()[:16]
+                yield path, seen
+
+
+def _litter() -> Iterator[tuple[str, str]]:
+    for folder in (*LITTER_FOLDERS, str(Path.home())):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                if not name.startswith(FOREIGN_LITTER):
+                    yield f"{folder}/{name}", "left behind"

@@ -1,0 +1,182 @@
+"""The watch itself is watched: each kind of leftover is planted once and must be reported."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.hostwatch import canary as canary_tree
+from tests.hostwatch import loopwatch, snapshot
+from tests.hostwatch.difference import differences, settled
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    canary_tree.plant(tmp_path)
+    return tmp_path
+
+
+def _only(part: str, lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith(part + ":")]
+
+
+def test_an_idle_host_shows_no_difference_in_what_we_own(planted):
+    before = snapshot.take(planted)
+    after = snapshot.take(planted)
+    lines = differences(before, after)
+    assert _only("sysctls", lines) == []
+    assert _only("canary", lines) == []
+
+
+def test_a_process_that_outlives_its_test_is_reported_and_one_that_ends_is_not(planted):
+    before = snapshot.take(planted)
+    with subprocess.Popen(["/bin/sleep", "60"]) as left:
+        lines = _only("processes", differences(before, snapshot.take(planted)))
+        left.kill()
+    assert len([line for line in lines if f" {left.pid}@" in line and "sleep" in line]) == 1
+    after = _only("processes", differences(before, snapshot.take(planted)))
+    assert [line for line in after if f" {left.pid}@" in line] == []
+
+
+def test_a_foreign_process_is_not_ours(planted):
+    before = snapshot.take(planted)
+    with subprocess.Popen(["/bin/sleep", "60"], env={}) as foreign:
+        lines = _only("processes", differences(before, snapshot.take(planted)))
+        foreign.kill()
+    assert [line for line in lines if f" {foreign.pid}@" in line] == []
+
+
+def test_a_process_named_like_the_runner_is_ours_whatever_its_environment(planted, tmp_path):
+    named = tmp_path / "sandkasten-runner"
+    named.symlink_to("/bin/sleep")
+    before = snapshot.take(planted)
+    with subprocess.Popen([named, "60"], env={}) as left:
+        deadline = time.monotonic() + 5
+        lines: list[str] = []
+        # Between fork and exec the child still bears our name.
+        while not lines and time.monotonic() < deadline:
+            lines = [
+                line
+                for line in _only("processes", differences(before, snapshot.take(planted)))
+                if f" {left.pid}@" in line
+            ]
+        left.kill()
+    assert len(lines) == 1
+    assert "sandkasten-runn" in lines[0]
+
+
+def test_a_changed_canary_is_reported(planted):
+    before = snapshot.take(planted)
+    (planted / "open.txt").write_text("somebody was here\n")
+    (planted / "nested" / "private.txt").chmod(0o644)
+    (planted / "new.txt").touch()
+    lines = _only("canary", differences(before, snapshot.take(planted)))
+    assert [line.split(": ")[1:3] for line in lines] == [
+        ["new", f"{planted}/new.txt"],
+        ["changed", f"{planted}/nested/private.txt"],
+        ["changed", f"{planted}/open.txt"],
+    ]
+
+
+@pytest.mark.parametrize("part", ["mounts", "loops", "cgroups", "sysctls"])
+def test_what_came_went_or_changed_is_reported_for_every_kernel_object(planted, part):
+    clean = snapshot.take(planted)
+    old = dataclasses.replace(clean, **{part: {"a": "1", "b": "1"}})
+    new = dataclasses.replace(clean, **{part: {"b": "2", "c": "1"}})
+    assert differences(old, new) == [
+        f"{part}: new: c: 1",
+        f"{part}: gone: a: 1",
+        f"{part}: changed: b: 1 -> 2",
+    ]
+
+
+def test_a_new_file_in_a_shared_folder_is_reported(planted):
+    before = snapshot.take(planted)
+    litter = Path(f"/var/tmp/sandkasten-litter-{os.getpid()}")
+    litter.touch()
+    try:
+        lines = _only("files", differences(before, snapshot.take(planted)))
+    finally:
+        litter.unlink()
+    assert f"files: new: {litter}: left behind" in lines
+
+
+def test_the_watch_waits_for_what_is_on_its_way_out(planted):
+    clean = snapshot.take(planted)
+    dirty = dataclasses.replace(clean, cgroups={**clean.cgroups, "/x/sandkasten": "cgroup"})
+    looks = iter([dirty, dirty, clean])
+    assert settled(clean, planted, look=lambda _: next(looks)) == []
+    assert settled(clean, planted, settle_s=0, look=lambda _: dirty) == [
+        "cgroups: new: /x/sandkasten: cgroup"
+    ]
+
+
+def test_sysctls_are_read_by_value_and_counters_are_left_out(planted):
+    sysctls = snapshot.take(planted).sysctls
+    assert (
+        sysctls["kernel/core_pattern"] == Path("/proc/sys/kernel/core_pattern").read_text().strip()
+    )
+    assert len(sysctls) > 300
+    assert [name for name in sysctls if name.startswith(snapshot.VOLATILE_SYSCTLS)] == []
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves):
+    root = Path(__file__).parents[2]
+    pytester.makeconftest((root / "tests" / "conftest.py").read_text())
+    pytester.makepyfile(
+        f"""
+        import subprocess
+
+        def test_leaves_something():
+            if {leaves}:
+                subprocess.Popen(
+                    ["/bin/sleep", "30"], start_new_session=True, stdout=subprocess.DEVNULL
+                ).returncode = 0
+        """
+    )
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "pytest", "--hostwatch", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*command, str(pytester.path)],
+        cwd=pytester.path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    ours = [
+        line for line in run.stdout.splitlines() if "sleep" in line and "processes: new" in line
+    ]
+    for line in ours:
+        pid = int(line.split("new: ")[1].partition("@")[0])
+        os.kill(pid, 9)
+    assert len(ours) == int(leaves), run.stdout
+    if leaves:
+        assert run.returncode == 1
+        assert "the run changed the host" in run.stdout
+
+
+@pytest.mark.slow_loop
+async def test_a_blocking_call_in_a_coroutine_is_noticed():
+    loopwatch.drain()
+    await asyncio.sleep(0)
+    time.sleep(loopwatch.LIMIT_S + 0.1)  # noqa: ASYNC251  (the very thing to be noticed)
+    await asyncio.sleep(0)
+    assert len(loopwatch.drain()) == 1
+
+
+async def test_waiting_properly_is_not_noticed():
+    loopwatch.drain()
+    await asyncio.sleep(loopwatch.LIMIT_S + 0.1)
+    assert loopwatch.drain() == []

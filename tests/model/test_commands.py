@@ -1,0 +1,112 @@
+"""From a request to what will be run: every refusal by its rule, the innocent case beside it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from sandkasten.model.commands import checked_command
+from sandkasten.model.execution import ExecRequest, Pty
+from sandkasten.model.limits import Limits
+
+
+def checked(command: object, **more: object):
+    return checked_command(ExecRequest(command, **more), Limits(), "bash")  # type: ignore[arg-type]
+
+
+def test_a_text_goes_to_the_shell_and_a_list_to_a_fresh_process():
+    text, argv = checked("ls -l"), checked(("ls", "-l"))
+    assert (text.text, text.argv, text.cwd) == ("ls -l", None, None)
+    assert (argv.text, argv.argv, argv.cwd) == (None, ("ls", "-l"), "/workspace")
+
+
+def test_stateful_overrides_either():
+    assert checked("ls -l", stateful=False).argv == ("bash", "-c", "ls -l")
+    assert checked(("echo", "a b", "$HOME"), stateful=True).text == "echo 'a b' '$HOME'"
+
+
+@pytest.mark.parametrize("command", ["a\0b", ("a", "b\0"), "\ud800", (), ("",), 7, None, ("a", 7)])
+def test_a_command_that_cannot_be_run_is_refused(command):
+    with pytest.raises(InvalidRequest):
+        checked(command)
+
+
+def test_an_empty_text_and_control_characters_are_commands_like_any_other():
+    assert checked("").text == ""
+    assert checked("a\r\x03\x04\x16b").text == "a\r\x03\x04\x16b"
+
+
+def test_a_command_of_one_mebibyte_is_the_largest():
+    assert checked("x" * 2**20).text is not None
+    with pytest.raises(PayloadTooLarge):
+        checked("x" * (2**20 + 1))
+    with pytest.raises(PayloadTooLarge):
+        checked("ü" * (2**19 + 1))
+
+
+def test_one_argument_is_bounded_by_the_kernel():
+    assert checked(("echo", "x" * 131_071)).argv is not None
+    for command in (("echo", "x" * 131_072), ("echo", *["x" * 100_000] * 11)):
+        with pytest.raises(PayloadTooLarge):
+            checked(command)
+    with pytest.raises(PayloadTooLarge) as refused:
+        checked("x" * 131_072, stateful=False)
+    assert "file" in refused.value.hint
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, True, "5", 3600.1])
+def test_a_timeout_out_of_range_is_refused(timeout):
+    with pytest.raises(InvalidRequest):
+        checked("true", timeout_s=timeout)
+
+
+def test_a_timeout_over_the_maximum_names_the_rule():
+    with pytest.raises(InvalidRequest) as refused:
+        checked("true", timeout_s=4000)
+    assert "max_exec_timeout_seconds (3600)" in refused.value.message
+
+
+def test_timeouts_default_to_the_limits():
+    assert checked("true").timeout_s == 120
+    assert checked("true", timeout_s=3600).timeout_s == 3600
+
+
+@pytest.mark.parametrize("name", ["", "1A", "A-B", "A=B", "A B", "A\0", "é", "A\n"])
+def test_a_bad_environment_name_is_refused(name):
+    with pytest.raises(InvalidRequest):
+        checked("true", env={name: "x"})
+
+
+def test_environment_values_hold_anything_but_nul():
+    assert checked("true", env={"_a1": "x\ny=\udcff"}).env == {"_a1": "x\ny=\udcff"}
+    with pytest.raises(InvalidRequest):
+        checked("true", env={"A": "x\0y"})
+    with pytest.raises(InvalidRequest):
+        checked("true", env={"A": 7})
+    with pytest.raises(PayloadTooLarge):
+        checked("true", env={"A": "x" * 200_000})
+
+
+@pytest.mark.parametrize("shell", ["", "a b", "../x", "x" * 65])
+def test_a_bad_shell_name_is_refused(shell):
+    with pytest.raises(InvalidRequest):
+        checked("true", shell=shell)
+
+
+@pytest.mark.parametrize("pty", [Pty(0, 80), Pty(24, -1), Pty(True, 80), Pty(24, 10_001)])
+def test_a_terminal_has_a_sensible_size(pty):
+    with pytest.raises(InvalidRequest):
+        checked("true", pty=pty)
+
+
+@pytest.mark.parametrize("most", [-1, True, 1.5, 8 * 2**20 + 1])
+def test_output_caps_are_whole_and_bounded(most):
+    with pytest.raises(InvalidRequest):
+        checked("true", max_output_bytes=most)
+
+
+def test_an_output_cap_holds_for_both_streams():
+    command = checked("true", max_output_bytes=10)
+    assert (command.stdout_cap, command.stderr_cap) == (10, 10)

@@ -1,0 +1,75 @@
+"""How a written path names a file inside a sandbox."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.paths import sandbox_path, working_directory, workspace_member
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("x", "/workspace/x"),
+        ("/work/x", "/workspace/x"),
+        ("/workspace/x", "/workspace/x"),
+        ("./x", "/workspace/x"),
+        ("a//b/./c/", "/workspace/a/b/c"),
+        (".", "/workspace"),
+        ("/work", "/workspace"),
+        ("/", "/"),
+        ("/workshop/x", "/workshop/x"),
+        ("/tmp/x", "/tmp/x"),
+        ("-rf", "/workspace/-rf"),
+        ("new\nline", "/workspace/new\nline"),
+        ("bad\udcffbyte", "/workspace/bad\udcffbyte"),
+        ("..x/x..", "/workspace/..x/x.."),
+        ("%2e%2e/x", "/workspace/%2e%2e/x"),
+    ],
+)
+def test_a_path_means_one_file(written, meant):
+    assert sandbox_path(written) == meant
+
+
+@pytest.mark.parametrize("path", ["", "..", "a/../b", "/work/../etc", "a\0b", "x" * 4096, "\ud800"])
+def test_a_path_that_names_nothing_is_refused(path):
+    with pytest.raises(InvalidRequest):
+        sandbox_path(path)
+
+
+def test_a_path_that_is_no_text_is_refused():
+    with pytest.raises(InvalidRequest):
+        sandbox_path(7)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=200))
+def test_the_answer_is_absolute_and_clean_or_refused(text):
+    try:
+        answer = sandbox_path(text)
+    except InvalidRequest:
+        return
+    assert answer.startswith("/")
+    assert ".." not in answer.split("/")
+    assert sandbox_path(answer) == answer
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "/tmp/x", ".", "/work", "../x", "/"])
+def test_only_something_inside_the_workspace_is_a_member_of_it(path):
+    with pytest.raises(InvalidRequest):
+        workspace_member(path)
+
+
+def test_members_of_the_workspace_are_told_by_where_they_lie():
+    assert workspace_member("/work/data/x.csv") == "/workspace/data/x.csv"
+
+
+def test_a_working_directory_may_climb_but_not_lie():
+    assert working_directory("sub/..") == "/workspace/sub/.."
+    assert working_directory("/work/a") == "/workspace/a"
+    assert working_directory("/tmp") == "/tmp"
+    for bad in ("", "a\0", "x" * 5000):
+        with pytest.raises(InvalidRequest):
+            working_directory(bad)

@@ -1,0 +1,131 @@
+"""The operator's rules: what a request gets and what is refused, each by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+from sandkasten.model.limits import MIB, Limits
+from sandkasten.model.policy import (
+    Lease,
+    Policy,
+    check_network,
+    checked_profile,
+    checked_session_key,
+    lease_for,
+    parse_limits,
+    public_limits,
+)
+from sandkasten.model.sandbox import CreateRequest
+
+
+def test_every_spelling_of_a_limit_sets_the_same_figure():
+    assert parse_limits({"cpu_millicores": 500, "memory_mb": 256}, Limits()) == parse_limits(
+        {"cpu_limit": 0.5, "mem_limit_mb": 256}, Limits()
+    )
+
+
+def test_public_limits_are_what_was_asked_for():
+    asked = {
+        "cpu_limit": 0.5,
+        "mem_limit_mb": 64,
+        "pids_limit": 32,
+        "workspace_mb": 10,
+        "tmp_mb": 5,
+        "max_open_files": 128,
+        "exec_timeout_seconds": 7.0,
+        "max_exec_timeout_seconds": 60.0,
+        "max_stdout_bytes": 1000,
+        "max_stderr_bytes": 0,
+        "max_artifact_bytes": 5,
+        "max_file_size_bytes": 6,
+        "max_files": 7,
+    }
+    assert public_limits(parse_limits(asked, Limits())) == asked
+
+
+def test_an_unknown_limit_is_refused_with_the_nearest_spelling():
+    with pytest.raises(InvalidRequest) as refused:
+        parse_limits({"mem_limit": 256}, Limits())
+    assert refused.value.hint == "did you mean mem_limit_mb?"
+
+
+@pytest.mark.parametrize("value", [True, -1, 0, math.nan, math.inf, "256", None, 2**80])
+def test_a_figure_that_is_no_sensible_number_is_refused(value):
+    with pytest.raises(InvalidRequest) as refused:
+        parse_limits({"mem_limit_mb": value}, Limits())
+    assert "mem_limit_mb" in refused.value.message
+
+
+def test_a_fraction_of_a_process_is_refused_and_a_fraction_of_a_cpu_is_not():
+    with pytest.raises(InvalidRequest):
+        parse_limits({"pids_limit": 10.5}, Limits())
+    assert parse_limits({"cpu_limit": 0.25}, Limits()).cpus == 0.25
+
+
+def test_two_spellings_that_contradict_each_other_are_refused():
+    with pytest.raises(InvalidRequest) as refused:
+        parse_limits({"mem_limit_mb": 64, "memory_mb": 128}, Limits())
+    assert "contradict" in refused.value.message
+    same = parse_limits({"mem_limit_mb": 64, "memory_mb": 64}, Limits())
+    assert same.memory_bytes == 64 * MIB
+
+
+def test_a_request_lowers_the_longest_timeout_and_never_raises_it():
+    assert parse_limits({"max_exec_timeout_seconds": 60}, Limits()).exec_timeout_s == 60
+    with pytest.raises(InvalidRequest) as refused:
+        parse_limits({"max_exec_timeout_seconds": 3601}, Limits())
+    assert "max_exec_timeout_seconds is at most 3600" in refused.value.message
+    with pytest.raises(InvalidRequest) as refused:
+        parse_limits({"exec_timeout_seconds": 3601}, Limits())
+    assert "exec_timeout_seconds is at most 3600" in refused.value.message
+
+
+def test_the_smallest_idle_time_named_counts():
+    policy = Policy(ttl_s=1800, idle_timeout_s=900, lifetime_s=3600)
+    assert lease_for(CreateRequest(), policy) == Lease(900, 3600)
+    assert lease_for(CreateRequest(ttl_s=1200), policy) == Lease(1200, 3600)
+    assert lease_for(CreateRequest(ttl_s=60, idle_timeout_s=30), policy) == Lease(30, 3600)
+    assert lease_for(CreateRequest(lifetime_s=10), policy) == Lease(10, 10)
+
+
+@pytest.mark.parametrize("field", ["ttl_s", "idle_timeout_s", "lifetime_s"])
+@pytest.mark.parametrize("value", [0, -5, 14_401, True, math.nan])
+def test_a_lease_outside_the_operators_is_refused(field, value):
+    with pytest.raises(InvalidRequest):
+        lease_for(CreateRequest(**{field: value}), Policy())
+
+
+def test_the_hardened_profile_is_the_default_and_dev_is_refused_by_name():
+    assert checked_profile(None) == checked_profile("hardened") == "hardened"
+    with pytest.raises(UnsupportedByBackend) as refused:
+        checked_profile("dev")
+    assert "dev" in refused.value.message
+    assert refused.value.hint
+    with pytest.raises(InvalidRequest) as unknown:
+        checked_profile("hardend")
+    assert unknown.value.hint == "did you mean hardened?"
+
+
+@pytest.mark.parametrize("network", ["bridge", "host", "full", "", "None"])
+def test_any_network_but_none_is_refused(network):
+    with pytest.raises(UnsupportedByBackend):
+        check_network(network)
+
+
+def test_no_network_is_fine():
+    check_network(None)
+    check_network("none")
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "a\0b", "k" * 257, 7])
+def test_a_session_key_that_could_not_be_read_back_is_refused(key):
+    with pytest.raises(InvalidRequest):
+        checked_session_key(key)
+
+
+def test_a_session_key_may_hold_any_printable_text():
+    assert checked_session_key("workflow:7:größe & co") == "workflow:7:größe & co"
+    assert checked_session_key(None) is None

@@ -1,0 +1,97 @@
+"""The wheel of this checkout and clean environments to install it into, each made once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment and a folder to be in, both outside the repository."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "venv" / "bin" / "python"
+
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        elsewhere = self.folder / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        return subprocess.run(
+            [str(self.python.with_name(program)), *arguments],
+            cwd=elsewhere,
+            env={
+                "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+                "HOME": str(elsewhere),
+                "LANG": "C.UTF-8",
+                "SANDKASTEN_DATA_DIR": str(self.folder / "data"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def install(self, *arguments: str) -> None:
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
+        quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+        done = subprocess.run(
+            [*pip, "install", *quiet, *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def make_environment(folder: Path) -> Environment:
+    made = Environment(folder)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True
+    )
+    return made
+
+
+def build_wheel(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """Offline: hatchling is the environment's own."""
+    return subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
+        cwd=source,
+        env={**os.environ, "PIP_NO_INDEX": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    done = build_wheel(ROOT, out)
+    assert done.returncode == 0, done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def client_alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel and nothing else."""
+    made = make_environment(tmp_path_factory.mktemp("client"))
+    made.install("--no-deps", "--no-index", str(wheel))
+    return made
+
+
+@pytest.fixture(scope="session")
+def with_server(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel and the locked requirements of its `server` extra."""
+    made = make_environment(tmp_path_factory.mktemp("server"))
+    made.install("--require-hashes", "-r", str(ROOT / "requirements" / "server.txt"))
+    made.install("--no-deps", "--no-index", str(wheel))
+    return made

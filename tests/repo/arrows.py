@@ -1,0 +1,88 @@
+"""Which room may import which, as a table, and a function that finds what breaks it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.repo.tree import Import
+
+CORE = frozenset({"errors", "model"})
+PORTS = CORE | {"ports"}
+
+# A room may always import itself.
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "model": frozenset({"errors"}),
+    "ports": CORE,
+    "wire": frozenset({"errors"}),
+    "linux": CORE,
+    "engine": PORTS | {"wire"},
+    "backends": PORTS | {"wire", "linux"},
+    "images": PORTS | {"linux"},
+    "store": PORTS,
+    "telemetry": PORTS,
+    "agents": PORTS | {"engine"},
+    "api": PORTS | {"engine"},
+    "client": CORE,
+    # The root package is the client's public face.
+    "cli": CORE | {"client", "__init__"},
+    # What people import: the client, and the errors it raises.
+    "__init__": CORE | {"client"},
+}
+
+# The one door from the client to the engine, opened lazily.
+DOORS: dict[str, frozenset[str]] = {
+    "sandkasten.client.embedded": CORE | {"engine", "daemon"},
+}
+
+# The composition root.
+MAY_IMPORT_EVERYTHING = frozenset({"daemon"})
+
+# A library beyond the standard one belongs to one room; nothing else may come to need it.
+LIBRARIES: dict[str, frozenset[str]] = {
+    "pyseccomp": frozenset({"linux"}),
+    "typer": frozenset({"cli"}),
+    "rich": frozenset({"cli"}),
+    "yaml": frozenset({"daemon"}),
+}
+
+# Modules of backends/ that are not a backend.
+SHARED_BACKEND_MODULES = frozenset({"__init__", "catalog"})
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def broken(imports: Iterable[Import]) -> list[str]:
+    """One line for each import that goes against an arrow."""
+    return [complaint for found in imports for complaint in _complaints(found)]
+
+
+def _complaints(found: Import) -> list[str]:
+    where = f"{found.module}:{found.line}"
+    here = room(found.module)
+    top = found.target.split(".")[0]
+    if top != "sandkasten":
+        if top in sys.stdlib_module_names or here in LIBRARIES.get(top, frozenset()):
+            return []
+        return [f"{where} imports the library {top}, which is not its room's"]
+    there = room(found.target)
+    if here == there == "backends":
+        mine, other = found.module.split(".")[2:3], found.target.split(".")[2:3]
+        if mine != other and not SHARED_BACKEND_MODULES & {*mine, *(other or ["__init__"])}:
+            return [f"{where} is backend {mine[0]} and imports backend {other[0]}"]
+        return []
+    if here == there or here in MAY_IMPORT_EVERYTHING:
+        return []
+    allowed = DOORS.get(found.module) or MAY_IMPORT.get(here)
+    if allowed is None:
+        return [f"{where} lies in {here}, a room without a row in the table of arrows"]
+    if there not in allowed:
+        return [f"{where} ({here}) imports {found.target} ({there})"]
+    return []

@@ -1,0 +1,67 @@
+"""The rooms of the package import each other only along the arrows of ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.repo import tree
+from tests.repo.arrows import broken
+
+
+def _all_imports() -> list[tree.Import]:
+    found: list[tree.Import] = []
+    for module, path in tree.modules().items():
+        is_package = path.name == "__init__.py"
+        found += tree.imports_of(module, path.read_text(), is_package=is_package)
+    return found
+
+
+def test_every_import_follows_an_arrow():
+    found = _all_imports()
+    assert len(found) > 50
+    assert broken(found) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("model.x", "import sandkasten.engine.engine", "model) imports sandkasten.engine.engine"),
+        ("wire.x", "from sandkasten.model.ids import SandboxId", "wire) imports sandkasten.model"),
+        ("wire.x", "from ..model import ids", "(wire) imports sandkasten.model"),
+        ("engine.x", "def f():\n    from sandkasten.backends import local", "(engine) imports"),
+        ("cli.x", "from sandkasten import engine", "(cli) imports sandkasten.engine"),
+        ("client.sandbox", "import sandkasten.daemon.compose", "(client) imports"),
+        (
+            "store.x",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sandkasten.wire.codec",
+            "(store) imports sandkasten.wire.codec",
+        ),
+        ("backends.local.cell", "import sandkasten.backends.memory", "imports backend memory"),
+        ("backends.local", "from sandkasten.backends import memory", "imports backend memory"),
+        ("engine.x", "import yaml", "the library yaml"),
+        ("client.x", "import httpx", "the library httpx"),
+        ("attic.x", "import sandkasten.errors", "without a row in the table"),
+    ],
+)
+def test_an_import_against_an_arrow_is_found(module, source, complaint):
+    complaints = broken(tree.imports_of(f"sandkasten.{module}", source))
+    assert len(complaints) == 1
+    assert complaint in complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("model.x", "import json\nfrom sandkasten.errors import InvalidRequest"),
+        ("model.x", "from sandkasten.model import ids"),
+        ("client.embedded", "def f():\n    from sandkasten.daemon.compose import open_engine"),
+        ("daemon.compose", "import sandkasten.backends.local, sandkasten.store.directory, yaml"),
+        ("backends.local.cell", "from sandkasten.backends.local import arguments"),
+        ("backends.catalog", "from sandkasten.backends import local, memory"),
+        ("linux.seccomp", "import pyseccomp"),
+        ("cli.main", "import typer\nfrom sandkasten.client import sync"),
+        ("cli.main", "from sandkasten import Sandbox, __version__"),
+    ],
+)
+def test_an_import_along_an_arrow_is_not_complained_of(module, source):
+    assert broken(tree.imports_of(f"sandkasten.{module}", source)) == []

@@ -1,0 +1,72 @@
+"""The benchmark judges rightly: a figure on the line passes, one over it fails, none is no pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.footprint import Idle
+from benchmarks.report import Findings, document, judgement, table, verdicts
+from benchmarks.samples import Samples, percentile
+from benchmarks.thresholds import MIB, RATIOS, Ratio, at_most, judge
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [
+        ([7.0], 0.95, 7.0),
+        ([1.0, 3.0], 0.5, 2.0),
+        ([3.0, 1.0, 2.0], 0.5, 2.0),
+        ([float(n) for n in range(101)], 0.95, 95.0),
+    ],
+)
+def test_a_percentile_lies_between_its_neighbours(values, share, expected):
+    assert percentile(values, share) == pytest.approx(expected)
+
+
+def test_no_values_have_no_percentile():
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 0.5)
+
+
+@pytest.mark.parametrize(("ours", "ok"), [(10.0, True), (9.0, True), (10.1, False)])
+def test_a_ratio_is_judged_by_the_median_of_the_same_run(ours, ok):
+    samples = Samples()
+    for value in (1.0, ours, 500.0):
+        samples.add("create", "sandkasten", value)
+    samples.add("create", "docker", 120.0)
+    assert judge(Ratio("create", "docker", 1 / 12, "create"), samples).ok is ok
+
+
+def test_what_was_not_measured_is_no_pass():
+    assert [judge(ratio, Samples()).ok for ratio in RATIOS] == [None] * len(RATIOS)
+    assert at_most("idle", None, 1).ok is None
+    assert at_most("idle", 2 * MIB, 2 * MIB).ok is True
+    assert at_most("idle", 2 * MIB + 1, 2 * MIB).ok is False
+
+
+def test_a_failed_operation_is_no_duration():
+    samples = Samples()
+    with pytest.raises(RuntimeError), samples.timed("create", "docker"):
+        raise RuntimeError
+    assert samples.p50("create", "docker") is None
+
+
+def test_a_report_shows_every_figure_and_every_verdict():
+    samples = Samples()
+    samples.add("create", "sandkasten", 10)
+    samples.add("create", "docker", 200)
+    found = Findings(
+        samples,
+        rates={"cycles, 8 at once": {"sandkasten": 50.0, "docker": 5.0}},
+        idle=[Idle("sandkasten", 200, 1.5 * MIB, 1.0 * MIB)],
+        growth={"exec": 3 * MIB},
+        output_bytes=1 << 30,
+    )
+    shown = table(found)
+    for part in ("create", "20.00 x", "50.0/s", "1.50 MiB", "3.00 MiB"):
+        assert part in shown
+    said = judgement(found)
+    assert "pass  create <= 1/12 of docker" in said
+    assert "----  destroy <= 1/20 of docker" in said
+    assert [v.ok for v in verdicts(found)].count(True) == 3
+    assert document(found)["output_bytes"] == 1 << 30

@@ -1,0 +1,62 @@
+"""The documents a newcomer opens are there and say what they must; frozen is frozen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+import pytest
+
+from tests.repo import tree
+
+DOCUMENTS = ("README", "ARCHITECTURE", "SPECIFICATION", "SECURITY", "CHANGELOG", "CONTRIBUTING")
+RUNNER_SPEC = tree.ROOT / "spec" / "runner"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_is_there_and_says_something(name):
+    assert len((tree.ROOT / f"{name}.md").read_text()) > 500
+
+
+def test_the_readme_shows_the_two_commands():
+    readme = (tree.ROOT / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
+
+
+def test_every_link_inside_the_repository_leads_somewhere():
+    dead = []
+    for path in tree.files():
+        if path.suffix != ".md":
+            continue
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
+            outside = "://" in target or target.startswith("mailto:")
+            if not outside and not (path.parent / target).exists():
+                dead.append(f"{path.relative_to(tree.ROOT)}: {target}")
+    assert dead == []
+
+
+def test_every_room_of_the_package_is_in_the_architecture():
+    text = (tree.ROOT / "ARCHITECTURE.md").read_text()
+    rooms = {name.split(".")[1] for name in tree.modules() if name.count(".") >= 2}
+    assert {room for room in rooms if f"{room}/" not in text} == set()
+
+
+def _frozen() -> dict[str, str]:
+    lines = (RUNNER_SPEC / "FROZEN").read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines if line)}
+
+
+def test_every_generation_of_the_runner_protocol_is_frozen_as_it_was():
+    generations = sorted(p.name for p in RUNNER_SPEC.glob("generation-*.json"))
+    assert generations
+    assert {
+        name: hashlib.sha256((RUNNER_SPEC / name).read_bytes()).hexdigest() for name in generations
+    } == _frozen()
+
+
+def test_each_frozen_generation_is_a_document_with_its_own_number():
+    for name in _frozen():
+        document = json.loads((RUNNER_SPEC / name).read_text())
+        assert document["generation"] == int(re.findall(r"\d+", name)[0])

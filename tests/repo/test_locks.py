@@ -1,0 +1,78 @@
+"""The requirements files pin and hash everything and say nothing about where it comes from."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from tests.repo import tree
+
+LOCKS = sorted((tree.ROOT / "requirements").glob("*.txt"))
+PROJECT = tomllib.loads((tree.ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _pins(content: str) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9][a-z0-9.-]*)==([^\s;\\]+)", content, re.MULTILINE))
+
+
+def _addresses(content: str) -> list[str]:
+    marks = ("://", "--index", "--extra-index", "--find-links", "--trusted-host", " @ ")
+    return [line for line in content.splitlines() if any(mark in line for mark in marks)]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda p: p.name)
+def test_a_lock_holds_pins_with_hashes_and_no_address(lock):
+    content = lock.read_text()
+    assert _addresses(content) == []
+    logical = [
+        line
+        for line in content.replace("\\\n", " ").splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    assert logical
+    bare = [line for line in logical if "==" not in line or "--hash=sha256:" not in line]
+    assert bare == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-url https://example.org/simple",
+        "--find-links /opt/wheels",
+        "x @ https://example.org/x.whl",
+    ],
+)
+def test_an_address_in_a_lock_is_found(line):
+    assert _addresses(f"x==1 \\\n    --hash=sha256:00\n{line}\n") == [line]
+
+
+@pytest.mark.parametrize(
+    ("extra", "lock"), [("server", "server.txt"), ("dev", "dev.txt"), ("bench", "bench.txt")]
+)
+def test_every_dependency_of_an_extra_is_locked(extra, lock):
+    wanted = {
+        re.split(r"[<>=!~;\[ ]", need)[0].lower()
+        for need in PROJECT["optional-dependencies"][extra]
+    }
+    pins = _pins((tree.ROOT / "requirements" / lock).read_text())
+    assert wanted - pins.keys() == set()
+
+
+def test_no_two_locks_disagree_on_a_version():
+    versions: dict[str, set[str]] = {}
+    for lock in LOCKS:
+        for name, version in _pins(lock.read_text()).items():
+            versions.setdefault(name, set()).add(version)
+    assert {name: seen for name, seen in versions.items() if len(seen) > 1} == {}
+
+
+def test_the_client_alone_needs_nothing():
+    assert PROJECT["dependencies"] == []
+
+
+def test_package_runner_and_changelog_speak_of_one_version():
+    cargo = tomllib.loads((tree.ROOT / "runner" / "Cargo.toml").read_text())
+    assert cargo["package"]["version"] == PROJECT["version"]
+    assert PROJECT["version"] in (tree.ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,155 @@
+"""Rules of the house that a glance at the tree can check: names, sizes, docstrings, hygiene."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+
+import pytest
+
+from tests.repo import tree
+
+VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc", "stuff"}
+MOST_LINES = 500
+
+_REGISTRIES = (
+    "py" + "pi.org",
+    "python" + "hosted.org",
+    "npm" + "js.org",
+    "npm" + "js.com",
+    "static.crates" + ".io",
+    "index.crates" + ".io",
+    "crates.io" + "-index",
+    "deb.debian" + ".org",
+    "security.debian" + ".org",
+    "node" + "source.com",
+    "proxy.golang" + ".org",
+)
+
+
+def _unfinished(source: str) -> list[int]:
+    """Lines that say a thing is not done. Ellipsis bodies belong to Protocols and stay."""
+    marks = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
+    found = {n for n, line in enumerate(source.splitlines(), 1) if marks.search(line)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and node.id == "NotImplemented" + "Error":
+            found.add(node.lineno)
+    return sorted(found)
+
+
+def test_no_file_has_a_name_that_says_nothing():
+    named = [p for p in tree.files() if p.suffix in {".py", ".rs", ".ts"}]
+    vague = [p for p in named if {p.stem, p.parent.name} & VAGUE]
+    assert vague == []
+
+
+def test_no_module_is_too_long_to_be_read_in_one_go():
+    long = {
+        str(path.relative_to(tree.ROOT)): lines
+        for path in tree.modules().values()
+        if (lines := len(path.read_text().splitlines())) > MOST_LINES
+    }
+    assert long == {}
+
+
+def test_every_module_says_what_it_is_for():
+    silent = [
+        name
+        for name, path in tree.modules().items()
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []
+
+
+def test_nothing_is_left_unfinished():
+    found = {
+        str(path.relative_to(tree.ROOT)): lines
+        for path in tree.modules().values()
+        if (lines := _unfinished(path.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("x = 1\n# TO" + "DO: later\n", [2]),
+        ("def f():\n    raise NotImplemented" + "Error\n", [2]),
+        ("todo_list = []\n", []),
+        ("class P(Protocol):\n    def f(self) -> int: ...\n", []),
+    ],
+)
+def test_unfinished_code_is_told_from_finished_code(source, lines):
+    assert _unfinished(source) == lines
+
+
+def _foreign_words(content: str) -> list[str]:
+    """Hosts of package registries and paths that exist on one machine only."""
+    paths = [str(tree.ROOT), "/work/" + "main", "/work/" + "shared", "/root/" + "."]
+    return [word for word in (*_REGISTRIES, *paths) if word in content]
+
+
+def test_no_file_names_a_registry_or_a_path_of_one_machine():
+    found = {
+        str(path.relative_to(tree.ROOT)): words
+        for path in tree.files()
+        if (content := tree.text(path)) and (words := _foreign_words(content))
+    }
+    assert found == {}
+
+
+def test_a_registry_host_and_a_machine_path_are_recognised():
+    assert _foreign_words("https://files.python" + "hosted.org/x") == ["python" + "hosted.org"]
+    assert str(tree.ROOT) in _foreign_words(f"see {tree.ROOT}/x")
+    assert _foreign_words("pip install sandkasten; /workspace/x; /root") == []
+
+
+def test_the_built_binaries_name_no_path_of_the_machine_that_built_them():
+    folder = tree.PACKAGE / "_bin"
+    binaries = sorted(folder.iterdir())
+    assert [b.name for b in binaries] == ["sandkasten-launch", "sandkasten-runner"]
+    home = os.path.expanduser("~") + "/"
+    for binary in binaries:
+        content = binary.read_bytes()
+        assert str(tree.ROOT).encode() not in content, binary.name
+        assert home.encode() not in content, binary.name
+
+
+def test_every_all_names_what_exists_and_names_it_once():
+    wrong: dict[str, list[str]] = {}
+    for module, path in tree.modules().items():
+        parsed = ast.parse(path.read_text())
+        listed = _all_of(parsed)
+        if listed is None or module == "sandkasten":
+            continue
+        bound = _bound_names(parsed)
+        bad = [name for name in listed if name not in bound or listed.count(name) > 1]
+        if bad:
+            wrong[module] = bad
+    assert wrong == {}
+
+
+def _all_of(parsed: ast.Module) -> list[str] | None:
+    for node in parsed.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
+            assert isinstance(node, ast.Assign | ast.AnnAssign)
+            assert node.value is not None
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+def _bound_names(parsed: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(parsed):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                names |= {(a.asname or a.name).split(".")[0] for a in node.names}
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                names.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+    return names

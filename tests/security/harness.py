@@ -1,0 +1,375 @@
+"""A real sandbox of the local backend as a plain synchronous object, for hostile tests.
+
+Goes through the same two seams as the engine (backend, channel) and no further, so that what is
+attacked is the isolation and the runner themselves. Runs an event loop of its own in a thread.
+Every wait has a deadline; a test that meets one fails with what it was waiting for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sandkasten.backends.local import LocalBackend, LocalCell
+from sandkasten.linux import cgroups, idranges, posture
+from sandkasten.model.ids import SandboxId, new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.limits import Limits
+from sandkasten.model.spec import CellSpec
+from sandkasten.wire.call import Data, Event, Output
+from sandkasten.wire.channel import Channel
+from sandkasten.wire.messages import (
+    Entry,
+    ExecReply,
+    ProcessInfo,
+    decode_entry,
+    decode_exec,
+    decode_page,
+    decode_processes,
+    decode_shells,
+    to_bytes_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+T = TypeVar("T")
+
+ROOT = os.geteuid() == 0
+LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+PYTHON = "/usr/bin/python3"
+PROBES = Path(__file__).with_name("probes")
+# Longer than any deadline inside, so that the inner one is what is seen.
+OUTER_S = 100.0
+# What one answer may hold on our side; the count of bytes goes on beyond it.
+KEPT_BYTES = 16 * 1024 * 1024
+
+
+def sized(small: int, full: int) -> int:
+    """A figure of a test in its everyday size, or in full."""
+    return full if LONG else small
+
+
+class Loop:
+    """An event loop in a thread; `run` blocks for a coroutine's result."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = OUTER_S) -> T:
+        return asyncio.run_coroutine_threadsafe(
+            asyncio.wait_for(work, timeout_s), self._loop
+        ).result(timeout_s + 5)
+
+    def background(self, work: Coroutine[Any, Any, T]) -> Any:
+        """A future; its `result(timeout)` blocks."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of one command, and its output as it was streamed."""
+
+    reply: ExecReply
+    stdout: bytes = b""
+    stderr: bytes = b""
+    streamed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def code(self) -> int | None:
+        return self.reply.exit_code
+
+    @property
+    def text(self) -> str:
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def reset(self) -> bool:
+        return self.reply.shell_reset
+
+
+def poll(what: str, check: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+    """Until `check` answers something falsy (nothing is left); fails with what it last saw."""
+    deadline = time.monotonic() + timeout_s
+    while seen := check():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: still there after {timeout_s:g} s: {seen}")
+        time.sleep(0.02)
+
+
+class Box:
+    """One sandbox. `host_pid` is its first process as the host sees it."""
+
+    def __init__(self, loop: Loop, backend: LocalBackend, data_dir: Path, limits: Limits) -> None:
+        self.loop = loop
+        self.backend = backend
+        self.data_dir = data_dir
+        self.id: SandboxId = new_sandbox_id()
+        self.limits = limits
+        self.cell: LocalCell = loop.run(
+            backend.create(self.id, CellSpec(image=Image("host"), limits=limits))
+        )
+        self.channel: Channel = loop.run(self._dial())
+        self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
+        self.pid_namespace = os.readlink(f"/proc/{self.host_pid}/ns/pid")
+        self.state: dict[str, Any] = json.loads((self.directory / "state").read_text())
+        self.destroyed = False
+
+    async def _dial(self) -> Channel:
+        return await Channel.open(await self.cell.dial())
+
+    @property
+    def directory(self) -> Path:
+        return self.data_dir / "cells" / self.id
+
+    @property
+    def host_ids(self) -> range | None:
+        slot = self.state["slot"]
+        if slot is None:
+            return None
+        base = idranges.base_of(slot)
+        return range(base, base + idranges.COUNT)
+
+    def host_processes(self) -> list[int]:
+        """Host pids of everything inside, the first process included."""
+        return posture.processes_in(self.host_pid)
+
+    def usage(self) -> Any:
+        return self.loop.run(self.cell.usage())
+
+    # ---- commands
+
+    def fields(
+        self,
+        cmd: str | bytes | Sequence[str | bytes],
+        *,
+        exec_id: str | None = None,
+        timeout_s: float = 30.0,
+        grace_s: float = 1.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str | bytes | None = None,
+        stdin: bytes | None = None,
+        shell: str = "default",
+        pty: bool = False,
+        cap: int | None = None,
+        key: str | None = None,
+        follow: bool = True,
+    ) -> dict[str, object]:
+        fields: dict[str, object] = {
+            "exec_id": exec_id or "t-" + secrets.token_hex(8),
+            "deadline_ms": int(timeout_s * 1000),
+            "grace_ms": int(grace_s * 1000),
+            "follow": follow,
+        }
+        if isinstance(cmd, str | bytes):
+            fields |= {"shell": shell, "command": to_bytes_json(cmd)}
+        else:
+            fields["argv"] = [to_bytes_json(word) for word in cmd]
+        if env is not None:
+            fields["env"] = {name: to_bytes_json(value) for name, value in env.items()}
+        if cwd is not None:
+            fields["cwd"] = to_bytes_json(cwd)
+        if stdin is not None:
+            fields["stdin"] = "stream"
+        if pty:
+            fields["pty"] = {"rows": 24, "cols": 80}
+        if cap is not None:
+            fields |= {"stdout_cap": cap, "stderr_cap": cap}
+        if key is not None:
+            fields["key"] = key
+        return fields
+
+    async def aexec(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> Answer:
+        stdin: bytes | None = options.get("stdin")
+        return await self._follow("exec.start", self.fields(cmd, **options), stdin)
+
+    async def _follow(
+        self, verb: str, fields: dict[str, object], stdin: bytes | None = None
+    ) -> Answer:
+        kept: dict[int, bytearray] = {0: bytearray(), 1: bytearray(), 2: bytearray()}
+        streamed = dict.fromkeys(kept, 0)
+        async with self.channel.stream(verb, fields) as call:
+            if stdin is not None:
+                await call.send(stdin)
+                await call.end()
+            async for item in call:
+                if isinstance(item, Output):
+                    streamed[item.source] += len(item.data)
+                    if len(kept[item.source]) < KEPT_BYTES:
+                        kept[item.source] += item.data
+            reply = decode_exec(await call.result())
+        return Answer(reply, bytes(kept[0] + kept[1]), bytes(kept[2]), streamed)
+
+    def exec(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> Answer:
+        """A list is a fresh process, a text goes to the persistent shell."""
+        return self.loop.run(self.aexec(cmd, **options))
+
+    def begin(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> Any:
+        """The same, in the background: a future of its Answer."""
+        return self.loop.background(self.aexec(cmd, **options))
+
+    def start(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> str:
+        """Starts it and lets go; its exec id."""
+        fields = self.fields(cmd, follow=False, **options)
+        self.loop.run(self.channel.call("exec.start", fields))
+        return str(fields["exec_id"])
+
+    def kept(self, exec_id: str) -> Answer:
+        """What the runner still holds of a command's output."""
+        return self.loop.run(self._follow("exec.output", {"exec_id": exec_id}))
+
+    def wait(self, exec_id: str, timeout_s: float = 30.0) -> ExecReply:
+        fields = {"exec_id": exec_id, "timeout_ms": int(timeout_s * 1000)}
+        return decode_exec(self.loop.run(self.channel.call("exec.wait", fields)))
+
+    def call(self, verb: str, /, **fields: object) -> dict[str, Any]:
+        return self.loop.run(self.channel.call(verb, fields))
+
+    def python(self, code: str, *arguments: str, **options: Any) -> Any:
+        """Runs Python inside, as a fresh process; what it printed last, as JSON."""
+        answer = self.exec([PYTHON, "-I", "-c", code, *arguments], **options)
+        assert answer.code == 0, (answer.reply, answer.stdout[-2000:], answer.stderr[-2000:])
+        return json.loads(answer.stdout.splitlines()[-1])
+
+    def probe(self, name: str, *arguments: str, **options: Any) -> Any:
+        """Runs a program of probes/ inside; its answer."""
+        return self.python((PROBES / f"{name}.py").read_text(), *arguments, **options)
+
+    def processes(self) -> tuple[ProcessInfo, ...]:
+        return decode_processes(self.call("proc.list")).processes
+
+    def shell_pid(self, name: str = "default") -> int | None:
+        shells = decode_shells(self.call("shell.list"))
+        return next((shell.pid for shell in shells if shell.name == name), None)
+
+    # ---- files
+
+    def read(self, path: str | bytes, **fields: object) -> bytes:
+        return self.loop.run(self._read({"path": to_bytes_json(path), **fields}))
+
+    async def _read(self, fields: dict[str, object], verb: str = "fs.read") -> bytes:
+        got = bytearray()
+        async with self.channel.stream(verb, fields) as call:
+            async for item in call:
+                if isinstance(item, Data):
+                    got += item.data
+            await call.result()
+        return bytes(got)
+
+    def write(self, path: str | bytes, data: bytes, **fields: object) -> Entry:
+        asked = {"path": to_bytes_json(path), **fields}
+        return decode_entry(self.loop.run(self.channel.call("fs.write", asked, data=data)))
+
+    def stat(self, path: str | bytes, **fields: object) -> Entry:
+        return decode_entry(self.call("fs.stat", path=to_bytes_json(path), **fields))
+
+    def list(self, path: str | bytes, *, limit: int = 1000, **fields: object) -> list[Entry]:
+        """Every page."""
+        found: list[Entry] = []
+        cursor: str | None = None
+        while True:
+            asked: dict[str, object] = {"path": to_bytes_json(path), "limit": limit, **fields}
+            if cursor is not None:
+                asked["cursor"] = to_bytes_json(cursor)
+            page = decode_page(self.call("fs.list", **asked))
+            assert len(page.entries) <= limit
+            found += page.entries
+            cursor = page.next
+            if cursor is None:
+                return found
+
+    def mkdir(self, path: str | bytes, **fields: object) -> Entry:
+        return decode_entry(self.call("fs.mkdir", path=to_bytes_json(path), **fields))
+
+    def move(self, source: str | bytes, destination: str | bytes, **fields: object) -> Entry:
+        asked = {"source": to_bytes_json(source), "destination": to_bytes_json(destination)}
+        return decode_entry(self.call("fs.move", **asked, **fields))
+
+    def remove(self, path: str | bytes, **fields: object) -> int:
+        return int(self.call("fs.remove", path=to_bytes_json(path), **fields)["removed"])
+
+    def tar_in(self, path: str, data: bytes, **fields: object) -> dict[str, Any]:
+        asked = {"path": to_bytes_json(path), **fields}
+        return self.loop.run(self.channel.call("fs.tar_in", asked, data=data))
+
+    def tar_out(self, path: str, **fields: object) -> bytes:
+        return self.loop.run(self._read({"path": to_bytes_json(path), **fields}, "fs.tar_out"))
+
+    # ---- what must hold afterwards
+
+    def answers(self) -> None:
+        """Both ways of running something still work, at once."""
+        answer = self.exec(["echo", "ok"], timeout_s=10)
+        assert (answer.stdout, answer.code) == (b"ok\n", 0), answer
+
+    def destroy(self) -> None:
+        self.destroyed = True
+        self.loop.run(self.channel.aclose())
+        self.loop.run(self.cell.destroy())
+
+    def leftovers(self) -> list[str]:
+        """Whatever of this sandbox is still on the host; call it after `destroy`."""
+        found = [f"process {pid}" for pid in self._living()]
+        for directory in self.state["cgroups"]:
+            if os.path.exists(directory):
+                found.append(f"cgroup {directory}")
+        if self.directory.exists():
+            found.append(f"files in {self.directory}")
+        lease = self.data_dir / "ids" / str(self.state["slot"])
+        if os.path.islink(lease) and os.readlink(lease) == self.id:
+            found.append(f"lease {lease}")
+        backing = os.fspath(self.directory)
+        for device in Path("/sys/block").glob("loop*/loop/backing_file"):
+            try:
+                if backing in device.read_text():
+                    found.append(f"loop device {device.parts[3]}")
+            except OSError:
+                continue
+        for table in ("/proc/self/mountinfo", "/proc/net/unix"):
+            if self.id in Path(table).read_text():
+                found.append(f"an entry in {table}")
+        return found
+
+    def _living(self) -> list[int]:
+        ids = self.host_ids
+        found = []
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            try:
+                status = Path(f"/proc/{name}/status").read_text()
+                if re.search(r"^State:\s+[ZX]", status, re.MULTILINE):
+                    continue
+                uid = int(re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE).group(1))  # type: ignore[union-attr]
+                inside = os.readlink(f"/proc/{name}/ns/pid") == self.pid_namespace
+            except OSError:
+                continue
+            if inside or (ids is not None and uid in ids):
+                found.append(int(name))
+        return found
+
+
+def controllers() -> frozenset[str]:
+    """Which cgroup controllers this run can use."""
+    if not ROOT:
+        return frozenset()
+    on = cgroups.detect()
+    return frozenset(on.v1) | on.v2_controllers
+
+
+__all__ = ["Answer", "Box", "Event", "Loop", "controllers", "poll", "sized"]

@@ -1,0 +1,259 @@
+"""Makers that die, machines that restart, pids that belong to somebody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sandkasten.backends.local import LocalBackend
+from sandkasten.errors import SandboxLost
+from sandkasten.linux import processes
+from sandkasten.wire.channel import Channel
+from tests.security.harness import ROOT, Box, poll
+
+MAKER = """
+import asyncio, sys, time
+from pathlib import Path
+from sandkasten.backends.local import LocalBackend
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+
+async def main():
+    backend = LocalBackend(Path(sys.argv[1]))
+    for _ in range(int(sys.argv[2])):
+        sandbox_id = new_sandbox_id()
+        print("making", sandbox_id, flush=True)
+        await backend.create(sandbox_id, CellSpec(image=Image("host")))
+        print("made", sandbox_id, flush=True)
+    time.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def _maker(data_dir: Path, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAKER, str(data_dir), str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+
+
+def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, neighbour):
+    with _maker(data_dir, 1) as maker:
+        assert maker.stdout is not None
+        made = [maker.stdout.readline().split() for _ in range(2)][1]
+        assert made[0] == "made"
+        maker.send_signal(signal.SIGKILL)
+        maker.wait(10)
+
+    async def use() -> bytes:
+        cell = await backend.attach(made[1])
+        channel = await Channel.open(await cell.dial())
+        fields = {"exec_id": "x", "shell": "default", "command": "echo alive"}
+        out = b""
+        async with channel.stream("exec.start", fields) as call:
+            async for item in call:
+                out += getattr(item, "data", b"")
+        await channel.aclose()
+        await cell.destroy()
+        return out
+
+    assert loop.run(use()) == b"alive\n"
+    assert made[1] not in loop.run(backend.owned())
+
+
+def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop, tmp_path):
+    """kill -9 in the middle of create, at spread moments; what is left is found and removed."""
+    data_dir = tmp_path / "d"
+    backend = LocalBackend(data_dir)
+    tries = 12
+    for attempt in range(tries):
+        with _maker(data_dir, 50) as maker:
+            assert maker.stdout is not None
+            maker.stdout.readline()
+            time.sleep(0.004 * attempt)  # the moment is the point
+            maker.send_signal(signal.SIGKILL)
+            maker.wait(10)
+    ids = list(loop.run(backend.owned()))
+    assert ids
+    namespaces = _states(data_dir)
+
+    async def clean() -> None:
+        for sandbox_id in ids:
+            await backend.discard(sandbox_id)
+
+    loop.run(clean())
+    assert loop.run(backend.owned()) == []
+    for cgroup in namespaces:
+        poll("a cgroup", lambda c=cgroup: os.path.exists(c) and c, timeout_s=3)  # type: ignore[misc]
+    if ROOT:
+        assert list((data_dir / "ids").iterdir()) == []
+    poll("processes", lambda: _named_after(data_dir), timeout_s=5)
+    poll("loop devices", lambda: _loops(data_dir), timeout_s=5)
+
+
+def _states(data_dir: Path) -> list[str]:
+    found: list[str] = []
+    for state in data_dir.glob("cells/*/state"):
+        found += json.loads(state.read_text())["cgroups"]
+    return found
+
+
+def _named_after(data_dir: Path) -> list[str]:
+    """Launchers, bubblewraps and first processes whose mounts come from this data directory."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if str(data_dir) in Path(f"/proc/{name}/mountinfo").read_text():
+                    found.append(f"{name} {Path(f'/proc/{name}/comm').read_text().strip()}")
+            except OSError:
+                continue
+    return found
+
+
+def _loops(data_dir: Path) -> list[str]:
+    found = []
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            if str(data_dir) in file.read_text():
+                found.append(file.parts[3])
+        except OSError:
+            continue
+    return found
+
+
+def _rewrite(box: Box, **changes: object) -> None:
+    path = box.directory / "state"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_after_a_restart_of_the_machine_a_sandbox_counts_as_lost(box):
+    """Played by a foreign boot id in its state; the real process is ended by the test."""
+    boot_id = json.loads((box.directory / "state").read_text())["boot_id"]
+    assert boot_id == processes.boot_id()
+    _rewrite(box, boot_id="00000000-0000-0000-0000-000000000000")
+    with pytest.raises(SandboxLost):
+        box.loop.run(box.backend.attach(box.id))
+    assert box.id in box.loop.run(box.backend.owned())
+    _rewrite(box, boot_id=boot_id)
+
+
+def test_what_is_left_of_an_earlier_boot_is_removed_and_no_pid_is_signalled(box):
+    """The pid in the file may be anybody's by now: here it is an innocent process of ours."""
+    real = (box.directory / "pid").read_text()
+    with subprocess.Popen(["sleep", "60"]) as innocent:
+        try:
+            started = processes.start_time(innocent.pid)
+            box.loop.run(box.channel.aclose())
+            os.kill(box.host_pid, signal.SIGKILL)
+            poll("the sandbox", lambda: box.host_pid in box._living())
+            (box.directory / "pid").write_text(f"{innocent.pid} {started}")
+            _rewrite(box, boot_id="00000000-0000-0000-0000-000000000000")
+            box.loop.run(box.backend.discard(box.id))
+            box.destroyed = True
+            assert innocent.poll() is None
+            assert not box.directory.exists()
+        finally:
+            innocent.kill()
+    assert real
+
+
+def test_a_pid_that_was_given_to_somebody_else_is_not_signalled(box):
+    with subprocess.Popen(["sleep", "60"]) as innocent:
+        try:
+            box.loop.run(box.channel.aclose())
+            os.kill(box.host_pid, signal.SIGKILL)
+            poll("the sandbox", lambda: box.host_pid in box._living())
+            # The same pid, another start time: what a reused pid looks like.
+            (box.directory / "pid").write_text(f"{innocent.pid} {box.host_start}")
+            with pytest.raises(SandboxLost):
+                box.loop.run(box.backend.attach(box.id))
+            box.loop.run(box.backend.discard(box.id))
+            box.destroyed = True
+            assert innocent.poll() is None
+        finally:
+            innocent.kill()
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "missing"])
+def test_a_damaged_state_file_does_not_let_a_sandbox_outlive_its_record(damage, box):
+    state = box.directory / "state"
+    match damage:
+        case "empty":
+            state.write_text("")
+        case "garbage":
+            state.write_bytes(b"\xff\x00{[")
+        case "missing":
+            state.unlink()
+    pinned = os.pidfd_open(box.host_pid)
+    try:
+        with pytest.raises(SandboxLost):
+            box.loop.run(box.backend.attach(box.id))
+        box.loop.run(box.channel.aclose())
+        box.loop.run(box.backend.discard(box.id))
+        box.destroyed = True
+        poll("what is left", box.leftovers, timeout_s=2)
+    finally:
+        _tidy(box, pinned)
+
+
+def _tidy(box: Box, pinned: int) -> None:
+    """The test's own hand, so that a failure here does not fail the tests after it."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pinned, signal.SIGKILL)
+    os.close(pinned)
+    poll("processes", box._living)
+    for directory in box.state["cgroups"]:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(directory)
+    (box.data_dir / "ids" / str(box.state["slot"])).unlink(missing_ok=True)
+
+
+def test_destroying_twice_and_destroying_the_dead_is_quiet(box):
+    os.kill(box.host_pid, signal.SIGKILL)
+    poll("the sandbox", lambda: box.host_pid in box._living())
+    box.destroy()
+    box.loop.run(box.cell.destroy())
+
+
+def test_a_dead_sandbox_says_that_it_is_lost(box):
+    os.kill(box.host_pid, signal.SIGKILL)
+    with pytest.raises(SandboxLost):
+        for _ in range(50):
+            box.exec(["true"], timeout_s=5)
+    with pytest.raises(SandboxLost):
+        box.loop.run(box.backend.attach(box.id))
+    box.destroy()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "chmod 000 /workspace",
+        "mkdir -p /workspace/a/b; chmod 000 /workspace/a/b /workspace/a; chmod 000 ~",
+        "for i in $(seq 3000); do : >/workspace/$i; done",
+        "chattr +i /workspace 2>/dev/null; true",
+        "ln -s / /workspace/root; ln -s /workspace /workspace/self",
+        "mkfifo /workspace/f; (sleep 1000 <>/workspace/f &)",
+        "head -c 100M /dev/zero >/workspace/full; true",
+        "d=/workspace; for i in $(seq 300); do d=$d/deeper; mkdir $d; done; cd $d; sleep 1000 &",
+    ],
+)
+def test_a_spoilt_workspace_does_not_keep_a_sandbox_from_being_removed(spoil, box):
+    box.exec(["bash", "-c", spoil], timeout_s=60)
+    began = time.monotonic()
+    box.destroy()
+    assert time.monotonic() - began < 5
+    poll("the sandbox", box.leftovers, timeout_s=3)

@@ -1,0 +1,120 @@
+"""Floods of output: counted exactly, kept within the cap, and never in our memory."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.security.harness import PYTHON, sized
+
+GIB = 1024**3
+MIB = 1024**2
+
+
+def _rss(pid: str | int = "self") -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)
+    assert found is not None
+    return int(found.group(1)) * 1024
+
+
+@pytest.mark.slow_loop
+@pytest.mark.parametrize("way", ["argv", "shell"])
+def test_a_gigabyte_of_output_is_counted_and_nobodys_memory_grows(way, box):
+    size = sized(GIB // 2, GIB)
+    box.exec(["true"])
+    box.exec("true")
+    ours, runners = _rss(), _rss(box.host_pid)
+    command = f"head -c {size} /dev/zero"
+    answer = box.exec(
+        command if way == "shell" else command.split(), exec_id="flood", cap=200_000, timeout_s=80
+    )
+    assert answer.code == 0
+    assert answer.reply.stdout_bytes == size
+    assert answer.reply.truncated
+    kept = box.kept("flood")
+    assert len(kept.stdout) == 200_000
+    # The test itself keeps up to 16 MiB of what was streamed to it.
+    assert _rss() - ours < 64 * MIB
+    assert _rss(box.host_pid) - runners < 16 * MIB
+
+
+def test_head_and_tail_are_kept_byte_for_byte(box):
+    code = "import sys; sys.stdout.buffer.write(b''.join(b'%07d\\n' % n for n in range(200000)))"
+    whole = b"".join(b"%07d\n" % n for n in range(200_000))
+    answer = box.exec([PYTHON, "-I", "-c", code], exec_id="long", cap=1001)
+    assert answer.reply.stdout_bytes == len(whole)
+    assert box.kept("long").stdout == whole[:501] + whole[-500:]
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 1002, 65536, 65537])
+def test_the_edge_of_the_cap_is_exact(size, box):
+    answer = box.exec(["head", "-c", str(size), "/dev/zero"], exec_id="edge", cap=1000)
+    assert answer.reply.stdout_bytes == size
+    assert answer.reply.truncated == (size > 1000)
+    assert len(box.kept("edge").stdout) == min(size, 1000)
+
+
+def test_both_streams_flooded_at_once(box):
+    size = 64 * MIB
+    script = f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait"
+    answer = box.exec(["bash", "-c", script], timeout_s=60, cap=1000)
+    assert (answer.reply.stdout_bytes, answer.reply.stderr_bytes) == (size, size)
+
+
+def test_one_byte_at_a_time(box):
+    code = "import os\nfor n in range(30000): os.write(1, b'x')"
+    answer = box.exec([PYTHON, "-I", "-c", code], timeout_s=60)
+    assert answer.reply.stdout_bytes == 30_000
+    assert answer.stdout == b"x" * 30_000
+
+
+def test_a_flood_that_nobody_reads_does_not_stop_the_others(box):
+    exec_id = box.start(["yes"], timeout_s=30)
+    began = time.monotonic()
+    for _ in range(20):
+        assert box.exec(["echo", "x"]).stdout == b"x\n"
+    assert time.monotonic() - began < 15
+    runner = _rss(box.host_pid)
+    box.call("exec.signal", exec_id=exec_id, signal=9)
+    assert runner < 32 * MIB
+    assert box.wait(exec_id, 10).signal == 9
+
+
+def test_many_floods_at_once_stay_within_the_runners_memory(box):
+    ids = [box.start(["yes", "x" * 500], timeout_s=30, cap=1_000_000) for _ in range(8)]
+    time.sleep(1.5)
+    assert _rss(box.host_pid) < 64 * MIB
+    for exec_id in ids:
+        box.call("exec.signal", exec_id=exec_id, signal=9)
+    for exec_id in ids:
+        assert box.wait(exec_id, 10).ended
+
+
+def test_a_thousand_finished_commands_do_not_fill_the_runner(box):
+    for n in range(sized(400, 3000)):
+        box.exec(["head", "-c", "100000", "/dev/zero"], exec_id=f"many{n}")
+    assert _rss(box.host_pid) < 32 * MIB
+
+
+def test_a_reader_that_stops_reading_does_not_stop_the_command(box):
+    """Follows the output and takes nothing: the command ends all the same."""
+
+    async def stalled() -> None:
+        fields = box.fields(["head", "-c", str(64 * MIB), "/dev/zero"], exec_id="stalled")
+        async with box.channel.stream("exec.start", fields) as call:
+            async for _ in call:
+                break
+            got = await box.channel.call("exec.wait", {"exec_id": "stalled", "timeout_ms": 20000})
+            assert got["exit_code"] == 0
+            assert got["stdout_bytes"] == 64 * MIB
+
+    box.loop.run(stalled())
+
+
+def test_invalid_utf8_is_kept_as_bytes(box):
+    answer = box.exec(["printf", r"\377\376a\300\200"])
+    assert answer.stdout == b"\xff\xfea\xc0\x80"

@@ -1,0 +1,389 @@
+"""How closed a sandbox really is: what the host sees of it, and what it sees of the host."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.linux import posture
+from tests.security.conftest import PLANTED
+from tests.security.harness import PYTHON, ROOT, poll
+
+if TYPE_CHECKING:
+    from tests.security.harness import Box
+
+# CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SETPCAP: to become the user and to end its processes.
+RUNNER_CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8
+_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+def _named(box: Box, name: str) -> list[int]:
+    found = []
+    for pid in box.host_processes():
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def _until_named(box: Box, name: str) -> int:
+    poll(f"a process named {name}", lambda: not _named(box, name))
+    return _named(box, name)[0]
+
+
+@pytest.mark.parametrize("how", ["argv", "shell", "pty", "background", "double fork"])
+def test_every_way_of_running_a_program_is_as_closed_as_the_others(how, box):
+    match how:
+        case "argv":
+            box.start(["sleep", "777"])
+        case "shell":
+            box.start("sleep 777")
+        case "pty":
+            box.start(["sleep", "777"], pty=True)
+        case "background":
+            box.exec("sleep 777 &")
+        case "double fork":
+            box.exec(["sh", "-c", "(setsid sleep 777 >/dev/null 2>&1 &)"])
+    pid = _until_named(box, "sleep")
+    host = posture.read(os.getpid())
+    assert posture.deviations(posture.read(pid), host, ids=box.host_ids) == []
+
+
+def test_the_shell_itself_is_as_closed_but_for_its_private_descriptors(box):
+    box.exec("true")
+    pid = _until_named(box, "bash")
+    seen = posture.deviations(posture.read(pid), posture.read(os.getpid()), ids=box.host_ids)
+    assert [line for line in seen if not line.startswith("descriptors")] == []
+
+
+def test_no_process_of_the_sandbox_is_root_on_the_host(box):
+    box.start(["sleep", "777"])
+    box.exec("sleep 777 &")
+    own = {os.getuid(), os.getgid()}
+    for pid in box.host_processes():
+        status = posture.read(pid).status
+        ids = {int(word) for word in (status["Uid"] + " " + status["Gid"]).split()}
+        assert 0 not in ids
+        if box.host_ids is not None:
+            assert all(i in box.host_ids for i in ids)
+        else:
+            assert ids == own
+        assert status["NoNewPrivs"] == "1"
+        assert status["Seccomp"] == "2"
+        assert int(status["CapInh"], 16) == int(status["CapAmb"], 16) == 0
+        allowed = RUNNER_CAPABILITIES if ROOT else 0
+        assert int(status["CapPrm"], 16) & ~allowed == 0
+        assert int(status["CapBnd"], 16) & ~allowed == 0
+
+
+def test_the_first_process_holds_no_descriptor_of_the_host_but_its_listener(box):
+    held = {}
+    for fd in os.listdir(f"/proc/{box.host_pid}/fd"):
+        held[int(fd)] = os.readlink(f"/proc/{box.host_pid}/fd/{fd}")
+    strange = [
+        target
+        for target in held.values()
+        if not target.startswith(("socket:", "pipe:", "anon_inode:", "/dev/null"))
+        and not target.startswith(("/run/sandkasten", "/proc"))
+    ]
+    assert strange == []
+
+
+def test_two_sandboxes_share_no_namespace_and_no_id(box, neighbour):
+    mine, theirs = posture.read(box.host_pid), posture.read(neighbour.host_pid)
+    shared = [n for n in posture.NAMESPACES if mine.namespaces[n] == theirs.namespaces[n]]
+    assert shared == []
+    if ROOT:
+        assert not set(box.host_ids) & set(neighbour.host_ids)
+
+
+def test_identity_inside(shared_box):
+    code = "import json, os; print(json.dumps([os.getresuid(), os.getresgid(), os.getgroups()]))"
+    assert shared_box.python(code)[:2] == [[1000] * 3, [1000] * 3]
+    if ROOT:
+        assert shared_box.python(code)[2] == []
+    assert shared_box.exec(["id", "-un"]).text == "sandbox\n"
+
+
+def test_capability_sets_are_empty_inside(shared_box):
+    status = shared_box.exec(["cat", "/proc/self/status"]).text
+    sets = dict(re.findall(r"^(Cap\w+):\s+(\w+)$", status, re.MULTILINE))
+    assert {name: int(sets[name], 16) for name in _SETS} == dict.fromkeys(_SETS, 0)
+    assert re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
+    assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE)
+
+
+@pytest.mark.parametrize("shell", [False, True], ids=["argv", "shell"])
+def test_a_program_inherits_three_descriptors(shell, shared_box):
+    code = "import os; print(sorted(int(f) for f in os.listdir('/proc/self/fd')))"
+    words = [PYTHON, "-I", "-c", code]
+    command = f'{PYTHON} -I -c "{code}"' if shell else words
+    # The fourth is the listing's own.
+    assert shared_box.exec(command).text == "[0, 1, 2, 3]\n"
+
+
+def test_a_background_job_does_not_hold_the_private_descriptors(box):
+    box.exec("sleep 777 &")
+    pid = _until_named(box, "sleep")
+    assert sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"]
+
+
+WALK = """
+import json, os, sys
+found = []
+def walk(top, skip):
+    stack = [top]
+    while stack:
+        at = stack.pop()
+        try:
+            entries = list(os.scandir(at))
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.path in skip or entry.is_symlink():
+                continue
+            # A mask is the null device: what is written there is gone.
+            try:
+                null = entry.stat(follow_symlinks=False).st_rdev == os.makedev(1, 3)
+            except OSError:
+                continue
+            if os.access(entry.path, os.W_OK) and not null:
+                found.append(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                stack.append(entry.path)
+walk(sys.argv[1], set(sys.argv[2:]))
+print(json.dumps(found[:200]))
+"""
+
+
+@pytest.mark.parametrize("top", ["/proc/sys", "/sys"])
+def test_nothing_below_proc_sys_and_sys_is_writable(top, shared_box):
+    assert shared_box.python(WALK, top, timeout_s=60) == []
+
+
+def test_the_walk_does_find_what_is_writable(shared_box):
+    shared_box.write("/tmp/mine", b"")
+    assert "/tmp/mine" in shared_box.python(WALK, "/tmp")
+
+
+def test_what_is_writable_anywhere_is_known(shared_box):
+    skip = ["/proc", "/workspace", "/home/sandbox", "/tmp", "/dev/shm", "/dev/pts"]
+    found = set(shared_box.python(WALK, "/", *skip, timeout_s=90))
+    devices = {f"/dev/{n}" for n in ("null", "zero", "full", "random", "urandom", "tty", "ptmx")}
+    runner = set() if ROOT else {"/run/sandkasten", "/run/sandkasten/state"}
+    assert {path for path in found - devices if not path.startswith(tuple(runner) or "\0")} == set()
+
+
+def test_proc_offers_nothing_writable_but_ones_own_processes(shared_box):
+    found = shared_box.python(WALK, "/proc", "/proc/self", "/proc/thread-self", timeout_s=60)
+    assert [path for path in found if not re.match(r"/proc/\d+(/|$)", path)] == []
+
+
+def test_dev_is_minimal(shared_box):
+    code = "import json, os; print(json.dumps(sorted(os.listdir('/dev'))))"
+    wanted = "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero".split()
+    found = shared_box.python(code)
+    # A console is there only where the caller had a terminal; it never has one here.
+    assert [name for name in found if name != "console"] == wanted
+
+
+def test_the_root_shows_the_documented_names_only(shared_box):
+    code = "import json, os; print(json.dumps(sorted(os.listdir('/'))))"
+    known = set(
+        "bin dev etc home lib lib32 lib64 libx32 proc run sbin tmp usr var work workspace".split()
+    )
+    assert set(shared_box.python(code)) <= known
+
+
+def test_etc_holds_no_secret_and_no_host_identity(shared_box):
+    assert shared_box.exec(["ls", "/etc/shadow"]).code != 0
+    assert shared_box.exec(["ls", "/etc/machine-id"]).code != 0
+    assert shared_box.exec(["ls", "/etc/ssl/private"]).code != 0
+    users = [line.split(":")[0] for line in shared_box.exec(["cat", "/etc/passwd"]).text.split()]
+    assert users == ["root", "sandbox", "runner", "nobody"]
+
+
+@pytest.mark.parametrize("path", ["/root", "/var/lib", "/boot", "/opt", "/srv", "/mnt", "/var/tmp/x"])
+def test_host_directories_are_not_there(path, shared_box):
+    assert shared_box.exec(["ls", path]).code != 0
+
+
+def test_the_canary_cannot_be_seen(canary, canary_secret, shared_box):
+    assert shared_box.exec(["ls", str(canary)]).code != 0
+    # /var/tmp inside is another place, the sandbox's own.
+    assert canary.name not in shared_box.exec(["ls", "/var/tmp"]).text
+    for through in (f"/proc/1/root{canary}", f"/proc/self/root{canary}", f"/proc/self/cwd{canary}"):
+        assert shared_box.exec(["cat", f"{through}/open.txt"]).code != 0
+
+
+def _mounts(box: Box) -> list[dict[str, Any]]:
+    found = []
+    for line in box.exec(["cat", "/proc/self/mountinfo"]).text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        found.append(
+            {
+                "root": fields[3],
+                "at": fields[4],
+                "options": fields[5].split(","),
+                "propagation": fields[6:],
+                "kind": kind[0],
+                "source": kind[1],
+            }
+        )
+    return found
+
+
+def test_no_control_or_debug_file_system_is_mounted(shared_box):
+    kinds = {mount["kind"] for mount in _mounts(shared_box)}
+    forbidden = {"cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs", "bpf", "fusectl"}
+    assert kinds & forbidden == set()
+
+
+def test_mounts_are_private_nosuid_and_nodev(shared_box):
+    assert posture.mount_deviations(shared_box.exec(["cat", "/proc/self/mountinfo"]).text) == []
+
+
+def test_mountinfo_tells_only_the_documented_host_paths(shared_box, data_dir):
+    """Visible: /usr, public files of /etc, the names of two files below the data directory by
+    opaque names, and which loop device it is. Never the sandbox's id nor anybody's home."""
+    text = shared_box.exec(["cat", "/proc/self/mountinfo"]).text
+    assert shared_box.id not in text
+    assert "/root" not in text.replace(" /root ", " ")
+    opaque = re.compile(re.escape(str(data_dir)) + r"/(etc|programs)/[0-9a-f]+\Z")
+    known = re.compile(
+        r"/|/usr|/lib\w*|/s?bin|/etc/(alternatives|ld\.so\.cache|localtime|mime\.types|ssl/\S+)"
+        r"|/usr/share/zoneinfo/\S+|/newroot|/empty|/sys|/workspace|/home|/null|/zero|/full|/random|/urandom|/tty"
+    )
+    prefix = _mount_prefix(data_dir)
+    strange = [
+        mount["root"]
+        for mount in _mounts(shared_box)
+        if not known.fullmatch(mount["root"]) and not opaque.match(prefix + mount["root"])
+    ]
+    assert strange == []
+
+
+def _mount_prefix(path: Path) -> str:
+    """Where the file system of `path` is mounted: mountinfo counts its roots from there."""
+    at = path
+    while not os.path.ismount(at):
+        at = at.parent
+    return "" if str(at) == "/" else str(at)
+
+
+def test_the_cgroup_path_inside_is_the_root(shared_box):
+    lines = shared_box.exec(["cat", "/proc/self/cgroup"]).text.splitlines()
+    assert [line for line in lines if "sandkasten" in line or "sbx_" in line] == []
+
+
+# Those that an ordinary id could read or that reach into the host; the rest is the kernel's to refuse.
+MASKED = """
+    cmdline config.gz interrupts kallsyms kcore keys kmsg kpagecgroup kpagecount kpageflags
+    latency_stats sched_debug slabinfo sysrq-trigger timer_list timer_stats vmallocinfo
+    """.split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("name", [n for n in MASKED if os.path.exists(f"/proc/{n}")])
+def test_an_entry_of_proc_that_tells_of_the_host_is_masked(name, shared_box):
+    code = f"""
+import json, os
+try:
+    fd = os.open("/proc/{name}", os.O_RDONLY)
+    said = len(os.read(fd, 4096))
+except OSError as exc:
+    said = "refused"
+null = os.stat("/proc/{name}").st_rdev == os.makedev(1, 3)
+print(json.dumps([said, os.access("/proc/{name}", os.W_OK) and not null]))
+"""
+    said, writable = shared_box.python(code)
+    assert said in (0, "refused")
+    assert not writable
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ("acpi", "asound", "fs", "scsi")
+             if os.path.isdir(f"/proc/{n}")]
+)  # fmt: skip
+def test_a_directory_of_proc_that_reaches_into_the_host_is_empty(name, shared_box):
+    code = f"import json, os; print(json.dumps(os.listdir('/proc/{name}')))"
+    assert shared_box.python(code) == []
+
+
+def test_the_environment_is_the_documented_one(shared_box, planted_secret):
+    lines = shared_box.exec(["env"]).text.splitlines()
+    names = sorted(line.partition("=")[0] for line in lines)
+    assert names == sorted(["PATH", "HOME", "USER", "LOGNAME", "LANG", "TERM", "TMPDIR"])
+    shell = {line.partition("=")[0] for line in shared_box.exec("env").text.splitlines()}
+    assert shell - set(names) <= {"PWD", "OLDPWD", "SHLVL", "_"}
+
+
+def test_no_secret_of_the_parent_is_anywhere_in_the_process_table(shared_box, planted_secret):
+    assert os.environ[PLANTED] == planted_secret
+    code = """
+import glob, json
+found = b""
+for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        found += open(path, "rb").read()
+    except OSError:
+        pass
+print(json.dumps(found.decode(errors="replace")))
+"""
+    said = shared_box.python(code)
+    assert planted_secret not in said
+    assert "PATH=" in said
+
+
+def test_the_first_process_tells_nothing_of_how_it_was_started(shared_box, data_dir):
+    said = shared_box.exec(["cat", "/proc/1/cmdline"]).text.split("\0")
+    assert said[0] == "/run/sandkasten/runner"
+    text = " ".join(said)
+    for secret in (str(data_dir), shared_box.id, "bwrap", "--ro-bind", "--args"):
+        assert secret not in text
+    names = shared_box.exec(["sh", "-c", "cat /proc/[0-9]*/comm"]).text.split()
+    assert "bwrap" not in names
+
+
+def test_the_hostname_is_not_the_machines(shared_box):
+    assert shared_box.exec(["uname", "-n"]).text == "sandbox\n"
+    assert socket.gethostname() != "sandbox"
+
+
+def test_core_dumps_are_off_and_cannot_be_turned_on(shared_box):
+    answer = shared_box.exec(["bash", "-c", "ulimit -c; ulimit -Hc; ulimit -c unlimited || echo no"])
+    assert answer.text.split() == ["0", "0", "no"]
+
+
+def test_a_crash_leaves_no_core_anywhere(box):
+    answer = box.exec(["bash", "-c", "cd /workspace; kill -SEGV $$"])
+    assert answer.reply.signal == 11
+    assert box.exec(["find", "/workspace", "/tmp", "/home/sandbox", "-name", "*core*"]).text == ""
+
+
+def test_the_runner_cannot_be_replaced_or_removed(shared_box):
+    for command in (
+        "rm -f /run/sandkasten/runner",
+        "mv /run/sandkasten /run/other",
+        "cp /bin/true /run/sandkasten/runner",
+        "chmod 777 /run/sandkasten/runner",
+        "ln -sf /bin/true /usr/bin/true2",
+        "touch /x /etc/x /usr/x /var/x /run/x /home/x",
+    ):
+        assert shared_box.exec(["sh", "-c", command]).code != 0, command
+
+
+def test_the_state_directory_of_the_runner_is_not_the_users(shared_box):
+    shared_box.exec("true")
+    answer = shared_box.exec(["sh", "-c", "touch /run/sandkasten/state/x"])
+    if ROOT:
+        assert answer.code != 0
+    listing = shared_box.exec(["ls", "-A", "/run/sandkasten/state"])
+    assert listing.code is not None

@@ -1,0 +1,179 @@
+"""Processes that do not want to die, and those that must not."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from sandkasten.model.limits import MIB, Limits
+from tests.security.harness import PYTHON, Box, poll, sized
+
+DAEMON = """
+import os, signal, sys, time
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+if os.fork(): os._exit(0) if len(sys.argv) < 2 else time.sleep(1000)
+os.setsid()
+if os.fork(): os._exit(0)
+os.setsid() if os.getpid() != os.getsid(0) else None
+for fd in (0, 1, 2): os.close(fd)
+time.sleep(1000)
+"""
+
+
+def _others(box: Box) -> list[tuple[int, str]]:
+    """Whatever runs inside that is not ours."""
+    ours = {box.shell_pid(), 1}
+    return [
+        (p.pid, p.name)
+        for p in box.processes()
+        if p.pid not in ours and p.state != "Z" and "runner" not in p.name
+    ]
+
+
+def test_a_daemon_that_ignores_everything_is_gone_at_the_timeout(box):
+    answer = box.exec([PYTHON, "-I", "-c", DAEMON, "stay"], timeout_s=1.5, grace_s=0.5)
+    assert answer.reply.timed_out
+    assert _others(box) == []
+
+
+def test_a_daemon_of_the_shells_foreground_is_gone_at_the_timeout(box):
+    box.write("/workspace/daemon.py", DAEMON.encode())
+    box.exec("sleep 555 &")
+    answer = box.exec(f"{PYTHON} -I /workspace/daemon.py stay", timeout_s=1.5, grace_s=0.5)
+    assert answer.reply.timed_out
+    if not answer.reset:
+        assert [name for _, name in _others(box)] == ["sleep"]
+
+
+def test_a_daemon_that_was_let_go_is_gone_with_the_sandbox(box):
+    box.exec([PYTHON, "-I", "-c", DAEMON], timeout_s=10)
+    before = len(box.host_processes())
+    assert before >= 2
+    box.destroy()
+    poll("processes", box.leftovers, timeout_s=3)
+
+
+CHAIN = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        pass
+"""
+
+
+def test_a_fork_chain_faster_than_kill_is_dead_at_the_deadline(box):
+    began = time.monotonic()
+    code = "import os, time\nif os.fork() == 0:\n" + "".join(
+        f"    {line}\n" for line in CHAIN.splitlines()
+    )
+    answer = box.exec([PYTHON, "-I", "-c", code + "time.sleep(100)"], timeout_s=1, grace_s=0.3)
+    assert time.monotonic() - began < 8
+    assert answer.reply.timed_out
+    poll("the chain", lambda: _others(box), timeout_s=3)
+
+
+def test_a_fork_chain_does_not_survive_destroy(box):
+    box.start([PYTHON, "-I", "-c", CHAIN], timeout_s=60)
+    time.sleep(0.3)  # it is a chain only after some links
+    began = time.monotonic()
+    box.destroy()
+    assert time.monotonic() - began < 5
+    poll("the chain", box.leftovers, timeout_s=3)
+
+
+@pytest.mark.root
+def test_a_tree_of_500_is_dead_within_the_deadline_and_a_second(make_box, neighbour):
+    with make_box(Limits(memory_bytes=1024 * MIB, pids=800, workspace_bytes=16 * MIB)) as box:
+        script = "trap '' TERM; for i in $(seq 500); do (trap '' TERM; exec sleep 1000) & done; echo up; wait"
+        began = time.monotonic()
+        answer = box.exec(["bash", "-c", script], timeout_s=6, grace_s=0.2)
+        took = time.monotonic() - began
+        assert answer.text == "up\n"
+        assert answer.reply.timed_out
+        assert took < 6 + 0.2 + 1
+        assert _others(box) == []
+        box.answers()
+        neighbour.answers()
+
+
+def test_zombies_are_reaped(box):
+    count = sized(10_000, 100_000)
+    code = f"""
+import os
+for n in range({count}):
+    pid = os.fork()
+    if pid == 0:
+        # The grandchild is orphaned: only the first process or a subreaper can reap it.
+        if os.fork() == 0:
+            os._exit(0)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+    # Two generations each: half of the forks end up as somebody else's children.
+    code = code.replace(f"range({count})", f"range({count // 2})")
+    answer = box.exec([PYTHON, "-I", "-c", code], timeout_s=90)
+    assert answer.code == 0, answer.stderr[-500:]
+    poll("zombies", lambda: [p for p in box.processes() if p.state == "Z"], timeout_s=5)
+
+
+def test_orphans_of_a_shell_are_reaped(box):
+    box.exec("for i in $(seq 200); do (true &) ; done")
+    poll("zombies", lambda: [p for p in box.processes() if p.state == "Z"], timeout_s=5)
+
+
+def test_a_signal_to_a_tree_reaches_its_daemons(box):
+    exec_id = box.start([PYTHON, "-I", "-c", DAEMON, "stay"], timeout_s=60)
+    poll("the daemon", lambda: len(_others(box)) < 2)
+    box.call("exec.signal", exec_id=exec_id, signal=9, tree=True)
+    poll("the tree", lambda: _others(box), timeout_s=3)
+
+
+def test_the_process_list_is_only_of_the_sandbox(box):
+    box.start(["sleep", "777"])
+    listed = box.processes()
+    assert len(listed) < 10
+    assert os.getpid() not in {p.pid for p in listed} or os.getpid() < 50
+    assert any(p.name == "sleep" for p in listed)
+
+
+def test_hostile_names_in_the_process_list_are_shown_as_they_are(box):
+    code = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b") R 1 1 \\n\\xff", 0, 0, 0)
+print("up", flush=True)
+time.sleep(50)
+"""
+    started = box.start([PYTHON, "-I", "-c", code, "\x1b]0;evil\x07", "a\nb"])
+    poll("it", lambda: box.kept(started).stdout != b"up\n")
+    names = [p.name.encode(errors="surrogateescape") for p in box.processes()]
+    assert b") R 1 1 \n\xff" in names
+
+
+def test_every_pseudo_terminal_ends_with_its_command(box):
+    for _ in range(40):
+        assert box.exec(["true"], pty=True).code == 0
+    code = "import json, os; print(json.dumps(os.listdir('/dev/pts')))"
+    assert box.python(code) == ["ptmx"]
+
+
+def test_descriptors_of_the_runner_do_not_grow_with_commands(box):
+    def count() -> int:
+        return len(os.listdir(f"/proc/{box.host_pid}/fd"))
+
+    box.exec("true")
+    box.exec(["true"])
+    before = count()
+    for n in range(150):
+        box.exec(["true"], pty=n % 3 == 0)
+        box.exec("true")
+    assert count() <= before + 2

@@ -1,0 +1,380 @@
+"""One sandbox uses up what it can get; it is stopped, it lives on, and its neighbours do not notice."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten import QuotaExceeded, Sandbox
+from sandkasten.model.limits import MIB, Limits
+from tests.security.harness import PYTHON, ROOT, Box, poll
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FORK_BOMB = ":(){ :|:& };:"
+MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
+
+
+def _quick(neighbour: Box, within_s: float = 3.0) -> None:
+    began = time.monotonic()
+    neighbour.answers()
+    assert neighbour.exec("echo shell").text == "shell\n"
+    assert time.monotonic() - began < within_s
+
+
+@pytest.fixture
+def sdk_box(data_dir: os.PathLike[str], neighbour: Box) -> Iterator[Sandbox]:
+    """The same through the public object, for what only the engine can tell."""
+    with Sandbox(
+        data_dir=os.path.join(data_dir, "sdk"),
+        limits={"mem_limit_mb": 128, "pids_limit": 64, "workspace_mb": 16, "tmp_mb": 8},
+    ) as box:
+        yield box
+        neighbour.answers()
+
+
+@pytest.mark.parametrize("way", ["argv", "shell"])
+def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(way, box, neighbour):
+    script = FORK_BOMB + "\nsleep 60"
+    bomb = box.begin(["bash", "-c", script] if way == "argv" else script, timeout_s=2, grace_s=0.3)
+    for _ in range(3):
+        _quick(neighbour)
+    answer = bomb.result(40)
+    assert answer.reply.timed_out
+    if ROOT:
+        assert box.usage().pids_refused > 0
+        assert box.usage().pids <= 5
+    box.answers()
+    assert box.exec("echo shell").text == "shell\n"
+
+
+def test_a_fork_bomb_that_was_let_go_can_be_ended_by_the_command_it_came_from(box, neighbour):
+    answer = box.exec(["bash", "-c", FORK_BOMB], exec_id="bomb", timeout_s=20)
+    assert answer.reply.ended
+    _quick(neighbour)
+    box.call("exec.signal", exec_id="bomb", signal=9, tree=True)
+    box.answers()
+    if ROOT:
+        poll("the bomb", lambda: box.usage().pids > 2, timeout_s=3)
+
+
+def test_listing_processes_beside_a_fork_bomb_works(box):
+    box.exec(["bash", "-c", FORK_BOMB], exec_id="bomb", timeout_s=20)
+    for _ in range(30):
+        assert box.processes()
+    box.call("exec.signal", exec_id="bomb", signal=9, tree=True)
+    box.answers()
+
+
+def test_a_full_process_table_is_an_error_with_a_name_and_not_a_result(box):
+    if not ROOT:
+        pytest.skip("an ordinary user's limit counts the whole user")
+    box.start(["bash", "-c", "for i in $(seq 600); do sleep 100 & done; wait"], exec_id="full")
+    poll("room", lambda: box.usage().pids < box.limits.pids - 1 and box.usage().pids)
+    with pytest.raises(QuotaExceeded):
+        for _ in range(5):
+            box.exec(["true"])
+    box.call("exec.signal", exec_id="full", signal=9, tree=True)
+    poll("the tree", lambda: box.usage().pids > 5, timeout_s=5)
+    box.answers()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["argv", "shell"])
+def test_a_memory_bomb_dies_and_the_session_lives(way, box, neighbour):
+    shell = None
+    if way == "shell":
+        box.exec("kept=1")
+        shell = box.shell_pid()
+        box.write("/workspace/bomb.py", MEMORY_BOMB.encode())
+        answer = box.exec(f"{PYTHON} /workspace/bomb.py", timeout_s=60)
+        assert answer.code == 137 or answer.reset
+        if not answer.reset:
+            assert box.exec("echo $kept").text == "1\n"
+            assert box.shell_pid() == shell
+    else:
+        answer = box.exec([PYTHON, "-I", "-c", MEMORY_BOMB], timeout_s=60)
+        assert answer.reply.signal == 9
+        assert answer.reply.oom_suspect
+    assert not answer.reply.timed_out
+    assert box.usage().oom_kills >= 1
+    assert box.usage().memory_peak_bytes <= box.limits.memory_bytes + MIB
+    _quick(neighbour)
+
+
+@pytest.mark.root
+def test_a_memory_bomb_of_many_processes_leaves_the_runner(box, neighbour):
+    """None of them is larger than the runner's shell by much; the runner must not be the victim."""
+    code = f"""
+import os, time
+for n in range(60):
+    if os.fork() == 0:
+        keep = bytearray(8 * {MIB})
+        for at in range(0, len(keep), 4096): keep[at] = 1
+        time.sleep(30)
+        os._exit(0)
+time.sleep(3)
+"""
+    box.exec([PYTHON, "-I", "-c", code], timeout_s=6, grace_s=0.2)
+    assert box.usage().oom_kills >= 1
+    assert os.path.exists(f"/proc/{box.host_pid}")
+    _quick(neighbour)
+    box.answers()
+
+
+@pytest.mark.root
+def test_small_processes_that_fill_the_memory_leave_the_runner(box, neighbour):
+    """Each is as small as can be (a sleeping dash with a full environment)."""
+    script = "x=$(head -c 900000 /dev/zero | tr '\\0' x); while :; do sh -c 'sleep 100; :' \"$1\" & done"
+    box.exec(["bash", "-c", f"{script} 2>/dev/null"], timeout_s=4, grace_s=0.2)
+    assert os.path.exists(f"/proc/{box.host_pid}")
+    _quick(neighbour)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+def test_memory_kept_in_files_is_counted_and_bounded(place, box, neighbour):
+    answer = box.exec(["sh", "-c", f"head -c 1G /dev/zero >{place}/full; stat -c %s {place}/full"])
+    assert int(answer.text) <= box.limits.tmp_bytes
+    assert b"No space left" in answer.stderr
+    _quick(neighbour)
+    box.exec(["rm", f"{place}/full"])
+
+
+def test_a_full_tmp_leaves_shell_and_files_usable(box):
+    box.exec("head -c 1G /dev/zero >/tmp/full; head -c 1G /dev/zero >/dev/shm/full", timeout_s=60)
+    assert box.exec("echo still here").text == "still here\n"
+    assert box.exec("exit 3").reset
+    assert box.exec("echo again").text == "again\n"
+    with pytest.raises(QuotaExceeded):
+        box.write("/tmp/more", b"x" * 100_000)
+    assert box.write("/workspace/fine", b"x").size == 1
+    assert box.remove("/tmp/full") == 1
+    assert box.write("/tmp/more", b"x" * 100_000).size == 100_000
+
+
+def test_a_full_workspace_is_a_typed_error_and_leaves_the_old_file(box, neighbour):
+    box.write("/workspace/kept", b"old")
+    with pytest.raises(QuotaExceeded):
+        box.write("/workspace/kept", bytes(box.limits.workspace_bytes + MIB))
+    assert box.read("/workspace/kept") == b"old"
+    assert [e.name for e in box.list("/workspace") if e.type == "file"] == ["kept"]
+    answer = box.exec("head -c 1G /dev/zero >/workspace/full", timeout_s=60)
+    assert answer.code != 0
+    assert b"No space left" in answer.stderr
+    assert neighbour.write("/workspace/n", bytes(MIB)).size == MIB
+    assert box.exec("echo ok").text == "ok\n"
+    box.remove("/workspace/full")
+    assert box.write("/workspace/again", bytes(MIB)).size == MIB
+
+
+def test_a_full_home_is_the_same_quota(box):
+    answer = box.exec("head -c 1G /dev/zero >~/full; stat -c %s ~/full", timeout_s=60)
+    assert int(answer.text) <= box.limits.workspace_bytes
+
+
+def test_using_up_the_inodes_is_survived(box, neighbour):
+    code = """
+import json, os
+os.makedirs("/workspace/many")
+made = 0
+try:
+    while made < 300000:
+        os.close(os.open(f"/workspace/many/{made}", os.O_CREAT | os.O_WRONLY))
+        made += 1
+    print(json.dumps([made, "no end"]))
+except OSError as exc:
+    print(json.dumps([made, exc.errno]))
+"""
+    made, error = box.python(code, timeout_s=90)
+    if ROOT:
+        assert error == 28
+    assert made > 1000
+    if error == 28:
+        with pytest.raises(QuotaExceeded):
+            box.write("/workspace/one-more", b"x")
+    neighbour.write("/workspace/other", b"x")
+    assert box.exec("echo ok").text == "ok\n"
+    assert box.remove("/workspace/many", recursive=True) == made + 1
+
+
+def test_using_up_the_descriptors_hurts_only_the_process_itself(box):
+    code = """
+import json, os
+held = []
+try:
+    while True: held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError as exc:
+    print(json.dumps([len(held) < 5000, exc.errno]))
+"""
+    assert box.python(code) == [True, 24]
+    assert box.exec("ulimit -n 1000000 || echo no").text == "no\n"
+
+
+def test_a_cpu_burn_leaves_the_neighbour_its_share(box, neighbour):
+    idle = _median_exec_s(neighbour)
+    burn = box.start(["bash", "-c", "for i in 1 2 3 4 5 6; do (while :; do :; done) & done; wait"])
+    busy = _median_exec_s(neighbour)
+    box.call("exec.signal", exec_id=burn, signal=9, tree=True)
+    # Far above noise, far below starvation.
+    assert busy < max(0.25, idle * 20)
+
+
+def _median_exec_s(box: Box) -> float:
+    times = []
+    for _ in range(15):
+        began = time.perf_counter()
+        box.exec(["true"])
+        times.append(time.perf_counter() - began)
+    return sorted(times)[len(times) // 2]
+
+
+@pytest.mark.root
+def test_processor_time_is_held_to_its_limit(make_box):
+    with make_box(Limits(cpus=0.3, workspace_bytes=16 * MIB)) as box:
+        box.answers()
+        before, began = box.usage().cpu_usec, time.monotonic()
+        box.exec(["bash", "-c", "for i in 1 2 3; do (while :; do :; done) & done; sleep 2"],
+                 timeout_s=2.5, grace_s=0.1)  # fmt: skip
+        share = (box.usage().cpu_usec - before) / 1e6 / (time.monotonic() - began)
+        assert share < 0.45
+
+
+def test_pipe_buffers_and_many_pipes(box, neighbour):
+    code = """
+import fcntl, json, os
+held = []
+try:
+    while len(held) < 3000:
+        r, w = os.pipe()
+        held += [r, w]
+        try:
+            fcntl.fcntl(w, 1031, 1 << 20)
+        except OSError:
+            pass
+        os.set_blocking(w, False)
+        try:
+            while True: os.write(w, b"x" * 65536)
+        except OSError:
+            pass
+except (OSError, MemoryError):
+    pass
+print(json.dumps(len(held)))
+"""
+    answer = box.exec([PYTHON, "-I", "-c", code], timeout_s=60)
+    assert answer.code == 0 or answer.reply.signal == 9
+    _quick(neighbour)
+
+
+# ---- what the kernel counts for the whole machine and not for one sandbox
+
+INOTIFY = """
+import ctypes, json
+libc = ctypes.CDLL(None, use_errno=True)
+made = 0
+while made < int(__import__("sys").argv[1]) and libc.inotify_init1(0) >= 0:
+    made += 1
+print(json.dumps(made), flush=True)
+__import__("time").sleep(float(__import__("sys").argv[2]))
+"""
+
+
+@pytest.mark.root
+def test_one_sandbox_cannot_use_up_everybodys_inotify_instances(box, neighbour):
+    started = box.start([PYTHON, "-I", "-c", INOTIFY, "100000", "20"], timeout_s=30)
+    poll("the hoarder", lambda: not box.kept(started).stdout)
+    assert neighbour.python(INOTIFY, "10", "0") == 10
+    box.call("exec.signal", exec_id=started, signal=9)
+
+
+AIO = """
+import ctypes, json, platform, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+number = 206 if platform.machine() == "x86_64" else 0
+kept, total, size = [], 0, int(sys.argv[1])
+while size and total < int(sys.argv[2]):
+    context = ctypes.c_ulong(0)
+    if libc.syscall(number, size, ctypes.byref(context)) == 0:
+        kept.append(context); total += size
+    else:
+        size //= 2
+print(json.dumps(total), flush=True)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+def test_one_sandbox_cannot_use_up_everybodys_asynchronous_requests(box, neighbour):
+    """fs.aio-max-nr is one number for the machine: a database on the host lives by it."""
+    with open("/proc/sys/fs/aio-nr") as file:
+        before = int(file.read())
+    with open("/proc/sys/fs/aio-max-nr") as file:
+        most = int(file.read())
+    started = box.start([PYTHON, "-I", "-c", AIO, "16384", "1000000000", "20"], timeout_s=30)
+    poll("the hoarder", lambda: not box.kept(started).stdout)
+    with open("/proc/sys/fs/aio-nr") as file:
+        taken = int(file.read()) - before
+    box.call("exec.signal", exec_id=started, signal=9)
+    assert taken < most // 4
+
+
+PTYS = """
+import json, os, time
+kept = []
+for _ in range(int(__import__("sys").argv[1])):
+    try:
+        kept.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        break
+print(json.dumps(len(kept)), flush=True)
+time.sleep(float(__import__("sys").argv[2]))
+"""
+
+
+def test_one_sandbox_cannot_use_up_everybodys_terminals(box, neighbour):
+    started = box.start([PYTHON, "-I", "-c", PTYS, "4000", "20"], timeout_s=30)
+    poll("the hoarder", lambda: not box.kept(started).stdout, timeout_s=20)
+    assert neighbour.exec(["echo", "ok"], pty=True).stdout == b"ok\r\n"
+    box.call("exec.signal", exec_id=started, signal=9)
+
+
+# ---- what the engine says of it
+
+
+@pytest.mark.root
+def test_the_verdict_on_a_memory_bomb_is_oom(sdk_box):
+    result = sdk_box.exec([PYTHON, "-I", "-c", MEMORY_BOMB])
+    assert (result.oom_killed, result.why and result.why.code) == (True, "OOM")
+    assert result.exit_code is None or result.exit_code == 137
+    result = sdk_box.exec(f"{PYTHON} -c '{MEMORY_BOMB.replace(chr(10), chr(10))}'")
+    assert (result.oom_killed, result.why and result.why.code) == (True, "OOM")
+    assert sdk_box.exec("echo ok").output == "ok\n"
+
+
+@pytest.mark.root
+def test_the_verdict_on_too_many_processes_is_pids(sdk_box):
+    result = sdk_box.exec(["bash", "-c", "for i in $(seq 200); do sleep 5 & done; exit 1"])
+    assert result.why is not None
+    assert result.why.code == "PIDS"
+
+
+def test_the_verdict_on_a_full_workspace_is_quota(sdk_box):
+    result = sdk_box.exec("head -c 100M /dev/zero >/workspace/full")
+    assert result.exit_code != 0
+    assert result.why is not None
+    assert result.why.code == "QUOTA"
+
+
+def test_the_verdict_on_a_deadline_is_timeout(sdk_box):
+    result = sdk_box.exec("sleep 50", timeout_ms=400)
+    assert result.timed_out
+    assert result.why is not None
+    assert result.why.code == "TIMEOUT"
+
+
+def test_an_innocent_failure_has_no_verdict(sdk_box):
+    result = sdk_box.exec("false")
+    assert (result.exit_code, result.why, result.oom_killed) == (1, None, False)

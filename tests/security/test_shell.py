@@ -1,0 +1,418 @@
+"""Ordinary and nasty commands given to the persistent shell: it cannot be wedged, only spoilt."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from tests.security.harness import PYTHON, Box, poll
+
+
+def _works(box: Box, *, shell: str = "default") -> None:
+    """A command with an exit code of its own is right at once, without a reset."""
+    answer = box.exec("/bin/sh -c 'echo fine; exit 7'", shell=shell, timeout_s=10)
+    assert (answer.stdout, answer.code, answer.reset) == (b"fine\n", 7, False), answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__SANDKASTEN_DONE__ 0",
+        "exit 0",
+        "\x00RC=0\x00",
+        "declare -x RC=\"0\"\nexport PWD='/'",
+        "export RC=0",
+        "\x1b]133;D;0\x07",
+    ],
+)
+def test_what_looks_like_a_marker_is_plain_output(text, box):
+    box.write("/workspace/said", text.encode())
+    answer = box.exec("cat /workspace/said; cat /workspace/said >&2; false")
+    assert (answer.stdout, answer.stderr, answer.code) == (text.encode(), text.encode(), 1)
+    _works(box)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 7", 7),
+        ("exec false", 1),
+        ("exec sh -c 'exit 9'", 9),
+        ("set -e; false", 1),
+        # bash's own code for it when it runs no script.
+        ("set -u; echo $nothing_of_that_name", 127),
+        ("set -e; (exit 5); echo not reached", 5),
+        ("trap 'exit 8' EXIT; exit 3", 8),
+    ],
+)
+def test_a_command_that_ends_the_shell_gives_its_code_and_a_fresh_shell_there(command, code, box):
+    box.exec("mkdir -p /tmp/here && cd /tmp/here && export KEPT=yes")
+    answer = box.exec(command)
+    assert (answer.code, answer.reset) == (code, True)
+    assert box.exec("pwd").text == "/tmp/here\n"
+    _works(box)
+
+
+@pytest.mark.parametrize("signal", [9, 15, 6, 11, 1])
+def test_a_shell_that_kills_itself_is_replaced(signal, box):
+    box.exec("cd /tmp")
+    answer = box.exec(f"kill -{signal} $$; sleep 5")
+    assert answer.reset
+    assert answer.code in (None, 128 + signal)
+    assert answer.reply.signal in (None, signal)
+    assert box.exec("pwd").text == "/tmp\n"
+    _works(box)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo 'open",
+        'echo "open',
+        "cat <<EOF\nno end",
+        "(echo",
+        "if true; then",
+        "for i in 1 2; do",
+        "case x in",
+        "{ echo",
+        "echo $(",
+        "echo `",
+        "f() {",
+        "echo ${x",
+        "echo $((1 +",
+        "while true; do",
+        "[[ x",
+        ")",
+        "fi",
+        "done",
+        "echo a && ",
+        "echo a |",
+        "echo \\",
+    ],
+)
+def test_an_unfinished_command_ends_at_once_and_takes_nothing_of_the_next(command, box):
+    box.exec("cd /tmp; kept=1")
+    began = time.monotonic()
+    answer = box.exec(command)
+    assert time.monotonic() - began < 3
+    assert not answer.reply.timed_out
+    # An open heredoc is a warning to bash and a trailing backslash is nothing at all.
+    innocent = command.startswith("cat <<") or command.endswith("\\")
+    assert answer.code is not None
+    assert (answer.code == 0) == innocent
+    assert box.exec("echo $kept").text == ("" if answer.reset else "1") + "\n"
+    _works(box)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("cat", 0),
+        ("read x; echo \"code $?\"; exec 3>&-", 0),
+        (f"{PYTHON} -", 0),
+        (f"{PYTHON} -i", 0),
+        ("bash", 0),
+        ("sh", 0),
+        ("wc -c", 0),
+        ("head -1", 0),
+        ("python3 -c 'import sys; print(repr(sys.stdin.read()))'", 0),
+    ],
+)  # fmt: skip
+def test_a_program_that_reads_finds_the_end_and_not_the_next_command(command, code, box):
+    first = box.begin(command, timeout_s=20)
+    second = box.exec("echo second", timeout_s=25)
+    answer = first.result(30)
+    assert not answer.reply.timed_out
+    assert answer.code == code
+    assert b"second" not in answer.stdout
+    assert second.stdout == b"second\n"
+
+
+@pytest.mark.parametrize("command", ["less /etc/passwd", "more /etc/passwd", "vi -es -c q"])
+def test_a_pager_does_not_wait_for_a_key(command, box):
+    program = command.split()[0]
+    if box.exec(f"command -v {program}").code != 0:
+        pytest.skip(f"this machine has no {program}")
+    answer = box.exec(command, timeout_s=10)
+    assert not answer.reply.timed_out
+    _works(box)
+
+
+def test_stty_of_one_command_does_not_reach_the_next(box):
+    assert box.exec("stty raw -echo; printf x", pty=True).code is not None
+    answer = box.exec("printf 'a\\nb\\n'; false")
+    assert (answer.stdout, answer.code) == (b"a\nb\n", 1)
+    # On a terminal the next command has a sane one again.
+    said = box.exec("stty -a", pty=True).text
+    assert " echo" in said
+    assert " icanon" in said
+
+
+def test_what_a_command_says_on_a_terminal_arrives_whole(box):
+    wanted = "".join(f"{n}\r\n" for n in range(1, 1001)).encode()
+    for command in ("seq 1000", ["seq", "1000"]):
+        for _ in range(25):
+            answer = box.exec(command, pty=True)
+            assert (len(answer.stdout), answer.code) == (len(wanted), 0)
+            assert answer.stdout == wanted
+
+
+def test_a_background_job_returns_at_once_and_is_seen_later(box):
+    began = time.monotonic()
+    answer = box.exec("sleep 600 & echo started")
+    assert time.monotonic() - began < 3
+    assert (answer.text, answer.code) == ("started\n", 0)
+    assert "sleep 600" in box.exec("jobs").text
+    assert box.exec("kill %1; wait; echo gone").text == "gone\n"
+
+
+def test_a_background_flood_does_not_spoil_the_foreground(box):
+    box.exec("yes flood & echo")
+    for code in (3, 0, 5):
+        answer = box.exec(f"/bin/sh -c 'exit {code}'", cap=4000)
+        assert answer.code == code
+    assert box.exec("kill %1").code == 0
+    _works(box)
+
+
+def test_a_shell_that_stops_itself_is_dead_at_the_deadline(box):
+    began = time.monotonic()
+    answer = box.exec("kill -STOP $$; echo never", timeout_s=1, grace_s=0.5)
+    assert time.monotonic() - began < 4
+    assert answer.reply.timed_out
+    assert answer.code is None or answer.reset
+    _next_is_right_or_flagged(box)
+
+
+@pytest.mark.parametrize("way", ["shell", "argv"])
+def test_a_command_that_ignores_every_polite_signal_is_dead_at_deadline_and_grace(way, box):
+    script = "trap '' TERM INT HUP QUIT; while :; do sleep 1000; done"
+    began = time.monotonic()
+    if way == "shell":
+        answer = box.exec(script, timeout_s=1, grace_s=0.5)
+    else:
+        answer = box.exec(["bash", "-c", script], timeout_s=1, grace_s=0.5)
+    assert 0.9 < time.monotonic() - began < 4
+    assert answer.reply.timed_out
+    assert [p for p in box.processes() if p.name == "sleep"] == []
+    _next_is_right_or_flagged(box)
+
+
+def test_a_stopped_command_is_dead_at_the_deadline(box):
+    answer = box.exec(["bash", "-c", "kill -STOP $$"], timeout_s=1, grace_s=0.5)
+    assert answer.reply.timed_out
+    assert box.processes()[1:] == () or all(p.state != "T" for p in box.processes())
+
+
+def _next_is_right_or_flagged(box: Box, shell: str = "default") -> None:
+    """Right, or said to be of a fresh shell; and within three commands right for good."""
+    for _ in range(3):
+        answer = box.exec("/bin/sh -c '/bin/echo ran; exit 7'", shell=shell, timeout_s=8, grace_s=0.5)
+        right = answer.code == 7 and b"ran\n" in answer.stdout
+        assert right or answer.reset or answer.code is None, answer
+        if right and not answer.reset:
+            return
+    raise AssertionError(f"still not right after three commands: {answer}")
+
+
+def test_the_deadline_spares_the_shell_and_earlier_jobs(box):
+    box.exec("cd /tmp; kept=1; sleep 600 &")
+    answer = box.exec("sleep 50", timeout_s=0.5, grace_s=0.5)
+    assert answer.reply.timed_out
+    if not answer.reset:
+        assert box.exec("echo $kept; pwd").text == "1\n/tmp\n"
+        assert "sleep 600" in box.exec("jobs").text
+    _works(box)
+
+
+def test_output_before_the_deadline_is_kept(box):
+    answer = box.exec("echo before; sleep 50", timeout_s=0.7, grace_s=0.5)
+    assert (answer.stdout, answer.reply.timed_out) == (b"before\n", True)
+
+
+def test_kill_of_everything_leaves_the_runner(box):
+    pid = box.host_pid
+    box.exec("sleep 500 &")
+    # The kernel spares the caller itself, so the shell lives to say so.
+    answer = box.exec("kill -9 -1", timeout_s=10)
+    assert answer.code in (0, None) or answer.reset
+    assert [p for p in box.processes() if p.name == "sleep" and p.state != "Z"] == []
+    _next_is_right_or_flagged(box)
+    answer = box.exec(["bash", "-c", "kill -9 -1; exit 4"], timeout_s=10)
+    assert answer.code in (None, 4)
+    _next_is_right_or_flagged(box)
+    assert box.host_processes()[0] == pid or pid in box.host_processes()
+
+
+@pytest.mark.parametrize("signal", [9, 15, 2, 1, 19, 3, 13, 10])
+def test_kill_of_the_first_process_does_nothing(signal, box):
+    box.exec(f"for i in 1 2 3; do kill -{signal} 1; done; true")
+    box.exec(["bash", "-c", f"kill -{signal} 1"])
+    _works(box)
+
+
+def test_kill_of_every_other_process_by_number_leaves_a_session(box):
+    """Supervisors and shells of ours included: what it hits is its own."""
+    script = "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p -gt 1 ] && [ $p != $$ ] && kill -9 $p; done; echo done"
+    box.exec("true")
+    answer = box.exec(["bash", "-c", script], timeout_s=10)
+    assert answer.code in (0, None, 1)
+    _next_is_right_or_flagged(box)
+
+
+def test_exact_bytes_without_a_final_newline(box):
+    data = bytes(range(1, 256)) * 3
+    box.write("/workspace/bytes", data)
+    for command in ("cat /workspace/bytes", ["cat", "/workspace/bytes"]):
+        assert box.exec(command).stdout == data
+
+
+def test_a_command_of_a_megabyte_works_and_more_is_refused(box):
+    head, tail = ": '", "'; echo whole"
+    command = head + "x" * (1024 * 1024 - len(head) - len(tail)) + tail
+    assert box.exec(command).text == "whole\n"
+    with pytest.raises(PayloadTooLarge):
+        box.exec(command + " ")
+    _works(box)
+
+
+def test_a_nul_in_a_command_is_refused_on_both_sides(box):
+    with pytest.raises(InvalidRequest):
+        box.exec("echo a\0b")
+    for fields in (
+        {"shell": "default", "command": "echo a\0b"},
+        {"argv": ["echo", "a\0b"]},
+        {"argv": ["echo"], "env": {"A": "a\0b"}},
+        {"argv": ["echo"], "cwd": "/tmp\0"},
+    ):
+        with pytest.raises(InvalidRequest):
+            box.call("exec.start", exec_id="nul", **fields)
+    _works(box)
+
+
+@pytest.mark.parametrize("pty", [False, True], ids=["pipes", "pty"])
+def test_control_characters_in_a_command_are_data(pty, box):
+    data = "a\rb\x03c\x04d\x16e\x1af\x7fg\x11h\x13i"
+    answer = box.exec(f"printf %s '{data}' | od -An -tx1", pty=pty)
+    assert bytes.fromhex(answer.text.replace("\n", "").replace("\r", "")) == data.encode()
+    _works(box)
+
+
+def test_a_deleted_cwd_is_survived(box):
+    box.exec("mkdir -p /tmp/gone/deep && cd /tmp/gone/deep")
+    assert box.exec("rm -rf /tmp/gone; echo removed").text == "removed\n"
+    answer = box.exec("echo still")
+    assert (answer.text, answer.code) == ("still\n", 0)
+    assert box.exec("cd /tmp && pwd").text == "/tmp\n"
+    _works(box)
+
+
+def test_a_shell_replaced_in_a_deleted_cwd_starts_somewhere_real(box):
+    box.exec("mkdir -p /tmp/gone && cd /tmp/gone")
+    answer = box.exec("rmdir /tmp/gone; exit 4")
+    assert (answer.code, answer.reset) == (4, True)
+    _works(box)
+    assert box.exec("cd . && pwd").code == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"new\nline", b"quo'te\"s", b"inv\xff\xfealid", b"-dash", b"sp ace", b"$(id)", b"\\back", b"declare -x A=1"],
+)  # fmt: skip
+def test_a_strange_cwd_is_told_exactly_and_survives_a_reset(name, box):
+    path = b"/workspace/" + name
+    box.mkdir(path)
+    answer = box.exec("true", cwd=path)
+    assert answer.reply.cwd is not None
+    assert answer.reply.cwd.encode(errors="surrogateescape") == path
+    assert box.exec(["pwd", "-P"], cwd=path).stdout == path + b"\n"
+    assert box.exec("exit 1").reset
+    assert box.exec("/bin/pwd -P").stdout == path + b"\n"
+
+
+def test_two_commands_on_one_shell_run_strictly_in_order(box):
+    futures = [
+        box.begin(f"echo begin {n} >>/tmp/order; sleep 0.1; echo end {n} >>/tmp/order")
+        for n in range(5)
+    ]
+    for future in futures:
+        assert future.result(30).code == 0
+    lines = box.read("/tmp/order").decode().split("\n")[:-1]
+    assert sorted(lines[::2]) == sorted(f"begin {n}" for n in range(5))
+    assert all(lines[i].split()[1] == lines[i + 1].split()[1] for i in range(0, 10, 2))
+
+
+def test_shells_of_two_names_run_side_by_side(box):
+    slow = box.begin("sleep 2", shell="slow")
+    began = time.monotonic()
+    assert box.exec("echo quick", shell="quick").text == "quick\n"
+    assert time.monotonic() - began < 1.5
+    assert slow.result(10).code == 0
+
+
+def test_a_key_used_twice_runs_once(box):
+    box.exec("echo run >>/tmp/runs", key="same")
+    box.exec("echo run >>/tmp/runs", key="same")
+    box.exec(["sh", "-c", "echo run >>/tmp/runs"], key="same")
+    assert box.read("/tmp/runs") == b"run\n"
+
+
+def test_a_client_that_goes_away_loses_nothing(box):
+    async def start_and_leave() -> None:
+        from sandkasten.wire.channel import Channel
+
+        channel = await Channel.open(await box.cell.dial())
+        fields = box.fields("sleep 0.5; echo finished; /bin/sh -c 'exit 6'", exec_id="left-alone")
+        async with channel.stream("exec.start", fields) as call:
+            async for _ in call:
+                break
+            await channel.aclose()
+
+    box.loop.run(start_and_leave())
+    reply = box.wait("left-alone", 10)
+    assert (reply.exit_code, reply.state) == (6, "exited")
+    assert box.kept("left-alone").stdout == b"finished\n"
+
+
+def test_a_command_whose_client_went_away_keeps_its_deadline(box):
+    exec_id = box.start("sleep 1000", timeout_s=0.5, grace_s=0.5)
+    reply = box.wait(exec_id, 10)
+    assert reply.timed_out
+    poll("the command", lambda: [p for p in box.processes() if p.name == "sleep"])
+
+
+def test_garbage_on_every_descriptor_of_the_shell_is_survived(box):
+    """The shell's own private way to answer, filled with what it was not meant for."""
+    box.exec("true")
+    flood = "for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -gt 2 ] && (timeout 2 head -c 3000000 /dev/urandom >$f) 2>/dev/null; done; true"
+    answer = box.exec(flood, timeout_s=20)
+    assert answer.code is not None or answer.reset or answer.reply.state == "lost"
+    _next_is_right_or_flagged(box)
+
+
+def test_a_forged_answer_does_not_crash_the_runner(box):
+    forged = (
+        "for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -gt 2 ] && "
+        "(timeout 1 sh -c 'printf \"declare -x RC=\\\"99999999999\\\"\\n\\0\\0\\0\" >'$f) 2>/dev/null; done; true"
+    )
+    box.exec(forged, timeout_s=15)
+    _next_is_right_or_flagged(box)
+
+
+def test_a_flood_of_named_shells_is_bounded(box):
+    """Each is a process; the sandbox's own limit stops it and the rest goes on."""
+    from sandkasten.errors import SandkastenError
+
+    made = 0
+    try:
+        for n in range(400):
+            box.exec("true", shell=f"s{n}", timeout_s=10)
+            made += 1
+    except SandkastenError:
+        pass
+    assert made > 20
+    for n in range(made):
+        box.call("shell.close", name=f"s{n}")
+    _works(box, shell="after")

@@ -1,0 +1,113 @@
+"""Names of images: aliases, the host image, the allow-list, and names that are none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import InvalidImage, PolicyDenied
+from sandkasten.images.host import HostImages
+from sandkasten.model.image import Image
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def usr(tmp_path) -> Path:
+    """A machine with Python and bash, and no node."""
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    for name in ("python3", "bash", "sh"):
+        program = tmp_path / "usr" / "bin" / name
+        program.write_text("")
+        program.chmod(0o755)
+    return tmp_path / "usr"
+
+
+async def test_the_host_image_needs_no_warning(usr):
+    assert await HostImages(usr=usr).resolve("host") == Image("host")
+
+
+@pytest.mark.parametrize("alias", ["python", "linux", "bash", "shell", "base"])
+async def test_an_alias_is_answered_by_the_host_and_says_so(usr, alias):
+    image = await HostImages(usr=usr).resolve(alias)
+    assert (image.name, image.kind) == ("host", "host")
+    assert image.warning.startswith(f"alias {alias} (")
+    assert image.warning.endswith("answered by the host image")
+
+
+async def test_an_alias_whose_program_is_missing_says_what_to_install(usr):
+    with pytest.raises(InvalidImage) as refused:
+        await HostImages(usr=usr).resolve("node")
+    assert "no node" in refused.value.message
+    assert "nodejs" in refused.value.hint
+
+
+async def test_a_program_that_lies_outside_usr_does_not_count(usr, tmp_path):
+    elsewhere = tmp_path / "home" / "node"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text("")
+    elsewhere.chmod(0o755)
+    (usr / "bin" / "node").symlink_to(elsewhere)
+    with pytest.raises(InvalidImage):
+        await HostImages(usr=usr).resolve("node")
+
+
+@pytest.mark.parametrize(
+    "name", ["python:3.11-slim", "ubuntu:22.04", "registry.example:5000/a/b:c"]
+)
+async def test_a_full_name_never_falls_back(usr, name):
+    with pytest.raises(InvalidImage) as refused:
+        await HostImages(usr=usr).resolve(name)
+    assert "not in the store" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "--privileged",
+        "-v",
+        "../x",
+        "/etc",
+        "",
+        "a b",
+        "a\0",
+        "a\n",
+        "UPPER",
+        "x" * 10_000,
+        "a:",
+        "a@b",
+        None,
+        7,
+    ],
+)
+async def test_a_text_that_is_no_name_is_refused(usr, name):
+    with pytest.raises(InvalidImage) as refused:
+        await HostImages(usr=usr).resolve(name)
+    assert len(refused.value.message) < 300
+
+
+async def test_the_allow_list_is_named_when_it_refuses(usr):
+    images = HostImages(usr=usr, allowed=["python"])
+    assert (await images.resolve("python")).name == "host"
+    with pytest.raises(PolicyDenied) as refused:
+        await images.resolve("bash")
+    assert refused.value.hint == "allowed_images: python"
+    with pytest.raises(PolicyDenied):
+        await images.resolve("host")
+
+
+async def test_an_alias_is_allowed_by_what_it_stands_for(usr):
+    images = HostImages(usr=usr, allowed=["python:3.11-slim"])
+    assert (await images.resolve("python")).name == "host"
+
+
+async def test_strict_forbids_the_host_in_place_of_an_alias(usr):
+    images = HostImages(usr=usr, strict=True)
+    assert await images.resolve("host") == Image("host")
+    with pytest.raises(InvalidImage) as refused:
+        await images.resolve("python")
+    assert "images.strict" in refused.value.hint

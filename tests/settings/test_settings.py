@@ -1,0 +1,247 @@
+"""Settings: precedence, every spelling, and refusals that name the key."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.daemon.durations import seconds
+from sandkasten.daemon.settings import Origin, load
+from sandkasten.errors import InvalidConfiguration
+
+pytestmark = pytest.mark.anyio
+
+
+def origin(settings, name: str) -> Origin:
+    return next(one for one in settings.origins() if one.name == name)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str):
+        (tmp_path / "sandkasten.yaml").write_text(text)
+        return tmp_path
+
+    return write
+
+
+async def test_flag_over_environment_over_file_over_default(file):
+    cwd = file("backend: memory\nsession_ttl_seconds: 100\ndefaults:\n  pids_limit: 77\n")
+    env = {"SANDKASTEN_SESSION_TTL_SECONDS": "200", "SANDKASTEN_DATA_DIR": "/from/env"}
+    settings = load({"data_dir": "/from/flag"}, env, cwd)
+    assert origin(settings, "data_dir") == Origin("data_dir", "/from/flag", "flag")
+    assert origin(settings, "session_ttl_seconds") == Origin(
+        "session_ttl_seconds", 200.0, "env SANDKASTEN_SESSION_TTL_SECONDS"
+    )
+    path = cwd / "sandkasten.yaml"
+    assert origin(settings, "backend") == Origin("backend", "memory", f"file {path}")
+    assert origin(settings, "images.strict") == Origin("images.strict", False, "default")
+    assert settings.policy.limits.pids == 77
+    assert settings.policy.ttl_s == 200
+
+
+async def test_every_default_is_the_public_contracts(tmp_path):
+    settings = load({}, {"HOME": "/h"}, tmp_path)
+    values = {one.name: one.value for one in settings.origins()}
+    assert {one.origin for one in settings.origins()} == {"default"}
+    assert values["defaults.cpu_limit"] == 1.0
+    assert values["defaults.mem_limit_mb"] == 512
+    assert values["defaults.pids_limit"] == 256
+    assert values["defaults.workspace_mb"] == 500
+    assert values["defaults.tmp_mb"] == 64
+    assert values["defaults.exec_timeout_seconds"] == 120
+    assert values["defaults.max_exec_timeout_ms"] == 3_600_000
+    assert values["defaults.max_stdout_bytes"] == 200_000
+    assert values["session_ttl_seconds"] == 1800
+    assert values["session_max_lifetime_seconds"] == 14_400
+    assert values["backend"] == "local"
+    assert settings.allowed_images is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("STATION_SANDBOX_DIR", "/x", "data_dir", "/x"),
+        ("STATION_SANDBOX_ALLOWED_IMAGES", "python, host", "allowed_images", ["python", "host"]),
+        ("STATION_SANDBOX_DEFAULT_TIMEOUT_SECONDS", "60", "defaults.exec_timeout_seconds", 60),
+        ("STATION_SANDBOX_MAX_STDOUT_BYTES", "1000", "defaults.max_stdout_bytes", 1000),
+        ("STATION_SANDBOX_MAX_STDERR_BYTES", "1000", "defaults.max_stderr_bytes", 1000),
+        ("STATION_SANDBOX_MAX_ARTIFACT_BYTES", "9", "defaults.max_artifact_bytes", 9),
+        ("SANDBOX_SESSION_IDLE_TIMEOUT", "30m", "session_idle_timeout_seconds", 1800),
+        ("SANDBOX_SESSION_MAX_LIFETIME", "4h", "session_max_lifetime_seconds", 14_400),
+        ("SANDKASTEN_DEFAULT_IMAGE", "python", "default_image", "python"),
+        ("SANDKASTEN_DEFAULTS_CPU_LIMIT", "0.5", "defaults.cpu_limit", 0.5),
+        ("SANDKASTEN_IMAGES_STRICT", "yes", "images.strict", True),
+    ],
+)
+async def test_every_environment_spelling_is_understood(tmp_path, variable, text, name, value):
+    settings = load({}, {variable: text}, tmp_path)
+    assert origin(settings, name) == Origin(name, value, f"env {variable}")
+
+
+async def test_the_canonical_name_wins_over_the_older_one(tmp_path):
+    env = {"SANDKASTEN_DATA_DIR": "/new", "STATION_SANDBOX_DIR": "/old"}
+    assert str(load({}, env, tmp_path).data_dir) == "/new"
+
+
+async def test_an_empty_variable_is_not_set(tmp_path):
+    assert origin(load({}, {"SANDKASTEN_BACKEND": ""}, tmp_path), "backend").origin == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("90", 90),
+        (90, 90),
+        ("1.5", 1.5),
+        ("30m", 1800),
+        ("4h", 14_400),
+        ("1h30m", 5400),
+        ("250ms", 0.25),
+    ],
+)
+async def test_durations_are_seconds_or_have_a_unit(text, value):
+    assert seconds("x", text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-5", "0", "5 parsecs", "nan", "inf", "m", True, None, [5]]
+)
+async def test_a_duration_that_is_none_is_refused(text):
+    with pytest.raises(InvalidConfiguration):
+        seconds("x", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("sesion_ttl_seconds: 5", "sesion_ttl_seconds"),
+        ("defaults:\n  mem_limt_mb: 5", "defaults.mem_limt_mb"),
+        ("listen: 127.0.0.1:8080", "listen"),
+        ("defaults: 5", "defaults"),
+        ("defaults:\n  mem_limit_mb: lots", "mem_limit_mb"),
+        ("defaults:\n  mem_limit_mb: -1", "mem_limit_mb"),
+        ("defaults:\n  pids_limit: true", "pids_limit"),
+        ("defaults:\n  network_mode: bridge", "network_mode"),
+        ("defaults:\n  readonly_rootfs: false", "readonly_rootfs"),
+        ("backend: dokcer", "backend"),
+        ("default_image: --privileged", "default_image"),
+        ("allowed_images: [python, 7]", "allowed_images"),
+        ("policy:\n  blocked_paths: [etc]", "blocked_paths"),
+        ("policy:\n  blocked_paths: [/etc/../x]", "blocked_paths"),
+        ("images:\n  strict: perhaps", "images.strict"),
+        ("data_dir: 7", "data_dir"),
+        ("backend: memory\nbackend: local", "backend"),
+    ],
+)
+async def test_a_malformed_file_is_refused_by_the_name_of_its_key(file, text, named):
+    with pytest.raises(InvalidConfiguration) as refused:
+        load({}, {}, file(text))
+    assert named in refused.value.message
+    assert refused.value.hint
+
+
+async def test_the_nearest_spelling_is_offered(file):
+    with pytest.raises(InvalidConfiguration) as refused:
+        load({}, {}, file("sesion_ttl_seconds: 5"))
+    assert refused.value.hint == "did you mean session_ttl_seconds?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x]\nb: *a",
+        "x: &x [1]\ny: &y [*x, *x]\nz: [*y, *y]",
+        "data_dir: !!python/object/apply:os.system ['true']",
+        "data_dir: !!str x",
+        "a: [[[[[[[[]]]]]]]]",
+        "- just\n- a list",
+        "{",
+        "a: b: c",
+        "\x00",
+        "x" * 2_000_000,
+    ],
+)
+async def test_yaml_that_means_more_than_it_says_is_refused(file, text):
+    with pytest.raises(InvalidConfiguration):
+        load({}, {}, file(text))
+
+
+async def test_an_empty_file_and_empty_values_mean_the_defaults(file):
+    assert load({}, {}, file("")).backend == "local"
+    assert load({}, {}, file("# nothing\nbackend:\n")).backend == "local"
+
+
+async def test_a_named_file_must_be_there(tmp_path):
+    with pytest.raises(InvalidConfiguration):
+        load({"config": str(tmp_path / "missing.yaml")}, {}, tmp_path)
+    (tmp_path / "other.yaml").write_text("backend: memory")
+    env = {"SANDKASTEN_CONFIG": str(tmp_path / "other.yaml")}
+    assert load({}, env, tmp_path).backend == "memory"
+
+
+async def test_an_unknown_flag_is_refused(tmp_path):
+    with pytest.raises(InvalidConfiguration):
+        load({"bakend": "memory"}, {}, tmp_path)
+
+
+async def test_only_allowed_names_of_our_environment_get_in_and_are_never_shown(tmp_path):
+    env = {"SANDKASTEN_POLICY_ENV_ALLOW": "TOKEN,MISSING", "TOKEN": "s3cret", "OTHER": "x"}
+    settings = load({}, env, tmp_path)
+    assert settings.policy.env == {"TOKEN": "s3cret"}
+    assert "s3cret" not in repr(settings)
+    assert "s3cret" not in repr(settings.origins())
+
+
+async def test_an_ordinary_users_data_lies_in_their_state_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert str(load({}, {"HOME": "/h"}, tmp_path).data_dir) == "/h/.local/state/sandkasten"
+    env = {"HOME": "/h", "XDG_STATE_HOME": "/s"}
+    assert str(load({}, env, tmp_path).data_dir) == "/s/sandkasten"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert str(load({}, env, tmp_path).data_dir) == "/var/lib/sandkasten"
+
+
+async def test_the_data_directory_is_closed_to_others(tmp_path):
+    path = tmp_path / "deep" / "data"
+    prepare_data_dir(path)
+    path.chmod(0o755)
+    prepare_data_dir(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+async def test_a_data_directory_that_cannot_be_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InvalidConfiguration) as refused:
+            prepare_data_dir(path)
+        assert "data_dir" in refused.value.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to give a directory away")
+async def test_a_data_directory_of_another_user_is_refused(tmp_path):
+    path = tmp_path / "theirs"
+    path.mkdir()
+    os.chown(path, 12_345, 12_345)
+    with pytest.raises(InvalidConfiguration):
+        prepare_data_dir(path)
+
+
+async def test_an_engine_opens_and_closes(tmp_path):
+    engine = await open_engine(load({"backend": "memory"}, {}, tmp_path))
+    assert await engine.list() == []
+    assert (await engine.probe()).ready
+    await engine.aclose()
+    await engine.aclose()
+
+
+async def test_without_linux_the_engine_says_why_in_one_sentence(tmp_path, monkeypatch):
+    from sandkasten.errors import BackendUnavailable
+
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(BackendUnavailable) as refused:
+        await open_engine(load({"backend": "memory"}, {}, tmp_path))
+    assert "needs Linux" in refused.value.message

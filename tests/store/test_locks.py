@@ -1,0 +1,89 @@
+"""Locks over processes: one holder at a time, and none left behind by a holder that was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import Busy
+from sandkasten.store.directory import DirectoryStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from sandkasten.store.directory import DirectoryStore
+
+async def main():
+    async with DirectoryStore(Path(sys.argv[1])).lock("x"):
+        print("held", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+COUNTER = """
+import asyncio, sys
+from pathlib import Path
+from sandkasten.store.directory import DirectoryStore
+
+async def main():
+    root = Path(sys.argv[1])
+    store, count = DirectoryStore(root), root / "count"
+    for _ in range(40):
+        async with store.lock("x"):
+            before = int(count.read_text())
+            await asyncio.sleep(0)
+            count.write_text(str(before + 1))
+
+asyncio.run(main())
+"""
+
+
+async def _python(code: str, root: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, str(root), stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def test_a_killed_holder_lets_go(tmp_path):
+    store = DirectoryStore(tmp_path)
+    holder = await _python(HOLDER, tmp_path)
+    try:
+        assert holder.stdout is not None
+        assert await holder.stdout.readline() == b"held\n"
+        with pytest.raises(Busy):
+            async with store.lock("x", wait_s=0.05):
+                pass
+    finally:
+        os.kill(holder.pid, signal.SIGKILL)
+        await holder.communicate()
+    async with store.lock("x", wait_s=5):
+        pass
+
+
+async def test_processes_do_not_lose_each_others_updates(tmp_path):
+    DirectoryStore(tmp_path)
+    (tmp_path / "count").write_text("0")
+    crowd = [await _python(COUNTER, tmp_path) for _ in range(4)]
+    await asyncio.gather(*(one.communicate() for one in crowd))
+    assert [one.returncode for one in crowd] == [0, 0, 0, 0]
+    assert (tmp_path / "count").read_text() == "160"
+    assert list((tmp_path / "locks").iterdir()) == []
+
+
+async def test_no_name_escapes_the_directory_of_locks(tmp_path):
+    store = DirectoryStore(tmp_path / "ledger")
+    for name in ("../../x", "/etc/passwd", "a\0b", "k" * 10_000, "\ud800"):
+        async with store.lock(name):
+            assert len(list((tmp_path / "ledger" / "locks").iterdir())) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ledger"]
