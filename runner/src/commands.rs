@@ -257,7 +257,10 @@ impl Server {
                 return;
             }
             Work::Follow(follow) => {
-                if follow.announce && exec.state != State::Queued {
+                if follow.announce && exec.state == State::Queued {
+                    return;
+                }
+                if follow.announce {
                     follow.announce = false;
                     let started = json!({
                         "event": "started",

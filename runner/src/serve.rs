@@ -362,16 +362,6 @@ impl Server {
 
     /// Closes every connection, and the listener when it is ours, and comes back after `ms`.
     pub fn quiesce(&mut self, ms: u64) {
-        self.flush_all();
-        let ids: Vec<u64> = self.connections.keys().copied().collect();
-        let stdio = std::mem::replace(&mut self.stdio, false);
-        for id in ids {
-            self.close_connection(id);
-        }
-        self.stdio = stdio;
-        if stdio {
-            self.exit = Some(0);
-        }
         if let Some(path) = &self.path {
             if let Some(listener) = self.listener.take() {
                 drop(self.poll.unwatch(listener));
@@ -379,6 +369,10 @@ impl Server {
             self.config.identity.as_runner(|| sys::unlink(path));
         } else if let Some(listener) = &self.listener {
             let _still_there = self.poll.change(listener.raw(), listener.token, 0);
+        }
+        let ids: Vec<u64> = self.connections.keys().copied().collect();
+        for id in ids {
+            self.close_connection(id);
         }
         self.timers.after_ms(ms, Due::Relisten);
     }

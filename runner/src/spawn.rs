@@ -142,7 +142,7 @@ fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
             }
         }
     }
-    raise_oom_score();
+    identity.as_runner(raise_oom_score);
     identity.become_user()
 }
 
@@ -153,11 +153,12 @@ fn raise_oom_score() {
         sys::write_all(file.as_raw_fd(), b"500")
     };
     if write().is_err() {
-        // Without root, the files of a non-dumpable process belong to somebody else. In this child
-        // nothing is secret any more: it has the user's uid already.
+        // Without root, the files of a non-dumpable process belong to somebody else.
         // SAFETY: prctl with integers.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
         let _not_vital = write();
+        // SAFETY: as above.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
     }
 }
 

@@ -82,8 +82,9 @@ fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
         };
         if rc < 0 {
             match sys::errno() {
-                libc::EINTR => continue,
-                libc::ECONNRESET => return Ok(None),
+                // The other side closed with orders unread. That is said once, and before what it
+                // had sent; its last words are still to come.
+                libc::EINTR | libc::ECONNRESET => continue,
                 errno => return Err(errno),
             }
         }

@@ -18,8 +18,10 @@ pub struct Family {
     pub shell: Option<i32>,
 }
 
+/// Looks at /proc before what is there is killed, though more may be coming.
+const STOP_ROUNDS: usize = 8;
 /// Attempts at a chain of processes that fork and exit faster than /proc can be read.
-const POUNCES: usize = 400;
+const POUNCES: usize = 2_000;
 
 impl Family {
     fn is_spared(&self, process: &Process) -> bool {
@@ -79,8 +81,7 @@ impl Family {
             for member in &members {
                 let _gone = sys::kill(member.pid, libc::SIGKILL);
             }
-            self.pounce();
-            reap();
+            self.pounce(reap);
             if !self.members().is_empty() {
                 // Killed but not yet gone: a large memory, or a disk that does not answer.
                 std::thread::sleep(pause);
@@ -98,7 +99,7 @@ impl Family {
     fn stop_all(&self) -> Vec<Process> {
         let mut stopped: HashSet<(i32, u64)> = HashSet::new();
         let mut members = self.members();
-        for _ in 0..64 {
+        for _ in 0..STOP_ROUNDS {
             let fresh: Vec<&Process> = members
                 .iter()
                 .filter(|member| stopped.insert((member.pid, member.start)))
@@ -123,21 +124,19 @@ impl Family {
         members
     }
 
-    /// Orphans come to the top at once; reading its own children and killing them takes microseconds.
-    fn pounce(&self) {
-        if !self.spared.is_empty() && self.spared.iter().any(|s| s.1 == 0) {
+    /// Orphans come to the top at once; reading its own children and killing them takes microseconds,
+    /// less than a process needs to fork.
+    fn pounce(&self, reap: &mut dyn FnMut()) {
+        // Whose top is another process cannot reap there, and would only see its zombies.
+        if self.spared.iter().any(|spared| spared.1 == 0) {
             return;
         }
         for _ in 0..POUNCES {
+            reap();
             let mut hit = false;
-            for pid in processes::children(self.top).unwrap_or_default() {
-                if Some(pid) == self.shell || self.spared.iter().any(|s| s.0 == pid) {
-                    continue;
-                }
-                // A zombie takes the signal without complaint; only the living count as a hit.
-                if sys::kill(pid, libc::SIGKILL).is_ok() {
-                    hit |= processes::stat(pid).map_or(false, |process| process.alive());
-                }
+            for pid in processes::children(self.top).unwrap_or_default().into_iter().rev() {
+                let kept = Some(pid) == self.shell || self.spared.iter().any(|s| s.0 == pid);
+                hit |= !kept && sys::kill(pid, libc::SIGKILL).is_ok();
             }
             if !hit {
                 return;

@@ -186,6 +186,15 @@ def test_rm_takes_several_and_all(cli, box):
     assert cli("rm", box).returncode == 125
 
 
+def test_completion_knows_the_sandboxes(cli, box, monkeypatch):
+    monkeypatch.setenv("_SANDKASTEN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "sandkasten rm sbx_")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    offered = cli().stdout.decode().split()
+    monkeypatch.delenv("_SANDKASTEN_COMPLETE")
+    assert offered == [box]
+
+
 def test_doctor_knows_this_machine(cli):
     done = cli("doctor", "--json")
     found = json.loads(done.stdout)

@@ -120,9 +120,17 @@ def test_a_malformed_setting_refuses_to_start(cli, monkeypatch):
     assert done.err.startswith("error: ")
 
 
-def test_completion_is_offered_for_the_shell(process):
-    done = process("--show-completion", "bash")
-    assert b"sandkasten" in done.stdout or done.returncode in (0, 1)
+def test_help_says_what_exit_statuses_mean(cli):
+    shown = " ".join(cli("--help").out.split())
+    for status in ("124 when its time ran out", "125 for an error of ours", "130 for Ctrl-C"):
+        assert status in shown
+
+
+def test_completion_knows_commands(monkeypatch, process):
+    monkeypatch.setenv("_SANDKASTEN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "sandkasten d")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert process().stdout.split() == [b"doctor"]
 
 
 def test_a_reader_that_leaves_ends_us_quietly():

@@ -130,7 +130,13 @@ class TestClock:
 class World:
     """An engine with everything behind it in reach."""
 
-    def __init__(self, store: Store | None = None, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        policy: Policy | None = None,
+        allowed: Sequence[str] | None = None,
+    ) -> None:
+        self._images = HostImages(allowed=allowed)
         self.backend = InjectedBackend()
         self.store: Store = store if store is not None else MemoryStore()
         self.events = Events()
@@ -144,7 +150,7 @@ class World:
             backends={"memory": self.backend},
             default_backend="memory",
             store=self.store,
-            images=HostImages(),
+            images=self._images,
             policy=self.policy,
             clock=self.clock,
             events=self.events,

@@ -12,6 +12,7 @@ from sandkasten.errors import (
     InvalidRequest,
     IsolationRefused,
     PayloadTooLarge,
+    QuotaExceeded,
 )
 from sandkasten.model.oneshot import Artifact, RunRequest
 
@@ -121,6 +122,7 @@ async def test_a_missing_interpreter_is_named_with_a_remedy(world):
         (RunRequest("x", files={"/etc/x": ""}), InvalidRequest),
         (RunRequest("x", files={"": ""}), InvalidRequest),
         (RunRequest("x", files={str(i): "" for i in range(1001)}), PayloadTooLarge),
+        (RunRequest("x", files={"main.py": ""}), InvalidRequest),
         (RunRequest("x", args=("a\0",)), InvalidRequest),
         (RunRequest("x", env={"1": ""}), InvalidRequest),
         (RunRequest("x", timeout_s=0.5), InvalidRequest),
@@ -197,6 +199,15 @@ async def test_a_sandbox_that_dies_midway_is_an_answer(world):
     assert (result.ok, result.exit_code) == (False, None)
     assert result.why is not None
     assert result.why.code == "LOST"
+    assert await world.left() == ([], [])
+
+
+async def test_files_that_do_not_fit_are_a_named_error(world):
+    files = {"a": bytes(2**20), "b": bytes(2**20)}
+    with pytest.raises(QuotaExceeded):
+        await world.engine.run(
+            RunRequest("true", runtime="sh", files=files, limits={"workspace_mb": 1})
+        )
     assert await world.left() == ([], [])
 
 

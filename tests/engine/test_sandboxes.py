@@ -14,6 +14,8 @@ from sandkasten.errors import (
     InvalidImage,
     InvalidRequest,
     IsolationRefused,
+    PolicyDenied,
+    QuotaExceeded,
     SandboxLost,
     SessionExpired,
     SessionNotFound,
@@ -21,6 +23,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.execution import ExecRequest
 from sandkasten.model.lifecycle import State
+from sandkasten.model.oneshot import RunRequest
 from sandkasten.model.policy import Policy
 from sandkasten.model.sandbox import CreateRequest
 from sandkasten.store.directory import DirectoryStore
@@ -72,6 +75,20 @@ async def test_an_alias_is_warned_of_and_a_default_is_not(engine):
     assert silent.warnings == ()
     world = World(policy=Policy(default_image="bash"))
     assert (await world.engine.create(CreateRequest())).warnings == ()
+    await world.engine.aclose()
+
+
+async def test_an_allow_list_without_the_default_image_means_the_one_it_holds():
+    world = World(allowed=["python:3.11-slim", "ubuntu:22.04"])
+    info = await world.engine.create(CreateRequest())
+    assert (info.image, info.warnings) == ("host", ())
+    result = await world.engine.run(RunRequest("echo ok", runtime="bash"))
+    assert result.stdout == b"ok\n"
+    with pytest.raises(PolicyDenied) as refused:
+        await world.engine.create(CreateRequest(image="host"))
+    assert "ubuntu:22.04" in refused.value.hint
+    with pytest.raises(PolicyDenied):
+        await world.engine.run(RunRequest("echo ok", runtime="node"))
     await world.engine.aclose()
 
 
@@ -239,21 +256,27 @@ async def test_a_destroy_that_is_cancelled_is_finished_all_the_same(world, box):
 
 
 async def test_a_store_that_fails_after_the_resource_was_made_leaves_nothing(world):
-    class Failing(Exception):
-        pass
-
     real_put, puts = world.store.put, 0
 
     async def put(record) -> None:
         nonlocal puts
         puts += 1
-        if puts == 2:
-            raise BackendUnavailable("the disk is full")
+        if puts >= 2:
+            raise QuotaExceeded("the disk is full")
         await real_put(record)
 
     world.store.put = put
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(QuotaExceeded):
         await world.engine.create(CreateRequest())
+    assert await world.left() == ([], [])
+
+
+async def test_a_full_disk_does_not_keep_a_sandbox_alive(world, box):
+    async def put(record) -> None:
+        raise QuotaExceeded("the disk is full")
+
+    world.store.put = put
+    await world.engine.destroy(box)
     assert await world.left() == ([], [])
 
 

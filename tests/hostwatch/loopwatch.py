@@ -24,7 +24,13 @@ def _timed(self: Any) -> None:
     _original(self)
     took = time.perf_counter() - began
     if took > LIMIT_S:
-        _slow.append(f"{took:.2f} s in {self!r}")
+        _slow.append(f"{took:.2f} s in {_named(self)}")
+
+
+def _named(handle: Any) -> str:
+    """A step of a task is shown by its coroutine; anything else by its callback."""
+    task = getattr(getattr(handle, "_callback", None), "__self__", None)
+    return repr(task if isinstance(task, asyncio.Task) else handle)
 
 
 def install() -> None:

@@ -47,6 +47,8 @@ VOLATILE_SYSCTLS = (
 
 # Where leftovers of a run would lie. Only the names directly below are looked at.
 LITTER_FOLDERS = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/var/lib")
+# Folders of our own that may be there for good; what lies in them may not.
+STANDING = ("/run/sandkasten", "/var/lib/sandkasten")
 # Other people's comings and goings.
 FOREIGN_LITTER = ("pytest-of-", "systemd-", "apt", "dpkg", "bash_", "ssh-", "tmux-", "hsperf", ".X")
 
@@ -183,5 +185,10 @@ def _litter() -> Iterator[tuple[str, str]]:
     for folder in (*LITTER_FOLDERS, str(Path.home())):
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
-                if not name.startswith(FOREIGN_LITTER):
-                    yield f"{folder}/{name}", "left behind"
+                path = f"{folder}/{name}"
+                if path not in STANDING and not name.startswith(FOREIGN_LITTER):
+                    yield path, "left behind"
+    for standing in STANDING:
+        for folder, _, files in os.walk(standing):
+            for name in files:
+                yield f"{folder}/{name}", "left behind"

@@ -70,6 +70,10 @@ def test_a_signal_we_sent_is_not_blamed_on_memory():
 
 def test_a_lost_command_says_so():
     assert code(Ending(None, None, lost=True)) == "LOST"
+    shell = verdict(Ending(None, None, lost=True, shell_reset=True), Limits())
+    assert shell is not None
+    assert "shell" in shell.message
+    assert code(Ending(None, None, lost=True, timed_out=True)) == "TIMEOUT"
 
 
 def test_a_host_that_does_not_count_says_that_memory_is_a_guess():

@@ -51,6 +51,14 @@ def test_a_daemon_of_the_shells_foreground_is_gone_at_the_timeout(box):
         assert [name for _, name in _others(box)] == ["sleep"]
 
 
+def test_what_a_shell_command_started_is_gone_at_its_deadline_and_earlier_jobs_are_spared(box):
+    box.exec("sleep 555 &")
+    answer = box.exec("(trap '' TERM; exec sleep 999) & sleep 50", timeout_s=1, grace_s=0.3)
+    assert answer.reply.timed_out
+    left = [p.cmdline for p in box.processes() if p.name == "sleep" and p.state != "Z"]
+    assert left == ([] if answer.reset else [("sleep", "555")])
+
+
 def test_a_daemon_that_was_let_go_is_gone_with_the_sandbox(box):
     box.exec([PYTHON, "-I", "-c", DAEMON], timeout_s=10)
     before = len(box.host_processes())

@@ -22,6 +22,23 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
     mount(what, None, "/", None, libc::MS_REC | libc::MS_PRIVATE, None)
 }
 
+/// The number of terminals is one for the whole machine, and bubblewrap mounts devpts without a
+/// limit; so we enter the sandbox's mount namespace, before any code runs there, and set one.
+pub fn limit_terminals(first: i32, max: u32) -> Outcome<()> {
+    let namespace = sys::open_read(STEP, &format!("/proc/{}/ns/mnt", first))?;
+    let entered = unsafe { libc::setns(namespace, libc::CLONE_NEWNS) };
+    sys::close(namespace);
+    sys::check(STEP, "enter the sandbox's mount namespace", entered)?;
+    mount(
+        "the limit of terminals",
+        Some("devpts"),
+        "/dev/pts",
+        Some("devpts"),
+        libc::MS_REMOUNT | libc::MS_NOSUID | libc::MS_NOEXEC,
+        Some(&format!("newinstance,ptmxmode=0666,mode=620,max={}", max)),
+    )
+}
+
 pub fn stage(plan: &Plan) -> Outcome<()> {
     let stage = plan.stage.as_str();
     mount(

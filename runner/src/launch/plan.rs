@@ -47,6 +47,7 @@ pub struct Plan {
     pub command: Vec<String>,
     pub seccomp: Vec<String>,
     pub limits: Vec<(i32, u64)>,
+    pub terminals: u32,
     pub pid_file: String,
     pub timeout_ms: i32,
 }
@@ -125,6 +126,7 @@ impl Plan {
             command: texts(&v, "command")?,
             seccomp: texts(&v, "seccomp")?,
             limits,
+            terminals: number(&v, "terminals")? as u32,
             pid_file: text(&v, "pid_file")?,
             timeout_ms: number(&v, "timeout_ms")? as i32,
         })

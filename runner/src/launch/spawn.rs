@@ -4,7 +4,7 @@
 //! runner serves (it has nothing more to do and costs memory), and we exit.
 
 use crate::plan::Plan;
-use crate::sys;
+use crate::{mounts, sys};
 use crate::{Outcome, Trouble};
 use serde_json::Value;
 use std::ffi::CString;
@@ -153,6 +153,7 @@ fn wait_ready(plan: &Plan, ready: RawFd, info: RawFd) -> Outcome<Born> {
     if let Some(map) = plan.id_map {
         verify_host_ids(pid, map.expect)?;
     }
+    mounts::limit_terminals(pid, plan.terminals)?;
     Ok(Born { pid, start })
 }
 

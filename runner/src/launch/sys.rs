@@ -99,6 +99,21 @@ pub fn open_read(step: &'static str, path: &str) -> Outcome<RawFd> {
     })
 }
 
+/// Makes every permitted capability effective again, as before a change of ids.
+pub fn raise_permitted() -> Outcome<()> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let mut header = [VERSION_3, 0u32];
+    let mut data = [0u32; 6];
+    let r = unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), data.as_mut_ptr()) };
+    check("capabilities", "capget", r as libc::c_int)?;
+    // (effective, permitted, inheritable) twice, for the low and the high 32.
+    data[0] = data[1];
+    data[3] = data[4];
+    header[0] = VERSION_3;
+    let r = unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), data.as_ptr()) };
+    check("capabilities", "capset", r as libc::c_int).map(|_| ())
+}
+
 /// Soft and hard alike, never above what we were given: raising needs a capability we may not have.
 pub fn set_limits(plan: &Plan) -> Outcome<()> {
     for &(resource, value) in &plan.limits {

@@ -19,7 +19,7 @@ pub fn mapped(map: IdMap) -> Outcome<RawFd> {
         // Our copies of the parent's ends would keep us from seeing it close them.
         sys::close(from_child);
         sys::close(to_child);
-        let code = match child(to_parent, from_parent) {
+        let code = match child(map, to_parent, from_parent) {
             Ok(()) => 0,
             Err(t) => t.errno.clamp(1, 254),
         };
@@ -52,7 +52,21 @@ fn write_maps(pid: i32, map: IdMap, from_child: RawFd, to_child: RawFd) -> Outco
     sys::open_read(STEP, &format!("/proc/{}/ns/user", pid))
 }
 
-fn child(to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
+fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
+    // What the kernel counts per user (inotify instances, pending signals, …) it also charges to the
+    // namespace's maker. Made by host root, one sandbox could use up what root itself may have; so
+    // the maker is an id of the sandbox's own range. Capabilities are kept over the change, because
+    // some hosts let only the privileged make user namespaces.
+    sys::check(STEP, "keep capabilities", unsafe {
+        libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    })?;
+    sys::check(STEP, "take the range's group", unsafe {
+        libc::syscall(libc::SYS_setresgid, map.base, map.base, map.base) as libc::c_int
+    })?;
+    sys::check(STEP, "take the range's id", unsafe {
+        libc::syscall(libc::SYS_setresuid, map.base, map.base, map.base) as libc::c_int
+    })?;
+    sys::raise_permitted()?;
     sys::check(STEP, "unshare", unsafe {
         libc::unshare(libc::CLONE_NEWUSER)
     })?;

@@ -16,6 +16,13 @@ from sandkasten.cli.state import State, go
 # Options after the first word belong to what runs inside, not to us.
 _PASSES_ON: Final = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
+_STATUSES: Final = (
+    "Exit status: that of what ran inside; 124 when its time ran out; 125 for an error of ours; "
+    "126 or 127 when the program cannot be executed or is not there; 128 + N when signal N ended "
+    "it; 130 for Ctrl-C; 2 for a command line that makes no sense; 1 when doctor finds something "
+    "missing. With --json, stdout holds one document: the answer, or the error."
+)
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Id = Annotated[
     str,
@@ -41,6 +48,7 @@ def build() -> typer.Typer:
     app = typer.Typer(
         name="sandkasten",
         help="Sandboxes that start in milliseconds, remember, and cannot be wedged.",
+        epilog=_STATUSES,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

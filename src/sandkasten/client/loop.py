@@ -26,7 +26,8 @@ T = TypeVar("T")
 # A cancelled call may still have to tell the sandbox so. Longer than any one round trip,
 # short enough that a second Ctrl-C is not needed.
 CANCEL_GRACE_S: Final = 5.0
-EXIT_GRACE_S: Final = 2.0
+# More than an engine takes to close at its longest.
+EXIT_GRACE_S: Final = 4.0
 
 
 class _Handoff(Generic[T]):

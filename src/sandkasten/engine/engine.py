@@ -21,7 +21,6 @@ from sandkasten.engine.terminals import Terminal, open_terminal
 from sandkasten.errors import SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
 from sandkasten.model.sandbox import CreateRequest, DiskUsage, Info, Process, Stats, Swept
-from sandkasten.model.spec import HOME, TMP, WORKSPACE
 from sandkasten.wire.messages import decode_processes, decode_stats
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ SWEEP_AFTER_S = 1.0
 # A process that ends before its sweep began does a quick one on its way out; bounded,
 # because nobody waits for it.
 SWEEP_AT_CLOSE_S = 2.0
-_PLACES = {"workspace": WORKSPACE, "tmp": TMP, "home": HOME}
 
 
 class Engine:
@@ -109,7 +107,7 @@ class Engine:
             connections=told.connections,
             disk=tuple(
                 DiskUsage(
-                    path=_PLACES.get(path, path),
+                    path=path,
                     total_bytes=disk.total,
                     used_bytes=disk.used,
                     free_bytes=disk.free,

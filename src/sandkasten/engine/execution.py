@@ -27,7 +27,6 @@ from sandkasten.model.ids import new_exec_id
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.output import Output
 from sandkasten.model.policy import MAX_KEPT_BYTES
-from sandkasten.model.spec import HOME, TMP, WORKSPACE
 from sandkasten.model.verdict import Ending, needs_figures, verdict
 from sandkasten.wire.call import Output as Piece
 from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs, decode_stats
@@ -42,7 +41,6 @@ CALL_TIMEOUT_S = 30.0
 MAX_WAIT_S = 86_400.0
 # A file system with less than this free cannot take one more block of most writers.
 _FULL_BELOW_BYTES = 64 * 1024
-_PLACES = {"workspace": WORKSPACE, "tmp": TMP, "home": HOME}
 
 
 class Execution:
@@ -185,12 +183,12 @@ class Execution:
     async def _full(self, handle: Handle) -> str | None:
         channel = await self._handles.channel(handle)
         stats = decode_stats(await channel.call("stats", timeout_s=GRACE_S))
-        for name, disk in stats.disk.items():
+        for path, disk in stats.disk.items():
             if disk.total and (
                 disk.free < min(_FULL_BELOW_BYTES, disk.total)
                 or (disk.inodes and not disk.inodes_free)
             ):
-                return _PLACES.get(name, name)
+                return path
         return None
 
 

@@ -8,6 +8,7 @@ dead cell is recorded as lost.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from sandkasten.engine.owner import boot_id
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
+    InternalError,
     NotFound,
+    QuotaExceeded,
     SandboxLost,
     SandkastenError,
     SessionExpired,
@@ -151,15 +154,14 @@ class Handles:
         if row is None or row.state is State.DESTROYING:
             return _not_found(record.id)
         if may_move(row.state, State.LOST):
-            try:
+            # Whoever holds the lock is destroying it or recording the same; and a ledger that
+            # cannot be written must not hide what happened from the caller.
+            with suppress(Busy, QuotaExceeded, InternalError):
                 async with self._store.lock(record.id, wait_s=0):
                     row = await self._store.get(record.id)
                     if row is not None and may_move(row.state, State.LOST):
                         await self._store.put(replace(row, state=State.LOST))
                         self._emit("sandbox.lost", record)
-            except Busy:
-                # Whoever holds it is destroying it or recording the same.
-                pass
         now = self._clock.boottime()
         idle_since = known.last_used if known is not None else now
         if record.boot_id == boot_id() and (

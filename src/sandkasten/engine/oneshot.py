@@ -55,15 +55,17 @@ LEASE_MARGIN_S = 300.0
 class Runtime:
     program: tuple[str, ...]
     main: str
+    image: str
+    """The alias of an image that has it."""
     remedy: str
 
 
 _RUNTIMES: dict[str, Runtime] = {
     # -B: a cache of byte code is of no use to code that runs once.
-    "python": Runtime(("python3", "-B"), "main.py", "install python3 on the host"),
-    "node": Runtime(("node",), "main.js", "install nodejs on the host"),
-    "bash": Runtime(("bash",), "main.sh", "install bash on the host, or use runtime sh"),
-    "sh": Runtime(("sh",), "main.sh", "use an image that has a shell"),
+    "python": Runtime(("python3", "-B"), "main.py", "python", "install python3 on the host"),
+    "node": Runtime(("node",), "main.js", "node", "install nodejs on the host"),
+    "bash": Runtime(("bash",), "main.sh", "bash", "install bash on the host, or use runtime sh"),
+    "sh": Runtime(("sh",), "main.sh", "base", "use an image that has a shell"),
 }
 _ALIASES = {"linux": "bash", "shell": "bash", "python3": "python", "javascript": "node"}
 
@@ -102,7 +104,8 @@ class OneShot:
                 backend=request.backend,
                 network=request.network,
                 labels={"sandkasten.oneshot": job.name},
-            )
+            ),
+            otherwise=job.runtime.image,
         )
         limits = plan.spec.limits
         checked_command(job.exec, limits, "sh")
@@ -150,7 +153,7 @@ class OneShot:
             async with asyncio.TaskGroup() as group:
                 for path, data in files.items():
                     group.create_task(one(path, data))
-        except* SandkastenError as several:
+        except BaseExceptionGroup as several:
             raise _first(several) from several
 
     async def _artifacts(
@@ -236,11 +239,18 @@ def _checked(request: RunRequest) -> _Job:
             "open a sandbox and upload an archive",
             limit=MAX_FILES,
         )
-    files[f"{WORKSPACE}/{runtime.main}"] = code
+    main = f"{WORKSPACE}/{runtime.main}"
+    if main in files:
+        raise InvalidRequest(
+            f"{runtime.main} is where the code itself goes",
+            hint="give that file another name",
+            field="files",
+        )
+    files[main] = code
     timeout_s = request.timeout_s
     if timeout_s is not None:
         timeout_s = number("timeout_seconds", timeout_s, low=1, high=3600)
-    command = (*runtime.program, f"{WORKSPACE}/{runtime.main}", *request.args)
+    command = (*runtime.program, main, *request.args)
     for part in request.args:
         text_bytes("an argument", part)
     return _Job(
@@ -314,10 +324,9 @@ def _error(result: ExecResult) -> str:
     return "the code did not end normally"
 
 
-def _first(several: BaseExceptionGroup[SandkastenError]) -> SandkastenError:
+def _first(several: BaseExceptionGroup) -> BaseException:
+    """One of them: the files go the same way, so they fail for the same reason."""
     one: BaseException = several
     while isinstance(one, BaseExceptionGroup):
         one = one.exceptions[0]
-    if isinstance(one, SandkastenError):
-        return one
-    raise one
+    return one

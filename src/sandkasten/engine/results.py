@@ -134,10 +134,10 @@ def lost_result(exec_id: str, output: Output, *, raw: bool, why: Why | None) -> 
 def _status(reply: ExecReply) -> Status:
     if not reply.ended:
         return "running"
-    if reply.state == "lost":
-        return "lost"
     if reply.timed_out:
         return "timed_out"
+    if reply.state == "lost":
+        return "lost"
     if reply.killed or reply.state == "signaled":
         return "killed"
     return "completed"

@@ -8,6 +8,7 @@ A create that fails or is cancelled removes what it began before it lets the err
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ from sandkasten.errors import (
     BackendUnavailable,
     Busy,
     Conflict,
+    InternalError,
+    PolicyDenied,
+    QuotaExceeded,
     SandboxLost,
     SandkastenError,
     SessionNotFound,
@@ -88,8 +92,12 @@ class Sandboxes:
         self._default_backend = default_backend
         self._events = events
 
-    async def plan(self, request: CreateRequest) -> Plan:
-        """Check everything that can be checked before anything is made."""
+    async def plan(self, request: CreateRequest, *, otherwise: str = "linux") -> Plan:
+        """Check everything that can be checked before anything is made.
+
+        `otherwise` is the alias meant by a request that names no image, where the operator's
+        allow-list does not hold the default one.
+        """
         check_network(request.network)
         profile = checked_profile(request.profile)
         env = checked_environment(request.env)
@@ -98,7 +106,7 @@ class Sandboxes:
         labels = checked_labels(request.labels)
         key = checked_session_key(request.session_key)
         backend = self._handles.backend(request.backend or self._default_backend)
-        image = await self._image(request.image)
+        image = await self._image(request.image, otherwise)
         spec = CellSpec(
             image=image, limits=limits, profile=profile, env={**self._policy.env, **env}
         )
@@ -232,10 +240,15 @@ class Sandboxes:
             warnings=record.warnings,
         )
 
-    async def _image(self, name: str | None) -> Image:
-        image = await self._images.resolve(name if name is not None else self._policy.default_image)
+    async def _image(self, name: str | None, otherwise: str) -> Image:
+        if name is not None:
+            return await self._images.resolve(name)
+        try:
+            image = await self._images.resolve(self._policy.default_image)
+        except PolicyDenied:
+            image = await self._images.resolve(otherwise)
         # A caller who named no image was promised none, so there is nothing to warn about.
-        return image if name is not None else replace(image, warning="")
+        return replace(image, warning="")
 
     async def _start(self, record: Record, plan: Plan) -> Record:
         try:
@@ -267,11 +280,8 @@ class Sandboxes:
     async def _undo(self, record: Record, cause: BaseException) -> None:
         """After a failed create. What cannot be removed now stays marked for the reaper."""
         self._emit("sandbox.create_failed", record, error=type(cause).__name__)
-        backend = self._handles.backend(record.backend)
         try:
-            await self._store.put(replace(record, state=State.DESTROYING))
-            await self.remove(backend, record.id)
-            await self._store.drop(record.id)
+            await self.finish_destroy(record)
         except SandkastenError as exc:
             # The caller gets the error that began this; the row says what is left to do.
             self._emit("sandbox.cleanup_failed", record, error=exc.code)
@@ -280,7 +290,10 @@ class Sandboxes:
         """With the lock of the id held: mark, remove, forget."""
         backend = self._handles.backend(record.backend)
         if record.state is not State.DESTROYING:
-            await self._store.put(replace(record, state=State.DESTROYING))
+            # A full disk must not keep a sandbox alive: without the mark a crash from here on
+            # leaves a row whose cell is dead, which the reaper also knows.
+            with suppress(QuotaExceeded, InternalError):
+                await self._store.put(replace(record, state=State.DESTROYING))
         await self.remove(backend, record.id)
         await self._store.drop(record.id)
         self._emit("sandbox.destroyed", record)

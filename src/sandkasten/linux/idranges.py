@@ -1,25 +1,29 @@
 """One range of 65,536 host ids per sandbox, leased by a file.
 
 0x70000000 and up to 0x7FFDFFFF is left unused by distributions, by systemd's allocations and by
-the usual /etc/subuid; nothing on the host is owned by these ids. The lease is a hard link to the
-sandbox's own marker, so that whoever finds it knows whose it was.
+the usual /etc/subuid; nothing on the host is owned by these ids. A lease is a symlink that names
+the sandbox, in one directory for the whole machine, so that two data directories never meet; it
+lies below /run, so that none survives a restart.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 FIRST_ID = 0x7000_0000
 COUNT = 0x1_0000
 SLOTS = 0x0FFD
+
+
+HOST_DIRECTORY = Path("/run/sandkasten/ids")
 
 
 def base_of(slot: int) -> int:
@@ -28,6 +32,7 @@ def base_of(slot: int) -> int:
 
 def lease(directory: Path, owner: str) -> int:
     """A free slot, now `owner`'s. Raises BackendUnavailable when all are taken."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Starting at random keeps two processes from racing for the same slot every time.
     start = random.randrange(SLOTS)  # noqa: S311  (spread, not secrecy)
     for offset in range(SLOTS):
@@ -53,7 +58,13 @@ def release(directory: Path, slot: int, owner: str) -> None:
         return
 
 
+def slot_of(directory: Path, owner: str) -> int | None:
+    return next((slot for slot, who in leases(directory) if who == owner), None)
+
+
 def leases(directory: Path) -> Iterator[tuple[int, str]]:
+    if not directory.is_dir():
+        return
     for entry in directory.iterdir():
         if entry.name.isdigit():
             try:

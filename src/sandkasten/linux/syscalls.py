@@ -3,7 +3,8 @@
 `ALLOWED` is what ordinary programs need. `REFUSED` exist and answer EPERM, because programs
 take that as "not for you" and go on (libuv without io_uring, say). Whatever is in neither list
 answers ENOSYS, as if the kernel were older: that is what clone3 gets, so that the C library
-falls back to clone, whose flags can be checked.
+falls back to clone, whose flags can be checked, and io_setup with its kin, because the requests it
+reserves are counted for the whole machine.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ ALLOWED: Final = frozenset(
     getdents getdents64 getegid geteuid getgid getgroups getitimer getpeername getpgid getpgrp
     getpid getppid getpriority getrandom getresgid getresuid getrlimit get_robust_list getrusage
     getsid getsockname getsockopt get_thread_area gettid gettimeofday getuid getxattr
-    inotify_add_watch inotify_init inotify_init1 inotify_rm_watch io_cancel ioctl io_destroy
-    io_getevents io_pgetevents ioprio_get ioprio_set io_setup io_submit kill
+    inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl
+    ioprio_get ioprio_set kill
     landlock_add_rule landlock_create_ruleset landlock_restrict_self lchown lgetxattr link linkat
     listen listxattr llistxattr lremovexattr lseek lsetxattr lstat madvise map_shadow_stack
     membarrier memfd_create mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect

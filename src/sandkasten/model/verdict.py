@@ -61,18 +61,24 @@ def verdict(
     """None when nothing but the command itself ended it. `full` names a full file system."""
     if ending.clean:
         return None
-    if ending.lost:
-        return Why(
-            "LOST",
-            "the sandbox ended before the command's result was known",
-            "create a new sandbox; what the command did before is gone with it",
-        )
     if ending.timed_out:
         return Why(
             "TIMEOUT",
             "the command was stopped at its deadline"
             + (f" of {timeout_s:g} s" if timeout_s is not None else ""),
             "raise the timeout, or start it in the background and read its output later",
+        )
+    if ending.lost and ending.shell_reset:
+        return Why(
+            "LOST",
+            "the session's shell ended before it could say how the command ended",
+            "the next command gets a fresh shell in the last directory; check what was done",
+        )
+    if ending.lost:
+        return Why(
+            "LOST",
+            "the sandbox ended before the command's result was known",
+            "create a new sandbox; what the command did before is gone with it",
         )
     if ending.killed:
         return Why("SIGNAL", f"a signal was sent to it ({_name(ending)})", "it was asked to stop")

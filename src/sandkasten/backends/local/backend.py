@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from sandkasten.model.readiness import Readiness
 
 _BACKLOG = 128
+# Of some 3,000 that the whole machine has; a session uses one or two.
+_TERMINALS = 32
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ class LocalBackend:
             raise BackendUnavailable(
                 "bubblewrap is not installed", hint="apt-get install bubblewrap"
             )
-        slot = idranges.lease(self._layout.shared("ids"), sandbox_id) if self._root else None
+        slot = idranges.lease(idranges.HOST_DIRECTORY, sandbox_id) if self._root else None
         planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
         state = CellState(processes.boot_id(), slot, planned.directories, planned.v2_directory)
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
@@ -198,6 +200,7 @@ class LocalBackend:
                     "command": runner_command(ground),
                     "seccomp": [os.fspath(f) for f in filters],
                     "limits": self._rlimits(spec.limits),
+                    "terminals": _TERMINALS,
                     "pid_file": os.fspath(cell / "pid"),
                     "timeout_ms": LAUNCH_DEADLINE_MS,
                 },

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.linux import cgroups, idranges, processes
+from sandkasten.model.limits import Limits
 from sandkasten.wire.unix import connect_unix
 
 from .layout import CellState, Layout, read_pid, read_state
@@ -63,20 +64,27 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
     cell = layout.cell(sandbox_id)
     if not cell.exists():
         return
-    state = read_state(cell)
-    if state is not None:
-        _end(cell, sandbox_id, state)
-        with contextlib.suppress(OSError):
-            cgroups.remove(_group(state))
+    state = read_state(cell) or _guess(sandbox_id)
+    _end(cell, sandbox_id, state)
+    with contextlib.suppress(OSError):
+        cgroups.remove(_group(state))
     shutil.rmtree(cell, ignore_errors=True)
     if cell.exists():
         raise BackendUnavailable(
             f"the files of sandbox {sandbox_id} could not be removed",
             hint=f"look at {cell}; the next sweep tries again",
         )
-    if state is not None and state.slot is not None:
+    if state.slot is not None:
         # Last: until now the range could still have been in use.
-        idranges.release(layout.shared("ids"), state.slot, sandbox_id)
+        idranges.release(idranges.HOST_DIRECTORY, state.slot, sandbox_id)
+
+
+def _guess(sandbox_id: SandboxId) -> CellState:
+    """What the state must have been, from the id alone: it was damaged, or never written."""
+    root = os.geteuid() == 0
+    planned = cgroups.plan(cgroups.detect(), sandbox_id, Limits()) if root else cgroups.Plan(())
+    slot = idranges.slot_of(idranges.HOST_DIRECTORY, sandbox_id) if root else None
+    return CellState(processes.boot_id(), slot, planned.directories, planned.v2_directory)
 
 
 def _group(state: CellState) -> cgroups.Plan:

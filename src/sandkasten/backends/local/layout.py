@@ -1,7 +1,6 @@
 """Where the local backend keeps its things below the data directory: names, and one state file.
 
 cells/<id>/       socket (the runner's listener), state (JSON), pid (the launcher's), volume
-ids/<slot>        which sandbox has which id range
 templates/ seccomp/ etc/ programs/ stage/     shared, made at first use
 """
 
@@ -17,7 +16,7 @@ from sandkasten.model.ids import SandboxId
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SHARED = ("cells", "ids", "templates", "seccomp", "etc", "programs", "stage")
+_SHARED = ("cells", "templates", "seccomp", "etc", "programs", "stage")
 
 
 @dataclass(frozen=True, slots=True)

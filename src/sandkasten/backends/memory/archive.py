@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.memory.refusal import Refusal
 from sandkasten.backends.memory.tree import Directory, File, Link, Node, Tree
-from sandkasten.backends.memory.verbs_files import located, permit
+from sandkasten.backends.memory.verbs_files import check_new, located, permit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,10 +28,11 @@ _NO_SET_ID = 0o1777
 
 async def _tar_in(machine: Machine, request: Request, stream: ServerStream) -> dict[str, Any]:
     tree, path = machine.tree, request.raw("path")
-    permit(request, tree.find(path, tree.workspace).path + b"/x", writes=True)
     if request.flag("parents", True):
+        check_new(machine, request, path)
         tree.make_directories(path, tree.workspace)
     base, _ = tree.directory(path, tree.workspace)
+    permit(request, base.path.rstrip(b"/") + b"/member", writes=True)
     most_bytes, most_entries = (
         request.number_or_none("max_bytes"),
         request.number_or_none("max_entries"),

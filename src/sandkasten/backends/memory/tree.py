@@ -203,15 +203,34 @@ class Tree:
 
     def make_directories(self, path: bytes, cwd: bytes, *, mode: int = 0o755) -> Place:
         """`mkdir -p`; answers the last one."""
-        at = b"/" if path[:1] == b"/" else cwd
+        place = self.find(b"/" if path[:1] == b"/" else cwd, b"/")
         for part in reversed(_parts(path)):
-            place = self.find(part, at)
+            place = self._below(place, part)
             if place.node is None:
-                self.put(place, Directory(place.parent.volume, mode=mode))
+                made = Directory(place.parent.volume, mode=mode)
+                self.put(place, made)
+                place = Place(place.parent, place.name, place.path, made)
             elif not isinstance(place.node, Directory):
                 raise Refusal("not_directory", "Not a directory")
-            at = place.path
-        return self.find(b".", at)
+        return place
+
+    def first_missing(self, path: bytes, cwd: bytes) -> Place | None:
+        """The first component of a path that is not there, if one is not."""
+        place = self.find(b"/" if path[:1] == b"/" else cwd, b"/")
+        for part in reversed(_parts(path)):
+            place = self._below(place, part)
+            if place.node is None:
+                return place
+        return None
+
+    def _below(self, place: Place, part: bytes) -> Place:
+        """One step down; without walking from the root again where no link is in the way."""
+        here = place.node
+        if isinstance(here, Directory) and part != b".." and len(part) <= _MAX_NAME:
+            node = here.children.get(part)
+            if not isinstance(node, Link) and here.mode & 0o100:
+                return Place(here, part, place.path.rstrip(b"/") + b"/" + part, node)
+        return self.find(part, place.path)
 
     def remove(self, place: Place, *, recursive: bool) -> int:
         """How many entries went. Goes down without recursion: trees may be thousands deep."""

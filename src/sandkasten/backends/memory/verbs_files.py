@@ -181,20 +181,15 @@ async def _write(machine: Machine, request: Request, stream: ServerStream) -> di
 def _make_parents(machine: Machine, request: Request, path: bytes) -> None:
     head = path.rstrip(b"/").rsplit(b"/", 1)[0] if b"/" in path.rstrip(b"/") else b""
     if head:
-        _check_new(machine, request, head)
+        check_new(machine, request, head)
         machine.tree.make_directories(head, machine.tree.workspace)
 
 
-def _check_new(machine: Machine, request: Request, path: bytes) -> None:
+def check_new(machine: Machine, request: Request, path: bytes) -> None:
     """Refuse directories that would be made where the caller may not write."""
-    at = b"/" if path[:1] == b"/" else machine.tree.workspace
-    for part in path.split(b"/"):
-        if part:
-            place = machine.tree.find(part, at)
-            if place.node is None:
-                permit(request, place.path, writes=True)
-                return
-            at = place.path
+    missing = machine.tree.first_missing(path, machine.tree.workspace)
+    if missing is not None:
+        permit(request, missing.path, writes=True)
 
 
 async def _mkdir(machine: Machine, request: Request, stream: ServerStream) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""Writes docs/reference from the code: commands, errors, settings, the SDK.
+
+    .venv/bin/python scripts/reference.py            write
+    .venv/bin/python scripts/reference.py --check    exit 1 when a page is not what the code says
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "reference"
+NOTE = "<!-- made from the code by scripts/reference.py; do not edit -->\n"
+
+
+def commands() -> str:
+    import typer
+
+    from sandkasten.cli.app import app
+
+    group = typer.main.get_command(app)
+    context = group.make_context("sandkasten", [], resilient_parsing=True)
+    lines = [NOTE, "# Commands\n"]
+    lines.append(_help("sandkasten", group, context))
+    for name, command in _walk("sandkasten", group, context):
+        lines.append(f"## {name}\n")
+        inner = command.make_context(name, [], parent=None, resilient_parsing=True)
+        lines.append(_help(name, command, inner))
+    return "\n".join(lines)
+
+
+def _walk(prefix: str, group: object, context: object):  # noqa: ANN202
+    for name in group.list_commands(context):  # type: ignore[attr-defined]
+        command = group.get_command(context, name)  # type: ignore[attr-defined]
+        yield f"{prefix} {name}", command
+        if hasattr(command, "list_commands"):
+            inner = command.make_context(f"{prefix} {name}", [], resilient_parsing=True)
+            yield from _walk(f"{prefix} {name}", command, inner)
+
+
+def _help(name: str, command: object, context: object) -> str:
+    context.info_name = name  # type: ignore[attr-defined]
+    context.terminal_width = 96  # type: ignore[attr-defined]
+    context.max_content_width = 96  # type: ignore[attr-defined]
+    text = command.get_help(context)  # type: ignore[attr-defined]
+    return "```text\n" + "\n".join(line.rstrip() for line in text.splitlines()) + "\n```\n"
+
+
+def errors() -> str:
+    rows = json.loads((ROOT / "spec" / "errors.json").read_text())["errors"]
+    lines = [NOTE, "# Errors\n", "Every failure raised on purpose, from `spec/errors.json`.\n"]
+    lines.append("| code | class | HTTP | retryable | means | hint |")
+    lines.append("|---|---|---|---|---|---|")
+    lines += [
+        f"| `{r['code']}` | `{r['class']}` | {r['status']} | {'yes' if r['retryable'] else 'no'} "
+        f"| {r['meaning']} | {r['hint']} |"
+        for r in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def settings() -> str:
+    from sandkasten.daemon.settings import documented
+
+    lines = [NOTE, "# Settings\n"]
+    lines.append("A flag wins over the environment, the environment over the file, the file over the")
+    lines.append("default; `sandkasten config show --origin` prints each value and where it came from.")
+    lines.append("The file is `sandkasten.yaml` in the working directory, then")
+    lines.append("`/etc/sandkasten/sandkasten.yaml`; a dot in a name is a level of the file.\n")
+    lines.append("| setting | environment | default |")
+    lines.append("|---|---|---|")
+    lines += [f"| `{s.name}` | {s.variables} | `{s.default}` |" for s in documented()]
+    return "\n".join(lines) + "\n"
+
+
+def sdk() -> str:
+    import sandkasten
+
+    lines = [NOTE, "# Python SDK\n"]
+    lines.append("`AsyncSandbox` has the same methods to await; a test holds the two together.\n")
+    box = sandkasten.Sandbox
+    lines.append(f"## Sandbox\n\n```python\nSandbox{_signature(box.__init__)}\n```\n")
+    for name, member in inspect.getmembers(box):
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            lines.append(f"### {name}\n\n{_first(member.fget)}\n")
+        elif callable(member):
+            lines.append(f"### {name}\n\n```python\n{name}{_signature(member)}\n```\n\n{_first(member)}\n")
+    lines.append(f"## run\n\n```python\nrun{_signature(sandkasten.run)}\n```\n\n{_first(sandkasten.run)}\n")
+    return "\n".join(lines)
+
+
+def _signature(of: object) -> str:
+    found = inspect.signature(of)  # type: ignore[arg-type]
+    kept = [p for n, p in found.parameters.items() if n not in ("self", "cls")]
+    text = str(found.replace(parameters=kept)).replace("'", "")
+    if len(text) < 90:
+        return text
+    head, _, tail = text.rpartition(")")
+    return "(\n    " + ",\n    ".join(_split(head[1:])) + ",\n)" + tail
+
+
+def _split(text: str) -> list[str]:
+    """At the commas of the outermost level."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += c in "[({"
+        depth -= c in "])}"
+        if c == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()]
+
+
+def _first(of: object) -> str:
+    return inspect.getdoc(of) or ""
+
+
+def main() -> int:
+    pages = {"commands": commands, "errors": errors, "settings": settings, "sdk": sdk}
+    stale = []
+    PAGES.mkdir(parents=True, exist_ok=True)
+    for name, make in pages.items():
+        path, text = PAGES / f"{name}.md", make()
+        if "--check" in sys.argv[1:]:
+            if not path.exists() or path.read_text() != text:
+                stale.append(path.name)
+        else:
+            path.write_text(text)
+    if stale:
+        sys.stderr.write(f"docs/reference is not what the code says: {', '.join(stale)}\n")
+        sys.stderr.write("hint: run .venv/bin/python scripts/reference.py\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,517 @@
+"""Paths, links, special files and sizes that a hostile session can put before the file verbs."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from sandkasten.errors import (
+    FileError,
+    FileNotFound,
+    FileTrouble,
+    InvalidRequest,
+    NotRegular,
+    PayloadTooLarge,
+    PolicyDenied,
+    SandkastenError,
+)
+from tests.security.harness import PYTHON, Box, sized
+
+WITHIN = ["/workspace", "/tmp", "/home/sandbox"]
+DENY = ["/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys", "/dev"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../../../../../../../{canary}/open.txt",
+        "/{canary}/open.txt",
+        "/workspace/../../{canary}/open.txt",
+        "%2e%2e/%2e%2e/{canary}/open.txt",
+        "..%2f..%2f{canary}/open.txt",
+        "/proc/1/root/{canary}/open.txt",
+        "/proc/self/root/{canary}/open.txt",
+        "/proc/self/cwd/{canary}/open.txt",
+        "/proc/1/cwd/{canary}/open.txt",
+        "/proc/thread-self/root/{canary}/open.txt",
+        "/dev/fd/../../{canary}/open.txt",
+    ],
+)
+def test_no_path_leads_to_the_host(path, canary, canary_secret, shared_box):
+    asked = path.format(canary=str(canary).lstrip("/"))
+    for work in (
+        lambda: shared_box.read(asked),
+        lambda: shared_box.stat(asked).name.encode(),
+        lambda: shared_box.tar_out(asked),
+        lambda: repr(shared_box.list(os.path.dirname(asked))).encode(),
+    ):
+        with pytest.raises(SandkastenError):
+            assert canary_secret.encode() not in work()
+    with pytest.raises(SandkastenError):
+        shared_box.write(asked, b"x", parents=False)
+    with pytest.raises(SandkastenError):
+        shared_box.remove(asked)
+    assert (canary / "open.txt").read_text().strip() == canary_secret
+
+
+@pytest.mark.parametrize("target", ["{canary}/open.txt", "{canary}", "../../../..{canary}/open.txt"])
+def test_no_symlink_leads_to_the_host(target, canary, canary_secret, box):
+    box.exec(["ln", "-s", target.format(canary=canary), "/workspace/link"])
+    with pytest.raises(FileNotFound):
+        box.read("/workspace/link")
+    with pytest.raises(SandkastenError):
+        box.read("/workspace/link/open.txt")
+    assert box.stat("/workspace/link", follow=False).type == "symlink"
+    assert box.remove("/workspace/link") == 1
+    assert (canary / "open.txt").read_text().strip() == canary_secret
+
+
+def test_looping_and_dangling_links_are_typed_errors_at_once(box):
+    box.exec("ln -s b /workspace/a; ln -s a /workspace/b; ln -s nowhere /workspace/dangling; ln -s . /workspace/dot")
+    with pytest.raises(FileTrouble):
+        box.read("/workspace/a")
+    with pytest.raises(FileNotFound):
+        box.read("/workspace/dangling")
+    assert {e.name for e in box.list("/workspace", recursive=True)} >= {"a", "b", "dangling", "dot"}
+    # Forty links are followed, not more: no endless walk.
+    with pytest.raises(SandkastenError):
+        box.stat("/workspace/" + "dot/" * 100 + "a")
+    assert box.remove("/workspace/dot") == 1
+
+
+@pytest.mark.parametrize("path", ["/proc/self/fd/0", "/proc/self/fd/3", "/proc/self/fd/4", "/proc/1/mem",
+                                  "/proc/self/mem", "/dev/zero", "/dev/random", "/dev/tty", "/dev/full",
+                                  "/dev/ptmx", "/dev/stdin"])  # fmt: skip
+def test_a_special_file_is_refused_at_once(path, shared_box):
+    began = time.monotonic()
+    with pytest.raises((NotRegular, FileNotFound, FileError, PolicyDenied)):
+        shared_box.read(path)
+    with pytest.raises(SandkastenError):
+        shared_box.write(path, b"x")
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/workspace/fifo", "/workspace/socket"])
+def test_what_is_not_a_regular_file_says_so(path, box):
+    box.exec("mkfifo /workspace/fifo")
+    box.exec([PYTHON, "-c", "import socket; socket.socket(1).bind('/workspace/socket')"])
+    with pytest.raises(NotRegular):
+        box.read(path)
+    with pytest.raises(NotRegular):
+        box.write(path, b"x")
+    # Through a link it is the same thing.
+    box.exec(["ln", "-s", path, "/workspace/link"])
+    with pytest.raises(NotRegular):
+        box.read("/workspace/link")
+    with pytest.raises(NotRegular):
+        box.write("/workspace/link", b"x")
+
+
+def test_a_fifo_with_somebody_at_the_other_end_does_not_hold_the_runner(box):
+    box.exec("mkfifo /workspace/f; (sleep 100 >/workspace/f &) ; (sleep 100 </workspace/f &)")
+    with pytest.raises(NotRegular):
+        box.read("/workspace/f")
+    box.answers()
+    assert box.remove("/workspace/f") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("", InvalidRequest),
+        ("a\0b", InvalidRequest),
+        ("x" * 5000, InvalidRequest),
+        ("/".join(["x" * 200] * 30), InvalidRequest),
+        ("x" * 256, InvalidRequest),
+    ],
+)
+def test_a_malformed_path_is_an_invalid_request(path, error, shared_box):
+    for work in (shared_box.read, shared_box.stat, shared_box.list, shared_box.remove,
+                 shared_box.tar_out, shared_box.mkdir):  # fmt: skip
+        with pytest.raises(error):
+            work(path)
+    with pytest.raises(error):
+        shared_box.write(path, b"")
+    with pytest.raises(error):
+        shared_box.call("fs.stat", path="a\0b" if "\0" in path else path)
+
+
+@pytest.mark.parametrize("path", ["..", ".", "/", "/workspace", "/tmp/..", "/workspace/."])
+def test_a_directory_is_never_written_or_removed_as_a_file(path, shared_box):
+    with pytest.raises(SandkastenError):
+        shared_box.write(path, b"x")
+    with pytest.raises(SandkastenError):
+        shared_box.remove(path)
+    with pytest.raises(SandkastenError):
+        shared_box.read(path)
+
+
+@pytest.mark.parametrize("path", ["/", "/workspace", "/usr", "/etc", ".."])
+def test_removing_a_root_recursively_removes_no_more_than_the_user_could(path, box, neighbour):
+    box.write("/workspace/mine", b"x")
+    try:
+        box.remove(path, recursive=True, within=WITHIN)
+    except SandkastenError:
+        pass
+    assert box.exec(["ls", "/usr/bin/env", "/etc/passwd"]).code == 0
+    assert box.exec(["ls", "/workspace"]).code == 0
+    assert neighbour.exec(["ls", "/usr/bin/env"]).code == 0
+
+
+def test_blocked_paths_hold_after_links_are_resolved(box):
+    box.exec(
+        "cd /workspace; ln -s /etc etc; ln -s /etc/passwd p; ln -s /proc proc; ln -s /proc/self/fd/0 in;"
+        "ln -s etc two; ln -s ../etc/passwd rel"
+    )
+    for path in ("/etc/passwd", "etc/passwd", "p", "two/passwd", "rel", "proc/self/environ", "/proc/1/environ",
+                 "/etc/../etc/passwd", "//etc//passwd", "/etc/./passwd", "/work/p", "/proc/self/root/etc/passwd",
+                 "/dev/shm/../../etc/passwd", "in"):  # fmt: skip
+        with pytest.raises((PolicyDenied, NotRegular)):
+            box.read(path, deny=DENY)
+        with pytest.raises(PolicyDenied):
+            box.write(path, b"x", deny=DENY, within=WITHIN, parents=False)
+    for path in ("proc", "/proc", "etc/passwd", "/dev"):
+        with pytest.raises((PolicyDenied, SandkastenError)):
+            box.tar_out(path, deny=DENY)
+    # The innocent twin.
+    assert box.read("/etc/hostname", deny=DENY) == b"sandbox\n"
+    assert box.write("ok", b"x", deny=DENY, within=WITHIN).path == "/workspace/ok"
+
+
+@pytest.mark.parametrize("destination", ["/dev/shm/x", "/workspace/shm/x", "/run/sandkasten/x", "/var/x", "/x"])
+def test_writing_verbs_stay_within_what_is_allowed(destination, box):
+    box.exec("ln -s /dev/shm /workspace/shm")
+    box.write("/workspace/source", b"x")
+    box.write("/workspace/d/f", b"x")
+    for work in (
+        lambda: box.write(destination, b"x", within=WITHIN),
+        lambda: box.mkdir(destination, within=WITHIN),
+        lambda: box.move("/workspace/source", destination, within=WITHIN),
+        lambda: box.tar_in(destination, box.tar_out("/workspace/d"), within=WITHIN),
+    ):
+        with pytest.raises((PolicyDenied, FileNotFound)):
+            work()
+    assert box.exec(["ls", "-A", "/dev/shm"]).text == ""
+    assert box.read("/workspace/source") == b"x"
+
+
+def test_a_sparse_terabyte(box):
+    box.exec(["truncate", "-s", "1T", "/workspace/sparse"])
+    if box.exec(["stat", "-c", "%s", "/workspace/sparse"]).text != f"{2**40}\n":
+        pytest.skip("this file system has no file so large")
+    assert box.stat("/workspace/sparse").size == 2**40
+    began = time.monotonic()
+    assert box.read("/workspace/sparse", offset=2**39, limit=10) == bytes(10)
+    assert box.read("/workspace/sparse", offset=2**40 - 3, limit=10) == bytes(3)
+    with pytest.raises(PayloadTooLarge):
+        box.read("/workspace/sparse", max=10_000_000)
+    assert time.monotonic() - began < 5
+    box.answers()
+
+
+def test_a_sparse_terabyte_in_an_archive_can_be_left_half_way(box):
+    box.exec(["truncate", "-s", "1T", "/workspace/sparse"])
+
+    async def some() -> int:
+        got = 0
+        async with box.channel.stream("fs.tar_out", {"path": "/workspace"}) as call:
+            async for item in call:
+                got += len(getattr(item, "data", b""))
+                if got > 20_000_000:
+                    break
+        return got
+
+    assert box.loop.run(some()) > 20_000_000
+    box.answers()
+
+
+def test_a_tree_five_thousand_deep_is_listed_and_removed(box):
+    depth = sized(1500, 5000)
+    code = f"""
+import os
+os.makedirs("/workspace/deep"); os.chdir("/workspace/deep")
+for n in range({depth}):
+    os.mkdir("d"); os.chdir("d")
+"""
+    assert box.exec([PYTHON, "-I", "-c", code]).code == 0
+    found = box.list("/workspace/deep", recursive=True, limit=5000)
+    assert len(found) == depth
+    assert box.remove("/workspace/deep", recursive=True) == depth + 1
+    box.answers()
+
+
+def test_very_many_entries_are_paged(box):
+    count = sized(3000, 3900) if not os.environ.get("SANDKASTEN_LONG") else 3900
+    code = f"""
+import os
+os.mkdir("/workspace/many")
+for n in range({count}):
+    os.symlink("x", f"/workspace/many/{{n:07d}}")
+"""
+    assert box.exec([PYTHON, "-I", "-c", code], timeout_s=60).code == 0
+    names = [e.name for e in box.list("/workspace/many", limit=700)]
+    assert names == [f"{n:07d}" for n in range(count)]
+
+
+def test_a_directory_of_very_many_entries_in_memory_is_paged_and_removed(make_box, neighbour):
+    """More than the workspace's inodes: in /tmp, where only memory bounds them."""
+    from sandkasten.model.limits import MIB, Limits
+
+    count = sized(20_000, 1_000_000)
+    limits = Limits(memory_bytes=2048 * MIB, tmp_bytes=1024 * MIB, workspace_bytes=16 * MIB)
+    code = f"""
+import os
+os.mkdir("/tmp/many")
+for n in range({count}):
+    os.close(os.open(f"/tmp/many/{{n:07d}}", os.O_CREAT | os.O_WRONLY))
+"""
+    with make_box(limits) as box:
+        assert box.exec([PYTHON, "-I", "-c", code], timeout_s=90).code == 0
+        listed = box.list("/tmp/many", limit=5000)
+        assert len({e.name for e in listed}) == len(listed) == count
+        began = time.monotonic()
+        removing = box.loop.background(
+            box.channel.call("fs.remove", {"path": "/tmp/many", "recursive": True})
+        )
+        # One long removal does not keep other requests waiting.
+        box.answers()
+        assert time.monotonic() - began < 5
+        assert removing.result(90)["removed"] == count + 1
+    neighbour.answers()
+
+
+ODD_NAMES = [
+    b"new\nline", b"-rf", b"--", b"\xe2\x80\xaeRTL", b"\xff\xfe\xfd", b"<script>alert(1)<script>", b"a b\tc",
+    b"'\"`$(id)`", b"\\", b"*?[x]", b"\x1b]0;title\x07", b"CON", b"x" * 255, "naïve—ü".encode(), b"\x01\x7f",
+    b" lead and trail ", b"...", b"%2e%2e", b"{\"b64\":\"AA==\"}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_an_odd_name_makes_an_exact_round_trip(name, box):
+    path = b"/workspace/" + name
+    entry = box.write(path, b"content of " + name)
+    assert os.fsencode(entry.name) == name
+    assert os.fsencode(entry.path) == path
+    assert [os.fsencode(e.name) for e in box.list("/workspace") if e.type == "file"] == [name]
+    assert box.read(path) == b"content of " + name
+    assert os.fsencode(box.stat(path).path) == path
+    moved = b"/workspace/other" + name[:200]
+    assert os.fsencode(box.move(path, moved).path) == moved
+    assert box.move(moved, path).size == len(b"content of " + name)
+    packed = box.tar_out("/workspace")
+    assert box.remove(path) == 1
+    box.tar_in("/workspace", packed)
+    assert box.read(path) == b"content of " + name
+
+
+def test_a_reader_sees_the_old_file_or_the_new_never_half(box):
+    size = 300_000
+    box.write("/workspace/f", b"0" * size)
+    code = f"""
+import sys
+seen = set()
+while True:
+    data = open("/workspace/f", "rb").read()
+    assert len(data) == {size} and len(set(data)) == 1, (len(data), set(data))
+    seen.add(data[0])
+    if data[0] == ord("z"): break
+print(len(seen))
+"""
+    reader = box.begin([PYTHON, "-I", "-c", code], timeout_s=40)
+    for n in range(60):
+        box.write("/workspace/f", bytes([48 + n % 10]) * size)
+    box.write("/workspace/f", b"z" * size)
+    answer = reader.result(50)
+    assert answer.code == 0, answer.stderr
+
+
+def test_a_write_that_is_broken_off_leaves_the_old_file_and_no_other(box):
+    box.write("/workspace/f", b"old")
+
+    async def half(*, end_channel: bool) -> None:
+        from sandkasten.wire.channel import Channel
+
+        channel = await Channel.open(await box.cell.dial())
+        async with channel.stream("fs.write", {"path": "/workspace/f"}) as call:
+            await call.send(b"n" * 3_000_000)
+            if end_channel:
+                await channel.aclose()
+        await channel.aclose()
+
+    for end_channel in (False, True):
+        box.loop.run(half(end_channel=end_channel))
+        assert box.read("/workspace/f") == b"old"
+        deadline = time.monotonic() + 3
+        while (names := [e.name for e in box.list("/workspace") if e.name != "lost+found"]) != ["f"]:
+            assert time.monotonic() < deadline, names
+            time.sleep(0.02)
+
+
+def test_a_growing_file_is_read_to_the_size_first_seen(box):
+    box.exec("(while :; do head -c 100000 /dev/zero; done >>/tmp/growing &) ; sleep 0.1; true")
+    data = box.read("/tmp/growing")
+    size = box.stat("/tmp/growing").size
+    assert len(data) <= size
+    box.exec("pkill head; pkill bash; true")
+
+
+def test_a_shrinking_file_does_not_hang_a_reader(box):
+    box.write("/workspace/f", bytes(8_000_000))
+    flip = box.begin(
+        ["bash", "-c", "for i in $(seq 300); do truncate -s 0 /workspace/f; truncate -s 8000000 /workspace/f; done"]
+    )
+    for _ in range(20):
+        try:
+            assert len(box.read("/workspace/f")) <= 8_000_000
+        except FileTrouble:
+            pass
+        assert box.tar_out("/workspace")
+    assert flip.result(30).code == 0
+
+
+def test_closed_trees_can_be_removed(box):
+    box.exec("mkdir -p /workspace/a/b/c; echo x >/workspace/a/b/c/f; chmod 000 /workspace/a/b/c /workspace/a/b /workspace/a")
+    assert box.remove("/workspace/a", recursive=True) == 4
+
+
+def test_modes_of_written_files_carry_no_set_id(box):
+    for mode in (0o4755, 0o2755, 0o6777):
+        entry = box.write("/workspace/tool", b"#!/bin/sh\n", mode=mode)
+        assert entry.mode & 0o7000 == 0 or box.exec(["/workspace/tool"]).code == 0
+    assert box.exec(["sh", "-c", "id -u"]).text == "1000\n"
+
+
+def test_a_watch_on_a_storm_is_bounded(box):
+    """Events nobody reads must not fill anybody's memory; the watch says that it lost some."""
+
+    async def storm() -> tuple[int, bool]:
+        seen, overflow = 0, False
+        async with box.channel.stream("fs.watch", {"path": "/tmp"}) as call:
+            storm = box.loop.background(
+                box.aexec(["bash", "-c", "for i in $(seq 20000); do : >/tmp/$((i % 50)); done"])
+            )
+            import asyncio
+
+            while not storm.done():
+                await asyncio.sleep(0.05)
+            async for item in call:
+                seen += 1
+                overflow |= getattr(item, "name", "") == "overflow"
+                if seen > 20 and (overflow or seen > 15_000):
+                    break
+        return seen, overflow
+
+    seen, _ = box.loop.run(storm())
+    assert seen > 20
+    box.answers()
+
+
+def _swap_loop() -> str:
+    """Exchanges two names as fast as it can until told to stop."""
+    return """
+import ctypes, os, platform, sys
+libc = ctypes.CDLL(None, use_errno=True)
+number = 316 if platform.machine() == "x86_64" else 276
+one, two = sys.argv[1].encode(), sys.argv[2].encode()
+print("up", flush=True)
+count = 0
+while not os.path.exists("/tmp/stop"):
+    for _ in range(100):
+        libc.syscall(number, -100, one, -100, two, 2)
+        count += 1
+print(count, flush=True)
+"""
+
+
+@pytest.fixture
+def swapped(box: Box) -> Box:
+    """`/workspace/a` is at one moment a directory and at the next a link out of the allowed places."""
+    box.exec("mkdir -p /workspace/real/sub /dev/shm/outside/sub; echo INSIDE >/workspace/real/f; echo INSIDE >/workspace/real/sub/f")
+    box.exec("echo OUTSIDE >/dev/shm/outside/f; echo OUTSIDE >/dev/shm/outside/sub/f; mv /workspace/real /workspace/a")
+    box.exec("ln -s /dev/shm/outside /workspace/b")
+    exec_id = box.start([PYTHON, "-I", "-c", _swap_loop(), "/workspace/a", "/workspace/b"], timeout_s=100)
+    while box.kept(exec_id).stdout != b"up\n":
+        time.sleep(0.01)
+    box.swapper = exec_id  # type: ignore[attr-defined]
+    return box
+
+
+def _stop(box: Box) -> int:
+    box.write("/tmp/stop", b"")
+    exec_id: str = box.swapper  # type: ignore[attr-defined]
+    assert box.wait(exec_id, 20).exit_code == 0
+    return int(box.kept(exec_id).stdout.split()[1])
+
+
+def test_the_swap_does_lead_outside_where_no_rule_forbids_it(swapped):
+    """The control of the cases below: the race is real and is lost without the rules."""
+    seen = set()
+    deadline = time.monotonic() + 10
+    while len(seen) < 2 and time.monotonic() < deadline:
+        try:
+            seen.add(swapped.read("/workspace/a/f"))
+        except SandkastenError:
+            continue
+    _stop(swapped)
+    assert seen == {b"INSIDE\n", b"OUTSIDE\n"}
+
+
+RULES = {"deny": ["/dev"], "within": ["/workspace"]}
+VERBS = ["read", "write", "stat", "list", "tar_out", "tar_in", "mkdir", "move in", "move out", "remove", "remove tree"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_path_that_is_swapped_all_the_time_never_leads_outside(verb, swapped):
+    """The rules name what is outside; the kernel's own walk would follow the link happily."""
+    box = swapped
+    swaps = sized(15_000, 100_000)
+    member = box.tar_out("/etc/hostname")
+    outcomes = {"done": 0, "refused": 0}
+    deadline = time.monotonic() + sized(3, 60) / 2
+    n = 0
+    while time.monotonic() < deadline:
+        n += 1
+        try:
+            match verb:
+                case "read":
+                    assert box.read("/workspace/a/f", **RULES) == b"INSIDE\n"
+                case "write":
+                    box.write("/workspace/a/w", b"x", **RULES)
+                case "stat":
+                    assert box.stat("/workspace/a/f", **RULES).path.startswith("/workspace/")
+                case "list":
+                    for entry in box.list("/workspace/a", recursive=True, **RULES):
+                        assert entry.path.startswith("/workspace/")
+                case "tar_out":
+                    assert b"OUTSIDE" not in box.tar_out("/workspace/a", **RULES)
+                case "tar_in":
+                    box.tar_in("/workspace/a", member, **RULES)
+                case "mkdir":
+                    box.mkdir(f"/workspace/a/m{n}/x", **RULES)
+                case "move in":
+                    box.write("/workspace/loose", b"x")
+                    box.move("/workspace/loose", "/workspace/a/moved", overwrite=True, **RULES)
+                case "move out":
+                    box.write("/dev/shm/outside/taken", b"OUTSIDE")
+                    box.move("/workspace/a/taken", "/workspace/taken", overwrite=True, **RULES)
+                case "remove":
+                    box.write("/dev/shm/outside/victim", b"OUTSIDE")
+                    box.remove("/workspace/a/victim", **RULES)
+                case "remove tree":
+                    box.remove("/workspace/a/sub", recursive=True, **RULES)
+                    box.exec(["mkdir", "-p", "/workspace/a/sub"])
+            outcomes["done"] += 1
+        except SandkastenError:
+            outcomes["refused"] += 1
+    count = _stop(box)
+    assert count >= min(swaps, 15_000)
+    assert sum(outcomes.values()) >= 20
+    assert outcomes["refused"] > 0
+    outside = box.exec("cd /dev/shm/outside; find . | sort; cat f sub/f").text.split()
+    extra = {"move out": ["./taken"], "remove": ["./victim"]}.get(verb, [])
+    if verb in ("move out", "remove"):
+        assert not box.exec(["ls", "/workspace/taken"]).code == 0
+    assert outside == sorted([".", "./f", "./sub", "./sub/f", *extra]) + ["OUTSIDE", "OUTSIDE"]

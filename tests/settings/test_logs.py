@@ -1,0 +1,24 @@
+"""Engine events as log records: quiet on a good day, a warning when something was lost."""
+
+from __future__ import annotations
+
+import logging
+
+from sandkasten.telemetry.logs import LogEvents
+
+
+def test_routine_is_debug_and_trouble_is_a_warning(caplog):
+    caplog.set_level(logging.DEBUG, "sandkasten")
+    LogEvents().emit("sandbox.created", {"sandbox": "sbx_1"})
+    LogEvents().emit("sandbox.lost", {"sandbox": "sbx_1", "backend": "memory"})
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("DEBUG", "sandbox.created"),
+        ("WARNING", "sandbox.lost"),
+    ]
+    assert caplog.records[1].__dict__["sandkasten"] == {"sandbox": "sbx_1", "backend": "memory"}
+
+
+def test_a_field_cannot_forge_a_line(caplog):
+    caplog.set_level(logging.DEBUG, "sandkasten")
+    LogEvents().emit("sandbox.created", {"image": "x\nERROR forged %s"})
+    assert caplog.records[0].getMessage() == "sandbox.created"
