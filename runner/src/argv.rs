@@ -212,6 +212,7 @@ impl Server {
 
     /// The first process has ended. On a terminal its last words may still be on their way.
     fn finish_argv(&mut self, number: u64) {
+        self.look_at_terminal(number);
         self.drain_outputs(number);
         let exec = match self.execs.get_mut(&number) {
             Some(exec) if exec.state == State::Running => exec,
@@ -369,6 +370,7 @@ impl Server {
             Some(exec) => exec,
             None => return,
         };
+        exec.resting = None;
         exec.duration_ms = sys::boot_ns().saturating_sub(exec.begun_ns) / 1_000_000;
         if let Some(timer) = exec.timer.take() {
             self.timers.cancel(timer);

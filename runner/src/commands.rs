@@ -10,6 +10,7 @@ use crate::ring::SOURCES;
 use crate::serve::Server;
 use crate::timers::Due;
 use serde_json::{json, Value};
+use std::os::unix::io::AsRawFd;
 
 impl Server {
     /// Commands that are running or stand in a queue.
@@ -170,9 +171,12 @@ impl Server {
         let master = self
             .execs
             .get(&number)
-            .and_then(|exec| exec.outputs[usize::from(PTY)].as_ref());
+            .and_then(|exec| match &exec.outputs[usize::from(PTY)] {
+                Some(watched) => Some(watched.raw()),
+                None => exec.resting.as_ref().map(|fd| fd.as_raw_fd()),
+            });
         match master {
-            Some(master) => pty::resize(master.raw(), size)
+            Some(master) => pty::resize(master, size)
                 .map(|()| empty())
                 .map_err(|errno| Failure::from_errno(errno, "cannot resize the terminal")),
             None => Err(Failure::new("closed", "the command has no terminal")),

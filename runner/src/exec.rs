@@ -202,6 +202,9 @@ pub struct Exec {
     pub input: Input,
     /// The other side of a terminal that a shell's command opens by itself.
     pub slave: Option<OwnedFd>,
+    /// A terminal that nobody has open on the other side just now. Closing it would hang up on a command
+    /// that is about to exit, or to open it again.
+    pub resting: Option<OwnedFd>,
     pub supervisor: Option<i32>,
     pub pid: i32,
     pub exit_code: Option<i32>,
@@ -233,6 +236,7 @@ impl Exec {
             outputs: [None, None, None],
             input: Input::default(),
             slave: None,
+            resting: None,
             supervisor: None,
             pid: 0,
             exit_code: None,

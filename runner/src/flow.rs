@@ -1,14 +1,17 @@
 //! Bytes between a command and us: its output into the ring, a client's data into its standard input.
 
 use crate::exec::{Pending, State, PTY};
-use crate::poll;
+use crate::poll::{self, Source};
 use crate::ring::SOURCES;
 use crate::serve::Server;
 use crate::sys;
+use crate::timers::Due;
 
 const BLOCK: usize = 64 << 10;
 /// Input that waits for one command, over all streams that feed it.
 const MAX_INPUT: usize = 4 << 20;
+/// How long a terminal rests when nobody has it open.
+const TERMINAL_MS: u64 = 20;
 const END_OF_TRANSMISSION: &[u8] = &[4];
 
 impl Server {
@@ -81,10 +84,25 @@ impl Server {
         self.scratch = block;
         if !open {
             if let Some(watched) = slot.take() {
-                drop(self.poll.unwatch(watched));
+                let fd = self.poll.unwatch(watched);
+                if source == PTY && exec.state == State::Running && exec.status.is_none() {
+                    exec.resting = Some(fd);
+                    self.timers.after_ms(TERMINAL_MS, Due::Terminal(number));
+                }
             }
         }
         most - left
+    }
+
+    pub fn look_at_terminal(&mut self, number: u64) {
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) => exec,
+            None => return,
+        };
+        if let Some(fd) = exec.resting.take().filter(|_| exec.state == State::Running) {
+            let source = Source::Output(number, PTY);
+            exec.outputs[usize::from(PTY)] = self.poll.watch(fd, source, poll::READ).ok();
+        }
     }
 
     /// Takes what has been written up to now, and no more: others may go on writing for ever.

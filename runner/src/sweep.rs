@@ -67,26 +67,24 @@ impl Family {
         members.len()
     }
 
-    /// Kills every member. `reap` is called often, so that zombies of the top do not pile up.
+    /// Kills every member. `reap` collects dead children of the top, where the caller is the top.
     pub fn sweep(&self, reap: &mut dyn FnMut()) {
         if let Some(shell) = self.shell {
             let _gone = sys::kill(shell, libc::SIGSTOP);
         }
-        let mut pause = Duration::from_micros(100);
+        let mut pause = Duration::from_micros(50);
         loop {
-            let members = self.stop_all();
-            if members.is_empty() {
-                break;
-            }
-            for member in &members {
+            for member in self.stop_all() {
                 let _gone = sys::kill(member.pid, libc::SIGKILL);
             }
             self.pounce(reap);
-            if !self.members().is_empty() {
-                // Killed but not yet gone: a large memory, or a disk that does not answer.
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(20));
+            // A scan may miss a process that forks and exits meanwhile; the top's children tell.
+            if self.orphans().is_empty() && self.members().is_empty() {
+                break;
             }
+            // Killed but not yet gone: a large memory, or a disk that does not answer.
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
             reap();
         }
         if let Some(shell) = self.shell {
@@ -124,22 +122,30 @@ impl Family {
         members
     }
 
+    /// Children of the top that are victims; dead ones that nobody has reaped among them. Nothing where
+    /// the kernel does not list children, or where the top is another process.
+    fn orphans(&self) -> Vec<i32> {
+        if self.spared.iter().any(|spared| spared.1 == 0) {
+            return Vec::new();
+        }
+        let mut children = processes::children(self.top).unwrap_or_default();
+        children.retain(|pid| {
+            Some(*pid) != self.shell && !self.spared.iter().any(|spared| spared.0 == *pid)
+        });
+        children
+    }
+
     /// Orphans come to the top at once; reading its own children and killing them takes microseconds,
     /// less than a process needs to fork.
     fn pounce(&self, reap: &mut dyn FnMut()) {
-        // Whose top is another process cannot reap there, and would only see its zombies.
-        if self.spared.iter().any(|spared| spared.1 == 0) {
-            return;
-        }
         for _ in 0..POUNCES {
             reap();
-            let mut hit = false;
-            for pid in processes::children(self.top).unwrap_or_default().into_iter().rev() {
-                let kept = Some(pid) == self.shell || self.spared.iter().any(|s| s.0 == pid);
-                hit |= !kept && sys::kill(pid, libc::SIGKILL).is_ok();
-            }
-            if !hit {
+            let orphans = self.orphans();
+            if orphans.is_empty() {
                 return;
+            }
+            for pid in orphans.into_iter().rev() {
+                let _gone = sys::kill(pid, libc::SIGKILL);
             }
         }
     }

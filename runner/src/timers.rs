@@ -12,6 +12,8 @@ pub enum Due {
     Swept(u64),
     /// Output of a finished command on a terminal that somebody still holds.
     Settle(u64),
+    /// Look again at a terminal that nobody had open on the other side.
+    Terminal(u64),
     /// `exec.wait` on this connection and stream.
     Wait(u64, u32),
     /// Try again to hand the shell its command; look whether a running shell lost its way.

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine import oneshot
+from sandkasten.engine import artifacts
 from sandkasten.errors import (
     CommandNotFound,
     InvalidRequest,
@@ -90,14 +90,21 @@ async def test_artifacts_over_a_cap_are_named_and_left_out(world, monkeypatch):
         Artifact("a", 6, b"small\n"),
         Artifact("b", 5000, None, "larger than 100 bytes"),
     )
-    monkeypatch.setattr(oneshot, "MAX_ARTIFACTS", 2)
-    monkeypatch.setattr(oneshot, "MAX_ARTIFACTS_BYTES", 10)
+    monkeypatch.setattr(artifacts, "MAX_ARTIFACTS", 2)
+    monkeypatch.setattr(artifacts, "MAX_ARTIFACTS_BYTES", 10)
     result = await sh(world, "for i in 1 2 3; do echo 123456 > $i; done", artifacts=("*",))
     assert result.artifacts == (
         Artifact("1", 7, b"123456\n"),
         Artifact("2", 7, None, "all together over 10 bytes"),
     )
     assert result.warnings == ("1 more artifacts were left out (at most 2)",)
+
+
+async def test_a_tree_too_large_to_match_is_told(world, monkeypatch):
+    monkeypatch.setattr(artifacts, "MAX_LISTED", 2)
+    result = await sh(world, "for i in 1 2 3; do echo $i > $i; done", artifacts=("*",))
+    assert [one.path for one in result.artifacts] == ["1", "2"]
+    assert result.warnings == ("only the first 2 files were matched for artifacts",)
 
 
 async def test_artifacts_of_failed_code_are_still_given(world):

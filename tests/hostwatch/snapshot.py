@@ -138,8 +138,11 @@ def _cgroups() -> Iterator[tuple[str, str]]:
     for line in _read("/proc/self/mountinfo").decode(errors="replace").splitlines():
         left, _, right = line.partition(" - ")
         if right.split()[0] in ("cgroup", "cgroup2"):
-            for folder, _, _ in os.walk(left.split()[4]):
-                yield folder, "cgroup"
+            root = left.split()[4]
+            for folder, _, _ in os.walk(root):
+                # The empty parent of all sandboxes may stay, as a slice of systemd's does.
+                if folder != f"{root}/sandkasten":
+                    yield folder, "cgroup"
 
 
 def _network_namespaces() -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+import sandkasten
 from tests.repo import tree
 
 LOCKS = sorted((tree.ROOT / "requirements").glob("*.txt"))
@@ -75,4 +76,8 @@ def test_the_client_alone_needs_nothing():
 def test_package_runner_and_changelog_speak_of_one_version():
     cargo = tomllib.loads((tree.ROOT / "runner" / "Cargo.toml").read_text())
     assert cargo["package"]["version"] == PROJECT["version"]
-    assert PROJECT["version"] in (tree.ROOT / "CHANGELOG.md").read_text()
+    assert sandkasten.__version__ == PROJECT["version"]
+    headings = re.findall(
+        r"^## \[?([\w.]+)", (tree.ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert {PROJECT["version"], "Unreleased"} & set(headings)

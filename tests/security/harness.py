@@ -330,9 +330,8 @@ class Box:
                 found.append(f"cgroup {directory}")
         if self.directory.exists():
             found.append(f"files in {self.directory}")
-        lease = self.data_dir / "ids" / str(self.state["slot"])
-        if os.path.islink(lease) and os.readlink(lease) == self.id:
-            found.append(f"lease {lease}")
+        if ROOT and idranges.slot_of(idranges.HOST_DIRECTORY, self.id) is not None:
+            found.append("a lease of an id range")
         backing = os.fspath(self.directory)
         for device in Path("/sys/block").glob("loop*/loop/backing_file"):
             try:

@@ -15,7 +15,7 @@ import pytest
 
 from sandkasten.backends.local import LocalBackend
 from sandkasten.errors import SandboxLost
-from sandkasten.linux import processes
+from sandkasten.linux import idranges, processes
 from sandkasten.wire.channel import Channel
 from tests.security.harness import ROOT, Box, poll
 
@@ -98,7 +98,8 @@ def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop
     for cgroup in namespaces:
         poll("a cgroup", lambda c=cgroup: os.path.exists(c) and c, timeout_s=3)  # type: ignore[misc]
     if ROOT:
-        assert list((data_dir / "ids").iterdir()) == []
+        held = [idranges.slot_of(idranges.HOST_DIRECTORY, i) for i in ids]
+        assert held == [None] * len(ids)
     poll("processes", lambda: _named_after(data_dir), timeout_s=5)
     poll("loop devices", lambda: _loops(data_dir), timeout_s=5)
 
@@ -218,7 +219,8 @@ def _tidy(box: Box, pinned: int) -> None:
     for directory in box.state["cgroups"]:
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(directory)
-    (box.data_dir / "ids" / str(box.state["slot"])).unlink(missing_ok=True)
+    if ROOT:
+        idranges.release(idranges.HOST_DIRECTORY, box.state["slot"], box.id)
 
 
 def test_destroying_twice_and_destroying_the_dead_is_quiet(box):

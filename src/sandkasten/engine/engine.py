@@ -15,6 +15,7 @@ from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.files import Files
 from sandkasten.engine.handles import Handles
 from sandkasten.engine.oneshot import OneShot
+from sandkasten.engine.planning import Planner
 from sandkasten.engine.reaper import Reaper
 from sandkasten.engine.sandboxes import Sandboxes
 from sandkasten.engine.terminals import Terminal, open_terminal
@@ -57,14 +58,11 @@ class Engine:
         self.backend_name = default_backend
         self.policy = policy
         self._handles = Handles(backends, store, clock, events)
+        planner = Planner(
+            handles=self._handles, images=images, policy=policy, default_backend=default_backend
+        )
         self._sandboxes = Sandboxes(
-            handles=self._handles,
-            store=store,
-            images=images,
-            policy=policy,
-            clock=clock,
-            default_backend=default_backend,
-            events=events,
+            handles=self._handles, store=store, planner=planner, clock=clock, events=events
         )
         self._reaper = Reaper(
             backends=backends,
@@ -76,7 +74,7 @@ class Engine:
         )
         self._execution = Execution(self._handles)
         self.files = Files(self._handles, policy)
-        self._oneshot = OneShot(self._sandboxes, self._execution, self.files)
+        self._oneshot = OneShot(planner, self._sandboxes, self._execution, self.files)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 

@@ -10,13 +10,11 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.artifacts import MAX_ARTIFACTS, collect_artifacts
 from sandkasten.errors import (
     CommandNotFound,
-    FileError,
     InvalidRequest,
-    NotFound,
     PayloadTooLarge,
-    PolicyDenied,
     SandkastenError,
 )
 from sandkasten.model.commands import checked_command
@@ -35,18 +33,13 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from sandkasten.engine.execution import Execution
     from sandkasten.engine.files import Files
-    from sandkasten.engine.sandboxes import Plan, Sandboxes
-    from sandkasten.model.files import FileEntry
+    from sandkasten.engine.planning import Plan, Planner
+    from sandkasten.engine.sandboxes import Sandboxes
     from sandkasten.model.record import Record
 
 MAX_CODE_BYTES = 10_000_000
 MAX_FILES = 1000
 MAX_FILES_BYTES = 256 * MIB
-MAX_ARTIFACTS = 100
-# All artifacts of one run together are held in memory once.
-MAX_ARTIFACTS_BYTES = 10 * 10_000_000
-# Names looked at while matching; a run that makes more is told so.
-MAX_LISTED = 100_000
 # How much longer than its code a run may live: files in, artifacts out.
 LEASE_MARGIN_S = 300.0
 
@@ -80,7 +73,10 @@ class _Job:
 
 
 class OneShot:
-    def __init__(self, sandboxes: Sandboxes, execution: Execution, files: Files) -> None:
+    def __init__(
+        self, planner: Planner, sandboxes: Sandboxes, execution: Execution, files: Files
+    ) -> None:
+        self._planner = planner
         self._sandboxes = sandboxes
         self._execution = execution
         self._files = files
@@ -95,7 +91,7 @@ class OneShot:
             await self._remove(record)
 
     async def _plan(self, request: RunRequest, job: _Job) -> Plan:
-        plan = await self._sandboxes.plan(
+        plan = await self._planner.plan(
             CreateRequest(
                 image=request.image,
                 env=request.env,
@@ -134,8 +130,11 @@ class OneShot:
         artifacts: tuple[Artifact, ...] = ()
         warnings = record.warnings
         if job.globs and result.status != "lost":
-            artifacts, more = await self._artifacts(record, job)
-            warnings += more
+            collected = await collect_artifacts(
+                self._files, record, job.globs, leave_out=job.runtime.main
+            )
+            artifacts = collected.artifacts
+            warnings += collected.warnings
         return _answer(record, job, result, artifacts, warnings)
 
     async def _write(self, sandbox_id: str, files: dict[str, bytes]) -> None:
@@ -155,57 +154,6 @@ class OneShot:
                     group.create_task(one(path, data))
         except BaseExceptionGroup as several:
             raise _first(several) from several
-
-    async def _artifacts(
-        self, record: Record, job: _Job
-    ) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
-        matched: list[tuple[str, FileEntry]] = []
-        warnings: list[str] = []
-        cursor: str | None = None
-        looked_at = 0
-        while True:
-            page = await self._files.list(
-                record.id, WORKSPACE, recursive=True, limit=5000, cursor=cursor
-            )
-            for entry in page.entries:
-                name = entry.path.removeprefix(WORKSPACE + "/")
-                if entry.type == "file" and name != job.runtime.main and _matches(name, job.globs):
-                    matched.append((name, entry))
-            looked_at += len(page.entries)
-            cursor = page.next
-            if cursor is None or not page.entries:
-                break
-            if looked_at >= MAX_LISTED:
-                warnings.append(f"only the first {looked_at} files were matched for artifacts")
-                break
-        room, artifacts = MAX_ARTIFACTS_BYTES, list[Artifact]()
-        for name, entry in matched:
-            if len(artifacts) >= MAX_ARTIFACTS:
-                warnings.append(
-                    f"{len(matched) - MAX_ARTIFACTS} more artifacts were left out "
-                    f"(at most {MAX_ARTIFACTS})"
-                )
-                break
-            artifact = await self._artifact(record, name, entry, room)
-            room -= len(artifact.data or b"")
-            artifacts.append(artifact)
-        return tuple(artifacts), tuple(warnings)
-
-    async def _artifact(self, record: Record, name: str, entry: FileEntry, room: int) -> Artifact:
-        most = record.limits.artifact_bytes
-        if entry.size > most:
-            return Artifact(name, entry.size, omitted_reason=f"larger than {most} bytes")
-        if entry.size > room:
-            return Artifact(
-                name, entry.size, omitted_reason=f"all together over {MAX_ARTIFACTS_BYTES} bytes"
-            )
-        try:
-            content = await self._files.read(record.id, entry.path, limit=min(most, room))
-        except (FileError, NotFound, PolicyDenied) as exc:
-            return Artifact(name, entry.size, omitted_reason=exc.message)
-        if content.truncated:
-            return Artifact(name, content.size, omitted_reason="it grew while it was read")
-        return Artifact(name, content.size, data=content.data)
 
     async def _remove(self, record: Record) -> None:
         try:
@@ -273,10 +221,6 @@ def _bytes_of(what: str, value: str | bytes) -> bytes:
         raise InvalidRequest(
             f"{what[:80]} contains an unpaired surrogate", hint="send valid Unicode or bytes"
         ) from exc
-
-
-def _matches(name: str, globs: tuple[Glob, ...]) -> bool:
-    return any(glob.matches(name) for glob in globs)
 
 
 def _answer(

@@ -9,45 +9,31 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.cleanup import finish
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.owner import boot_id, this_process
+from sandkasten.engine.planning import Plan, Planner, check_same_kind
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
-    Conflict,
     InternalError,
-    PolicyDenied,
     QuotaExceeded,
     SandboxLost,
     SandkastenError,
     SessionNotFound,
 )
-from sandkasten.model.environment import checked_environment, checked_labels
 from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
 from sandkasten.model.lifecycle import State
-from sandkasten.model.policy import (
-    Lease,
-    Policy,
-    check_network,
-    checked_profile,
-    checked_session_key,
-    lease_for,
-    parse_limits,
-)
 from sandkasten.model.record import Record
 from sandkasten.model.sandbox import CreateRequest, Info
-from sandkasten.model.spec import CellSpec
-from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, ImageSource, Store
+from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, Store
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from sandkasten.model.image import Image
 
 # Making a place takes milliseconds; a host so busy that it needs this long is not usable.
 CREATE_TIMEOUT_S = 30.0
@@ -59,76 +45,31 @@ LEASE_TIMEOUT_S = 10.0
 _CHECKS_AT_ONCE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A checked request: nothing was made yet, and nothing in it can be refused any more."""
-
-    backend: Backend
-    spec: CellSpec
-    lease: Lease
-    labels: dict[str, str]
-    env_names: tuple[str, ...]
-    session_key: str | None
-    warnings: tuple[str, ...]
-
-
 class Sandboxes:
     def __init__(
         self,
         *,
         handles: Handles,
         store: Store,
-        images: ImageSource,
-        policy: Policy,
+        planner: Planner,
         clock: Clock,
-        default_backend: str,
         events: EventSink | None,
     ) -> None:
         self._handles = handles
         self._store = store
-        self._images = images
-        self._policy = policy
+        self._planner = planner
         self._clock = clock
-        self._default_backend = default_backend
         self._events = events
 
-    async def plan(self, request: CreateRequest, *, otherwise: str = "linux") -> Plan:
-        """Check everything that can be checked before anything is made.
-
-        `otherwise` is the alias meant by a request that names no image, where the operator's
-        allow-list does not hold the default one.
-        """
-        check_network(request.network)
-        profile = checked_profile(request.profile)
-        env = checked_environment(request.env)
-        limits = parse_limits(request.limits, self._policy.limits)
-        lease = lease_for(request, self._policy)
-        labels = checked_labels(request.labels)
-        key = checked_session_key(request.session_key)
-        backend = self._handles.backend(request.backend or self._default_backend)
-        image = await self._image(request.image, otherwise)
-        spec = CellSpec(
-            image=image, limits=limits, profile=profile, env={**self._policy.env, **env}
-        )
-        return Plan(
-            backend=backend,
-            spec=spec,
-            lease=lease,
-            labels=labels,
-            env_names=tuple(sorted(env)),
-            session_key=key,
-            warnings=(image.warning,) if image.warning else (),
-        )
-
     async def create(self, request: CreateRequest) -> Info:
-        plan = await self.plan(request)
+        plan = await self._planner.plan(request)
         if plan.session_key is None:
             return self.describe(await self.make(plan), created=True)
         async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
             found = await self._store.find_key(plan.session_key)
             if found is not None:
                 if await self._usable(found):
-                    _same_kind(found, request, plan)
+                    check_same_kind(found, request, plan)
                     return self.describe(found, created=False)
                 await self._destroy_quietly(found.id)
             return self.describe(await self.make(plan), created=True)
@@ -240,16 +181,6 @@ class Sandboxes:
             warnings=record.warnings,
         )
 
-    async def _image(self, name: str | None, otherwise: str) -> Image:
-        if name is not None:
-            return await self._images.resolve(name)
-        try:
-            image = await self._images.resolve(self._policy.default_image)
-        except PolicyDenied:
-            image = await self._images.resolve(otherwise)
-        # A caller who named no image was promised none, so there is nothing to warn about.
-        return replace(image, warning="")
-
     async def _start(self, record: Record, plan: Plan) -> Record:
         try:
             async with asyncio.timeout(CREATE_TIMEOUT_S):
@@ -331,20 +262,3 @@ class Sandboxes:
 
 def rebooted(record: Record) -> bool:
     return record.boot_id != boot_id()
-
-
-def _same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
-    """A key names one sandbox: asking for another kind under it is a mistake, not a new one."""
-    asked = (
-        ("image", request.image, plan.spec.image.name, found.image),
-        ("backend", request.backend, plan.backend.name, found.backend),
-        ("profile", request.profile, plan.spec.profile, found.profile),
-    )
-    for what, named, wanted, has in asked:
-        if named is not None and wanted != has:
-            raise Conflict(
-                f"session key {found.session_key!r} names a sandbox with {what} {has}, "
-                f"not {wanted}",
-                hint="use another key, or destroy that sandbox first",
-                sandbox_id=found.id,
-            )

@@ -47,12 +47,12 @@ class Layout:
     def cell(self, sandbox_id: SandboxId) -> Path:
         return self.data_dir / "cells" / sandbox_id
 
-    def cells(self) -> list[SandboxId]:
+    def cells(self, prefix: str = "sbx_") -> list[SandboxId]:
         try:
             names = sorted(os.listdir(self.data_dir / "cells"))
         except FileNotFoundError:
             return []
-        return [SandboxId(n) for n in names if n.startswith("sbx_")]
+        return [SandboxId(n) for n in names if n.startswith(prefix)]
 
 
 def write_state(cell: Path, state: CellState) -> None:

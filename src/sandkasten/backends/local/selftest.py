@@ -7,25 +7,29 @@ kept in a file named after everything it depends on, so that it is paid once per
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
+import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import IO
 
 from sandkasten.errors import IsolationRefused
 from sandkasten.linux import idranges, posture, processes
-from sandkasten.model.ids import SandboxId, new_sandbox_id
+from sandkasten.model.ids import SandboxId
 from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec
 from sandkasten.wire.channel import Channel
 
-from .cell import LocalCell
+from .cell import LocalCell, remove
 from .layout import Layout, read_pid, read_state
 from .programs import Programs, find_bwrap
 
 _DEADLINE_S = 30.0
 # Long enough to be looked at, short enough not to matter when we are killed meanwhile.
 _SUBJECT = ("sleep", "20")
+_PREFIX = "selftest_"
 
 Create = Callable[[SandboxId, CellSpec], Awaitable[LocalCell]]
 
@@ -50,6 +54,26 @@ async def ensure(layout: Layout, programs: Programs, create: Create) -> None:
     mark = layout.data_dir / f"selftest-{_key(programs)}"
     if mark.exists():
         return
+    with await asyncio.to_thread(_turn, layout):
+        if mark.exists():
+            return
+        # One at a time, so what is there was left by a process that was killed meanwhile.
+        for left in layout.cells(_PREFIX):
+            await asyncio.to_thread(remove, layout, left)
+        await _judge(layout, create)
+        for old in layout.data_dir.glob("selftest-*"):
+            old.unlink(missing_ok=True)
+        mark.touch(mode=0o600)
+
+
+def _turn(layout: Layout) -> IO[bytes]:
+    """Blocks until no other process is at it; closing the file, or dying, gives the turn away."""
+    file = (layout.data_dir / "selftest").open("wb")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+async def _judge(layout: Layout, create: Create) -> None:
     found = await run(layout, create)
     if found:
         raise IsolationRefused(
@@ -57,14 +81,12 @@ async def ensure(layout: Layout, programs: Programs, create: Create) -> None:
             hint="run sandkasten doctor; no sandbox is made until this is right",
             deviations=found,
         )
-    for old in layout.data_dir.glob("selftest-*"):
-        old.unlink(missing_ok=True)
-    mark.touch(mode=0o600)
 
 
 async def run(layout: Layout, create: Create) -> list[str]:
     """The deviations of a throw-away sandbox; the sandbox is gone afterwards."""
-    sandbox_id = new_sandbox_id()
+    # Not an id that `owned` tells of: it has no row in a ledger and must not pass for litter.
+    sandbox_id = SandboxId(_PREFIX + secrets.token_hex(8))
     cell = await create(sandbox_id, CellSpec(image=Image("host")))
     try:
         async with asyncio.timeout(_DEADLINE_S):

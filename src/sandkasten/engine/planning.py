@@ -1,0 +1,107 @@
+"""From a request to a plan: every rule is applied here, before anything is made.
+
+Raises the class of `errors` that names the rule. Reads nothing but the image source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import Conflict, PolicyDenied
+from sandkasten.model.environment import checked_environment, checked_labels
+from sandkasten.model.policy import (
+    Lease,
+    Policy,
+    check_network,
+    checked_profile,
+    checked_session_key,
+    lease_for,
+    parse_limits,
+)
+from sandkasten.model.spec import CellSpec
+
+if TYPE_CHECKING:
+    from sandkasten.engine.handles import Handles
+    from sandkasten.model.image import Image
+    from sandkasten.model.record import Record
+    from sandkasten.model.sandbox import CreateRequest
+    from sandkasten.ports import Backend, ImageSource
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked request: nothing was made yet, and nothing in it can be refused any more."""
+
+    backend: Backend
+    spec: CellSpec
+    lease: Lease
+    labels: dict[str, str]
+    env_names: tuple[str, ...]
+    session_key: str | None
+    warnings: tuple[str, ...]
+
+
+class Planner:
+    def __init__(
+        self, *, handles: Handles, images: ImageSource, policy: Policy, default_backend: str
+    ) -> None:
+        self._handles = handles
+        self._images = images
+        self._policy = policy
+        self._default_backend = default_backend
+
+    async def plan(self, request: CreateRequest, *, otherwise: str = "linux") -> Plan:
+        """Check everything that can be checked before anything is made.
+
+        `otherwise` is the alias meant by a request that names no image, where the operator's
+        allow-list does not hold the default one.
+        """
+        check_network(request.network)
+        profile = checked_profile(request.profile)
+        env = checked_environment(request.env)
+        limits = parse_limits(request.limits, self._policy.limits)
+        lease = lease_for(request, self._policy)
+        labels = checked_labels(request.labels)
+        key = checked_session_key(request.session_key)
+        backend = self._handles.backend(request.backend or self._default_backend)
+        image = await self._image(request.image, otherwise)
+        spec = CellSpec(
+            image=image, limits=limits, profile=profile, env={**self._policy.env, **env}
+        )
+        return Plan(
+            backend=backend,
+            spec=spec,
+            lease=lease,
+            labels=labels,
+            env_names=tuple(sorted(env)),
+            session_key=key,
+            warnings=(image.warning,) if image.warning else (),
+        )
+
+    async def _image(self, name: str | None, otherwise: str) -> Image:
+        if name is not None:
+            return await self._images.resolve(name)
+        try:
+            image = await self._images.resolve(self._policy.default_image)
+        except PolicyDenied:
+            image = await self._images.resolve(otherwise)
+        # A caller who named no image was promised none, so there is nothing to warn about.
+        return replace(image, warning="")
+
+
+def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
+    """A key names one sandbox: asking for another kind under it is a mistake, not a new one."""
+    asked = (
+        ("image", request.image, plan.spec.image.name, found.image),
+        ("backend", request.backend, plan.backend.name, found.backend),
+        ("profile", request.profile, plan.spec.profile, found.profile),
+    )
+    for what, named, wanted, has in asked:
+        if named is not None and wanted != has:
+            raise Conflict(
+                f"session key {found.session_key!r} names a sandbox with {what} {has}, "
+                f"not {wanted}",
+                hint="use another key, or destroy that sandbox first",
+                sandbox_id=found.id,
+            )

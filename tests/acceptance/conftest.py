@@ -1,0 +1,125 @@
+"""The product as a user has it: the public objects and the command, on real sandboxes.
+
+At the end of every test nothing of its sandboxes may be left on the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten import Sandbox
+from sandkasten.backends.local import LocalBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def place() -> Iterator[Path]:
+    """One data directory for all of it: an engine keeps the one it was opened with."""
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-acceptance-", dir="/var/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def data_dir(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Also in the environment, for the command and for programs that are not told."""
+    monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(place))
+    yield place
+    deadline = time.monotonic() + 10
+    while (left := leftovers(place)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _tidy(place)
+    assert left == []
+
+
+def _tidy(place: Path) -> None:
+    """The test's own hand, so that one failure does not fail all after it."""
+    backend = LocalBackend(place)
+
+    async def remove() -> None:
+        for sandbox_id in await backend.owned():
+            await backend.discard(sandbox_id)
+
+    asyncio.run(remove())
+
+
+@pytest.fixture
+def make(data_dir: Path) -> Callable[..., Sandbox]:
+    """`Sandbox`, kept in our data directory."""
+    return functools.partial(Sandbox, data_dir=data_dir)
+
+
+@pytest.fixture
+def ruin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A data directory of its own for hosts that are made worse, where others may walk."""
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-ruin-", dir="/var/tmp"))
+    yield path
+    deadline = time.monotonic() + 10
+    while (left := leftovers(path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    shutil.rmtree(path, ignore_errors=True)
+    assert left == []
+
+
+def leftovers(data_dir: Path) -> list[str]:
+    """Cells, processes and loop devices that belong to this data directory."""
+    found = [str(path) for path in data_dir.glob("cells/*")]
+    ids = {path.name for path in data_dir.glob("cells/*")}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if str(data_dir) in Path(f"/proc/{name}/mountinfo").read_text():
+                    found.append(f"process {name}")
+            except OSError:
+                continue
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            if str(data_dir) in file.read_text():
+                found.append(f"loop device {file}")
+        except OSError:
+            continue
+    for cgroup in Path("/sys/fs/cgroup").glob("*/sandkasten/sbx_*"):
+        if cgroup.name in ids:
+            found.append(f"cgroup {cgroup}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+def sandkasten(*words: str, timeout_s: float = 60.0, **env: str) -> Said:
+    """The command, as a user types it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sandkasten.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), **env},
+    )
+    return Said(done.returncode, done.stdout, done.stderr)

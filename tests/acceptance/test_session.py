@@ -1,0 +1,105 @@
+"""What a session is for: it remembers, it computes, it takes files in and gives files out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import pytest
+
+from sandkasten import AsyncSandbox
+from tests.acceptance.conftest import sandkasten
+
+MIB = 1024 * 1024
+
+
+def test_the_shell_remembers(data_dir, make):
+    with make() as box:
+        box.exec("cd /tmp && export A=1")
+        assert box.exec("echo $A; pwd").output == "1\n/tmp\n"
+
+
+async def test_the_asynchronous_twin_remembers_too(data_dir):
+    async with AsyncSandbox(data_dir=data_dir) as box:
+        await box.exec("cd /tmp && export A=1")
+        assert (await box.exec("echo $A; pwd")).output == "1\n/tmp\n"
+
+
+def test_one_command_line_computes(data_dir):
+    said = sandkasten("run", "-c", "print(6*7)")
+    assert (said.status, said.out) == (0, "42\n")
+
+
+def test_state_persists_over_a_thousand_commands(data_dir, make):
+    with make() as box:
+        box.exec("n=0; mkdir -p /workspace/deep; cd /workspace/deep; export SEEN=; f() { echo f$n; }")
+        pid = box.exec("echo $$").output
+        for turn in range(1, 1001):
+            result = box.exec(f"n=$((n + 1)); export SEEN=$n; /bin/sh -c 'exit {turn % 200}'")
+            assert (result.exit_code, result.shell_reset) == (turn % 200, False)
+        assert box.exec("echo $n $SEEN; pwd; f").output == "1000 1000\n/workspace/deep\nf1000\n"
+        assert box.exec("echo $$").output == pid
+        assert len(box.processes()) <= 4
+
+
+@pytest.mark.slow_loop
+def test_fifty_megabytes_of_json_in_summed_and_out(data_dir, make):
+    rng = random.Random(7)
+    rows = [{"id": n, "value": rng.randrange(10**9), "text": "x" * 60} for n in range(500_000)]
+    whole = json.dumps(rows).encode()
+    assert len(whole) > 50 * 1000 * 1000
+    code = """
+import json
+rows = json.load(open("/workspace/in.json"))
+json.dump({"rows": len(rows), "sum": sum(r["value"] for r in rows)}, open("/workspace/out.json", "w"))
+"""
+    with make(limits={"mem_limit_mb": 2048}) as box:
+        assert box.write("in.json", whole).size == len(whole)
+        result = box.run(code)
+        assert result.ok, result
+        assert json.loads(box.read("out.json")) == {
+            "rows": 500_000,
+            "sum": sum(int(str(row["value"])) for row in rows),
+        }
+        assert bytes(box.read("in.json")) == whole
+
+
+@pytest.mark.parametrize(
+    ("runtime", "code", "wanted"),
+    [
+        ("python", "import sys; print(sum(range(10)), sys.argv[1:])", "45 ['a b', 'c']\n"),
+        ("node", "console.log([1,2,3].map(x => x * 2).join(), process.argv.slice(2))", "2,4,6 [ 'a b', 'c' ]\n"),
+        ("bash", "declare -A m=([x]=1); echo ${m[x]} \"$@\" ${#@}", "1 a b c 2\n"),
+    ],
+)  # fmt: skip
+def test_code_of_each_runtime_runs(runtime, code, wanted, data_dir, make):
+    if runtime == "node" and not os.path.exists("/usr/bin/node"):
+        pytest.skip("this machine has no /usr/bin/node")
+    with make() as box:
+        result = box.run(code, runtime=runtime, args=["a b", "c"])
+        assert (result.stdout, result.exit_code, result.ok) == (wanted, 0, True)
+    said = sandkasten("run", "--runtime", runtime, "-c", code, "--", "a b", "c")
+    assert (said.out, said.status) == (wanted, 0)
+
+
+def test_the_exit_status_of_the_command_line_is_the_codes(data_dir):
+    assert sandkasten("run", "-c", "raise SystemExit(42)").status == 42
+    assert sandkasten("run", "--runtime", "bash", "-c", "kill -9 $$").status == 137
+    assert sandkasten("run", "--timeout", "0.5", "-c", "while True: pass").status == 124
+
+
+def test_code_fails_as_a_result_and_not_as_an_error(data_dir, make):
+    with make() as box:
+        result = box.run("1/0")
+        assert (result.ok, result.exit_code) == (False, 1)
+        assert "ZeroDivisionError" in result.stderr
+        assert box.exec("nonexistent-command").exit_code == 127
+
+
+def test_interleaved_streams_arrive_in_order(data_dir, make):
+    with make() as box:
+        result = box.exec("for i in 1 2 3; do echo out$i; sleep 0.02; echo err$i >&2; sleep 0.02; done")
+        assert result.output == "out1\nerr1\nout2\nerr2\nout3\nerr3\n"
+        assert result.stdout == "out1\nout2\nout3\n"
+        assert result.stderr == "err1\nerr2\nerr3\n"

@@ -1,0 +1,38 @@
+"""Every Python snippet of the documents runs as written, in a process of its own, on real sandboxes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SNIPPETS = [
+    pytest.param(code, id=f"{path.relative_to(ROOT)}-{number}")
+    for path in DOCUMENTS
+    if path.parent.name != "reference"
+    for number, code in enumerate(FENCE.findall(path.read_text()), 1)
+]
+
+
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_a_snippet_runs_as_written(code: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "SANDKASTEN_DATA_DIR": str(tmp_path / "data")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_there_are_snippets_to_run() -> None:
+    assert len(SNIPPETS) > 5
