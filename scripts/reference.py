@@ -1,7 +1,7 @@
 """Writes docs/reference from the code: commands, errors, settings, the SDK.
 
-    .venv/bin/python scripts/reference.py            write
-    .venv/bin/python scripts/reference.py --check    exit 1 when a page is not what the code says
+.venv/bin/python scripts/reference.py            write
+.venv/bin/python scripts/reference.py --check    exit 1 when a page is not what the code says
 """
 
 from __future__ import annotations
@@ -10,18 +10,28 @@ import inspect
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
+_SETTINGS_HEAD = """\
+A flag wins over the environment, the environment over the file, the file over the default.
+`sandkasten config show --origin` prints each value and where it came from.
+The file is `sandkasten.yaml` here, then `/etc/sandkasten/sandkasten.yaml`; a dot
+in a name is a level of the file. A duration is seconds, or a text such as `30m`.
+"""
 NOTE = "<!-- made from the code by scripts/reference.py; do not edit -->\n"
 
 
 def commands() -> str:
     import typer
 
-    from sandkasten.cli.app import app
+    from sandkasten.cli.app import build
 
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(build())
     context = group.make_context("sandkasten", [], resilient_parsing=True)
     lines = [NOTE, "# Commands\n"]
     lines.append(_help("sandkasten", group, context))
@@ -32,7 +42,7 @@ def commands() -> str:
     return "\n".join(lines)
 
 
-def _walk(prefix: str, group: object, context: object):  # noqa: ANN202
+def _walk(prefix: str, group: object, context: object) -> Iterator[tuple[str, object]]:
     for name in group.list_commands(context):  # type: ignore[attr-defined]
         command = group.get_command(context, name)  # type: ignore[attr-defined]
         yield f"{prefix} {name}", command
@@ -66,13 +76,13 @@ def settings() -> str:
     from sandkasten.daemon.settings import documented
 
     lines = [NOTE, "# Settings\n"]
-    lines.append("A flag wins over the environment, the environment over the file, the file over the")
-    lines.append("default; `sandkasten config show --origin` prints each value and where it came from.")
-    lines.append("The file is `sandkasten.yaml` in the working directory, then")
-    lines.append("`/etc/sandkasten/sandkasten.yaml`; a dot in a name is a level of the file.\n")
+    lines.append(_SETTINGS_HEAD)
     lines.append("| setting | environment | default |")
     lines.append("|---|---|---|")
-    lines += [f"| `{s.name}` | {s.variables} | `{s.default}` |" for s in documented()]
+    for name, variables, default in documented():
+        said = ", ".join(f"`{v}`" for v in variables)
+        shown = ", ".join(default) if isinstance(default, list) else default
+        lines.append(f"| `{name}` | {said} | {'–' if shown in (None, '') else shown} |")
     return "\n".join(lines) + "\n"
 
 
@@ -89,9 +99,13 @@ def sdk() -> str:
         if isinstance(member, property):
             lines.append(f"### {name}\n\n{_first(member.fget)}\n")
         elif callable(member):
-            lines.append(f"### {name}\n\n```python\n{name}{_signature(member)}\n```\n\n{_first(member)}\n")
-    lines.append(f"## run\n\n```python\nrun{_signature(sandkasten.run)}\n```\n\n{_first(sandkasten.run)}\n")
+            lines.append(_entry("###", name, member))
+    lines.append(_entry("##", "run", sandkasten.run))
     return "\n".join(lines)
+
+
+def _entry(level: str, name: str, of: object) -> str:
+    return f"{level} {name}\n\n```python\n{name}{_signature(of)}\n```\n\n{_first(of)}\n"
 
 
 def _signature(of: object) -> str:

@@ -191,7 +191,7 @@ impl Server {
                 exec.usage = usage;
                 // After a deadline the command is over only when nothing of it is left.
                 if !exec.timed_out {
-                    self.finish_argv(number);
+                    self.wind_up(number);
                 }
             }
             Report::Begun | Report::Swept => {}
@@ -210,8 +210,8 @@ impl Server {
         }
     }
 
-    /// The first process has ended. On a terminal its last words may still be on their way.
-    fn finish_argv(&mut self, number: u64) {
+    /// How the command ended is known. On a terminal its last words may still be on their way.
+    pub fn wind_up(&mut self, number: u64) {
         self.look_at_terminal(number);
         self.drain_outputs(number);
         let exec = match self.execs.get_mut(&number) {
@@ -232,10 +232,12 @@ impl Server {
 
     fn conclude(&mut self, number: u64) {
         if let Some(exec) = self.execs.get_mut(&number) {
-            if let (State::Running, Some(status)) = (exec.state, exec.status) {
-                exec.take_status(status);
-                self.finish(number);
+            match (exec.state, exec.ending, exec.status) {
+                (State::Running, Some(state), _) => exec.state = state,
+                (State::Running, None, Some(status)) => exec.take_status(status),
+                _ => return,
             }
+            self.finish(number);
         }
     }
 

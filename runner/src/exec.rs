@@ -223,6 +223,8 @@ pub struct Exec {
     pub timer: Option<TimerId>,
     /// The root's wait status, known before the command counts as over.
     pub status: Option<i32>,
+    /// The same for a shell's command: how it will read once its terminal has said everything.
+    pub ending: Option<State>,
     /// Streams that want to hear of changes.
     pub watchers: Vec<(u64, u32)>,
 }
@@ -252,6 +254,7 @@ impl Exec {
             duration_ms: 0,
             timer: None,
             status: None,
+            ending: None,
             watchers: Vec::new(),
         }
     }

@@ -28,19 +28,10 @@ impl Server {
             Some(exec) => exec,
             None => return,
         };
-        let closed = exec.outputs[usize::from(source)].is_none();
-        if closed && source == PTY && exec.status.is_some() && exec.state == State::Running {
-            self.after_output(number);
-        }
-    }
-
-    /// The terminal of an ended command has said its last word.
-    fn after_output(&mut self, number: u64) {
-        let exec = match self.execs.get(&number) {
-            Some(exec) => exec,
-            None => return,
-        };
-        if exec.start.pty.is_some() && !exec.timed_out && !exec.is_shell() {
+        let closed = source == PTY && exec.outputs[usize::from(PTY)].is_none();
+        let ended = exec.ending.is_some() || (exec.status.is_some() && !exec.timed_out);
+        if closed && ended && exec.state == State::Running {
+            // The terminal of an ended command has said its last word.
             self.settle_output(number);
         }
     }
@@ -85,7 +76,8 @@ impl Server {
         if !open {
             if let Some(watched) = slot.take() {
                 let fd = self.poll.unwatch(watched);
-                if source == PTY && exec.state == State::Running && exec.status.is_none() {
+                let ended = exec.status.is_some() || exec.ending.is_some();
+                if source == PTY && exec.state == State::Running && !ended {
                     exec.resting = Some(fd);
                     self.timers.after_ms(TERMINAL_MS, Due::Terminal(number));
                 }
@@ -113,8 +105,10 @@ impl Server {
                 None => return,
             };
             if let Some(fd) = fd {
-                // One byte more than is there, to notice the end of the file as well.
-                self.take_output(number, source, sys::readable_bytes(fd) + 1);
+                // A terminal hands out less than it has; of a pipe, one byte more than is there, to
+                // notice the end of the file as well.
+                let most = if source == PTY { 4 * BLOCK } else { sys::readable_bytes(fd) + 1 };
+                self.take_output(number, source, most);
             }
         }
     }

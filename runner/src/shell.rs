@@ -257,7 +257,10 @@ impl Server {
                 }
             }
             Report::Failed { stage, errno } => {
-                let failure = spawn::not_started(stage, errno, &shell.program, &shell.cwd);
+                let mut failure = spawn::not_started(stage, errno, &shell.program, &shell.cwd);
+                if matches!(failure.code, "command_not_found" | "not_executable") {
+                    failure.code = "no_shell";
+                }
                 let first = shell.restarts == 0;
                 shell.restarts += 1;
                 // An environment grown too large, a directory gone: try once more without them.
@@ -461,13 +464,15 @@ impl Server {
         }
         if let Some(exec) = self.execs.get_mut(&number) {
             exec.slave = None;
-        }
-        self.drain_outputs(number);
-        if let Some(exec) = self.execs.get_mut(&number) {
-            exec.state = state;
+            // `take_status` may have set it already; until everything is read it is not over.
+            exec.state = State::Running;
+            exec.ending = Some(state);
             exec.supervisor = None;
+            if let Some(timer) = exec.timer.take() {
+                self.timers.cancel(timer);
+            }
         }
-        self.finish(number);
+        self.wind_up(number);
     }
 
     /// The shell cannot be trusted to go on: kill it and all it has started. Its death does the rest.

@@ -87,7 +87,7 @@ fn an_open_quote_is_a_syntax_error_at_once() {
 fn nothing_a_user_can_redefine_changes_later_results() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let mut reset = |client: &mut Client| {
+    let reset = |client: &mut Client| {
         client.call("shell.close", json!({"name": "main"})).unwrap();
     };
     let names = "eval . export unset trap set times : exec read printf builtin command echo return \
@@ -135,10 +135,9 @@ fn the_loops_own_names_do_not_leak_into_commands() {
         let runner = with_shell(shell);
         let mut client = runner.connect();
         client.shell("true");
-        let seen = client.shell("env; set; ls -l /proc/self/fd").stdout();
-        assert!(!seen.contains("sandkasten_rc=") && !seen.contains("POSIXLY_CORRECT="), "{shell}: {seen}");
-        let descriptors = client.shell("for f in /proc/self/fd/*; do echo ${f##*/}; done | sort -n | head -c 6; true");
-        assert_eq!(descriptors.exec()["exit_code"], 0);
+        let seen = client.shell("env; echo [${__sandkasten_rc-}${POSIXLY_CORRECT-}]").stdout();
+        assert!(!seen.contains("sandkasten_rc") && !seen.contains("POSIXLY_CORRECT"), "{shell}: {seen}");
+        assert!(seen.ends_with("[]\n"), "{shell}: {seen}");
         let child = client.shell("sh -c 'ls /proc/$$/fd'").stdout();
         assert_eq!(child.split_whitespace().collect::<Vec<_>>().join(" "), "0 1 2", "{shell}");
     }
@@ -209,7 +208,7 @@ fn a_deadline_keeps_the_shell_when_it_answers_and_replaces_it_when_not() {
         let runner = with_shell(shell);
         let mut client = runner.connect();
         client.shell("V=1");
-        let mut timed = |client: &mut Client, command: &str| {
+        let timed = |client: &mut Client, command: &str| {
             let begin = Instant::now();
             let outcome = client.exec(json!({"shell": "main", "command": command, "deadline_ms": 200, "grace_ms": 100}));
             assert!(begin.elapsed() < Duration::from_secs(5), "{shell}: {command}");
@@ -349,7 +348,7 @@ fn control_characters_are_data_and_nul_is_invalid() {
 fn an_answer_that_is_too_large_ends_the_shell_and_not_the_runner() {
     let mut runner = Runner::start();
     let mut client = runner.connect();
-    let outcome = client.shell("for i in $(seq 50); do export V$i=$(head -c 100000 /dev/zero | tr '\\0' x); done");
+    let outcome = client.shell("x=$(head -c 100000 /dev/zero | tr '\\0' x); for i in {1..50}; do export V$i=$x; done");
     assert_eq!(outcome.verdict(), (-1, true));
     assert_eq!(outcome.exec()["state"], "lost");
     assert_eq!(client.shell("echo ok").stdout(), "ok\n");

@@ -86,7 +86,7 @@ def test_code_of_each_runtime_runs(runtime, code, wanted, data_dir, make):
 def test_the_exit_status_of_the_command_line_is_the_codes(data_dir):
     assert sandkasten("run", "-c", "raise SystemExit(42)").status == 42
     assert sandkasten("run", "--runtime", "bash", "-c", "kill -9 $$").status == 137
-    assert sandkasten("run", "--timeout", "0.5", "-c", "while True: pass").status == 124
+    assert sandkasten("run", "--timeout", "1", "-c", "while True: pass").status == 124
 
 
 def test_code_fails_as_a_result_and_not_as_an_error(data_dir, make):

@@ -1,4 +1,4 @@
-"""Every Python snippet of the documents runs as written, in a process of its own, on real sandboxes."""
+"""Every Python snippet of the documents runs as written, in a process of its own."""
 
 from __future__ import annotations
 

@@ -197,6 +197,15 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
     return {setting.name: setting for setting in known}
 
 
+def documented() -> list[tuple[str, tuple[str, ...], Value]]:
+    """Every setting: its name, the variables that set it, its default for an ordinary machine."""
+    environ = {"XDG_STATE_HOME": "/nonexistent"}
+    known, plain = _settings(environ), load({}, environ, Path("/nonexistent"))
+    shown = {origin.name: origin.value for origin in plain.values}
+    shown["data_dir"] = "/var/lib/sandkasten, or ~/.local/state/sandkasten without root"
+    return [(s.name, (s.variable, *s.also), shown[s.name]) for s in known.values()]
+
+
 def load(
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,

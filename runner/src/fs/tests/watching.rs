@@ -221,7 +221,10 @@ fn a_client_that_does_not_read_stops_the_events() {
     watcher.out.credit = 0;
     fs::write(place.path("a"), b"").unwrap();
     assert_eq!(watcher.told(&place), [""; 0]);
-    assert!(matches!(watcher.handler.interest(), Some((_, false, false))));
+    assert!(matches!(
+        watcher.handler.interest(),
+        Some((_, false, false))
+    ));
     watcher.out.credit = 1;
     assert_eq!(watcher.told(&place), ["created a"]);
 }
