@@ -221,8 +221,12 @@ fn settle() -> Result<(), (&'static str, sys::Errno)> {
 fn block_signals() -> Result<OwnedFd, sys::Errno> {
     // SAFETY: zeroed sets are initialised by sigfillset and sigemptyset before they are used.
     unsafe {
+        // As the kernel sees it: libc keeps two signals for itself and would not reset them, though we
+        // may have inherited them ignored. All zeros is the default action, whatever the architecture.
+        let default = [0u64; 8];
         for signal in 1..=64 {
-            libc::signal(signal, libc::SIG_DFL);
+            let old = std::ptr::null::<u64>();
+            libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), old, 8usize);
         }
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);

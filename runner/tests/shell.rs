@@ -138,7 +138,7 @@ fn the_loops_own_names_do_not_leak_into_commands() {
         let seen = client.shell("env; echo [${__sandkasten_rc-}${POSIXLY_CORRECT-}]").stdout();
         assert!(!seen.contains("sandkasten_rc") && !seen.contains("POSIXLY_CORRECT"), "{shell}: {seen}");
         assert!(seen.ends_with("[]\n"), "{shell}: {seen}");
-        let child = client.shell("sh -c 'ls /proc/$$/fd'").stdout();
+        let child = client.shell("/bin/sh -c 'ls /proc/$$/fd; true'").stdout();
         assert_eq!(child.split_whitespace().collect::<Vec<_>>().join(" "), "0 1 2", "{shell}");
     }
 }

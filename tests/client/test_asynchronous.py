@@ -52,11 +52,12 @@ async def test_a_cancelled_block_still_destroys(abox):
 
 
 async def test_a_stream_that_is_left_early_is_closed(abox):
-    stream = abox.exec_stream(["sh", "-c", "echo a; sleep 60"])
-    async for piece in stream:
-        assert piece.text == "a\n"
-        break
-    await stream.aclose()
+    async with abox.exec_stream(["sh", "-c", "echo a; sleep 60"]) as stream:
+        async for piece in stream:
+            assert piece.text == "a\n"
+            break
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
     assert [one.status for one in await abox.execs()] == ["running"]
 
 

@@ -77,11 +77,11 @@ async def _accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Resu
     if piped:
         errands.add(asyncio.create_task(_feed(process)))
     try:
-        stream = process.follow()
-        async for piece in stream:
-            if not quiet:
-                _pass_on(piece)
-        return stream.result
+        async with process.follow() as stream:
+            async for piece in stream:
+                if not quiet:
+                    _pass_on(piece)
+            return stream.result
     except BrokenPipeError:
         # Nobody reads any more, as with `yes | head`: the command would only run for itself.
         await process.signal(signal.SIGPIPE)

@@ -7,7 +7,7 @@ it. Errors are those of the transport.
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from sandkasten.client.results import Output, Result, result_of, signal_number
 from sandkasten.client.streams import closing
@@ -53,7 +53,13 @@ class AsyncExecStream:
             )
         return self._result
 
-    def __aiter__(self) -> AsyncExecStream:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Output:
@@ -186,8 +192,14 @@ class AsyncTerminal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._manager is not None:
-            await self._manager.__aexit__(kind, error, trace)
+        try:
+            # Left in the middle, the stream of output must end before what it reads from.
+            close = getattr(self._pieces, "aclose", None)
+            if close is not None:
+                await close()
+        finally:
+            if self._manager is not None:
+                await self._manager.__aexit__(kind, error, trace)
 
     @property
     def _open(self) -> TerminalTransport:
@@ -230,7 +242,13 @@ class AsyncWatch:
         self._begin = begin
         self._changes: AsyncGenerator[Change] | None = None
 
-    def __aiter__(self) -> AsyncWatch:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Change:
