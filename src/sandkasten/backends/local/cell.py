@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, SandboxLost
-from sandkasten.linux import cgroups, idranges, processes
+from sandkasten.linux import cgroups, idranges, processes, quota
 from sandkasten.model.limits import Limits
 from sandkasten.wire.unix import connect_unix
 
@@ -98,6 +98,8 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
     known = read_pid(cell)
     pinned = processes.pin(*known) if known else None
     try:
+        # Before the kill, because the way there goes with the first process.
+        volume = quota.pin_volume(pinned.pid) if pinned is not None else None
         # Both: the group also holds a launcher that was interrupted, the pid works without groups.
         killed = cgroups.kill(group)
         if pinned is None:
@@ -105,6 +107,8 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
                 _await_empty(group)
             return
         pinned.kill()
+        if volume is not None:
+            quota.abandon(volume)
         if not pinned.wait(_DEATH_DEADLINE_S):
             raise BackendUnavailable(
                 f"sandbox {sandbox_id} (pid {pinned.pid}) does not die",
