@@ -14,8 +14,10 @@ use std::os::unix::io::{AsRawFd, OwnedFd};
 
 /// How long the output of an ended command may trickle on a terminal that somebody still holds.
 const SETTLE_MS: u64 = 20;
-/// A shell whose command was swept answers within this, or is replaced.
-const SHELL_ANSWERS_MS: u64 = 300;
+/// A shell whose command was swept answers within this, or is swept again: it may have been about to
+/// start the next process. After the last attempt it is replaced.
+const SHELL_ANSWERS_MS: u64 = 200;
+const SHELL_SWEEPS: u32 = 3;
 
 /// The child's ends; ours are watched already.
 struct Ends {
@@ -302,7 +304,10 @@ impl Server {
             _ => return,
         };
         exec.timed_out = true;
-        exec.timer = Some(self.timers.after_ms(exec.start.grace_ms, Due::Grace(number)));
+        exec.timer = Some(
+            self.timers
+                .after_ms(exec.start.grace_ms, Due::Grace(number)),
+        );
         let supervisor = exec.supervisor;
         if exec.start.grace_ms > 0 {
             for signal in [libc::SIGTERM, libc::SIGCONT] {
@@ -331,12 +336,17 @@ impl Server {
     }
 
     pub fn sweep_settled(&mut self, number: u64) {
-        if let Some(exec) = self.execs.get_mut(&number) {
-            if exec.state == State::Running {
-                exec.shell_reset = true;
-                let supervisor = exec.supervisor;
-                self.order(supervisor, Order::End);
-            }
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) if exec.state == State::Running && exec.ending.is_none() => exec,
+            _ => return,
+        };
+        exec.sweeps += 1;
+        let supervisor = exec.supervisor;
+        if exec.sweeps < SHELL_SWEEPS {
+            self.order(supervisor, Order::Sweep);
+        } else {
+            exec.shell_reset = true;
+            self.order(supervisor, Order::End);
         }
     }
 

@@ -15,7 +15,10 @@ use std::os::unix::io::AsRawFd;
 impl Server {
     /// Commands that are running or stand in a queue.
     pub fn active(&self) -> usize {
-        self.execs.values().filter(|exec| !exec.state.is_over()).count()
+        self.execs
+            .values()
+            .filter(|exec| !exec.state.is_over())
+            .count()
     }
 
     pub fn exec_start(&mut self, id: u64, stream: u32, request: &Value) -> Result<(), Failure> {
@@ -168,13 +171,13 @@ impl Server {
     pub fn exec_resize(&mut self, fields: &Fields) -> Result<Value, Failure> {
         let number = self.find(fields)?;
         let size = exec::parse_size(fields)?;
-        let master = self
-            .execs
-            .get(&number)
-            .and_then(|exec| match &exec.outputs[usize::from(PTY)] {
-                Some(watched) => Some(watched.raw()),
-                None => exec.resting.as_ref().map(|fd| fd.as_raw_fd()),
-            });
+        let master =
+            self.execs
+                .get(&number)
+                .and_then(|exec| match &exec.outputs[usize::from(PTY)] {
+                    Some(watched) => Some(watched.raw()),
+                    None => exec.resting.as_ref().map(|fd| fd.as_raw_fd()),
+                });
         match master {
             Some(master) => pty::resize(master, size)
                 .map(|()| empty())

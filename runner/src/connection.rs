@@ -239,7 +239,8 @@ impl Connection {
     pub fn grant(&mut self, stream: u32, amount: u64) {
         if let Some(open) = self.streams.get_mut(&stream) {
             open.window += amount;
-            self.out.credit(stream, amount.min(u64::from(u32::MAX)) as u32);
+            self.out
+                .credit(stream, amount.min(u64::from(u32::MAX)) as u32);
         }
     }
 }
@@ -311,13 +312,6 @@ pub fn widen(fd: RawFd) {
 pub fn accept(listener: RawFd) -> Result<OwnedFd, Errno> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no address is asked for.
-    let rc = unsafe {
-        libc::accept4(
-            listener,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            flags,
-        )
-    };
+    let rc = unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
     sys::check(rc).map(sys::own)
 }

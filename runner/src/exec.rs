@@ -48,9 +48,14 @@ pub struct Start {
 impl Start {
     pub fn parse(request: &Value) -> Result<Start, Failure> {
         let fields = Fields(request);
-        let exec_id = fields.name("exec_id", protocol::MAX_EXEC_ID, b"_-")?.to_owned();
+        let exec_id = fields
+            .name("exec_id", protocol::MAX_EXEC_ID, b"_-")?
+            .to_owned();
         let key = fields.text("key")?.map(str::to_owned);
-        if key.as_ref().map_or(false, |k| k.is_empty() || k.len() > protocol::MAX_KEY) {
+        if key
+            .as_ref()
+            .map_or(false, |k| k.is_empty() || k.len() > protocol::MAX_KEY)
+        {
             return Err(Failure::invalid("key must be 1 to 256 bytes"));
         }
         let what = parse_what(&fields)?;
@@ -69,7 +74,9 @@ impl Start {
             },
             pty: parse_pty(&fields)?,
             deadline_ms: fields.number("deadline_ms")?,
-            grace_ms: fields.number("grace_ms")?.unwrap_or(protocol::DEFAULT_GRACE_MS),
+            grace_ms: fields
+                .number("grace_ms")?
+                .unwrap_or(protocol::DEFAULT_GRACE_MS),
             caps: [out_cap, out_cap, err_cap],
             follow: fields.flag("follow", true)?,
             what,
@@ -80,7 +87,10 @@ impl Start {
 fn cap(fields: &Fields, name: &str) -> Result<usize, Failure> {
     let cap = fields.number(name)?.unwrap_or(protocol::DEFAULT_CAP);
     if cap > protocol::MAX_CAP {
-        return Err(Failure::invalid(format!("{name} may be at most {}", protocol::MAX_CAP)));
+        return Err(Failure::invalid(format!(
+            "{name} may be at most {}",
+            protocol::MAX_CAP
+        )));
     }
     Ok(cap as usize)
 }
@@ -88,7 +98,9 @@ fn cap(fields: &Fields, name: &str) -> Result<usize, Failure> {
 fn parse_what(fields: &Fields) -> Result<What, Failure> {
     match (fields.get("argv"), fields.get("shell")) {
         (Some(argv), None) => {
-            let words = argv.as_array().ok_or_else(|| Failure::invalid("argv must be a list"))?;
+            let words = argv
+                .as_array()
+                .ok_or_else(|| Failure::invalid("argv must be a list"))?;
             if words.is_empty() {
                 return Err(Failure::invalid("argv is empty"));
             }
@@ -96,10 +108,17 @@ fn parse_what(fields: &Fields) -> Result<What, Failure> {
             Ok(What::Argv(words.collect::<Result<_, _>>()?))
         }
         (None, Some(_)) => {
-            let name = fields.name("shell", protocol::MAX_SHELL_NAME, b"_.-")?.to_owned();
-            let command = fields.bytes("command")?.ok_or_else(|| request::missing("command"))?;
+            let name = fields
+                .name("shell", protocol::MAX_SHELL_NAME, b"_.-")?
+                .to_owned();
+            let command = fields
+                .bytes("command")?
+                .ok_or_else(|| request::missing("command"))?;
             if command.len() > protocol::MAX_COMMAND {
-                return Err(Failure::new("too_large", "a shell command may have at most 1 MiB"));
+                return Err(Failure::new(
+                    "too_large",
+                    "a shell command may have at most 1 MiB",
+                ));
             }
             Ok(What::Shell { name, command })
         }
@@ -110,7 +129,9 @@ fn parse_what(fields: &Fields) -> Result<What, Failure> {
 fn parse_env(fields: &Fields, shell: bool) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Failure> {
     let map = match fields.get("env") {
         None => return Ok(Vec::new()),
-        Some(value) => value.as_object().ok_or_else(|| Failure::invalid("env must be an object"))?,
+        Some(value) => value
+            .as_object()
+            .ok_or_else(|| Failure::invalid("env must be an object"))?,
     };
     let mut env = Vec::with_capacity(map.len());
     for (name, value) in map {
@@ -122,13 +143,18 @@ fn parse_env(fields: &Fields, shell: bool) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Fa
         if !fine {
             return Err(Failure::invalid("env has a name that no variable can have"));
         }
-        env.push((name.as_bytes().to_vec(), request::byte_string("env", value)?));
+        env.push((
+            name.as_bytes().to_vec(),
+            request::byte_string("env", value)?,
+        ));
     }
     Ok(env)
 }
 
 pub fn is_identifier(name: &[u8]) -> bool {
-    let first = name.first().map_or(false, |c| c.is_ascii_alphabetic() || *c == b'_');
+    let first = name
+        .first()
+        .map_or(false, |c| c.is_ascii_alphabetic() || *c == b'_');
     first && name.iter().all(|c| c.is_ascii_alphanumeric() || *c == b'_')
 }
 
@@ -210,6 +236,8 @@ pub struct Exec {
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
     pub timed_out: bool,
+    /// How often a shell's command was swept without an answer.
+    pub sweeps: u32,
     /// The last signal `exec.signal` sent.
     pub sent_signal: Option<i32>,
     /// We have sent SIGKILL ourselves, for whatever reason.
@@ -244,6 +272,7 @@ impl Exec {
             exit_code: None,
             signal: None,
             timed_out: false,
+            sweeps: 0,
             sent_signal: None,
             we_killed: false,
             shell_reset: false,

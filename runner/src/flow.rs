@@ -107,7 +107,11 @@ impl Server {
             if let Some(fd) = fd {
                 // A terminal hands out less than it has; of a pipe, one byte more than is there, to
                 // notice the end of the file as well.
-                let most = if source == PTY { 4 * BLOCK } else { sys::readable_bytes(fd) + 1 };
+                let most = if source == PTY {
+                    4 * BLOCK
+                } else {
+                    sys::readable_bytes(fd) + 1
+                };
                 self.take_output(number, source, most);
             }
         }

@@ -61,11 +61,6 @@ impl Failure {
         }
     }
 
-    /// `from_errno` of the calling thread's current errno.
-    pub fn last(what: impl Into<String>) -> Failure {
-        Failure::from_errno(last_errno(), what)
-    }
-
     pub fn to_json(&self) -> Value {
         let mut body = serde_json::Map::new();
         body.insert("code".to_owned(), Value::from(self.code));

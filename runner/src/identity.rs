@@ -66,7 +66,15 @@ fn cap_set(data: [CapData; 2]) -> Result<(), Errno> {
 
 fn clear_ambient() {
     // SAFETY: prctl with integers; a kernel without ambient sets has none to clear.
-    unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+    unsafe {
+        libc::prctl(
+            libc::PR_CAP_AMBIENT,
+            libc::PR_CAP_AMBIENT_CLEAR_ALL,
+            0,
+            0,
+            0,
+        )
+    };
 }
 
 impl Identity {

@@ -90,9 +90,15 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             options.stdio = true;
             continue;
         }
-        let value = words.next().ok_or_else(|| format!("{name} needs a value"))?.into_vec();
+        let value = words
+            .next()
+            .ok_or_else(|| format!("{name} needs a value"))?
+            .into_vec();
         let text = String::from_utf8_lossy(&value).into_owned();
-        let number = |text: &str| text.parse().map_err(|_| format!("{name}: {text} is no number"));
+        let number = |text: &str| {
+            text.parse()
+                .map_err(|_| format!("{name}: {text} is no number"))
+        };
         match name.as_str() {
             "--listen-fd" => options.listen_fd = Some(number(&text)?),
             "--ready-fd" => options.ready_fd = Some(number(&text)?),
@@ -130,7 +136,9 @@ fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
     let signals = block_signals().map_err(|errno| ("cannot take signals", errno))?;
     let identity = Identity::current(options.user);
     let state_dir = make_state_dir(options.state_dir, &identity)?;
-    identity.settle().map_err(|errno| ("cannot settle the identity", errno))?;
+    identity
+        .settle()
+        .map_err(|errno| ("cannot settle the identity", errno))?;
     let env: spawn::Env = std::env::vars_os()
         .map(|(name, value)| (name.into_vec(), value.into_vec()))
         .collect();
@@ -149,7 +157,9 @@ fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
         env,
     };
     let mut server = Server::new(config, signals).map_err(|errno| ("cannot poll", errno))?;
-    server.listen(listen).map_err(|errno| ("cannot listen", errno))?;
+    server
+        .listen(listen)
+        .map_err(|errno| ("cannot listen", errno))?;
     if let Some(ready) = ready {
         let _nobody_waits = sys::write_all(ready.as_raw_fd(), b"1");
     }
@@ -212,7 +222,8 @@ fn settle() -> Result<(), (&'static str, sys::Errno)> {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         // Large buffers go back to the kernel at once, so that an idle runner stays small.
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
-        sys::check(libc::chdir(b"/\0".as_ptr().cast())).map_err(|errno| ("cannot enter /", errno))?;
+        sys::check(libc::chdir(b"/\0".as_ptr().cast()))
+            .map_err(|errno| ("cannot enter /", errno))?;
     }
     Ok(())
 }
@@ -226,7 +237,13 @@ fn block_signals() -> Result<OwnedFd, sys::Errno> {
         let default = [0u64; 8];
         for signal in 1..=64 {
             let old = std::ptr::null::<u64>();
-            libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), old, 8usize);
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                old,
+                8usize,
+            );
         }
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);

@@ -30,7 +30,11 @@ pub fn open(fields: &Fields) -> Result<Box<dyn Handler>, Failure> {
         _ => return Err(Failure::invalid("port must be 1 to 65535")),
     };
     let host = fields.text("host")?.unwrap_or("127.0.0.1");
-    let host = if host == "localhost" { "127.0.0.1" } else { host };
+    let host = if host == "localhost" {
+        "127.0.0.1"
+    } else {
+        host
+    };
     let ip: IpAddr = host
         .parse()
         .map_err(|_| Failure::invalid("host must be an IP address or localhost"))?;

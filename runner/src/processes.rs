@@ -69,7 +69,11 @@ pub fn children(pid: i32) -> Option<Vec<i32>> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = sys::read_file(path.as_bytes(), 1 << 20).ok()?;
     let text = std::str::from_utf8(&text).ok()?;
-    Some(text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect())
+    Some(
+        text.split_ascii_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect(),
+    )
 }
 
 /// What a reader of `proc.list` may learn about the owner of a process.
@@ -165,10 +169,7 @@ mod tests {
         let text = b"42 (a) R (b\n)) S 7 8 9 0 -1 4194304 1 2 3 4 50 60 0 0 20 0 3 0 12345 1000 77 18446744073709551615";
         let process = parse_stat(42, text).unwrap();
         assert_eq!(process.name, b"a) R (b\n)");
-        assert_eq!(
-            (process.state, process.ppid, process.group),
-            (b'S', 7, 8)
-        );
+        assert_eq!((process.state, process.ppid, process.group), (b'S', 7, 8));
         assert_eq!(process.cpu_ticks, 110);
         assert_eq!(
             (process.threads, process.start, process.rss_pages),

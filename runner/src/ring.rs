@@ -122,7 +122,8 @@ impl Ring {
     /// Drops marks whose bytes are gone; if that is not enough, merges neighbours of one source.
     fn tidy(&mut self) {
         let stores = &self.stores;
-        self.marks.retain(|mark| stores[usize::from(mark.source)].holds(mark.end() - 1));
+        self.marks
+            .retain(|mark| stores[usize::from(mark.source)].holds(mark.end() - 1));
         if self.marks.len() <= MAX_MARKS / 2 {
             return;
         }
@@ -188,12 +189,18 @@ impl Ring {
     }
 
     pub fn truncated(&self) -> bool {
-        self.stores.iter().any(|store| store.tail_start > store.head.len() as u64)
+        self.stores
+            .iter()
+            .any(|store| store.tail_start > store.head.len() as u64)
     }
 
     /// Memory held, roughly.
     pub fn footprint(&self) -> usize {
-        let bytes: usize = self.stores.iter().map(|s| s.head.capacity() + s.tail.capacity()).sum();
+        let bytes: usize = self
+            .stores
+            .iter()
+            .map(|s| s.head.capacity() + s.tail.capacity())
+            .sum();
         bytes + self.marks.capacity() * std::mem::size_of::<Mark>()
     }
 
@@ -234,7 +241,8 @@ impl Store {
         let middle = front.len();
         (
             front.get(from.min(middle)..to.min(middle)).unwrap_or(&[]),
-            back.get(from.max(middle) - middle..to.max(middle) - middle).unwrap_or(&[]),
+            back.get(from.max(middle) - middle..to.max(middle) - middle)
+                .unwrap_or(&[]),
         )
     }
 }
@@ -309,7 +317,9 @@ mod tests {
         ring.append(2, b"d");
         ring.append(1, b"e");
         assert_eq!(ring.last_seq(), 4);
-        let chunk = ring.next(1, &[0; SOURCES]).map(|c| (c.seq, c.offset, c.pieces.0.to_vec()));
+        let chunk = ring
+            .next(1, &[0; SOURCES])
+            .map(|c| (c.seq, c.offset, c.pieces.0.to_vec()));
         assert_eq!(chunk, Some((2, 2, b"c".to_vec())));
     }
 
@@ -326,7 +336,11 @@ mod tests {
         assert_eq!(out.len(), 2);
         assert_eq!((out[0].0, out[0].1.len()), (0, 100_000));
         assert_eq!((out[1].0, out[1].1.len()), (400_000, 100_000));
-        assert!(out[1].1.iter().enumerate().all(|(i, &b)| b == ((400_000 + i) % 251) as u8));
+        assert!(out[1]
+            .1
+            .iter()
+            .enumerate()
+            .all(|(i, &b)| b == ((400_000 + i) % 251) as u8));
     }
 
     #[test]

@@ -233,7 +233,9 @@ impl Server {
         sys::set_nonblocking(input.as_raw_fd())?;
         sys::set_nonblocking(output.as_raw_fd())?;
         let id = self.next_serial();
-        let token = self.poll.add(input.as_raw_fd(), Source::Connection(id), poll::READ)?;
+        let token = self
+            .poll
+            .add(input.as_raw_fd(), Source::Connection(id), poll::READ)?;
         let mut connection = Connection::new(input, output, token);
         connection.out.hello(&json!({
             "generation": protocol::GENERATION,
@@ -311,7 +313,8 @@ impl Server {
 
     pub fn close_connection(&mut self, id: u64) {
         if let Some(mut connection) = self.connections.remove(&id) {
-            self.poll.remove(connection.input.as_raw_fd(), connection.token);
+            self.poll
+                .remove(connection.input.as_raw_fd(), connection.token);
             if let Some(token) = connection.write_token {
                 self.poll.remove(connection.out.raw(), token);
             }

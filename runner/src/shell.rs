@@ -77,7 +77,10 @@ impl Server {
     pub fn queue_command(&mut self, name: &str, number: u64) -> Result<(), Failure> {
         let program = self.config.shell.clone();
         let program = program.ok_or_else(|| Failure::new("no_shell", "the image has no shell"))?;
-        let found = self.shells.iter().find(|(_, s)| s.name == name && !s.closing);
+        let found = self
+            .shells
+            .iter()
+            .find(|(_, s)| s.name == name && !s.closing);
         let id = match found.map(|(id, _)| *id) {
             Some(id) => id,
             None => {
@@ -156,7 +159,10 @@ impl Server {
     }
 
     fn refuse_current(&mut self, id: u64, failure: &Failure) {
-        let current = self.shells.get_mut(&id).and_then(|shell| shell.current.take());
+        let current = self
+            .shells
+            .get_mut(&id)
+            .and_then(|shell| shell.current.take());
         if let Some(number) = current {
             self.fail_exec(number, failure);
         }
@@ -485,7 +491,11 @@ impl Server {
             let delivered = shell.phase == Phase::Running;
             shell.phase = Phase::Ending;
             let supervisor = shell.supervisor;
-            let current = if delivered { shell.current.take() } else { None };
+            let current = if delivered {
+                shell.current.take()
+            } else {
+                None
+            };
             shell.lost_state = true;
             self.order(supervisor, Order::End);
             if let Some(number) = current {
@@ -536,7 +546,10 @@ impl Server {
         // Nothing it started outlives it.
         self.order(supervisor, Order::End);
         self.clear_shell(id);
-        let hopeless = self.shells.get(&id).map_or(false, |shell| shell.restarts > 2);
+        let hopeless = self
+            .shells
+            .get(&id)
+            .map_or(false, |shell| shell.restarts > 2);
         if hopeless {
             let failure = Failure::new("internal", "the shell dies before it takes a command");
             self.refuse_current(id, &failure);
@@ -599,7 +612,10 @@ impl Server {
         for shell in self.shells.values_mut() {
             shell.queue.retain(|queued| *queued != number);
         }
-        let current = self.shells.values().any(|shell| shell.current == Some(number));
+        let current = self
+            .shells
+            .values()
+            .any(|shell| shell.current == Some(number));
         if let Some(exec) = self.execs.get_mut(&number).filter(|_| !current) {
             exec.signal = Some(signal);
             exec.state = State::Signaled;
@@ -628,7 +644,10 @@ impl Server {
 
     pub fn shell_close(&mut self, fields: &Fields) -> Result<Value, Failure> {
         let name = fields.name("name", protocol::MAX_SHELL_NAME, b"_.-")?;
-        let found = self.shells.iter().find(|(_, s)| s.name == name && !s.closing);
+        let found = self
+            .shells
+            .iter()
+            .find(|(_, s)| s.name == name && !s.closing);
         let id = match found {
             Some((id, _)) => *id,
             None => return Err(Failure::new("not_found", "no shell has that name")),

@@ -121,7 +121,9 @@ impl Directory {
 
     pub fn has_reader(&self, identity: &Identity) -> bool {
         let path = self.file("cmd");
-        identity.as_runner(|| open_fifo(&path, libc::O_WRONLY)).is_ok()
+        identity
+            .as_runner(|| open_fifo(&path, libc::O_WRONLY))
+            .is_ok()
     }
 
     pub fn clean(&mut self, identity: &Identity) {
@@ -228,7 +230,8 @@ pub fn io_counts(pid: i32) -> (u64, u64) {
     let text = String::from_utf8_lossy(&text).into_owned();
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+        line.and_then(|value| value.trim().parse().ok())
+            .unwrap_or(0)
     };
     (field("read_bytes:"), field("write_bytes:"))
 }

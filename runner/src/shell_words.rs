@@ -62,7 +62,8 @@ fn finish(rest: &[u8], mut answer: Answer, status: Option<u8>) -> Heard {
     let mut lines = rest.split(|&c| c == b'\n');
     let (own, children, end) = (lines.next(), lines.next(), lines.next());
     match (own, children, end, lines.next()) {
-        (Some(own), Some(children), Some(b""), None) => match (times(own), times(children), status) {
+        (Some(own), Some(children), Some(b""), None) => match (times(own), times(children), status)
+        {
             (Some(own), Some(children), Some(status)) => {
                 answer.cpu_ms = own + children;
                 answer.exit_code = i32::from(status);
@@ -109,7 +110,10 @@ fn statement(text: &[u8]) -> Result<Option<Statement<'_>>, ()> {
     } else {
         return Err(());
     };
-    let end = match body.iter().position(|&c| !c.is_ascii_alphanumeric() && c != b'_') {
+    let end = match body
+        .iter()
+        .position(|&c| !c.is_ascii_alphanumeric() && c != b'_')
+    {
         Some(end) if end > 0 => end,
         _ => return Err(()),
     };
@@ -311,7 +315,9 @@ mod tests {
 
     #[test]
     fn every_prefix_is_partial() {
-        let text = with_end(b"export A=$'x\\n0m0.0s'\nexport B='0m0.1s 0m0.1s\n'\nexport __sandkasten_rc=\"0\"\n");
+        let text = with_end(
+            b"export A=$'x\\n0m0.0s'\nexport B='0m0.1s 0m0.1s\n'\nexport __sandkasten_rc=\"0\"\n",
+        );
         for length in 0..text.len() {
             assert_eq!(hear(&text[..length]), Heard::Partial, "{length}");
         }
@@ -329,7 +335,12 @@ mod tests {
             b"export A-B=1\n",
             b"0\n",
         ] {
-            assert_eq!(hear(text), Heard::Broken, "{}", String::from_utf8_lossy(text));
+            assert_eq!(
+                hear(text),
+                Heard::Broken,
+                "{}",
+                String::from_utf8_lossy(text)
+            );
         }
     }
 

@@ -40,7 +40,9 @@ pub struct Wiring {
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 pub fn env_get<'a>(env: &'a Env, name: &[u8]) -> Option<&'a [u8]> {
-    env.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_slice())
+    env.iter()
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| value.as_slice())
 }
 
 pub fn env_set(env: &mut Env, name: &[u8], value: Vec<u8>) {
@@ -67,7 +69,10 @@ impl Program {
                 candidates.push(sys::c_string(&candidate)?);
             }
         }
-        let argv = argv.iter().map(|word| sys::c_string(word)).collect::<Result<_, _>>()?;
+        let argv = argv
+            .iter()
+            .map(|word| sys::c_string(word))
+            .collect::<Result<_, _>>()?;
         let mut pairs = Vec::with_capacity(env.len());
         for (name, value) in env {
             let mut pair = name.clone();

@@ -35,7 +35,10 @@ impl Server {
         let full = open.len() >= protocol::MAX_STREAMS;
         self.lease.touch(self.timers.work_now());
         let outcome = if full {
-            Err(Failure::new("busy", "256 streams are open on this connection"))
+            Err(Failure::new(
+                "busy",
+                "256 streams are open on this connection",
+            ))
         } else {
             self.begin(id, stream, &request)
         };
@@ -52,7 +55,10 @@ impl Server {
         }
         let verb = fields.needed_text("verb")?;
         if !protocol::is_verb(verb) {
-            return Err(Failure::new("unsupported", "this runner does not know that verb"));
+            return Err(Failure::new(
+                "unsupported",
+                "this runner does not know that verb",
+            ));
         }
         match verb {
             "exec.start" => return self.exec_start(id, stream, request),
@@ -242,7 +248,11 @@ impl Server {
         };
         if let Some(open) = open {
             self.abandon(id, stream, open);
-            self.answer_error(id, stream, &Failure::new("cancelled", "as the client asked"));
+            self.answer_error(
+                id,
+                stream,
+                &Failure::new("cancelled", "as the client asked"),
+            );
         }
     }
 

@@ -351,7 +351,11 @@ impl Supervisor {
             spared: Vec::new(),
             shell: self.family.shell,
         };
-        everybody.members().iter().map(|p| (p.pid, p.start)).collect()
+        everybody
+            .members()
+            .iter()
+            .map(|p| (p.pid, p.start))
+            .collect()
     }
 
     fn signal(&mut self, signal: i32, whom: i64) {

@@ -93,10 +93,18 @@ impl Timers {
 
     /// Nanoseconds until something is due; `None` when nothing ever is.
     pub fn next_in(&self) -> Option<u64> {
-        let boot = self.boot.keys().next().map(|id| id.0.saturating_sub(sys::boot_ns()));
+        let boot = self
+            .boot
+            .keys()
+            .next()
+            .map(|id| id.0.saturating_sub(sys::boot_ns()));
         let work = match self.frozen_since {
             Some(_) => None,
-            None => self.work.keys().next().map(|id| id.0.saturating_sub(self.work_now())),
+            None => self
+                .work
+                .keys()
+                .next()
+                .map(|id| id.0.saturating_sub(self.work_now())),
         };
         match (boot, work) {
             (Some(a), Some(b)) => Some(a.min(b)),

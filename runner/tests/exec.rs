@@ -9,14 +9,31 @@ use serde_json::{json, Value};
 fn the_result_is_complete() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let outcome = client.exec(json!({"exec_id": "one", "argv": ["sh", "-c", "echo out; echo err >&2; exit 3"]}));
+    let outcome = client
+        .exec(json!({"exec_id": "one", "argv": ["sh", "-c", "echo out; echo err >&2; exit 3"]}));
     let mut exec = outcome.exec().clone();
     let pid = exec["pid"].as_i64().unwrap();
-    assert_eq!(outcome.events, vec![json!({"event": "started", "exec_id": "one", "pid": pid})]);
+    assert_eq!(
+        outcome.events,
+        vec![json!({"event": "started", "exec_id": "one", "pid": pid})]
+    );
     assert!(exec["started_ms"].as_u64().unwrap() > 1_600_000_000_000);
     assert!(exec["peak_rss_bytes"].as_u64().unwrap() > 100_000);
-    for measured in ["pid", "started_ms", "duration_ms", "cpu_ms", "peak_rss_bytes", "io_read_bytes", "io_write_bytes"] {
-        assert!(exec.as_object_mut().unwrap().remove(measured).unwrap().is_u64());
+    for measured in [
+        "pid",
+        "started_ms",
+        "duration_ms",
+        "cpu_ms",
+        "peak_rss_bytes",
+        "io_read_bytes",
+        "io_write_bytes",
+    ] {
+        assert!(exec
+            .as_object_mut()
+            .unwrap()
+            .remove(measured)
+            .unwrap()
+            .is_u64());
     }
     assert_eq!(
         exec,
@@ -25,7 +42,10 @@ fn the_result_is_complete() {
                "stdout_bytes": 4, "stderr_bytes": 4, "truncated": false, "last_seq": 2,
                "oom_suspect": false, "sigsys": false})
     );
-    assert_eq!((outcome.stdout(), outcome.stderr()), ("out\n".into(), "err\n".into()));
+    assert_eq!(
+        (outcome.stdout(), outcome.stderr()),
+        ("out\n".into(), "err\n".into())
+    );
 }
 
 #[test]
@@ -38,7 +58,10 @@ fn arguments_environment_and_directory_are_byte_strings() {
         "env": {"X": {"b64": "/w=="}, "BASE": "over"}, "cwd": "/usr"}));
     assert_eq!(outcome.bytes(1), b"a'\xff\nb\xffover/usr\n");
     let outcome = client.argv(&["sh", "-c", "echo $BASE; pwd"]);
-    assert_eq!(outcome.stdout(), format!("base\n{}\n", runner.workspace().display()));
+    assert_eq!(
+        outcome.stdout(),
+        format!("base\n{}\n", runner.workspace().display())
+    );
 }
 
 #[test]
@@ -63,15 +86,24 @@ fn a_program_that_cannot_start_is_an_error_and_leaves_no_record() {
         (json!({"argv": ["true"], "env": {"A=B": "x"}}), "invalid"),
         (json!({"argv": ["true"], "env": {"A": 1}}), "invalid"),
         (json!({"argv": ["true"], "stdin": "file"}), "invalid"),
-        (json!({"argv": ["true"], "pty": {"rows": 0, "cols": 1}}), "invalid"),
+        (
+            json!({"argv": ["true"], "pty": {"rows": 0, "cols": 1}}),
+            "invalid",
+        ),
         (json!({"argv": ["true"], "stdout_cap": -1}), "invalid"),
         (json!({"argv": ["true"], "deadline_ms": "1"}), "invalid"),
         (json!({"argv": ["true"], "exec_id": "a/b"}), "invalid"),
-        (json!({"argv": ["true"], "exec_id": "x".repeat(65)}), "invalid"),
+        (
+            json!({"argv": ["true"], "exec_id": "x".repeat(65)}),
+            "invalid",
+        ),
     ] {
         assert_eq!(client.exec(fields.clone()).code(), code, "{fields}");
     }
-    assert_eq!(client.call("exec.list", json!({})), Ok(json!({"execs": []})));
+    assert_eq!(
+        client.call("exec.list", json!({})),
+        Ok(json!({"execs": []}))
+    );
 }
 
 #[test]
@@ -96,9 +128,7 @@ fn input_is_streamed_back_pressured_and_closed() {
         }
         let frame = client.next(stream);
         match frame.kind {
-            CREDIT => {
-                window += u32::from_be_bytes(frame.body[..4].try_into().unwrap()) as usize
-            }
+            CREDIT => window += u32::from_be_bytes(frame.body[..4].try_into().unwrap()) as usize,
             CHUNK => {
                 got.extend(chunk(&frame.body).bytes);
                 client.grant(stream, frame.body.len());
@@ -108,7 +138,10 @@ fn input_is_streamed_back_pressured_and_closed() {
         }
     };
     assert!(got == big);
-    assert_eq!((&exec["exit_code"], &exec["stdout_bytes"]), (&json!(0), &json!(3_000_000)));
+    assert_eq!(
+        (&exec["exit_code"], &exec["stdout_bytes"]),
+        (&json!(0), &json!(3_000_000))
+    );
 }
 
 #[test]
@@ -125,8 +158,14 @@ fn exec_stdin_feeds_a_running_command_from_another_connection() {
         assert_eq!(other.finish(feed).end, Ok(json!({"bytes": text.len()})));
     }
     assert_eq!(client.finish(stream).stdout(), "one two");
-    assert_eq!(other.refused("exec.stdin", json!({"exec_id": "cat"})), "closed");
-    assert_eq!(other.refused("exec.stdin", json!({"exec_id": "nobody"})), "unknown_exec");
+    assert_eq!(
+        other.refused("exec.stdin", json!({"exec_id": "cat"})),
+        "closed"
+    );
+    assert_eq!(
+        other.refused("exec.stdin", json!({"exec_id": "nobody"})),
+        "unknown_exec"
+    );
 }
 
 #[test]
@@ -147,13 +186,25 @@ fn a_terminal_has_a_size_that_can_change_and_one_stream() {
     client.started(stream);
     let first = client.next(stream);
     assert_eq!(chunk(&first.body).bytes, b"7 33\r\n");
-    assert_eq!(client.call("exec.resize", json!({"exec_id": "tty", "rows": 9, "cols": 11})), Ok(json!({})));
+    assert_eq!(
+        client.call(
+            "exec.resize",
+            json!({"exec_id": "tty", "rows": 9, "cols": 11})
+        ),
+        Ok(json!({}))
+    );
     client.send(DATA, stream, b"typed\n");
     let outcome = client.finish(stream);
     let text = String::from_utf8(outcome.bytes(0)).unwrap();
     assert!(text.starts_with("9 11\r\ntyped\r\n/dev/pts/"), "{text:?}");
     assert_eq!(outcome.exec()["exit_code"], 4);
-    assert_eq!(client.refused("exec.resize", json!({"exec_id": "tty", "rows": 9, "cols": 11})), "closed");
+    assert_eq!(
+        client.refused(
+            "exec.resize",
+            json!({"exec_id": "tty", "rows": 9, "cols": 11})
+        ),
+        "closed"
+    );
 }
 
 #[test]
@@ -174,22 +225,50 @@ fn a_terminal_is_the_controlling_one_and_hangs_up() {
 fn a_signal_reaches_the_whole_tree_or_the_root_alone() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let stream = client.start(json!({"exec_id": "t", "argv": ["sh", "-c", "sleep 100 & wait $!; echo child $?"]}));
+    let stream = client
+        .start(json!({"exec_id": "t", "argv": ["sh", "-c", "sleep 100 & wait $!; echo child $?"]}));
     client.started(stream);
     eventually(|| {
         let list = client.call("proc.list", json!({})).unwrap();
         let text = list.to_string();
-        if text.contains("\"sleep\",\"100\"") { Ok(()) } else { Err(text) }
+        if text.contains("\"sleep\",\"100\"") {
+            Ok(())
+        } else {
+            Err(text)
+        }
     });
-    client.call("exec.signal", json!({"exec_id": "t", "signal": 15, "tree": false})).unwrap();
+    client
+        .call(
+            "exec.signal",
+            json!({"exec_id": "t", "signal": 15, "tree": false}),
+        )
+        .unwrap();
     let outcome = client.finish(stream);
     let exec = outcome.exec();
     assert_eq!(
-        (&exec["state"], &exec["signal"], &exec["exit_code"], &exec["killed"], &exec["oom_suspect"]),
-        (&json!("signaled"), &json!(15), &json!(null), &json!(true), &json!(false))
+        (
+            &exec["state"],
+            &exec["signal"],
+            &exec["exit_code"],
+            &exec["killed"],
+            &exec["oom_suspect"]
+        ),
+        (
+            &json!("signaled"),
+            &json!(15),
+            &json!(null),
+            &json!(true),
+            &json!(false)
+        )
     );
-    assert_eq!(client.refused("exec.signal", json!({"exec_id": "t", "signal": 65})), "invalid");
-    assert_eq!(client.refused("exec.signal", json!({"exec_id": "u", "signal": 9})), "unknown_exec");
+    assert_eq!(
+        client.refused("exec.signal", json!({"exec_id": "t", "signal": 65})),
+        "invalid"
+    );
+    assert_eq!(
+        client.refused("exec.signal", json!({"exec_id": "u", "signal": 9})),
+        "unknown_exec"
+    );
 }
 
 #[test]
@@ -198,11 +277,26 @@ fn a_kill_that_was_not_ours_is_suspect() {
     let mut client = runner.connect();
     let exec = client.script("kill -9 $$").exec().clone();
     assert_eq!(
-        (&exec["state"], &exec["signal"], &exec["exit_code"], &exec["oom_suspect"], &exec["killed"]),
-        (&json!("signaled"), &json!(9), &json!(null), &json!(true), &json!(false))
+        (
+            &exec["state"],
+            &exec["signal"],
+            &exec["exit_code"],
+            &exec["oom_suspect"],
+            &exec["killed"]
+        ),
+        (
+            &json!("signaled"),
+            &json!(9),
+            &json!(null),
+            &json!(true),
+            &json!(false)
+        )
     );
     let exec = client.script("kill -SYS $$").exec().clone();
-    assert_eq!((&exec["sigsys"], &exec["oom_suspect"]), (&json!(true), &json!(false)));
+    assert_eq!(
+        (&exec["sigsys"], &exec["oom_suspect"]),
+        (&json!(true), &json!(false))
+    );
 }
 
 #[test]
@@ -223,17 +317,27 @@ fn one_exec_id_or_key_runs_once_whoever_asks() {
 fn a_client_that_goes_away_stops_nothing_and_finds_the_result_by_id() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let stream = client.start(json!({"exec_id": "stay", "argv": ["sh", "-c", "echo a; sleep 0.3; echo b; exit 5"]}));
+    let stream = client.start(
+        json!({"exec_id": "stay", "argv": ["sh", "-c", "echo a; sleep 0.3; echo b; exit 5"]}),
+    );
     client.started(stream);
     drop(client);
     let mut later = runner.connect();
-    let running = later.call("exec.wait", json!({"exec_id": "stay", "timeout_ms": 0})).unwrap();
-    assert_eq!((&running["state"], &running["exit_code"]), (&json!("running"), &json!(null)));
+    let running = later
+        .call("exec.wait", json!({"exec_id": "stay", "timeout_ms": 0}))
+        .unwrap();
+    assert_eq!(
+        (&running["state"], &running["exit_code"]),
+        (&json!("running"), &json!(null))
+    );
     let done = later.call("exec.wait", json!({"exec_id": "stay"})).unwrap();
     assert_eq!(done["exit_code"], 5);
     let stream = later.open("exec.output", json!({"exec_id": "stay"}));
     assert_eq!(later.finish(stream).stdout(), "a\nb\n");
-    assert_eq!(later.refused("exec.wait", json!({"exec_id": "gone"})), "unknown_exec");
+    assert_eq!(
+        later.refused("exec.wait", json!({"exec_id": "gone"})),
+        "unknown_exec"
+    );
 }
 
 #[test]
@@ -244,7 +348,10 @@ fn cancel_stops_following_and_not_the_command() {
     client.started(stream);
     client.send(CANCEL, stream, b"");
     assert_eq!(client.finish(stream).code(), "cancelled");
-    assert_eq!(client.call("exec.wait", json!({"exec_id": "c"})).unwrap()["exit_code"], 0);
+    assert_eq!(
+        client.call("exec.wait", json!({"exec_id": "c"})).unwrap()["exit_code"],
+        0
+    );
 }
 
 #[test]
@@ -252,8 +359,16 @@ fn without_follow_the_answer_comes_at_the_start() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let outcome = client.exec(json!({"exec_id": "bg", "argv": ["sleep", "60"], "follow": false}));
-    assert_eq!((&outcome.exec()["state"], outcome.chunks.len()), (&json!("running"), 0));
-    assert_eq!(client.exec(json!({"argv": ["nope"], "follow": false})).code(), "command_not_found");
+    assert_eq!(
+        (&outcome.exec()["state"], outcome.chunks.len()),
+        (&json!("running"), 0)
+    );
+    assert_eq!(
+        client
+            .exec(json!({"argv": ["nope"], "follow": false}))
+            .code(),
+        "command_not_found"
+    );
 }
 
 #[test]
@@ -264,8 +379,16 @@ fn the_newest_256_results_are_kept() {
         client.exec(json!({"exec_id": format!("n{i}"), "argv": ["true"]}));
     }
     let list = client.call("exec.list", json!({})).unwrap();
-    let ids: Vec<String> = list["execs"].as_array().unwrap().iter().map(|e| e["exec_id"].as_str().unwrap().to_owned()).collect();
+    let ids: Vec<String> = list["execs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| e["exec_id"].as_str().unwrap().to_owned())
+        .collect();
     let want: Vec<String> = (4..260).map(|i| format!("n{i}")).collect();
     assert_eq!(ids, want);
-    assert_eq!(client.refused("exec.wait", json!({"exec_id": "n3"})), "unknown_exec");
+    assert_eq!(
+        client.refused("exec.wait", json!({"exec_id": "n3"})),
+        "unknown_exec"
+    );
 }

@@ -21,7 +21,10 @@ impl Dice {
 }
 
 fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }
 
 const SEEDS: &[&str] = &[
@@ -68,14 +71,28 @@ fn frame(dice: &mut Dice) -> Vec<u8> {
         length = dice.roll(usize::MAX >> 32) as u32;
     }
     let mut bytes = length.to_be_bytes().to_vec();
-    bytes.push(if dice.roll(300) == 0 { dice.roll(256) as u8 } else { kind });
+    bytes.push(if dice.roll(300) == 0 {
+        dice.roll(256) as u8
+    } else {
+        kind
+    });
     bytes.extend_from_slice(&stream.to_be_bytes());
     bytes.extend_from_slice(&body);
     bytes
 }
 
 fn mutate(body: &mut Vec<u8>, dice: &mut Dice) {
-    const WORDS: &[&str] = &["-1", "null", "18446744073709551615", "\"\"", "[]", "{}", "1e999", "\\u0000", "true"];
+    const WORDS: &[&str] = &[
+        "-1",
+        "null",
+        "18446744073709551615",
+        "\"\"",
+        "[]",
+        "{}",
+        "1e999",
+        "\\u0000",
+        "true",
+    ];
     for _ in 0..1 + dice.roll(3) {
         if body.is_empty() {
             return;
@@ -85,7 +102,10 @@ fn mutate(body: &mut Vec<u8>, dice: &mut Dice) {
             // A value in place of another keeps the JSON whole more often than a flipped bit.
             0 | 1 | 2 => {
                 let word = WORDS[dice.roll(WORDS.len())];
-                let colon = body[at..].iter().position(|&c| c == b':').map(|i| at + i + 1);
+                let colon = body[at..]
+                    .iter()
+                    .position(|&c| c == b':')
+                    .map(|i| at + i + 1);
                 if let Some(start) = colon {
                     let rest = body[start..].iter().position(|&c| c == b',' || c == b'}');
                     let end = rest.map_or(body.len(), |i| start + i);
@@ -108,7 +128,10 @@ fn mutated_frames_neither_crash_nor_hang_the_runner() {
     let mut sent = 0;
     while sent < total {
         let mut client = runner.connect();
-        client.socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        client
+            .socket
+            .set_read_timeout(Some(Duration::from_millis(1)))
+            .unwrap();
         let mut sink = vec![0u8; 1 << 16];
         for _ in 0..200 {
             sent += 1;
@@ -125,7 +148,9 @@ fn mutated_frames_neither_crash_nor_hang_the_runner() {
         drop(client);
         runner.assert_alive();
     }
-    let open = std::fs::read_dir(format!("/proc/{}/fd", runner.pid())).unwrap().count();
+    let open = std::fs::read_dir(format!("/proc/{}/fd", runner.pid()))
+        .unwrap()
+        .count();
     assert!(open < 2000, "{open} descriptors are open");
 }
 

@@ -17,7 +17,15 @@ fn pattern(from: usize, to: usize) -> Vec<u8> {
 fn head_and_tail_are_kept_to_the_byte() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    for (total, cap) in [(0usize, 1001usize), (1000, 1001), (1001, 1001), (1002, 1001), (300_000, 1001), (300_000, 0), (300_000, 1)] {
+    for (total, cap) in [
+        (0usize, 1001usize),
+        (1000, 1001),
+        (1001, 1001),
+        (1002, 1001),
+        (300_000, 1001),
+        (300_000, 0),
+        (300_000, 1),
+    ] {
         let id = format!("r{total}-{cap}");
         let done = client.exec(json!({"exec_id": id, "stdout_cap": cap,
             "argv": ["python3", "-c", PRINT, total.to_string()]}));
@@ -39,7 +47,15 @@ fn head_and_tail_are_kept_to_the_byte() {
             at = chunk.offset + chunk.bytes.len() as u64;
         }
         let gap = total > cap && tail > 0;
-        assert_eq!(jumps, if gap { vec![(head as u64, tail_from as u64)] } else { vec![] }, "{id}");
+        assert_eq!(
+            jumps,
+            if gap {
+                vec![(head as u64, tail_from as u64)]
+            } else {
+                vec![]
+            },
+            "{id}"
+        );
     }
 }
 
@@ -74,19 +90,36 @@ fn a_flood_is_counted_while_memory_stays_flat_and_nobody_reads() {
     let mut client = runner.connect();
     let size = 400_000_000u64;
     let script = format!("head -c {size} /dev/zero; echo end >&2");
-    let outcome = client.exec(json!({"exec_id": "flood", "argv": ["sh", "-c", script], "follow": false}));
+    let outcome =
+        client.exec(json!({"exec_id": "flood", "argv": ["sh", "-c", script], "follow": false}));
     assert_eq!(outcome.exec()["state"], "running");
     let mut other = runner.connect();
     let mut slowest = Duration::ZERO;
-    while other.call("exec.wait", json!({"exec_id": "flood", "timeout_ms": 1})).unwrap()["state"] == "running" {
+    while other
+        .call("exec.wait", json!({"exec_id": "flood", "timeout_ms": 1}))
+        .unwrap()["state"]
+        == "running"
+    {
         let begin = Instant::now();
         other.call("ping", json!({})).unwrap();
         slowest = slowest.max(begin.elapsed());
     }
-    let exec = other.call("exec.wait", json!({"exec_id": "flood"})).unwrap();
-    assert_eq!((&exec["stdout_bytes"], &exec["stderr_bytes"], &exec["truncated"]), (&json!(size), &json!(4), &json!(true)));
+    let exec = other
+        .call("exec.wait", json!({"exec_id": "flood"}))
+        .unwrap();
+    assert_eq!(
+        (
+            &exec["stdout_bytes"],
+            &exec["stderr_bytes"],
+            &exec["truncated"]
+        ),
+        (&json!(size), &json!(4), &json!(true))
+    );
     let status = std::fs::read_to_string(format!("/proc/{}/status", runner.pid())).unwrap();
-    let anon = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap();
+    let anon = status
+        .lines()
+        .find_map(|l| l.strip_prefix("RssAnon:"))
+        .unwrap();
     let anon: u64 = anon.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(anon < 4_000, "{anon} kB");
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
@@ -102,10 +135,16 @@ fn a_reader_without_credit_waits_and_others_go_on() {
     let mut got = 0usize;
     let mut spent = 0usize;
     let mut other = runner.connect();
-    assert_eq!(other.call("exec.wait", json!({"exec_id": "w"})).unwrap()["exit_code"], 0);
+    assert_eq!(
+        other.call("exec.wait", json!({"exec_id": "w"})).unwrap()["exit_code"],
+        0
+    );
     client.call("ping", json!({})).unwrap();
     // Without a grant no more than the first credit arrives, though the command is long over.
-    client.socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    client
+        .socket
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
     while let Ok(frame) = client.read_frame() {
         assert_eq!(frame.kind, CHUNK);
         got += frame.body.len() - 17;
@@ -123,7 +162,8 @@ fn what_a_daemon_writes_later_goes_to_the_finished_command() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let begin = Instant::now();
-    let outcome = client.exec(json!({"exec_id": "d", "argv": ["sh", "-c", "(sleep 0.5; echo late) & echo early"]}));
+    let outcome = client
+        .exec(json!({"exec_id": "d", "argv": ["sh", "-c", "(sleep 0.5; echo late) & echo early"]}));
     assert!(begin.elapsed() < Duration::from_millis(450));
     assert_eq!(outcome.stdout(), "early\n");
     let seq = outcome.exec()["last_seq"].clone();
@@ -149,5 +189,8 @@ fn old_output_is_let_go_when_it_does_not_fit_and_counts_stay() {
     assert_eq!(client.finish(stream).bytes(1).len(), 3_000_000);
     let stream = client.open("exec.output", json!({"exec_id": "b0"}));
     let old = client.finish(stream);
-    assert_eq!((old.bytes(1).len(), &old.exec()["stdout_bytes"]), (0, &json!(3_000_000)));
+    assert_eq!(
+        (old.bytes(1).len(), &old.exec()["stdout_bytes"]),
+        (0, &json!(3_000_000))
+    );
 }

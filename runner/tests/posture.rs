@@ -20,16 +20,24 @@ fn as_user() -> Runner {
 
 fn field(status: &str, name: &str) -> String {
     let line = status.lines().find(|line| line.starts_with(name));
-    line.unwrap_or_else(|| panic!("{name} in {status}"))[name.len()..].trim().to_owned()
+    line.unwrap_or_else(|| panic!("{name} in {status}"))[name.len()..]
+        .trim()
+        .to_owned()
 }
 
 #[test]
 fn user_code_has_no_capability_no_group_no_descriptor_and_cannot_gain() {
     let runner = as_user();
     let mut client = runner.connect();
-    assert_eq!((&client.hello["uid"], &client.hello["user_uid"]), (&json!(0), &json!(12345)));
+    assert_eq!(
+        (&client.hello["uid"], &client.hello["user_uid"]),
+        (&json!(0), &json!(12345))
+    );
     let script = "cat /proc/self/status; ls /proc/$$/fd | tr '\\n' ' '; echo; ulimit -c; cat /proc/self/oom_score_adj; umask";
-    for outcome in [client.script(script), client.shell(&format!("sh -c '{}'", script.replace('\'', "'\\''")))] {
+    for outcome in [
+        client.script(script),
+        client.shell(&format!("sh -c '{}'", script.replace('\'', "'\\''"))),
+    ] {
         let text = outcome.stdout();
         for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
             assert_eq!(field(&text, set), "0000000000000000", "{set}");
@@ -54,13 +62,24 @@ fn the_runner_cannot_be_read_traced_or_signalled_by_its_user() {
         let probe = client.shell(&format!(
             "for f in environ mem maps auxv; do head -c 1 /proc/{who}/$f; done; ls /proc/{who}/fd /proc/{who}/root/; kill -9 {who}; kill -STOP {who}"));
         assert_eq!(probe.stdout(), "", "{who}");
-        assert_eq!(probe.stderr().matches("not permitted").count(), 2, "{}", probe.stderr());
+        assert_eq!(
+            probe.stderr().matches("not permitted").count(),
+            2,
+            "{}",
+            probe.stderr()
+        );
     }
     let state = runner.root.join("state");
-    let probe = client.shell(&format!("ls {0}; touch {0}/x; for d in {0}/shell-*; do rm -rf $d/cmd; echo x > $d/cmd; done", state.display()));
+    let probe = client.shell(&format!(
+        "ls {0}; touch {0}/x; for d in {0}/shell-*; do rm -rf $d/cmd; echo x > $d/cmd; done",
+        state.display()
+    ));
     assert_eq!(probe.stdout(), "");
     assert_eq!(client.shell("kill -9 -1; echo after").stdout(), "after\n");
-    assert_eq!(client.argv(&["sh", "-c", "kill -9 -1; exit 3"]).exec()["exit_code"], 3);
+    assert_eq!(
+        client.argv(&["sh", "-c", "kill -9 -1; exit 3"]).exec()["exit_code"],
+        3
+    );
     runner.assert_alive();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     assert_eq!(field(&status, "Uid:"), "0\t0\t0\t12345");
@@ -71,8 +90,10 @@ fn the_runner_cannot_be_read_traced_or_signalled_by_its_user() {
 fn the_user_is_killed_by_deadlines_though_its_uid_differs() {
     let runner = as_user();
     let mut client = runner.connect();
-    let outcome = client.exec(json!({"argv": ["bash", "-c", "trap '' TERM; (setsid sleep 1000 &); sleep 1000"],
-        "env": {"MARK": "posture"}, "deadline_ms": 200, "grace_ms": 100}));
+    let outcome = client.exec(
+        json!({"argv": ["bash", "-c", "trap '' TERM; (setsid sleep 1000 &); sleep 1000"],
+        "env": {"MARK": "posture"}, "deadline_ms": 200, "grace_ms": 100}),
+    );
     assert_eq!(outcome.exec()["timed_out"], json!(true));
     assert_eq!(marked("posture"), Vec::<i32>::new());
 }
@@ -87,13 +108,22 @@ fn files_are_touched_as_the_user() {
     client.send(END, stream, b"");
     client.finish(stream).end.unwrap();
     let meta = std::fs::metadata(runner.workspace().join("mine")).unwrap();
-    assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (12345, 12346, 0o644));
-    assert_eq!(client.refused("fs.read", json!({"path": "/etc/shadow"})), "permission");
+    assert_eq!(
+        (meta.uid(), meta.gid(), meta.mode() & 0o7777),
+        (12345, 12346, 0o644)
+    );
+    assert_eq!(
+        client.refused("fs.read", json!({"path": "/etc/shadow"})),
+        "permission"
+    );
 }
 
 /// A runner that is the first process of its own pid namespace.
 fn as_init() -> Runner {
-    Runner::under(&["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"], &[])
+    Runner::under(
+        &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
+        &[],
+    )
 }
 
 #[test]
@@ -105,11 +135,23 @@ fn as_the_first_process_it_reaps_everything_and_dies_of_no_signal() {
     runner.assert_alive();
     let orphans = "import os\nfor i in range(20000):\n if os.fork() == 0:\n  if os.fork() == 0: os._exit(0)\n  os._exit(0)\n os.wait()\n";
     let mut fresh = runner.connect();
-    assert_eq!(fresh.argv(&["python3", "-c", orphans]).exec()["exit_code"], 0);
+    assert_eq!(
+        fresh.argv(&["python3", "-c", orphans]).exec()["exit_code"],
+        0
+    );
     eventually(|| {
         let list = fresh.call("proc.list", json!({})).unwrap();
-        let zombies = list["processes"].as_array().unwrap().iter().filter(|p| p["state"] == "Z").count();
-        if zombies == 0 { Ok(()) } else { Err(zombies) }
+        let zombies = list["processes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|p| p["state"] == "Z")
+            .count();
+        if zombies == 0 {
+            Ok(())
+        } else {
+            Err(zombies)
+        }
     });
 }
 
@@ -124,10 +166,17 @@ fn as_the_first_process_it_survives_the_death_of_every_supervisor() {
     client.exec(json!({"argv": ["python3", "-c", "import os; os.kill(-1, 9)"]}));
     assert_eq!(client.finish(stream).exec()["exit_code"], json!(null));
     let next = client.shell("echo alive");
-    assert_eq!((next.stdout().as_str(), next.verdict()), ("alive\n", (0, true)));
+    assert_eq!(
+        (next.stdout().as_str(), next.verdict()),
+        ("alive\n", (0, true))
+    );
     eventually(|| {
         let list = client.call("proc.list", json!({})).unwrap().to_string();
-        if list.contains("1000") { Err(list) } else { Ok(()) }
+        if list.contains("1000") {
+            Err(list)
+        } else {
+            Ok(())
+        }
     });
     runner.assert_alive();
 }
@@ -137,11 +186,28 @@ fn a_fork_bomb_is_an_error_for_others_and_ends_with_its_deadline() {
     let mut runner = as_init();
     let mut client = runner.connect();
     let bomb = "ulimit -u 200; f() { f | f & }; f; sleep 1000";
-    let runner_user = ["setpriv", "--reuid", "23456", "--regid", "23456", "--clear-groups", "bash", "-c", bomb];
-    let outcome = client.exec(json!({"argv": runner_user, "deadline_ms": 1500, "grace_ms": 200, "stderr_cap": 1000}));
+    let runner_user = [
+        "setpriv",
+        "--reuid",
+        "23456",
+        "--regid",
+        "23456",
+        "--clear-groups",
+        "bash",
+        "-c",
+        bomb,
+    ];
+    let outcome = client.exec(
+        json!({"argv": runner_user, "deadline_ms": 1500, "grace_ms": 200, "stderr_cap": 1000}),
+    );
     assert_eq!(outcome.exec()["timed_out"], json!(true));
     let list = client.call("proc.list", json!({})).unwrap();
-    let left = list["processes"].as_array().unwrap().iter().filter(|p| p["uid"] == 23456).count();
+    let left = list["processes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|p| p["uid"] == 23456)
+        .count();
     assert_eq!(left, 0, "{list}");
     runner.assert_alive();
 }
@@ -152,12 +218,29 @@ fn it_is_ready_quickly_and_small_when_idle() {
     let _client = runner.connect();
     std::thread::sleep(Duration::from_millis(50));
     let status = std::fs::read_to_string(format!("/proc/{}/status", runner.pid())).unwrap();
-    let anon: u64 = field(&status, "RssAnon:").trim_end_matches(" kB").parse().unwrap();
+    let anon: u64 = field(&status, "RssAnon:")
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap();
     assert!(anon <= 1024, "{anon} kB");
     let fds: Vec<String> = std::fs::read_dir(format!("/proc/{}/fd", runner.pid()))
         .unwrap()
-        .map(|fd| std::fs::read_link(fd.unwrap().path()).unwrap().display().to_string())
+        .map(|fd| {
+            std::fs::read_link(fd.unwrap().path())
+                .unwrap()
+                .display()
+                .to_string()
+        })
         .collect();
-    assert_eq!(fds.iter().filter(|fd| *fd == "/dev/null").count(), 3, "{fds:?}");
-    assert_eq!(std::fs::read_link(format!("/proc/{}/cwd", runner.pid())).unwrap().to_str(), Some("/"));
+    assert_eq!(
+        fds.iter().filter(|fd| *fd == "/dev/null").count(),
+        3,
+        "{fds:?}"
+    );
+    assert_eq!(
+        std::fs::read_link(format!("/proc/{}/cwd", runner.pid()))
+            .unwrap()
+            .to_str(),
+        Some("/")
+    );
 }

@@ -46,7 +46,10 @@ fn every_verb_of_the_table_is_known_and_no_other() {
         let stream = client.open(verb, json!({}));
         client.send(CANCEL, stream, b"");
         if let Err(refused) = client.finish(stream).end {
-            assert!(!["unsupported", "internal"].contains(&refused.code()), "{verb}: {refused:?}");
+            assert!(
+                !["unsupported", "internal"].contains(&refused.code()),
+                "{verb}: {refused:?}"
+            );
         }
     }
     assert_eq!(client.refused("exec.stop", json!({})), "unsupported");
@@ -57,11 +60,21 @@ fn every_verb_of_the_table_is_known_and_no_other() {
 fn a_request_that_is_no_request_is_invalid_and_the_connection_lives() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    for (stream, body) in [(1u32, "[]"), (2, "3"), (3, "{}"), (4, "{\"verb\":7}"), (5, "null")] {
+    for (stream, body) in [
+        (1u32, "[]"),
+        (2, "3"),
+        (3, "{}"),
+        (4, "{\"verb\":7}"),
+        (5, "null"),
+    ] {
         client.send(OPEN, stream, body.as_bytes());
         let frame = client.next(stream);
         let error: Value = serde_json::from_slice(&frame.body).unwrap();
-        assert_eq!((frame.kind, &error["code"]), (ERROR, &json!("invalid")), "{body}");
+        assert_eq!(
+            (frame.kind, &error["code"]),
+            (ERROR, &json!("invalid")),
+            "{body}"
+        );
     }
 }
 
@@ -135,8 +148,9 @@ fn more_than_256_streams_are_busy_and_the_others_go_on() {
     let runner = Runner::start();
     let mut client = runner.connect();
     client.exec(json!({"exec_id": "long", "argv": ["sleep", "60"], "follow": false}));
-    let waits: Vec<u32> =
-        (0..256).map(|_| client.open("exec.wait", json!({"exec_id": "long"}))).collect();
+    let waits: Vec<u32> = (0..256)
+        .map(|_| client.open("exec.wait", json!({"exec_id": "long"})))
+        .collect();
     assert_eq!(client.refused("ping", json!({})), "busy");
     for stream in waits {
         client.send(CANCEL, stream, b"");
@@ -196,7 +210,9 @@ fn stdio_serves_one_client_and_ends_with_it() {
         .spawn()
         .unwrap();
     let mut input = child.stdin.take().unwrap();
-    input.write_all(b"\0\0\0\x14\x02\0\0\0\x01{\"verb\":\"ping\"}").unwrap();
+    input
+        .write_all(b"\0\0\0\x14\x02\0\0\0\x01{\"verb\":\"ping\"}")
+        .unwrap();
     drop(input);
     let mut said = Vec::new();
     child.stdout.take().unwrap().read_to_end(&mut said).unwrap();
@@ -206,10 +222,18 @@ fn stdio_serves_one_client_and_ends_with_it() {
 
 #[test]
 fn a_wrong_command_line_is_refused_with_status_2() {
-    for arguments in [&[][..], &["--stdio", "--listen", "/x"], &["--user", "me"], &["--nosuch", "1"]] {
+    for arguments in [
+        &[][..],
+        &["--stdio", "--listen", "/x"],
+        &["--user", "me"],
+        &["--nosuch", "1"],
+    ] {
         let output = Command::new(program()).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(output.stderr.starts_with(b"sandkasten-runner: "), "{arguments:?}");
+        assert!(
+            output.stderr.starts_with(b"sandkasten-runner: "),
+            "{arguments:?}"
+        );
     }
 }
 
@@ -226,7 +250,12 @@ fn it_binds_a_socket_of_its_own_with_mode_0600_and_says_when_ready() {
         .spawn()
         .unwrap();
     let mut ready = Vec::new();
-    child.stdout.take().unwrap().read_to_end(&mut ready).unwrap();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_end(&mut ready)
+        .unwrap();
     assert_eq!(ready.len(), 1);
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode, 0o600);
@@ -234,7 +263,13 @@ fn it_binds_a_socket_of_its_own_with_mode_0600_and_says_when_ready() {
     assert_eq!(client.call("quiesce", json!({"ms": 50})), Ok(json!({})));
     assert!(client.read_frame().is_err());
     assert!(!socket.exists());
-    eventually(|| if socket.exists() { Ok(()) } else { Err("no socket yet") });
+    eventually(|| {
+        if socket.exists() {
+            Ok(())
+        } else {
+            Err("no socket yet")
+        }
+    });
     let mut client = Client::connect(&socket);
     assert_eq!(client.call("ping", json!({})), Ok(json!({})));
     child.kill().unwrap();
@@ -256,8 +291,12 @@ fn leases_end_the_runner_when_it_is_idle_or_its_time_is_over() {
     });
     let mut runner = Runner::start();
     let mut client = runner.connect();
-    client.call("lease", json!({"lifetime_ms": 60_000})).unwrap();
-    client.call("lease", json!({"lifetime_ms": 60_000, "idle_ms": null})).unwrap();
+    client
+        .call("lease", json!({"lifetime_ms": 60_000}))
+        .unwrap();
+    client
+        .call("lease", json!({"lifetime_ms": 60_000, "idle_ms": null}))
+        .unwrap();
     client.call("lease", json!({})).unwrap();
     client.exec(json!({"argv": ["sleep", "60"], "follow": false}));
     client.call("lease", json!({"lifetime_ms": 100})).unwrap();
@@ -285,7 +324,10 @@ fn stats_lists_and_processes_tell_what_is_there() {
     assert_eq!(nap["name"], "sleep");
     let shells = client.call("shell.list", json!({})).unwrap();
     assert_eq!(shells["shells"][0]["name"], "main");
-    assert_eq!(shells["shells"][0]["cwd"], json!(workspace.to_str().unwrap()));
+    assert_eq!(
+        shells["shells"][0]["cwd"],
+        json!(workspace.to_str().unwrap())
+    );
 }
 
 #[test]
@@ -308,8 +350,20 @@ fn a_port_carries_bytes_both_ways_and_half_closes() {
     server.join().unwrap();
     assert_eq!(outcome.events, vec![json!({"event": "connected"})]);
     assert!(outcome.data == message);
-    assert_eq!(outcome.end, Ok(json!({"sent": 700_000, "received": 700_000})));
-    assert_eq!(client.refused("port.connect", json!({ "port": port })), "connection_refused");
-    assert_eq!(client.refused("port.connect", json!({"port": 0})), "invalid");
-    assert_eq!(client.refused("port.connect", json!({"port": 80, "host": "a.example"})), "invalid");
+    assert_eq!(
+        outcome.end,
+        Ok(json!({"sent": 700_000, "received": 700_000}))
+    );
+    assert_eq!(
+        client.refused("port.connect", json!({ "port": port })),
+        "connection_refused"
+    );
+    assert_eq!(
+        client.refused("port.connect", json!({"port": 0})),
+        "invalid"
+    );
+    assert_eq!(
+        client.refused("port.connect", json!({"port": 80, "host": "a.example"})),
+        "invalid"
+    );
 }

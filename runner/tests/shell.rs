@@ -16,7 +16,10 @@ fn with_shell(shell: &str) -> Runner {
     let link = std::env::temp_dir().join(format!("sk-sh-{}-{}", std::process::id(), serial()));
     std::fs::create_dir(&link).unwrap();
     std::os::unix::fs::symlink("/bin/busybox", link.join("sh")).unwrap();
-    assert!(std::path::Path::new("/bin/busybox").exists(), "busybox-static must be installed");
+    assert!(
+        std::path::Path::new("/bin/busybox").exists(),
+        "busybox-static must be installed"
+    );
     Runner::with(&["--shell", link.join("sh").to_str().unwrap()])
 }
 
@@ -31,10 +34,18 @@ fn directory_variables_functions_and_status_are_remembered() {
         assert_eq!(first.exec()["kind"], "shell");
         assert_eq!(first.exec()["shell"], "main");
         let second = client.shell("echo $? $A \"$B\" $(f 3) $PWD; sh -c 'echo $A $B'");
-        assert_eq!(second.stdout(), "1 1 two words f3 /usr\ntwo words\n", "{shell}");
+        assert_eq!(
+            second.stdout(),
+            "1 1 two words f3 /usr\ntwo words\n",
+            "{shell}"
+        );
         assert_eq!(second.exec()["pid"], first.exec()["pid"]);
         let other = client.exec(json!({"shell": "other", "command": "echo [$A] $PWD"}));
-        assert_eq!(other.stdout(), format!("[] {}\n", runner.workspace().display()), "{shell}");
+        assert_eq!(
+            other.stdout(),
+            format!("[] {}\n", runner.workspace().display()),
+            "{shell}"
+        );
     }
 }
 
@@ -69,17 +80,36 @@ fn an_open_quote_is_a_syntax_error_at_once() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
-        for command in ["echo 'x", "echo \"x", "(echo", "if true; then", "f() {", "echo $(", "done"] {
+        for command in [
+            "echo 'x",
+            "echo \"x",
+            "(echo",
+            "if true; then",
+            "f() {",
+            "echo $(",
+            "done",
+        ] {
             let begin = Instant::now();
             let outcome = client.shell(command);
-            assert!(begin.elapsed() < Duration::from_secs(2), "{shell}: {command}");
+            assert!(
+                begin.elapsed() < Duration::from_secs(2),
+                "{shell}: {command}"
+            );
             // bash stays; dash and busybox leave, and that is said.
-            assert_eq!(outcome.verdict(), (2, shell != "/bin/bash"), "{shell}: {command}");
+            assert_eq!(
+                outcome.verdict(),
+                (2, shell != "/bin/bash"),
+                "{shell}: {command}"
+            );
             assert!(!outcome.stderr().is_empty());
             assert_eq!(client.shell("echo usable").stdout(), "usable\n");
         }
         let heredoc = client.shell("cat <<EOF\ntext");
-        assert_eq!((heredoc.verdict(), heredoc.stdout().as_str()), ((0, false), "text\n"), "{shell}");
+        assert_eq!(
+            (heredoc.verdict(), heredoc.stdout().as_str()),
+            ((0, false), "text\n"),
+            "{shell}"
+        );
     }
 }
 
@@ -90,7 +120,8 @@ fn nothing_a_user_can_redefine_changes_later_results() {
     let reset = |client: &mut Client| {
         client.call("shell.close", json!({"name": "main"})).unwrap();
     };
-    let names = "eval . export unset trap set times : exec read printf builtin command echo return \
+    let names =
+        "eval . export unset trap set times : exec read printf builtin command echo return \
         break continue source cd test [ shift local declare typeset alias wait while do done if";
     for name in names.split_whitespace() {
         for definition in [
@@ -99,31 +130,75 @@ fn nothing_a_user_can_redefine_changes_later_results() {
             format!("shopt -s expand_aliases; alias {name}='/bin/echo alias'"),
         ] {
             client.shell(&definition);
-            for (command, code, text) in
-                [("/bin/false", 1, ""), ("/bin/echo right", 0, "right\n"), ("/bin/sh -c 'exit 5'", 5, "")]
-            {
+            for (command, code, text) in [
+                ("/bin/false", 1, ""),
+                ("/bin/echo right", 0, "right\n"),
+                ("/bin/sh -c 'exit 5'", 5, ""),
+            ] {
                 let outcome = client.shell(command);
                 let (seen, flagged) = outcome.verdict();
-                assert!(seen == code || flagged, "{definition}, then {command}: {outcome:?}");
-                assert!(outcome.stdout() == text || flagged, "{definition}, then {command}: {outcome:?}");
+                assert!(
+                    seen == code || flagged,
+                    "{definition}, then {command}: {outcome:?}"
+                );
+                assert!(
+                    outcome.stdout() == text || flagged,
+                    "{definition}, then {command}: {outcome:?}"
+                );
             }
             reset(&mut client);
         }
     }
     for spoil in [
-        "trap '/bin/echo trapped' DEBUG", "trap 'false' DEBUG", "trap '/bin/echo trapped >&9' DEBUG",
-        "trap '/bin/echo trapped' ERR", "trap '/bin/echo trapped' RETURN", "trap 'exit 3' EXIT",
-        "readonly PWD", "readonly PS1", "readonly IFS", "readonly __sandkasten_rc", "readonly POSIXLY_CORRECT",
-        "export __sandkasten_rc=0; readonly __sandkasten_rc", "IFS=0123456789", "set -f", "set -C", "set -k",
-        "enable -n .", "enable -n export", "enable -n times", "enable -n unset", "enable -n :", "enable -n exit",
-        "set -o posix", "set -a", "exec 9>&-", "exec 10>&- 11>&- 12>&- 13>&-", "unset PATH", "cd /; unset PWD",
-        "export -n PWD", "ulimit -n 10", "LC_ALL=C", "export LC_ALL=de_DE.UTF-8", "BASH_XTRACEFD=9; set -x",
+        "trap '/bin/echo trapped' DEBUG",
+        "trap 'false' DEBUG",
+        "trap '/bin/echo trapped >&9' DEBUG",
+        "trap '/bin/echo trapped' ERR",
+        "trap '/bin/echo trapped' RETURN",
+        "trap 'exit 3' EXIT",
+        "readonly PWD",
+        "readonly PS1",
+        "readonly IFS",
+        "readonly __sandkasten_rc",
+        "readonly POSIXLY_CORRECT",
+        "export __sandkasten_rc=0; readonly __sandkasten_rc",
+        "IFS=0123456789",
+        "set -f",
+        "set -C",
+        "set -k",
+        "enable -n .",
+        "enable -n export",
+        "enable -n times",
+        "enable -n unset",
+        "enable -n :",
+        "enable -n exit",
+        "set -o posix",
+        "set -a",
+        "exec 9>&-",
+        "exec 10>&- 11>&- 12>&- 13>&-",
+        "unset PATH",
+        "cd /; unset PWD",
+        "export -n PWD",
+        "ulimit -n 10",
+        "LC_ALL=C",
+        "export LC_ALL=de_DE.UTF-8",
+        "BASH_XTRACEFD=9; set -x",
     ] {
-        client.exec(json!({"shell": "main", "command": spoil, "deadline_ms": 3000, "grace_ms": 100}));
-        for (command, code) in [("/bin/false", 1), ("/bin/true", 0), ("/bin/sh -c 'exit 5'", 5)] {
-            let outcome = client.exec(json!({"shell": "main", "command": command, "deadline_ms": 3000, "grace_ms": 100}));
+        client
+            .exec(json!({"shell": "main", "command": spoil, "deadline_ms": 3000, "grace_ms": 100}));
+        for (command, code) in [
+            ("/bin/false", 1),
+            ("/bin/true", 0),
+            ("/bin/sh -c 'exit 5'", 5),
+        ] {
+            let outcome = client.exec(
+                json!({"shell": "main", "command": command, "deadline_ms": 3000, "grace_ms": 100}),
+            );
             let (seen, flagged) = outcome.verdict();
-            assert!(seen == code || flagged, "{spoil}, then {command}: {outcome:?}");
+            assert!(
+                seen == code || flagged,
+                "{spoil}, then {command}: {outcome:?}"
+            );
         }
         reset(&mut client);
     }
@@ -135,11 +210,20 @@ fn the_loops_own_names_do_not_leak_into_commands() {
         let runner = with_shell(shell);
         let mut client = runner.connect();
         client.shell("true");
-        let seen = client.shell("env; echo [${__sandkasten_rc-}${POSIXLY_CORRECT-}]").stdout();
-        assert!(!seen.contains("sandkasten_rc") && !seen.contains("POSIXLY_CORRECT"), "{shell}: {seen}");
+        let seen = client
+            .shell("env; echo [${__sandkasten_rc-}${POSIXLY_CORRECT-}]")
+            .stdout();
+        assert!(
+            !seen.contains("sandkasten_rc") && !seen.contains("POSIXLY_CORRECT"),
+            "{shell}: {seen}"
+        );
         assert!(seen.ends_with("[]\n"), "{shell}: {seen}");
         let child = client.shell("/bin/sh -c 'ls /proc/$$/fd; true'").stdout();
-        assert_eq!(child.split_whitespace().collect::<Vec<_>>().join(" "), "0 1 2", "{shell}");
+        assert_eq!(
+            child.split_whitespace().collect::<Vec<_>>().join(" "),
+            "0 1 2",
+            "{shell}"
+        );
     }
 }
 
@@ -149,7 +233,10 @@ fn markers_in_output_are_plain_output() {
     let mut client = runner.connect();
     let text = "export __sandkasten_rc=\"9\"\n0m0.000s 0m0.000s\n0m0.000s 0m0.000s\n";
     let outcome = client.shell(&format!("cat <<'EOF'\n{text}EOF\n"));
-    assert_eq!((outcome.verdict(), outcome.stdout().as_str()), ((0, false), text));
+    assert_eq!(
+        (outcome.verdict(), outcome.stdout().as_str()),
+        ((0, false), text)
+    );
 }
 
 #[test]
@@ -160,7 +247,8 @@ fn input_is_empty_unless_it_is_asked_for() {
         assert_eq!(client.shell("cat").verdict(), (0, false));
         assert_eq!(client.shell("read x; echo $?").stdout(), "1\n");
         assert_eq!(client.shell("python3").verdict(), (0, false));
-        let stream = client.start(json!({"shell": "main", "stdin": "stream", "command": "read a; cat; echo $a"}));
+        let stream = client
+            .start(json!({"shell": "main", "stdin": "stream", "command": "read a; cat; echo $a"}));
         client.started(stream);
         let data = vec![b'x'; 200_000];
         client.send(DATA, stream, b"first\n");
@@ -168,7 +256,11 @@ fn input_is_empty_unless_it_is_asked_for() {
         client.send(END, stream, b"");
         let outcome = client.finish(stream);
         let all = outcome.bytes(1);
-        assert!(all[..200_000] == data[..] && &all[200_000..] == b"first\n", "{shell} {}", all.len());
+        assert!(
+            all[..200_000] == data[..] && &all[200_000..] == b"first\n",
+            "{shell} {}",
+            all.len()
+        );
         assert_eq!(client.shell("echo next").stdout(), "next\n");
     }
 }
@@ -180,8 +272,14 @@ fn a_terminal_is_per_command_and_leaves_no_trace() {
         let mut client = runner.connect();
         let spoiled = client.exec(json!({"shell": "main", "pty": {"rows": 5, "cols": 44}, "command": "stty size; stty raw -echo; echo x"}));
         assert_eq!(spoiled.bytes(0), b"5 44\r\nx\n", "{shell}");
-        let next = client.exec(json!({"shell": "main", "pty": {"rows": 5, "cols": 44}, "command": "echo y; (exit 3)"}));
-        assert_eq!((next.bytes(0), next.verdict()), (b"y\r\n".to_vec(), (3, false)), "{shell}");
+        let next = client.exec(
+            json!({"shell": "main", "pty": {"rows": 5, "cols": 44}, "command": "echo y; (exit 3)"}),
+        );
+        assert_eq!(
+            (next.bytes(0), next.verdict()),
+            (b"y\r\n".to_vec(), (3, false)),
+            "{shell}"
+        );
         assert_eq!(client.shell("echo z").stdout(), "z\n");
     }
 }
@@ -210,18 +308,43 @@ fn a_deadline_keeps_the_shell_when_it_answers_and_replaces_it_when_not() {
         client.shell("V=1");
         let timed = |client: &mut Client, command: &str| {
             let begin = Instant::now();
-            let outcome = client.exec(json!({"shell": "main", "command": command, "deadline_ms": 200, "grace_ms": 100}));
-            assert!(begin.elapsed() < Duration::from_secs(5), "{shell}: {command}");
-            assert_eq!(outcome.exec()["timed_out"], json!(true), "{shell}: {command}");
+            let outcome = client.exec(
+                json!({"shell": "main", "command": command, "deadline_ms": 200, "grace_ms": 100}),
+            );
+            assert!(
+                begin.elapsed() < Duration::from_secs(5),
+                "{shell}: {command}"
+            );
+            assert_eq!(
+                outcome.exec()["timed_out"],
+                json!(true),
+                "{shell}: {command}"
+            );
             outcome
         };
-        assert_eq!(timed(&mut client, "echo before; sleep 100").verdict(), (143, false), "{shell}");
+        assert_eq!(
+            timed(&mut client, "echo before; sleep 100").verdict(),
+            (143, false),
+            "{shell}"
+        );
         assert_eq!(client.shell("echo $V").stdout(), "1\n");
-        assert_eq!(timed(&mut client, "trap '' TERM INT HUP; sleep 1000").verdict(), (137, false), "{shell}");
+        assert_eq!(
+            timed(&mut client, "trap '' TERM INT HUP; sleep 1000").verdict(),
+            (137, false),
+            "{shell}"
+        );
         assert_eq!(client.shell("trap - TERM INT HUP; echo $V").stdout(), "1\n");
-        assert_eq!(timed(&mut client, "while :; do :; done").verdict(), (-1, true), "{shell}");
+        assert_eq!(
+            timed(&mut client, "while :; do :; done").verdict(),
+            (-1, true),
+            "{shell}"
+        );
         assert_eq!(client.shell("echo [$V]").stdout(), "[]\n");
-        assert_eq!(timed(&mut client, "while :; do sleep 0.01; done").verdict(), (-1, true), "{shell}");
+        assert_eq!(
+            timed(&mut client, "while :; do sleep 0.01; done").verdict(),
+            (-1, true),
+            "{shell}"
+        );
         assert_eq!(client.shell("echo fine").stdout(), "fine\n");
     }
 }
@@ -235,14 +358,30 @@ fn kill_by_signal_ends_the_command_and_what_is_queued_can_be_withdrawn() {
     client.started(first);
     let second = client.start(json!({"exec_id": "k2", "shell": "main", "command": "echo second"}));
     let third = client.start(json!({"exec_id": "k3", "shell": "main", "command": "echo third $V"}));
-    let queued = client.call("exec.wait", json!({"exec_id": "k2", "timeout_ms": 0})).unwrap();
+    let queued = client
+        .call("exec.wait", json!({"exec_id": "k2", "timeout_ms": 0}))
+        .unwrap();
     assert_eq!(queued["state"], "queued");
-    client.call("exec.signal", json!({"exec_id": "k2", "signal": 15})).unwrap();
+    client
+        .call("exec.signal", json!({"exec_id": "k2", "signal": 15}))
+        .unwrap();
     let withdrawn = client.finish(second);
-    assert_eq!((&withdrawn.exec()["state"], &withdrawn.exec()["killed"]), (&json!("signaled"), &json!(true)));
-    client.call("exec.signal", json!({"exec_id": "k1", "signal": 9})).unwrap();
+    assert_eq!(
+        (&withdrawn.exec()["state"], &withdrawn.exec()["killed"]),
+        (&json!("signaled"), &json!(true))
+    );
+    client
+        .call("exec.signal", json!({"exec_id": "k1", "signal": 9}))
+        .unwrap();
     let killed = client.finish(first);
-    assert_eq!((killed.verdict(), &killed.exec()["killed"], &killed.exec()["oom_suspect"]), ((137, false), &json!(true), &json!(false)));
+    assert_eq!(
+        (
+            killed.verdict(),
+            &killed.exec()["killed"],
+            &killed.exec()["oom_suspect"]
+        ),
+        ((137, false), &json!(true), &json!(false))
+    );
     assert_eq!(client.finish(third).stdout(), "third 1\n");
 }
 
@@ -251,7 +390,11 @@ fn commands_of_one_shell_run_strictly_in_order_and_of_two_at_once() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let streams: Vec<u32> = (0..20)
-        .map(|i| client.start(json!({"shell": "main", "command": format!("echo {i} >> order; sleep 0.01")})))
+        .map(|i| {
+            client.start(
+                json!({"shell": "main", "command": format!("echo {i} >> order; sleep 0.01")}),
+            )
+        })
         .collect();
     let other = client.exec(json!({"shell": "side", "command": "echo side"}));
     assert_eq!(other.stdout(), "side\n");
@@ -269,17 +412,35 @@ fn directories_are_reported_to_the_byte_and_recovered_when_gone() {
         let runner = with_shell(shell);
         let mut client = runner.connect();
         let odd = client.shell("d=$(printf \"a\\nb'c\\\"\\377\"); mkdir \"$d\"; cd \"$d\"");
-        let want = [runner.workspace().to_str().unwrap().as_bytes(), b"/a\nb'c\"\xff"].concat();
+        let want = [
+            runner.workspace().to_str().unwrap().as_bytes(),
+            b"/a\nb'c\"\xff",
+        ]
+        .concat();
         assert_eq!(odd.exec()["cwd"], json!({"b64": base64(&want)}), "{shell}");
         assert_eq!(client.shell("exit 1").verdict(), (1, true));
-        assert_eq!(client.shell("true").exec()["cwd"], json!({"b64": base64(&want)}), "{shell}");
+        assert_eq!(
+            client.shell("true").exec()["cwd"],
+            json!({"b64": base64(&want)}),
+            "{shell}"
+        );
         let gone = client.shell("cd ..; mkdir gone; cd gone; rmdir ../gone");
-        assert_eq!(gone.exec()["cwd"], json!(runner.workspace().join("gone").to_str().unwrap()), "{shell}");
+        assert_eq!(
+            gone.exec()["cwd"],
+            json!(runner.workspace().join("gone").to_str().unwrap()),
+            "{shell}"
+        );
         assert_eq!(client.shell("echo still").stdout(), "still\n");
         assert_eq!(client.shell("exit 1").verdict(), (1, true));
-        assert_eq!(client.shell("true").exec()["cwd"], json!(runner.workspace().to_str().unwrap()));
+        assert_eq!(
+            client.shell("true").exec()["cwd"],
+            json!(runner.workspace().to_str().unwrap())
+        );
         let link = client.shell("mkdir real; ln -s real link; cd link");
-        assert_eq!(link.exec()["cwd"], json!(runner.workspace().join("link").to_str().unwrap()));
+        assert_eq!(
+            link.exec()["cwd"],
+            json!(runner.workspace().join("link").to_str().unwrap())
+        );
     }
 }
 
@@ -287,7 +448,8 @@ fn base64(bytes: &[u8]) -> String {
     let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for group in bytes.chunks(3) {
-        let word = group.iter().fold(0u32, |w, &b| w << 8 | u32::from(b)) << (8 * (3 - group.len()));
+        let word =
+            group.iter().fold(0u32, |w, &b| w << 8 | u32::from(b)) << (8 * (3 - group.len()));
         for place in 0..4 {
             let c = alphabet[(word >> (18 - 6 * place) & 63) as usize] as char;
             text.push(if place <= group.len() { c } else { '=' });
@@ -303,12 +465,17 @@ fn cwd_and_env_of_a_request_act_as_typed_and_stay() {
         let mut client = runner.connect();
         let set = client.exec(json!({"shell": "main", "cwd": "/usr", "env": {"Q": "a'b\nc $x"}, "command": "echo \"$Q $PWD\""}));
         assert_eq!(set.stdout(), "a'b\nc $x /usr\n", "{shell}");
-        assert_eq!(client.shell("sh -c 'echo \"$Q $PWD\"'").stdout(), "a'b\nc $x /usr\n");
+        assert_eq!(
+            client.shell("sh -c 'echo \"$Q $PWD\"'").stdout(),
+            "a'b\nc $x /usr\n"
+        );
         let relative = client.exec(json!({"shell": "main", "cwd": "bin", "command": "pwd"}));
         assert_eq!(relative.stdout(), "/usr/bin\n");
-        let wrong = client.exec(json!({"shell": "main", "cwd": "/no/such", "command": "echo never"}));
+        let wrong =
+            client.exec(json!({"shell": "main", "cwd": "/no/such", "command": "echo never"}));
         assert_eq!(wrong.code(), "not_found");
-        let file = client.exec(json!({"shell": "main", "cwd": "/etc/passwd", "command": "echo never"}));
+        let file =
+            client.exec(json!({"shell": "main", "cwd": "/etc/passwd", "command": "echo never"}));
         assert_eq!(file.code(), "not_directory");
         let name = client.exec(json!({"shell": "main", "env": {"A-B": "x"}, "command": "true"}));
         assert_eq!(name.code(), "invalid");
@@ -328,8 +495,17 @@ fn a_megabyte_is_a_command_and_more_is_too_large() {
         let begin = Instant::now();
         let outcome = client.shell(&format!("{prefix}{}{suffix}", "y".repeat(fill)));
         assert_eq!(outcome.stdout(), format!("{fill}\n"));
-        assert!(begin.elapsed() < Duration::from_secs(1), "{shell}: {:?}", begin.elapsed());
-        assert_eq!(client.exec(json!({"shell": "main", "command": "#".repeat((1 << 20) + 1)})).code(), "too_large");
+        assert!(
+            begin.elapsed() < Duration::from_secs(1),
+            "{shell}: {:?}",
+            begin.elapsed()
+        );
+        assert_eq!(
+            client
+                .exec(json!({"shell": "main", "command": "#".repeat((1 << 20) + 1)}))
+                .code(),
+            "too_large"
+        );
     }
 }
 
@@ -339,7 +515,12 @@ fn control_characters_are_data_and_nul_is_invalid() {
     let mut client = runner.connect();
     let outcome = client.shell("printf '%s' 'a\rb\x03c\x04d\x16e\x1b[31m'");
     assert_eq!(outcome.bytes(1), b"a\rb\x03c\x04d\x16e\x1b[31m");
-    assert_eq!(client.exec(json!({"shell": "main", "command": "echo a\u{0}b"})).code(), "invalid");
+    assert_eq!(
+        client
+            .exec(json!({"shell": "main", "command": "echo a\u{0}b"}))
+            .code(),
+        "invalid"
+    );
     let bytes = client.exec(json!({"shell": "main", "command": {"b64": "cHJpbnRmICVzICf//ic="}}));
     assert_eq!(bytes.bytes(1), b"\xff\xfe");
 }
@@ -348,7 +529,9 @@ fn control_characters_are_data_and_nul_is_invalid() {
 fn an_answer_that_is_too_large_ends_the_shell_and_not_the_runner() {
     let mut runner = Runner::start();
     let mut client = runner.connect();
-    let outcome = client.shell("x=$(head -c 100000 /dev/zero | tr '\\0' x); for i in {1..50}; do export V$i=$x; done");
+    let outcome = client.shell(
+        "x=$(head -c 100000 /dev/zero | tr '\\0' x); for i in {1..50}; do export V$i=$x; done",
+    );
     assert_eq!(outcome.verdict(), (-1, true));
     assert_eq!(outcome.exec()["state"], "lost");
     assert_eq!(client.shell("echo ok").stdout(), "ok\n");
@@ -367,11 +550,20 @@ fn a_closed_shell_is_gone_with_its_jobs_and_its_queue_is_told() {
     client.call("shell.close", json!({"name": "main"})).unwrap();
     assert_eq!(client.finish(queued).code(), "closed");
     let ended = client.finish(running);
-    assert_eq!((&ended.exec()["state"], &ended.exec()["killed"]), (&json!("signaled"), &json!(true)));
+    assert_eq!(
+        (&ended.exec()["state"], &ended.exec()["killed"]),
+        (&json!("signaled"), &json!(true))
+    );
     assert_nobody(&mark);
     assert_eq!(client.shell("echo new").stdout(), "new\n");
-    assert_eq!(client.refused("shell.close", json!({"name": "nobody"})), "not_found");
-    assert_eq!(client.refused("shell.close", json!({"name": "a/b"})), "invalid");
+    assert_eq!(
+        client.refused("shell.close", json!({"name": "nobody"})),
+        "not_found"
+    );
+    assert_eq!(
+        client.refused("shell.close", json!({"name": "a/b"})),
+        "invalid"
+    );
 }
 
 #[test]
@@ -381,14 +573,23 @@ fn a_thousand_commands_keep_their_state_and_leave_no_file() {
     client.shell("n=0");
     for i in 1..=1000 {
         let outcome = client.shell("n=$((n+1)); echo $n");
-        assert_eq!((outcome.stdout(), outcome.verdict()), (format!("{i}\n"), (0, false)));
+        assert_eq!(
+            (outcome.stdout(), outcome.verdict()),
+            (format!("{i}\n"), (0, false))
+        );
     }
     let state = runner.root.join("state");
     let shells: Vec<_> = std::fs::read_dir(&state).unwrap().flatten().collect();
     assert_eq!(shells.len(), 1);
-    let files: Vec<_> = std::fs::read_dir(shells[0].path()).unwrap().flatten().map(|f| f.file_name()).collect();
+    let files: Vec<_> = std::fs::read_dir(shells[0].path())
+        .unwrap()
+        .flatten()
+        .map(|f| f.file_name())
+        .collect();
     assert_eq!(files, ["cmd"]);
-    let open = std::fs::read_dir(format!("/proc/{}/fd", runner.pid())).unwrap().count();
+    let open = std::fs::read_dir(format!("/proc/{}/fd", runner.pid()))
+        .unwrap()
+        .count();
     assert!(open < 20, "{open}");
 }
 

@@ -11,8 +11,10 @@ fn mark() -> String {
 }
 
 fn timed(client: &mut Client, script: &str, mark: &str) -> Value {
-    let outcome = client.exec(json!({"argv": ["bash", "-c", script], "env": {"MARK": mark},
-        "deadline_ms": 300, "grace_ms": 200}));
+    let outcome = client.exec(
+        json!({"argv": ["bash", "-c", script], "env": {"MARK": mark},
+        "deadline_ms": 300, "grace_ms": 200}),
+    );
     outcome.exec().clone()
 }
 
@@ -24,7 +26,10 @@ fn a_deadline_ends_a_command_that_obeys_within_its_grace() {
     let outcome = client.exec(json!({"argv": ["sh", "-c", "echo kept; sleep 100"], "deadline_ms": 100, "grace_ms": 20_000}));
     assert!(begin.elapsed() < Duration::from_secs(5));
     let exec = outcome.exec();
-    assert_eq!((&exec["timed_out"], &exec["signal"], &exec["exit_code"]), (&json!(true), &json!(15), &json!(null)));
+    assert_eq!(
+        (&exec["timed_out"], &exec["signal"], &exec["exit_code"]),
+        (&json!(true), &json!(15), &json!(null))
+    );
     assert_eq!(outcome.stdout(), "kept\n");
     let quick = client.exec(json!({"argv": ["true"], "deadline_ms": 10_000}));
     assert_eq!(quick.exec()["timed_out"], json!(false));
@@ -71,7 +76,11 @@ fn a_chain_that_forks_and_exits_all_the_time_is_caught() {
         let outcome = client.exec(json!({"argv": ["sh", "-c", "python3 -c \"$1\" $2; sleep 1000", "sh", chain, new_session],
             "env": {"MARK": mark}, "deadline_ms": 300, "grace_ms": 200}));
         assert_eq!(outcome.exec()["timed_out"], json!(true));
-        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+        assert!(
+            begin.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            begin.elapsed()
+        );
         assert_eq!(marked(&mark), Vec::<i32>::new());
     }
 }
@@ -82,15 +91,25 @@ fn five_hundred_processes_are_gone_within_a_second() {
     let mut client = runner.connect();
     let mark = mark();
     let script = "trap '' TERM; for i in $(seq 500); do sleep 1000 & done; echo up; wait";
-    let stream = client.start(json!({"exec_id": "many", "argv": ["bash", "-c", script], "env": {"MARK": mark}}));
+    let stream = client
+        .start(json!({"exec_id": "many", "argv": ["bash", "-c", script], "env": {"MARK": mark}}));
     client.started(stream);
     client.next(stream);
     let begin = Instant::now();
-    client.call("exec.signal", json!({"exec_id": "many", "signal": 9})).unwrap();
+    client
+        .call("exec.signal", json!({"exec_id": "many", "signal": 9}))
+        .unwrap();
     let exec = client.finish(stream).exec().clone();
     assert_nobody(&mark);
-    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
-    assert_eq!((&exec["signal"], &exec["killed"], &exec["oom_suspect"]), (&json!(9), &json!(true), &json!(false)));
+    assert!(
+        begin.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begin.elapsed()
+    );
+    assert_eq!(
+        (&exec["signal"], &exec["killed"], &exec["oom_suspect"]),
+        (&json!(9), &json!(true), &json!(false))
+    );
 }
 
 #[test]
@@ -104,7 +123,9 @@ fn a_command_that_ends_by_itself_leaves_its_daemons_alone() {
     assert_eq!(outcome.exec()["exit_code"], 4);
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(marked(&mark).len(), 1);
-    client.call("exec.signal", json!({"exec_id": "leaves", "signal": 9})).unwrap();
+    client
+        .call("exec.signal", json!({"exec_id": "leaves", "signal": 9}))
+        .unwrap();
     assert_nobody(&mark);
 }
 
@@ -113,7 +134,9 @@ fn a_shells_deadline_spares_earlier_jobs() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let (old, new) = (mark(), mark());
-    client.shell(&format!("MARK={old} bash -c 'while :; do sleep 0.05; done' & MARK={old} sleep 1000 &"));
+    client.shell(&format!(
+        "MARK={old} bash -c 'while :; do sleep 0.05; done' & MARK={old} sleep 1000 &"
+    ));
     let outcome = client.exec(json!({"shell": "main", "deadline_ms": 300, "grace_ms": 200,
         "command": format!("export MARK={new}; trap '' TERM; (setsid sleep 1000 &); sleep 1000 & sleep 1000")}));
     assert_eq!(outcome.exec()["timed_out"], json!(true));
@@ -135,10 +158,18 @@ fn a_killed_supervisor_means_lost_and_its_tree_is_swept() {
     let mark = mark();
     let outcome = client.exec(json!({"argv": ["bash", "-c", "(setsid sleep 1000 &); kill -9 $PPID; sleep 1000"], "env": {"MARK": mark}}));
     let exec = outcome.exec();
-    assert_eq!((&exec["state"], &exec["exit_code"]), (&json!("lost"), &json!(null)));
+    assert_eq!(
+        (&exec["state"], &exec["exit_code"]),
+        (&json!("lost"), &json!(null))
+    );
     assert_nobody(&mark);
-    let outcome = client.shell(&format!("MARK={mark} sleep 1000 & kill -9 $PPID; sleep 1000"));
-    assert_eq!((&outcome.exec()["state"], outcome.verdict()), (&json!("lost"), (-1, true)));
+    let outcome = client.shell(&format!(
+        "MARK={mark} sleep 1000 & kill -9 $PPID; sleep 1000"
+    ));
+    assert_eq!(
+        (&outcome.exec()["state"], outcome.verdict()),
+        (&json!("lost"), (-1, true))
+    );
     assert_nobody(&mark);
     assert_eq!(client.shell("echo again").stdout(), "again\n");
 }
@@ -150,7 +181,13 @@ fn nothing_survives_the_runner() {
     let mut client = runner.connect();
     client.exec(json!({"argv": ["bash", "-c", "trap '' TERM; (setsid sleep 1000 &); sleep 1000"], "env": {"MARK": mark}, "follow": false}));
     client.shell(&format!("MARK={mark} sleep 1000 &"));
-    eventually(|| if marked(&mark).len() >= 3 { Ok(()) } else { Err(marked(&mark)) });
+    eventually(|| {
+        if marked(&mark).len() >= 3 {
+            Ok(())
+        } else {
+            Err(marked(&mark))
+        }
+    });
     drop(runner);
     assert_nobody(&mark);
 }
@@ -159,11 +196,15 @@ fn nothing_survives_the_runner() {
 fn deadlines_stand_still_while_frozen() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let stream = client.start(json!({"exec_id": "f", "argv": ["sleep", "100"], "deadline_ms": 200, "grace_ms": 0}));
+    let stream = client.start(
+        json!({"exec_id": "f", "argv": ["sleep", "100"], "deadline_ms": 200, "grace_ms": 0}),
+    );
     client.started(stream);
     client.call("freeze", json!({"frozen": true})).unwrap();
     std::thread::sleep(Duration::from_millis(500));
-    let state = client.call("exec.wait", json!({"exec_id": "f", "timeout_ms": 0})).unwrap();
+    let state = client
+        .call("exec.wait", json!({"exec_id": "f", "timeout_ms": 0}))
+        .unwrap();
     assert_eq!(state["state"], "running");
     client.call("freeze", json!({"frozen": false})).unwrap();
     assert_eq!(client.finish(stream).exec()["timed_out"], json!(true));

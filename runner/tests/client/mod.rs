@@ -154,7 +154,10 @@ impl Outcome {
     }
 
     pub fn code(&self) -> &str {
-        self.end.as_ref().expect_err("an error, not a result").code()
+        self.end
+            .as_ref()
+            .expect_err("an error, not a result")
+            .code()
     }
 
     pub fn bytes(&self, source: u8) -> Vec<u8> {
@@ -333,7 +336,11 @@ impl Client {
     pub fn started(&mut self, stream: u32) -> i64 {
         let frame = self.next(stream);
         let body: Value = serde_json::from_slice(&frame.body).unwrap();
-        assert_eq!((frame.kind, &body["event"]), (EVENT, &json!("started")), "{body}");
+        assert_eq!(
+            (frame.kind, &body["event"]),
+            (EVENT, &json!("started")),
+            "{body}"
+        );
         body["pid"].as_i64().unwrap()
     }
 }
@@ -369,13 +376,20 @@ pub fn marked(mark: &str) -> Vec<i32> {
     let wanted = format!("MARK={mark}").into_bytes();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let pid: i32 = match entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+        let pid: i32 = match entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        {
             Some(pid) => pid,
             None => continue,
         };
         let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let zombie = stat.rsplit(')').next().map_or(true, |rest| rest.starts_with(" Z"));
+        let zombie = stat
+            .rsplit(')')
+            .next()
+            .map_or(true, |rest| rest.starts_with(" Z"));
         if !zombie && environ.split(|&c| c == 0).any(|pair| pair == wanted) {
             found.push(pid);
         }

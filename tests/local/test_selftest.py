@@ -1,0 +1,66 @@
+"""The examination before the first sandbox: passed once; a real deviation refuses everything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.backends.local import LocalBackend, arguments, backend
+from sandkasten.errors import IsolationRefused
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = CellSpec(image=Image("host"))
+
+
+def marks(data_dir: Path) -> list[Path]:
+    return list(data_dir.glob("selftest-*"))
+
+
+async def test_a_good_host_is_examined_once(tmp_path: Path) -> None:
+    first = await LocalBackend(tmp_path).create(new_sandbox_id(), SPEC)
+    await first.destroy()
+    (mark,) = marks(tmp_path)
+    seen = mark.stat().st_mtime_ns
+    second = await LocalBackend(tmp_path).create(new_sandbox_id(), SPEC)
+    await second.destroy()
+    assert mark.stat().st_mtime_ns == seen
+
+
+async def test_a_deviation_refuses_every_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A /dev that can be written to: what bubblewrap makes when nobody asks for better."""
+
+    def careless(spec: CellSpec, ground: arguments.Ground) -> list[str]:
+        args = arguments.bwrap_args(spec, ground)
+        at = args.index("/dev", args.index("/dev/shm"))
+        assert args[at - 1] == "--remount-ro"
+        return args[: at - 1] + args[at + 1 :]
+
+    monkeypatch.setattr(backend, "bwrap_args", careless)
+    local = LocalBackend(tmp_path)
+    for _ in range(2):
+        with pytest.raises(IsolationRefused) as caught:
+            await local.create(new_sandbox_id(), SPEC)
+        assert caught.value.details["deviations"] == ["/dev is writable"]
+    assert list(await local.owned()) == []
+    assert marks(tmp_path) == []
+    assert list((tmp_path / "cells").iterdir()) == []
+
+
+async def test_what_a_killed_examination_left_is_removed(tmp_path: Path) -> None:
+    local = LocalBackend(tmp_path)
+    cell = await local.create(new_sandbox_id(), SPEC)
+    await cell.destroy()
+    for mark in marks(tmp_path):
+        mark.unlink()
+    (tmp_path / "cells" / "selftest_0123456789abcdef").mkdir()
+    again = await LocalBackend(tmp_path).create(new_sandbox_id(), SPEC)
+    await again.destroy()
+    assert list((tmp_path / "cells").iterdir()) == []
