@@ -1,23 +1,14 @@
-//! A command as a fresh process: its pipes or terminal, its supervisor, its deadline, its end.
+//! A command as a fresh process: its pipes or terminal, its supervisor, and what that reports.
 
 use crate::exec::{Exec, State, What, PTY, STDERR, STDOUT};
 use crate::handler::Failure;
 use crate::poll::{self, Source, Watched};
-use crate::protocol;
 use crate::pty;
 use crate::serve::{Owner, Server, Supervisor};
 use crate::spawn::{self, Env, Program, Wiring};
 use crate::supervise::{self, Order, Report};
 use crate::sys::{self, Errno};
-use crate::timers::Due;
 use std::os::unix::io::{AsRawFd, OwnedFd};
-
-/// How long the output of an ended command may trickle on a terminal that somebody still holds.
-const SETTLE_MS: u64 = 20;
-/// A shell whose command was swept answers within this, or is swept again: it may have been about to
-/// start the next process. After the last attempt it is replaced.
-const SHELL_ANSWERS_MS: u64 = 200;
-const SHELL_SWEEPS: u32 = 3;
 
 /// The child's ends; ours are watched already.
 struct Ends {
@@ -200,49 +191,6 @@ impl Server {
         }
     }
 
-    pub fn arm_deadline(&mut self, number: u64) {
-        if let Some(exec) = self.execs.get_mut(&number) {
-            if let Some(ms) = exec.start.deadline_ms {
-                exec.timer = Some(self.timers.after_ms(ms, Due::Deadline(number)));
-            }
-            if exec.start.pty.is_some() && !exec.start.stdin_stream {
-                // An empty standard input, as a terminal says it.
-                exec.input.closing = true;
-            }
-        }
-    }
-
-    /// How the command ended is known. On a terminal its last words may still be on their way.
-    pub fn wind_up(&mut self, number: u64) {
-        self.look_at_terminal(number);
-        self.drain_outputs(number);
-        let exec = match self.execs.get_mut(&number) {
-            Some(exec) if exec.state == State::Running => exec,
-            _ => return,
-        };
-        if exec.outputs[usize::from(PTY)].is_some() {
-            self.timers.after_ms(SETTLE_MS, Due::Settle(number));
-        } else {
-            self.conclude(number);
-        }
-    }
-
-    pub fn settle_output(&mut self, number: u64) {
-        self.drain_outputs(number);
-        self.conclude(number);
-    }
-
-    fn conclude(&mut self, number: u64) {
-        if let Some(exec) = self.execs.get_mut(&number) {
-            match (exec.state, exec.ending, exec.status) {
-                (State::Running, Some(state), _) => exec.state = state,
-                (State::Running, None, Some(status)) => exec.take_status(status),
-                _ => return,
-            }
-            self.finish(number);
-        }
-    }
-
     /// The supervisor's socket is closed: nothing is left below it, or it was killed.
     fn supervisor_gone(&mut self, pid: i32) {
         let supervisor = match self.supervisors.get_mut(&pid) {
@@ -295,135 +243,6 @@ impl Server {
         if status != 0 {
             let known: Vec<i32> = self.supervisors.keys().copied().collect();
             supervise::sweep_orphans(&known, &self.config.identity);
-        }
-    }
-
-    pub fn deadline(&mut self, number: u64) {
-        let exec = match self.execs.get_mut(&number) {
-            Some(exec) if exec.state == State::Running => exec,
-            _ => return,
-        };
-        exec.timed_out = true;
-        exec.timer = Some(
-            self.timers
-                .after_ms(exec.start.grace_ms, Due::Grace(number)),
-        );
-        let supervisor = exec.supervisor;
-        if exec.start.grace_ms > 0 {
-            for signal in [libc::SIGTERM, libc::SIGCONT] {
-                self.order(supervisor, Order::Signal(signal));
-            }
-        }
-    }
-
-    pub fn grace_over(&mut self, number: u64) {
-        if let Some(exec) = self.execs.get_mut(&number) {
-            if exec.state == State::Running {
-                exec.we_killed = true;
-                let supervisor = exec.supervisor;
-                self.order(supervisor, Order::Sweep);
-            }
-        }
-    }
-
-    /// A shell's command was swept: the shell has a moment to answer.
-    pub fn expect_answer(&mut self, number: u64) {
-        if let Some(exec) = self.execs.get_mut(&number) {
-            if exec.state == State::Running {
-                self.timers.after_ms(SHELL_ANSWERS_MS, Due::Swept(number));
-            }
-        }
-    }
-
-    pub fn sweep_settled(&mut self, number: u64) {
-        let exec = match self.execs.get_mut(&number) {
-            Some(exec) if exec.state == State::Running && exec.ending.is_none() => exec,
-            _ => return,
-        };
-        exec.sweeps += 1;
-        let supervisor = exec.supervisor;
-        if exec.sweeps < SHELL_SWEEPS {
-            self.order(supervisor, Order::Sweep);
-        } else {
-            exec.shell_reset = true;
-            self.order(supervisor, Order::End);
-        }
-    }
-
-    pub fn signal_exec(&mut self, number: u64, signal: i32, tree: bool) {
-        let exec = match self.execs.get_mut(&number) {
-            Some(exec) => exec,
-            None => return,
-        };
-        let supervisor = exec.supervisor;
-        let shell = exec.is_shell();
-        if !exec.state.is_over() {
-            exec.sent_signal = Some(signal);
-            exec.we_killed |= signal == libc::SIGKILL;
-        }
-        if shell && exec.state == State::Queued {
-            self.withdraw(number, signal);
-        } else if shell && exec.state.is_over() {
-            // Its processes are the shell's background jobs now.
-        } else if signal == libc::SIGKILL && tree {
-            self.order(supervisor, Order::Sweep);
-        } else if shell {
-            self.order(supervisor, Order::SignalShell(signal));
-        } else if tree {
-            self.order(supervisor, Order::Signal(signal));
-        } else {
-            self.order(supervisor, Order::SignalRoot(signal));
-        }
-    }
-
-    /// Books the end of a command whose state is final, and lets old ones go.
-    pub fn finish(&mut self, number: u64) {
-        let exec = match self.execs.get_mut(&number) {
-            Some(exec) => exec,
-            None => return,
-        };
-        exec.resting = None;
-        exec.duration_ms = sys::boot_ns().saturating_sub(exec.begun_ns) / 1_000_000;
-        if let Some(timer) = exec.timer.take() {
-            self.timers.cancel(timer);
-        }
-        self.drop_input(number);
-        self.changed.insert(number);
-        self.finished.push_back(number);
-        self.lease.touch(self.timers.work_now());
-        self.make_room();
-    }
-
-    fn make_room(&mut self) {
-        let mut budget = protocol::KEPT_OUTPUT;
-        for number in self.finished.iter().rev() {
-            if let Some(exec) = self.execs.get_mut(number) {
-                match budget.checked_sub(exec.ring.footprint()) {
-                    Some(rest) => budget = rest,
-                    None => {
-                        budget = 0;
-                        exec.ring.forget();
-                    }
-                }
-            }
-        }
-        while self.finished.len() > protocol::KEPT_RESULTS {
-            let execs = &self.execs;
-            // What still has a reader, or a child that writes, is kept beyond its time.
-            let idle = |number: &u64| {
-                execs.get(number).map_or(true, |exec| {
-                    exec.watchers.is_empty()
-                        && exec.supervisor.is_none()
-                        && exec.outputs.iter().all(Option::is_none)
-                })
-            };
-            let index = match self.finished.iter().position(idle) {
-                Some(index) => index,
-                None => return,
-            };
-            if let Some(number) = self.finished.remove(index) {
-                self.forget_exec(number);
-            }
         }
     }
 }

@@ -3,10 +3,14 @@
 //! This file reads the command line and settles the process (descriptors, signals, limits, identity);
 //! `serve` is the loop. A mistake on the command line ends it with status 2 and a line on stderr.
 
+// Newer versions of libc define c_int through a path that is younger than our oldest compiler.
+#![allow(clippy::incompatible_msrv)]
+
 mod argv;
 mod bytes;
 mod commands;
 mod connection;
+mod deadline;
 mod exec;
 mod flow;
 mod frame;
@@ -20,10 +24,12 @@ mod processes;
 mod protocol;
 mod pty;
 mod request;
+mod results;
 mod ring;
 mod serve;
 mod shell;
 mod shell_files;
+mod shell_life;
 mod shell_script;
 mod shell_words;
 mod spawn;

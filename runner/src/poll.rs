@@ -22,8 +22,6 @@ pub const WRITE: u32 = libc::EPOLLOUT as u32;
 
 pub struct Ready {
     pub source: Source,
-    pub readable: bool,
-    pub writable: bool,
     pub broken: bool,
 }
 
@@ -108,8 +106,6 @@ impl Poll {
                 let broken = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
                 ready.push(Ready {
                     source,
-                    readable: bits & (READ | broken) != 0,
-                    writable: bits & (WRITE | broken) != 0,
                     broken: bits & broken != 0,
                 });
             }

@@ -61,7 +61,6 @@ impl Directory {
         exec: &mut Exec,
         last_code: i32,
     ) -> Result<(), Errno> {
-        self.clean(identity);
         let command = match &exec.start.what {
             What::Shell { command, .. } => command,
             What::Argv(_) => return Err(libc::EINVAL),
@@ -85,11 +84,7 @@ impl Directory {
         }
         let (output, error) = (self.file("out"), self.file("err"));
         for (path, source) in [(&output, STDOUT), (&error, STDERR)] {
-            self.files.push(path.clone());
-            let reader = identity.as_runner(|| {
-                sys::make_fifo(path, 0o622)?;
-                open_fifo(path, libc::O_RDONLY)
-            })?;
+            let reader = identity.as_runner(|| output_fifo(path))?;
             let watched = poll.watch(reader, Source::Output(number, source), poll::READ)?;
             exec.outputs[usize::from(source)] = Some(watched);
         }
@@ -126,13 +121,21 @@ impl Directory {
             .is_ok()
     }
 
-    pub fn clean(&mut self, identity: &Identity) {
-        let files = std::mem::take(&mut self.files);
+    /// Removes the files of the current command. An output that somebody still holds open goes too, so
+    /// that the next command gets one of its own; the others are used again.
+    pub fn clean(&mut self, identity: &Identity, exec: Option<&Exec>) {
+        let mut files = std::mem::take(&mut self.files);
+        for (name, source) in [("out", STDOUT), ("err", STDERR)] {
+            let held = |exec: &Exec| exec.outputs[usize::from(source)].is_some();
+            if exec.map_or(true, held) {
+                files.push(self.file(name));
+            }
+        }
         identity.as_runner(|| files.iter().for_each(|path| sys::unlink(path)));
     }
 
     pub fn remove(mut self, identity: &Identity) {
-        self.clean(identity);
+        self.clean(identity, None);
         let cmd = self.file("cmd");
         identity.as_runner(|| {
             sys::unlink(&cmd);
@@ -145,6 +148,16 @@ fn write_file(path: &[u8], content: &[u8]) -> Result<(), Errno> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     let file = sys::open(path, flags, 0o444)?;
     sys::write_all(file.as_raw_fd(), content)
+}
+
+/// Our end of a command's output; the FIFO is made when it is not there, or not what it should be.
+fn output_fifo(path: &[u8]) -> Result<OwnedFd, Errno> {
+    if let Ok(fd) = open_fifo(path, libc::O_RDONLY) {
+        return Ok(fd);
+    }
+    sys::unlink(path);
+    sys::make_fifo(path, 0o622)?;
+    open_fifo(path, libc::O_RDONLY)
 }
 
 fn open_fifo(path: &[u8], access: i32) -> Result<OwnedFd, Errno> {

@@ -47,6 +47,8 @@ pub struct Usage {
     pub write_bytes: u64,
 }
 
+/// For the child between clone and exec; it calls nothing deep.
+const STACK: usize = 64 << 10;
 const WORDS: usize = 6;
 type Message = [i64; WORDS];
 
@@ -385,45 +387,53 @@ impl Supervisor {
     }
 }
 
-/// The child's pid once it has become the program.
+/// What the child needs, and where it leaves word of its failure; it shares our memory until it execs.
+struct Errand<'a> {
+    program: &'a Program,
+    wiring: &'a Wiring,
+    identity: &'a Identity,
+    refusal: Option<(Stage, Errno)>,
+}
+
+extern "C" fn child(argument: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `fork_program` passes a pointer to its own Errand and is suspended while we use it.
+    let errand = unsafe { &mut *argument.cast::<Errand>() };
+    errand.refusal = Some(errand.program.run(errand.wiring, errand.identity));
+    // SAFETY: leaves without running anything of the parent's.
+    unsafe { libc::_exit(127) }
+}
+
+/// The child's pid once it has become the program. As posix_spawn does it: the child borrows our memory
+/// on a stack of its own while we wait, so nothing is copied and its failure is a value, not a message.
 fn fork_program(
     program: &Program,
     wiring: &Wiring,
     identity: &Identity,
 ) -> Result<i32, (Stage, Errno)> {
-    let prepare = |errno| (Stage::Prepare, errno);
-    let (reader, low) = sys::pipe().map_err(prepare)?;
-    // Above 9, where a shell's private descriptor goes.
-    let writer = sys::duplicate(low.as_raw_fd(), 10).map_err(prepare)?;
-    drop(low);
-    // SAFETY: one thread, so the child may run any code.
-    let pid = match unsafe { libc::fork() } {
-        -1 => return Err(prepare(sys::errno())),
-        0 => {
-            let (stage, errno) = program.run(wiring, identity);
-            let mut note = [0u8; 8];
-            note[..4].copy_from_slice(&(stage as i32).to_ne_bytes());
-            note[4..].copy_from_slice(&errno.to_ne_bytes());
-            let _nobody_listens = sys::write_all(writer.as_raw_fd(), &note);
-            // SAFETY: leaves without running anything of the parent's.
-            unsafe { libc::_exit(127) }
-        }
-        pid => pid,
+    let mut stack = vec![0u128; STACK / std::mem::size_of::<u128>()];
+    let mut errand = Errand {
+        program,
+        wiring,
+        identity,
+        refusal: None,
     };
-    drop(writer);
-    let mut note = [0u8; 8];
-    // End of file without a note: exec closed the pipe, the program runs (or was killed on its way, and
-    // then its wait status says so).
-    if sys::read(reader.as_raw_fd(), &mut note) == Ok(note.len()) {
-        let stage = match i32::from_ne_bytes([note[0], note[1], note[2], note[3]]) {
-            2 => Stage::Cwd,
-            3 => Stage::Exec,
-            _ => Stage::Prepare,
-        };
-        let errno = i32::from_ne_bytes([note[4], note[5], note[6], note[7]]);
-        // SAFETY: waits for our own child.
-        unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
-        return Err((stage, errno));
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the stack and the errand outlive the child's use of them, because CLONE_VFORK suspends us
+    // until it has exec'd or exited; all signals are blocked, so no handler runs on shared memory.
+    let pid = unsafe {
+        let top = stack.as_mut_ptr().add(stack.len());
+        let errand: *mut Errand = &mut errand;
+        libc::clone(child, top.cast(), flags, errand.cast())
+    };
+    if pid < 0 {
+        return Err((Stage::Prepare, sys::errno()));
     }
-    Ok(pid)
+    match errand.refusal {
+        None => Ok(pid),
+        Some(refusal) => {
+            // SAFETY: waits for our own child.
+            unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+            Err(refusal)
+        }
+    }
 }

@@ -285,10 +285,8 @@ fn leases_end_the_runner_when_it_is_idle_or_its_time_is_over() {
     client.call("lease", json!({"idle_ms": 100})).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(250));
     runner.assert_alive();
-    eventually(|| match runner.child.try_wait().unwrap() {
-        Some(status) => Ok(assert!(status.success())),
-        None => Err("still alive"),
-    });
+    let status = eventually(|| runner.child.try_wait().unwrap().ok_or("still alive"));
+    assert!(status.success());
     let mut runner = Runner::start();
     let mut client = runner.connect();
     client

@@ -293,7 +293,9 @@ async def test_a_pty_command_has_a_terminal_of_the_size_asked_for(box: Box):
 @pytest.mark.needs_kernel("a terminal is the kernel's")
 async def test_a_terminal_can_be_resized_while_it_runs(box: Box):
     exec_id = await box.begin(
-        ["sh", "-c", "echo up; read x; stty size"], pty={"rows": 24, "cols": 80}
+        ["sh", "-c", "echo up; read x; stty size"],
+        pty={"rows": 24, "cols": 80},
+        stdin="stream",
     )
     await box.prints(exec_id, b"up")
     assert await box.ask("exec.resize", exec_id=exec_id, rows=50, cols=99) == {}

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.backends.local import LocalBackend, LocalCell
-from sandkasten.linux import cgroups, idranges, posture
+from sandkasten.linux import idranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.image import Image
 from sandkasten.model.limits import Limits
 from sandkasten.model.spec import CellSpec
-from sandkasten.wire.call import Data, Event, Output
+from sandkasten.wire.call import Data, Output
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import (
     Entry,
@@ -129,6 +129,7 @@ class Box:
         self.pid_namespace = os.readlink(f"/proc/{self.host_pid}/ns/pid")
         self.state: dict[str, Any] = json.loads((self.directory / "state").read_text())
         self.destroyed = False
+        self.ended_at = float("inf")
 
     async def _dial(self) -> Channel:
         return await Channel.open(await self.cell.dial())
@@ -319,6 +320,7 @@ class Box:
 
     def destroy(self) -> None:
         self.destroyed = True
+        self.ended_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.loop.run(self.channel.aclose())
         self.loop.run(self.cell.destroy())
 
@@ -356,6 +358,9 @@ class Box:
                     continue
                 uid = int(re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE).group(1))  # type: ignore[union-attr]
                 inside = os.readlink(f"/proc/{name}/ns/pid") == self.pid_namespace
+                # The kernel gives a dead namespace's number to the next one, and we the id range.
+                if _began(name) > self.ended_at:
+                    continue
             except OSError:
                 continue
             if inside or (ids is not None and uid in ids):
@@ -363,12 +368,7 @@ class Box:
         return found
 
 
-def controllers() -> frozenset[str]:
-    """Which cgroup controllers this run can use."""
-    if not ROOT:
-        return frozenset()
-    on = cgroups.detect()
-    return frozenset(on.v1) | on.v2_controllers
-
-
-__all__ = ["Answer", "Box", "Event", "Loop", "controllers", "poll", "sized"]
+def _began(pid: str) -> float:
+    """When a process began, in seconds since boot."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -77,6 +77,11 @@ def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop
     """kill -9 in the middle of create, at spread moments; what is left is found and removed."""
     data_dir = tmp_path / "d"
     backend = LocalBackend(data_dir)
+    # Once whole, so that what is killed later is a create and not the self-test before it.
+    with _maker(data_dir, 1) as first:
+        assert first.stdout is not None
+        assert [first.stdout.readline().split()[0] for _ in range(2)] == ["making", "made"]
+        first.kill()
     tries = 12
     for attempt in range(tries):
         with _maker(data_dir, 50) as maker:
@@ -235,6 +240,8 @@ def test_a_dead_sandbox_says_that_it_is_lost(box):
     with pytest.raises(SandboxLost):
         for _ in range(50):
             box.exec(["true"], timeout_s=5)
+    # Its connections are closed a moment before it is dead.
+    poll("the sandbox", lambda: box.host_pid in box._living())
     with pytest.raises(SandboxLost):
         box.loop.run(box.backend.attach(box.id))
     box.destroy()

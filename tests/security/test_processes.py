@@ -174,6 +174,7 @@ def test_every_pseudo_terminal_ends_with_its_command(box):
     assert box.python(code) == ["ptmx"]
 
 
+@pytest.mark.root  # nobody else may look
 def test_descriptors_of_the_runner_do_not_grow_with_commands(box):
     def count() -> int:
         return len(os.listdir(f"/proc/{box.host_pid}/fd"))

@@ -356,7 +356,9 @@ def test_the_verdict_on_a_memory_bomb_is_oom(sdk_box):
 
 @pytest.mark.root
 def test_the_verdict_on_too_many_processes_is_pids(sdk_box):
-    result = sdk_box.exec(["bash", "-c", "for i in $(seq 200); do sleep 5 & done; exit 1"])
+    code = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(1); os._exit(0)"
+    result = sdk_box.exec([PYTHON, "-I", "-c", code])
+    assert result.exit_code == 1
     assert result.why is not None
     assert result.why.code == "PIDS"
 

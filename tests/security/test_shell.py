@@ -182,7 +182,8 @@ def test_a_shell_that_stops_itself_is_dead_at_the_deadline(box):
     answer = box.exec("kill -STOP $$; echo never", timeout_s=1, grace_s=0.5)
     assert time.monotonic() - began < 4
     assert answer.reply.timed_out
-    assert answer.code is None or answer.reset
+    # Woken by the grace's SIGCONT it may still end by itself; then its code is a real one.
+    assert answer.code is None or answer.reset or answer.stdout == b"never\n"
     _next_is_right_or_flagged(box)
 
 

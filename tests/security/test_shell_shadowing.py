@@ -27,7 +27,7 @@ BUILTINS = """
 
 _numbers = itertools.count()
 # Some tricks can only be ended by the deadline; a dozen of these must not take a minute.
-QUICK = {"timeout_s": 2.0, "grace_s": 0.2}
+QUICK = {"timeout_s": 1.5, "grace_s": 0.2}
 
 
 def _spoil(box: Box, *commands: str) -> None:

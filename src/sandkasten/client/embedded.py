@@ -94,11 +94,20 @@ async def _hold(engines: _Engines, place: Place, engine: Transport) -> AsyncGene
 
 
 async def _open(place: Place) -> Transport:
-    loaded = settings(place)
+    _require_linux()
+    # In a thread, because the first import takes as long as a hundred commands and the loop
+    # may be somebody's server.
+    loaded = await asyncio.to_thread(_load, place)
     with _installed():
         from sandkasten.daemon.compose import open_engine
 
         return await open_engine(loaded)
+
+
+def _load(place: Place) -> Settings:
+    with _installed():
+        from sandkasten.daemon import compose  # noqa: F401  (only to have it loaded)
+    return settings(place)
 
 
 def settings(place: Place) -> Settings:

@@ -96,7 +96,7 @@ fn race(place: &Place, mut act: impl FnMut(usize) -> Result<(), &'static str>) {
             ) => {}
             Err(code) => panic!("{}", code),
         }
-        if round >= rounds() && (good > 0 && refused > 0 || round > 200 * rounds()) {
+        if round >= rounds() && (good > 0 && refused > 0 || round > 20 * rounds()) {
             break;
         }
     }

@@ -249,7 +249,7 @@ class Execs:
                 STDERR: order.stderr_cap,
             }
         )
-        execution = Execution(order, Output(caps), Pipe() if order.stdin or order.pty else None)
+        execution = Execution(order, Output(caps), Pipe() if order.stdin else None)
         if order.argv is not None:
             self._start_argv(execution, order.argv)
         else:

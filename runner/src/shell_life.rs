@@ -1,0 +1,380 @@
+//! The life of one shell process: started, given commands, heard, replaced.
+//!
+//! Its death is learned from its supervisor, never from an end of file. Whatever does not fit (an answer
+//! nobody asked for, an answer that is none, a shell that reads the next command without having answered)
+//! ends it, and the next command gets a fresh one at the last directory with the last exported environment.
+
+use crate::exec::State;
+use crate::handler::Failure;
+use crate::poll::{self, Source, Watched};
+use crate::protocol;
+use crate::serve::{Owner, Server};
+use crate::shell::Phase;
+use crate::shell_files::{self, Directory};
+use crate::shell_words::{self, Heard};
+use crate::spawn::{self, Program, Wiring};
+use crate::supervise::{Order, Report, Usage};
+use crate::sys;
+use crate::timers::Due;
+use std::os::unix::io::AsRawFd;
+
+/// The shell opens its FIFO within microseconds of its answer, and some milliseconds after its start.
+const RETRY_NS: u64 = 60_000;
+const SLOW_RETRY_MS: u64 = 2;
+const FAST_RETRIES: u32 = 100;
+const MAX_RETRIES: u32 = 5_000;
+/// How often a running shell is checked for having lost its way.
+const WATCH_MS: u64 = 500;
+/// An answer that has begun is written in one go.
+const ANSWER_MS: u64 = 1_000;
+
+impl Server {
+    pub fn launch(&mut self, id: u64) -> Result<(), Failure> {
+        let failed = |errno| Failure::from_errno(errno, "cannot start a shell");
+        let serial = self.next_serial();
+        let identity = &self.config.identity;
+        let directory =
+            Directory::make(identity, &self.config.state_dir, serial).map_err(failed)?;
+        let shell = match self.shells.get_mut(&id) {
+            Some(shell) => shell,
+            None => return Ok(()),
+        };
+        if !shell_files::is_directory(&shell.cwd) {
+            shell.cwd = self.config.workspace.clone();
+        }
+        let env = shell_files::start_env(&self.config.env, shell.env.as_ref(), &shell.cwd);
+        let argv = shell_files::start_argv(&shell.program, &directory);
+        let cwd = shell.cwd.clone();
+        let program = Program::new(&argv, &env, &cwd).map_err(failed)?;
+        let null = sys::open(b"/dev/null", libc::O_RDWR, 0).map_err(failed)?;
+        let (ours, theirs) = sys::pipe().map_err(failed)?;
+        sys::set_nonblocking(ours.as_raw_fd()).map_err(failed)?;
+        let wiring = Wiring {
+            stdio: [null.as_raw_fd(); 3],
+            ninth: Some(theirs.as_raw_fd()),
+            terminal: false,
+            own_session: false,
+        };
+        let answer = self.poll.watch(ours, Source::ShellAnswer(id), poll::READ);
+        let answer = answer.map_err(failed)?;
+        let supervisor = match self.supervise(&program, &wiring, Owner::Shell(id)) {
+            Ok(pid) => pid,
+            Err(failure) => {
+                drop(self.poll.unwatch(answer));
+                directory.remove(&self.config.identity);
+                return Err(failure);
+            }
+        };
+        if let Some(shell) = self.shells.get_mut(&id) {
+            shell.supervisor = Some(supervisor);
+            shell.answer = Some(answer);
+            shell.heard.clear();
+            shell.directory = Some(directory);
+            shell.used = Usage::default();
+            shell.phase = Phase::Starting;
+        }
+        Ok(())
+    }
+
+    pub fn shell_report(&mut self, id: u64, report: Report) {
+        let shell = match self.shells.get_mut(&id) {
+            Some(shell) => shell,
+            None => return,
+        };
+        match report {
+            Report::Started { pid } => {
+                shell.pid = pid;
+                if shell.phase == Phase::Starting {
+                    // A fresh shell has no jobs to spare.
+                    self.prepare(id);
+                }
+            }
+            Report::Begun => {
+                if shell.phase == Phase::Arming {
+                    self.prepare(id);
+                }
+            }
+            Report::Failed { stage, errno } => {
+                let mut failure = spawn::not_started(stage, errno, &shell.program, &shell.cwd);
+                if matches!(failure.code, "command_not_found" | "not_executable") {
+                    failure.code = "no_shell";
+                }
+                let first = shell.restarts == 0;
+                shell.restarts += 1;
+                // An environment grown too large, a directory gone: try once more without them.
+                shell.env = None;
+                shell.cwd = self.config.workspace.clone();
+                self.clear_shell(id);
+                if !first {
+                    self.refuse_current(id, &failure);
+                }
+                self.advance(id);
+            }
+            Report::Swept => {
+                if let Some(number) = shell.current {
+                    self.expect_answer(number);
+                }
+            }
+            Report::Exited { status, .. } => self.shell_died(id, Some(status)),
+        }
+    }
+
+    /// Lays out the files of the current command.
+    pub fn prepare(&mut self, id: u64) {
+        let outcome = self.lay_out(id);
+        match outcome {
+            Ok(()) => {
+                if let Some(shell) = self.shells.get_mut(&id) {
+                    shell.phase = Phase::Delivering;
+                    shell.retries = 0;
+                }
+                self.deliver(id);
+            }
+            Err(failure) => {
+                if let Some(shell) = self.shells.get_mut(&id) {
+                    shell.phase = Phase::Idle;
+                }
+                self.refuse_current(id, &failure);
+                self.advance(id);
+            }
+        }
+    }
+
+    fn lay_out(&mut self, id: u64) -> Result<(), Failure> {
+        let shell = match self.shells.get_mut(&id) {
+            Some(shell) => shell,
+            None => return Ok(()),
+        };
+        let number = shell.current.unwrap_or(0);
+        let (directory, exec) = match (&mut shell.directory, self.execs.get_mut(&number)) {
+            (Some(directory), Some(exec)) => (directory, exec),
+            _ => return Err(Failure::new("internal", "the command is gone")),
+        };
+        exec.supervisor = shell.supervisor;
+        directory
+            .lay_out(
+                &self.config.identity,
+                &mut self.poll,
+                number,
+                exec,
+                shell.last_code,
+            )
+            .map_err(|errno| Failure::from_errno(errno, "cannot hand the command to the shell"))
+    }
+
+    /// Hands the command over as soon as the shell reads.
+    pub fn deliver(&mut self, id: u64) {
+        let shell = match self.shells.get_mut(&id) {
+            Some(shell) if shell.phase == Phase::Delivering => shell,
+            _ => return,
+        };
+        let directory = match &shell.directory {
+            Some(directory) => directory,
+            None => return,
+        };
+        match directory.deliver(&self.config.identity) {
+            Ok(()) => {
+                shell.phase = Phase::Running;
+                shell.lost_state |= shell.restarts > 0;
+                let pid = shell.pid;
+                let reset = std::mem::replace(&mut shell.lost_state, false);
+                let number = shell.current.unwrap_or(0);
+                if let Some(exec) = self.execs.get_mut(&number) {
+                    exec.shell_reset |= reset;
+                    exec.begin(pid);
+                }
+                shell.watch = Some(self.timers.after_ms(WATCH_MS, Due::Watch(id)));
+                self.changed.insert(number);
+                self.arm_deadline(number);
+                self.write_input(number, false);
+            }
+            Err(libc::ENXIO) if shell.retries < MAX_RETRIES => {
+                shell.retries += 1;
+                if shell.retries < FAST_RETRIES {
+                    self.timers.after_ns(RETRY_NS, Due::Deliver(id));
+                } else {
+                    self.timers.after_ms(SLOW_RETRY_MS, Due::Deliver(id));
+                }
+            }
+            Err(_) => self.end_shell(id),
+        }
+    }
+
+    pub fn hear_shell(&mut self, id: u64) {
+        let mut block = std::mem::take(&mut self.scratch);
+        block.resize(block.len().max(64 << 10), 0);
+        let mut verdict = None;
+        if let Some(shell) = self.shells.get_mut(&id) {
+            let fd = shell.answer.as_ref().map_or(-1, Watched::raw);
+            match sys::read(fd, &mut block) {
+                Ok(0) | Err(libc::EAGAIN) => {}
+                Err(_) => verdict = Some(Heard::Broken),
+                Ok(count) => {
+                    shell.heard.extend_from_slice(&block[..count]);
+                    let over = shell.heard.len() > protocol::MAX_SHELL_ANSWER;
+                    verdict = Some(if over || shell.phase != Phase::Running {
+                        Heard::Broken
+                    } else {
+                        shell_words::hear(&shell.heard)
+                    });
+                }
+            }
+            if verdict.is_none() && shell.phase == Phase::Absent {
+                // The writers are gone, and so is the shell: stop watching.
+                if let Some(answer) = shell.answer.take() {
+                    drop(self.poll.unwatch(answer));
+                }
+            }
+        }
+        self.scratch = block;
+        match verdict {
+            None => {}
+            Some(Heard::Partial) => self.expect_rest(id),
+            Some(Heard::Broken) => self.end_shell(id),
+            Some(Heard::Whole(answer)) => self.command_done(id, answer),
+        }
+    }
+
+    fn expect_rest(&mut self, id: u64) {
+        if let Some(shell) = self.shells.get_mut(&id) {
+            if shell.timer.is_none() {
+                shell.timer = Some(self.timers.after_ms(ANSWER_MS, Due::Answer(id)));
+            }
+        }
+    }
+
+    pub fn answer_overdue(&mut self, id: u64) {
+        if let Some(shell) = self.shells.get_mut(&id) {
+            shell.timer = None;
+            if !shell.heard.is_empty() {
+                self.end_shell(id);
+            }
+        }
+    }
+
+    /// The shell cannot be trusted to go on: kill it and all it has started. Its death does the rest.
+    fn end_shell(&mut self, id: u64) {
+        if let Some(shell) = self.shells.get_mut(&id) {
+            if matches!(shell.phase, Phase::Absent | Phase::Ending) {
+                return;
+            }
+            // Its status from here on is ours, not the command's.
+            let delivered = shell.phase == Phase::Running;
+            shell.phase = Phase::Ending;
+            let supervisor = shell.supervisor;
+            let current = if delivered {
+                shell.current.take()
+            } else {
+                None
+            };
+            shell.lost_state = true;
+            self.order(supervisor, Order::End);
+            if let Some(number) = current {
+                let cwd = self.shells.get(&id).map(|shell| shell.cwd.clone());
+                if let Some(exec) = self.execs.get_mut(&number) {
+                    exec.shell_reset = true;
+                    exec.cwd = cwd;
+                }
+                if let Some(shell) = self.shells.get_mut(&id) {
+                    shell.lost_state = false;
+                }
+                self.close_command(id, number, State::Lost);
+            }
+        }
+    }
+
+    /// `status` is `None` when even the supervisor is gone.
+    fn shell_died(&mut self, id: u64, status: Option<i32>) {
+        // A last answer may have been written before the end.
+        self.hear_shell(id);
+        let shell = match self.shells.get_mut(&id) {
+            Some(shell) => shell,
+            None => return,
+        };
+        let phase = shell.phase;
+        shell.lost_state = true;
+        shell.last_code = 0;
+        let supervisor = shell.supervisor;
+        let cwd = shell.cwd.clone();
+        let running = phase == Phase::Running;
+        let current = if running { shell.current.take() } else { None };
+        if let Some(number) = current {
+            shell.lost_state = false;
+            let mut state = State::Lost;
+            if let Some(exec) = self.execs.get_mut(&number) {
+                exec.shell_reset = true;
+                exec.cwd = Some(cwd);
+                if let Some(status) = status {
+                    exec.take_status(status);
+                    state = exec.state;
+                }
+            }
+            self.close_command(id, number, state);
+        }
+        if let Some(shell) = self.shells.get_mut(&id) {
+            shell.restarts += u32::from(shell.current.is_some());
+        }
+        // Nothing it started outlives it.
+        self.order(supervisor, Order::End);
+        self.clear_shell(id);
+        let hopeless = self
+            .shells
+            .get(&id)
+            .map_or(false, |shell| shell.restarts > 2);
+        if hopeless {
+            let failure = Failure::new("internal", "the shell dies before it takes a command");
+            self.refuse_current(id, &failure);
+        }
+        if self.shells.get(&id).map_or(false, |shell| shell.closing) {
+            self.bury(id);
+        } else {
+            self.advance(id);
+        }
+    }
+
+    /// Back to no process: the supervisor is left to reap, the directory goes.
+    fn clear_shell(&mut self, id: u64) {
+        let shell = match self.shells.get_mut(&id) {
+            Some(shell) => shell,
+            None => return,
+        };
+        shell.phase = Phase::Absent;
+        if let Some(timer) = shell.timer.take() {
+            self.timers.cancel(timer);
+        }
+        if let Some(answer) = shell.answer.take() {
+            drop(self.poll.unwatch(answer));
+        }
+        if let Some(directory) = shell.directory.take() {
+            directory.remove(&self.config.identity);
+        }
+        if let Some(pid) = shell.supervisor.take() {
+            if let Some(supervisor) = self.supervisors.get_mut(&pid) {
+                supervisor.owner = Owner::Nobody;
+            }
+        }
+    }
+
+    pub fn shell_lost(&mut self, id: u64) {
+        self.shell_died(id, None);
+    }
+
+    /// A shell that reads its FIFO while its command runs has skipped the answer. Only bash can be led to
+    /// do that (`enable -n`), and only bash has closed the FIFO by the time the command runs.
+    pub fn watch_shell(&mut self, id: u64) {
+        let identity = &self.config.identity;
+        let shell = match self.shells.get_mut(&id) {
+            Some(shell) if shell.phase == Phase::Running => shell,
+            _ => return,
+        };
+        let bash = shell_files::is_bash(&shell.program);
+        let directory = shell.directory.as_ref().filter(|_| bash);
+        let reads = directory.map_or(false, |directory| directory.has_reader(identity));
+        let fd = shell.answer.as_ref().map_or(-1, Watched::raw);
+        if reads && shell.heard.is_empty() && sys::readable_bytes(fd) == 0 {
+            self.end_shell(id);
+        } else {
+            shell.watch = Some(self.timers.after_ms(WATCH_MS, Due::Watch(id)));
+        }
+    }
+}
