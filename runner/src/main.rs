@@ -169,7 +169,9 @@ fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
     if let Some(ready) = ready {
         let _nobody_waits = sys::write_all(ready.as_raw_fd(), b"1");
     }
-    Ok(server.run())
+    let code = server.run();
+    server.tidy();
+    Ok(code)
 }
 
 /// Keeps what we were given, closes every other descriptor, and puts /dev/null on the standard ones.

@@ -275,6 +275,17 @@ impl Server {
         }
     }
 
+    /// Before the end: what lies in the state directory goes, and the directory if nothing else is in it.
+    pub fn tidy(&mut self) {
+        let identity = &self.config.identity;
+        for shell in self.shells.values_mut() {
+            if let Some(directory) = shell.directory.take() {
+                directory.remove(identity);
+            }
+        }
+        identity.as_runner(|| sys::remove_dir(&self.config.state_dir));
+    }
+
     pub fn shell_list(&self) -> Value {
         let shells: Vec<Value> = self
             .shells

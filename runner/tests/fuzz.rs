@@ -100,7 +100,7 @@ fn mutate(body: &mut Vec<u8>, dice: &mut Dice) {
         let at = dice.roll(body.len());
         match dice.roll(6) {
             // A value in place of another keeps the JSON whole more often than a flipped bit.
-            0 | 1 | 2 => {
+            0..=2 => {
                 let word = WORDS[dice.roll(WORDS.len())];
                 let colon = body[at..]
                     .iter()

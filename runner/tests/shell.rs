@@ -20,7 +20,9 @@ fn with_shell(shell: &str) -> Runner {
         std::path::Path::new("/bin/busybox").exists(),
         "busybox-static must be installed"
     );
-    Runner::with(&["--shell", link.join("sh").to_str().unwrap()])
+    let mut runner = Runner::with(&["--shell", link.join("sh").to_str().unwrap()]);
+    runner.also_remove = Some(link);
+    runner
 }
 
 #[test]
@@ -581,12 +583,13 @@ fn a_thousand_commands_keep_their_state_and_leave_no_file() {
     let state = runner.root.join("state");
     let shells: Vec<_> = std::fs::read_dir(&state).unwrap().flatten().collect();
     assert_eq!(shells.len(), 1);
-    let files: Vec<_> = std::fs::read_dir(shells[0].path())
+    let mut files: Vec<_> = std::fs::read_dir(shells[0].path())
         .unwrap()
         .flatten()
         .map(|f| f.file_name())
         .collect();
-    assert_eq!(files, ["cmd"]);
+    files.sort();
+    assert_eq!(files, ["cmd", "err", "out"]);
     let open = std::fs::read_dir(format!("/proc/{}/fd", runner.pid()))
         .unwrap()
         .count();

@@ -82,9 +82,9 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return ["not asked of the memory backend:", *lines] if lines else []
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def scratch() -> Iterator[Path]:
-    """A directory of the test's own, with a path short enough for anything."""
+    """Where a backend keeps its things; one for the run, as a user has one for all sandboxes."""
     path = Path(tempfile.mkdtemp(prefix="skc-", dir="/var/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)

@@ -179,9 +179,13 @@ async def test_the_list_of_shells_tells_their_state(box: Box):
 async def test_closing_a_shell_ends_it_and_its_jobs(box: Box):
     await box.run("v=1; sleep 1000 &")
     await box.ask("shell.close", name="default")
-    assert decode_shells(await box.ask("shell.list")) == ()
+    await eventually(lambda: shells(box), 0)
     await eventually(lambda: sleeping(box), 0)
     assert (await box.run("echo ${v:-fresh}")).stdout == b"fresh\n"
+
+
+async def shells(box: Box) -> int:
+    return len(decode_shells(await box.ask("shell.list")))
 
 
 async def sleeping(box: Box) -> int:

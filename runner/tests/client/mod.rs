@@ -39,6 +39,7 @@ pub fn program() -> &'static str {
 pub struct Runner {
     pub child: Child,
     pub root: PathBuf,
+    pub also_remove: Option<PathBuf>,
 }
 
 impl Runner {
@@ -85,7 +86,11 @@ impl Runner {
             });
         }
         let child = command.spawn().unwrap();
-        Runner { child, root }
+        Runner {
+            child,
+            root,
+            also_remove: None,
+        }
     }
 
     pub fn pid(&self) -> i32 {
@@ -112,6 +117,9 @@ impl Drop for Runner {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.root);
+        if let Some(path) = &self.also_remove {
+            let _ = std::fs::remove_dir_all(path);
+        }
     }
 }
 
