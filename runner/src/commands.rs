@@ -248,7 +248,8 @@ impl Server {
             Work::Feed(feed) => {
                 let (bytes, close) = (feed.written, feed.close);
                 let waits = feed.written < feed.received || !open.ended;
-                if waits && exec.input.pipe.is_some() {
+                let open_or_soon = exec.input.pipe.is_some() || exec.state == State::Queued;
+                if waits && open_or_soon {
                     return;
                 }
                 exec.watchers.retain(|watcher| *watcher != (id, stream));

@@ -8,6 +8,7 @@ use crate::poll::Watched;
 use crate::protocol;
 use crate::request::{self, Fields};
 use crate::ring::{Ring, SOURCES};
+use crate::spawn::Env;
 use crate::supervise::Usage;
 use crate::sys;
 use crate::timers::TimerId;
@@ -35,7 +36,7 @@ pub struct Start {
     pub exec_id: String,
     pub key: Option<String>,
     pub what: What,
-    pub env: Vec<(Vec<u8>, Vec<u8>)>,
+    pub env: Env,
     pub cwd: Option<Vec<u8>>,
     pub stdin_stream: bool,
     pub pty: Option<Size>,
@@ -126,7 +127,7 @@ fn parse_what(fields: &Fields) -> Result<What, Failure> {
     }
 }
 
-fn parse_env(fields: &Fields, shell: bool) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Failure> {
+fn parse_env(fields: &Fields, shell: bool) -> Result<Env, Failure> {
     let map = match fields.get("env") {
         None => return Ok(Vec::new()),
         Some(value) => value

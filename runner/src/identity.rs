@@ -156,6 +156,8 @@ impl Identity {
                 match sys::check(rc) {
                     Ok(_) => {}
                     Err(libc::EINVAL) if cap > 0 => break,
+                    // Already the user, with nothing to drop and no power to: no_new_privs holds.
+                    Err(libc::EPERM) if user.uid == self.own.uid => break,
                     Err(errno) => return Err(errno),
                 }
             }
@@ -180,9 +182,16 @@ fn drop_groups() -> Result<(), Errno> {
     // SAFETY: an empty list needs no pointer.
     match sys::check(unsafe { libc::setgroups(0, std::ptr::null()) }) {
         Ok(_) => Ok(()),
-        Err(errno) => match sys::read_file(b"/proc/self/setgroups", 16) {
-            Ok(text) if text.starts_with(b"deny") => Ok(()),
-            _ => Err(errno),
-        },
+        Err(errno) => {
+            // SAFETY: asks for the number of groups alone.
+            let none = unsafe { libc::getgroups(0, std::ptr::null_mut()) } == 0;
+            let denied = sys::read_file(b"/proc/self/setgroups", 16)
+                .map_or(false, |text| text.starts_with(b"deny"));
+            if none || denied {
+                Ok(())
+            } else {
+                Err(errno)
+            }
+        }
     }
 }

@@ -137,7 +137,7 @@ fn owner_of<'a>(
         at = *parents.get(&at)?;
         if let Some((exec_id, since)) = owners.by_supervisor.get(&at) {
             // Start times count in ticks of 10 ms.
-            return (started_ms + 20 >= *since).then(|| exec_id.as_str());
+            return (started_ms + 20 >= *since).then_some(exec_id.as_str());
         }
     }
     None

@@ -58,7 +58,7 @@ impl<'a> Fields<'a> {
     pub fn name(&self, field: &str, most: usize, extra: &[u8]) -> Result<&'a str, Failure> {
         let text = self.needed_text(field)?;
         let fine = |c: &u8| c.is_ascii_alphanumeric() || extra.contains(c);
-        if text.is_empty() || text.len() > most || !text.as_bytes().iter().all(|c| fine(c)) {
+        if text.is_empty() || text.len() > most || !text.as_bytes().iter().all(fine) {
             return Err(Failure::invalid(format!(
                 "{field} must be 1 to {most} characters of letters, digits and {}",
                 String::from_utf8_lossy(extra)

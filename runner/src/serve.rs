@@ -201,7 +201,7 @@ impl Server {
 
     fn handle_signals(&mut self) {
         let mut sink = [0u8; 4096];
-        while sys::read(self.signals.as_raw_fd(), &mut sink).map_or(false, |n| n == sink.len()) {}
+        while sys::read(self.signals.as_raw_fd(), &mut sink) == Ok(sink.len()) {}
         loop {
             let mut status = 0;
             // SAFETY: `status` is a valid out pointer.

@@ -91,7 +91,7 @@ fn times(line: &[u8]) -> Option<u64> {
         total += u64::from(minutes) * 60_000 + (seconds * 1000.0) as u64;
         count += 1;
     }
-    (count == 2).then(|| total)
+    (count == 2).then_some(total)
 }
 
 type Statement<'a> = (&'a [u8], Option<Vec<u8>>, &'a [u8]);

@@ -90,7 +90,7 @@ fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
                 errno => return Err(errno),
             }
         }
-        return Ok((rc as usize == std::mem::size_of::<Message>()).then(|| message));
+        return Ok((rc as usize == std::mem::size_of::<Message>()).then_some(message));
     }
 }
 
@@ -233,7 +233,7 @@ impl Supervisor {
                 // SAFETY: getpid only reads.
                 top: unsafe { libc::getpid() },
                 spared: Vec::new(),
-                shell: shell.then(|| root),
+                shell: shell.then_some(root),
             },
         };
         supervisor.tell([1, i64::from(root), 0, 0, 0, 0]);
@@ -301,7 +301,7 @@ impl Supervisor {
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: `usage` is a valid out pointer.
         unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
-        let ms = |time: libc::timeval| time.tv_sec as i64 * 1000 + time.tv_usec as i64 / 1000;
+        let ms = |time: libc::timeval| time.tv_sec * 1000 + time.tv_usec / 1000;
         self.tell([
             3,
             i64::from(status),

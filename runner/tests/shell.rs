@@ -603,3 +603,19 @@ fn an_image_without_a_shell_says_so() {
     assert_eq!(client.shell("true").code(), "no_shell");
     assert_eq!(client.argv(&["true"]).exec()["exit_code"], 0);
 }
+
+#[test]
+fn input_for_a_queued_command_waits_with_it() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let first = client.start(json!({"shell": "main", "command": "sleep 0.3"}));
+    client.started(first);
+    let second =
+        client.start(json!({"exec_id": "q", "shell": "main", "command": "cat", "stdin": "stream"}));
+    let mut other = runner.connect();
+    let feed = other.open("exec.stdin", json!({"exec_id": "q", "close": true}));
+    other.send(DATA, feed, b"for later");
+    other.send(END, feed, b"");
+    assert_eq!(other.finish(feed).end, Ok(json!({"bytes": 9})));
+    assert_eq!(client.finish(second).stdout(), "for later");
+}

@@ -95,10 +95,8 @@ def leftovers(data_dir: Path) -> list[str]:
                 found.append(f"loop device {file}")
         except OSError:
             continue
-    for cgroup in Path("/sys/fs/cgroup").glob("*/sandkasten/sbx_*"):
-        if cgroup.name in ids:
-            found.append(f"cgroup {cgroup}")
-    return found
+    cgroups = Path("/sys/fs/cgroup").glob("*/sandkasten/sbx_*")
+    return found + [f"cgroup {cgroup}" for cgroup in cgroups if cgroup.name in ids]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from sandkasten import Sandbox
 from sandkasten.errors import SandkastenError
 from tests.acceptance.conftest import REPOSITORY, leftovers
 from tests.acceptance.conftest import sandkasten as command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 1024 * 1024
 
@@ -29,16 +33,20 @@ def _refused(work: object, *codes: str) -> SandkastenError:
     return caught.value
 
 
-@pytest.mark.parametrize("path", ["", "a\0b", "../x", "/workspace/../etc/passwd", "x" * 5000, "\ud800"])
+@pytest.mark.parametrize(
+    "path", ["", "a\0b", "../x", "/workspace/../etc/passwd", "x" * 5000, "\ud800"]
+)
 def test_a_malformed_path_is_named(path, data_dir, make):
     with make() as box:
-        for work in (lambda: box.read(path), lambda: box.write(path, "x"), lambda: box.stat(path),
-                     lambda: box.remove(path), lambda: box.ls(path), lambda: box.mkdir(path)):  # fmt: skip
-            _refused(work, "INVALID_REQUEST")
+        _refused(lambda: box.write(path, "x"), "INVALID_REQUEST")
+        for verb in (box.read, box.stat, box.remove, box.ls, box.mkdir):
+            _refused(functools.partial(verb, path), "INVALID_REQUEST")
         assert box.exec("echo ok").output == "ok\n"
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/self/environ", "/dev/null", "/root/x", "/sys/x"])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "/proc/self/environ", "/dev/null", "/root/x", "/sys/x"]
+)
 def test_a_blocked_path_is_named(path, data_dir, make):
     with make() as box:
         _refused(lambda: box.read(path), "FORBIDDEN", "FILE_NOT_FOUND")
@@ -54,14 +62,10 @@ def test_a_write_outside_the_places_for_files_is_named(data_dir, make):
 @pytest.mark.parametrize("cmd", ["", [], "a\0b", ["a\0b"], [""], "\ud800"])
 def test_a_malformed_command_is_named(cmd, data_dir, make):
     with make() as box:
-        try:
-            result = box.exec(cmd)
-        except SandkastenError as exc:
-            assert exc.code in ("INVALID_REQUEST", "COMMAND_NOT_FOUND")
-            assert exc.hint
+        if cmd == "":
+            assert box.exec(cmd).exit_code == 0  # a command that does nothing
         else:
-            # An empty text is a command that does nothing.
-            assert (cmd, result.exit_code) == ("", 0)
+            _refused(lambda: box.exec(cmd), "INVALID_REQUEST", "COMMAND_NOT_FOUND")
 
 
 @pytest.mark.parametrize(
@@ -113,18 +117,15 @@ def test_a_bad_value_of_a_variable_is_named(data_dir, make):
 
 
 @pytest.mark.slow_loop
-def test_code_of_fifty_megabytes_runs_or_is_refused_by_name(data_dir, make):
+def test_code_of_fifty_megabytes_runs_and_a_command_of_it_is_refused_by_name(data_dir, make):
     code = "x = '" + "a" * (50 * MIB) + "'\nprint(len(x))"
-    try:
-        result = sandkasten.run(code, data_dir=data_dir)
-    except SandkastenError as exc:
-        assert exc.code == "PAYLOAD_TOO_LARGE"
-        assert exc.hint
-    else:
-        assert result.stdout == f"{50 * MIB}\n" or result.why is not None, result
+    result = sandkasten.run(code, data_dir=data_dir, limits={"mem_limit_mb": 1024})
+    assert result.stdout == f"{50 * MIB}\n", result
     with make() as box:
         _refused(lambda: box.exec("echo " + "x" * (50 * MIB)), "PAYLOAD_TOO_LARGE")
-        _refused(lambda: box.exec(["echo", "x" * (50 * MIB)]), "PAYLOAD_TOO_LARGE", "INVALID_REQUEST")
+        _refused(
+            lambda: box.exec(["echo", "x" * (50 * MIB)]), "PAYLOAD_TOO_LARGE", "INVALID_REQUEST"
+        )
         assert box.exec("echo ok").output == "ok\n"
 
 
@@ -145,7 +146,9 @@ def test_a_missing_interpreter_is_named(data_dir, make):
         _refused(lambda: box.exec(["no-such-interpreter", "x"]), "COMMAND_NOT_FOUND")
         _refused(lambda: box.run("x", runtime="cobol"), "INVALID_REQUEST")
         box.write("script", "#!/usr/bin/no-such-interpreter\n", mode=0o755)
-        _refused(lambda: box.exec(["/workspace/script"]), "COMMAND_NOT_FOUND", "COMMAND_NOT_EXECUTABLE")
+        _refused(
+            lambda: box.exec(["/workspace/script"]), "COMMAND_NOT_FOUND", "COMMAND_NOT_EXECUTABLE"
+        )
         box.write("notes", "text", mode=0o644)
         _refused(lambda: box.exec(["/workspace/notes"]), "COMMAND_NOT_EXECUTABLE")
         _refused(lambda: box.exec(["/workspace"]), "COMMAND_NOT_EXECUTABLE")
@@ -157,14 +160,23 @@ def test_a_missing_interpreter_is_named(data_dir, make):
 
 @pytest.mark.parametrize("image", ["--privileged", "-v", "no/such:image", "", "a b", "../x", "x\0"])
 def test_an_image_that_is_not_there_is_named(image, data_dir, make):
-    _refused(lambda: make(image=image), "INVALID_IMAGE", "INVALID_REQUEST", "UNSUPPORTED_BY_BACKEND")
+    _refused(
+        lambda: make(image=image), "INVALID_IMAGE", "INVALID_REQUEST", "UNSUPPORTED_BY_BACKEND"
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [{"network": "host"}, {"profile": "dev"}, {"profile": "root"}, {"backend": "other"}], ids=str
+    "options",
+    [{"network": "host"}, {"profile": "dev"}, {"profile": "root"}, {"backend": "other"}],
+    ids=str,
 )
 def test_what_cannot_be_had_is_refused_and_not_downgraded(options, data_dir, make):
-    _refused(lambda: make(**options), "UNSUPPORTED_BY_BACKEND", "INVALID_REQUEST", "INVALID_CONFIGURATION")
+    _refused(
+        lambda: make(**options),
+        "UNSUPPORTED_BY_BACKEND",
+        "INVALID_REQUEST",
+        "INVALID_CONFIGURATION",
+    )
 
 
 def test_bubblewrap_missing_is_named(ruin, monkeypatch):
@@ -215,16 +227,24 @@ ATTEMPT = textwrap.dedent(
 )
 
 
+def _shown_python() -> str:
+    """Our interpreter, seen through the repository at /mnt."""
+    inside = sys.executable.startswith(f"{REPOSITORY}/")
+    return "/mnt" + sys.executable.removeprefix(str(REPOSITORY)) if inside else sys.executable
+
+
 def _elsewhere(script: str, data_dir: Path, *, ordinary: bool = False) -> dict[str, object]:
-    """Tries a sandbox in a mount namespace that `script` has spoilt, as root or as nobody special."""
-    become = "setpriv --reuid=54321 --regid=54321 --clear-groups --inh-caps=-all " if ordinary else ""
+    """Tries a sandbox in a mount namespace that `script` has spoilt."""
+    become = (
+        "setpriv --reuid=54321 --regid=54321 --clear-groups --inh-caps=-all " if ordinary else ""
+    )
     if ordinary:
         os.chown(data_dir, 54_321, 54_321)
     shown = 'mount --bind "$1" /mnt; cd /mnt'
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "--", "sh", "-ec",
          f'{shown}; {script} {become} "$2" -c "$3" "$4"', "sh", str(REPOSITORY),
-         "/mnt" + sys.executable.removeprefix(str(REPOSITORY)) if sys.executable.startswith(str(REPOSITORY)) else sys.executable,
+         _shown_python(),
          ATTEMPT, str(data_dir)],
         capture_output=True, text=True, timeout=60, check=False,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(data_dir), "LANG": "C.UTF-8",
@@ -300,16 +320,15 @@ def test_user_namespaces_forbidden_is_named(ruin):
     inner = ruin / "inner"
     inner.mkdir()
     os.chown(inner, 54_321, 54_321)
-    python = sys.executable
-    shown = "/mnt" + python.removeprefix(str(REPOSITORY)) if python.startswith(str(REPOSITORY)) else python
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "--", "sh", "-ec",
-         'mount --bind "$1" /mnt; cd /mnt; shift; exec setpriv --reuid=54321 --regid=54321 --clear-groups '
-         '--inh-caps=-all /usr/bin/python3 "$@"', "sh", str(REPOSITORY), str(ruin / "forbid.py"),
-         shown, "-c", ATTEMPT, str(inner)],
+         'mount --bind "$1" /mnt; cd /mnt; shift; exec setpriv --reuid=54321 --regid=54321 '
+         '--clear-groups --inh-caps=-all /usr/bin/python3 "$@"', "sh", str(REPOSITORY),
+         str(ruin / "forbid.py"),
+         _shown_python(), "-c", ATTEMPT, str(inner)],
         capture_output=True, text=True, timeout=60, check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(inner), "LANG": "C.UTF-8", "PYTHONPATH": "/mnt/src",
-             "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(inner), "LANG": "C.UTF-8",
+             "PYTHONPATH": "/mnt/src", "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.stdout, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -322,8 +341,12 @@ def test_user_namespaces_forbidden_is_named(ruin):
 def test_a_data_directory_that_cannot_be_written_is_named(ruin):
     blocked = ruin / "file"
     blocked.write_text("")
-    _refused(lambda: Sandbox(data_dir=blocked / "below"), "INVALID_CONFIGURATION", "BACKEND_UNAVAILABLE")
-    _refused(lambda: Sandbox(data_dir="/proc/nowhere"), "INVALID_CONFIGURATION", "BACKEND_UNAVAILABLE")
+    _refused(
+        lambda: Sandbox(data_dir=blocked / "below"), "INVALID_CONFIGURATION", "BACKEND_UNAVAILABLE"
+    )
+    _refused(
+        lambda: Sandbox(data_dir="/proc/nowhere"), "INVALID_CONFIGURATION", "BACKEND_UNAVAILABLE"
+    )
 
 
 @needs_root
@@ -331,7 +354,11 @@ def test_a_full_disk_under_the_data_directory_is_named(ruin):
     """A file system of 300 KB: no room for a workspace image; then room again, and it works."""
     script = f"mount -t tmpfs -o size=300k small {ruin};"
     answer = _elsewhere(script, ruin)
-    assert answer.get("code") in ("QUOTA_EXCEEDED", "BACKEND_UNAVAILABLE", "INVALID_CONFIGURATION"), answer
+    assert answer.get("code") in (
+        "QUOTA_EXCEEDED",
+        "BACKEND_UNAVAILABLE",
+        "INVALID_CONFIGURATION",
+    ), answer
     assert answer["hint"]
     assert _elsewhere("", ruin)["ok"] == "ok\n"
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sandkasten import AsyncSandbox
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COUNT = 50
 MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
@@ -17,6 +20,7 @@ MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
 
 @pytest.mark.root
 @pytest.mark.slow_loop
+@pytest.mark.timeout(100)
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no limit on memory as a whole")
 async def test_fifty_sandboxes_answer_beside_a_memory_bomb_and_a_fork_bomb(data_dir: Path) -> None:
     boxes: list[AsyncSandbox] = []

@@ -33,7 +33,9 @@ def test_one_command_line_computes(data_dir):
 
 def test_state_persists_over_a_thousand_commands(data_dir, make):
     with make() as box:
-        box.exec("n=0; mkdir -p /workspace/deep; cd /workspace/deep; export SEEN=; f() { echo f$n; }")
+        box.exec(
+            "n=0; mkdir -p /workspace/deep; cd /workspace/deep; export SEEN=; f() { echo f$n; }"
+        )
         pid = box.exec("echo $$").output
         for turn in range(1, 1001):
             result = box.exec(f"n=$((n + 1)); export SEEN=$n; /bin/sh -c 'exit {turn % 200}'")
@@ -52,7 +54,8 @@ def test_fifty_megabytes_of_json_in_summed_and_out(data_dir, make):
     code = """
 import json
 rows = json.load(open("/workspace/in.json"))
-json.dump({"rows": len(rows), "sum": sum(r["value"] for r in rows)}, open("/workspace/out.json", "w"))
+answer = {"rows": len(rows), "sum": sum(r["value"] for r in rows)}
+json.dump(answer, open("/workspace/out.json", "w"))
 """
     with make(limits={"mem_limit_mb": 2048}) as box:
         assert box.write("in.json", whole).size == len(whole)
@@ -69,7 +72,8 @@ json.dump({"rows": len(rows), "sum": sum(r["value"] for r in rows)}, open("/work
     ("runtime", "code", "wanted"),
     [
         ("python", "import sys; print(sum(range(10)), sys.argv[1:])", "45 ['a b', 'c']\n"),
-        ("node", "console.log([1,2,3].map(x => x * 2).join(), process.argv.slice(2))", "2,4,6 [ 'a b', 'c' ]\n"),
+        ("node", "console.log([1,2].map(x => x * 2).join(), process.argv.slice(2))",
+         "2,4 [ 'a b', 'c' ]\n"),
         ("bash", "declare -A m=([x]=1); echo ${m[x]} \"$@\" ${#@}", "1 a b c 2\n"),
     ],
 )  # fmt: skip
@@ -99,7 +103,9 @@ def test_code_fails_as_a_result_and_not_as_an_error(data_dir, make):
 
 def test_interleaved_streams_arrive_in_order(data_dir, make):
     with make() as box:
-        result = box.exec("for i in 1 2 3; do echo out$i; sleep 0.02; echo err$i >&2; sleep 0.02; done")
+        result = box.exec(
+            "for i in 1 2 3; do echo out$i; sleep 0.02; echo err$i >&2; sleep 0.02; done"
+        )
         assert result.output == "out1\nerr1\nout2\nerr2\nout3\nerr3\n"
         assert result.stdout == "out1\nout2\nout3\n"
         assert result.stderr == "err1\nerr2\nerr3\n"

@@ -6,16 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sandkasten import Sandbox
 from tests.acceptance.conftest import REPOSITORY, sandkasten
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAKER = """
 import sys, time
 from sandkasten import Sandbox
 box = Sandbox()
-box.exec("mkdir -p '/workspace/a b'; cd '/workspace/a b'; export KEPT='one two'; local_one=3; sleep 500 &")
+box.exec("mkdir -p '/workspace/a b'; cd '/workspace/a b'; export KEPT='one two'; local_one=3")
+box.exec("sleep 500 &")
 print(box.id, box.exec("echo $$").output.strip(), flush=True)
 if sys.argv[1] == "busy":
     box.exec("echo begun >/tmp/begun; sleep 3; echo late >/tmp/late", timeout_seconds=30)
@@ -63,13 +67,17 @@ def test_after_kill_9_of_its_maker_the_command_line_goes_on_in_the_same_shell(da
 def test_the_python_object_goes_on_too(data_dir: Path):
     sandbox_id, shell = _make_and_kill("idle")
     assert sandbox_id in [info.id for info in Sandbox.list(data_dir=data_dir)]
-    with Sandbox.attach(sandbox_id, data_dir=os.environ["SANDKASTEN_DATA_DIR"], destroy_on_exit=True) as box:
+    with Sandbox.attach(
+        sandbox_id, data_dir=os.environ["SANDKASTEN_DATA_DIR"], destroy_on_exit=True
+    ) as box:
         assert box.exec("echo $$; pwd").output == f"{shell}\n/workspace/a b\n"
 
 
 def test_a_command_that_ran_meanwhile_runs_to_its_end(data_dir: Path):
     sandbox_id, shell = _make_and_kill("busy", wait_for="/tmp/begun")
-    with Sandbox.attach(sandbox_id, data_dir=os.environ["SANDKASTEN_DATA_DIR"], destroy_on_exit=True) as box:
+    with Sandbox.attach(
+        sandbox_id, data_dir=os.environ["SANDKASTEN_DATA_DIR"], destroy_on_exit=True
+    ) as box:
         # The same shell: this waits in its queue behind the command of the dead.
         assert box.exec("cat /tmp/late; echo $$").output == f"late\n{shell}\n"
         assert [e.exit_code for e in box.execs() if e.status == "completed"][-1] == 0

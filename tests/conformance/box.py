@@ -110,9 +110,9 @@ class Box:
 
     # ---- commands
 
-    def fields(self, command: Sequence[str] | str, **fields: object) -> dict[str, object]:
+    def fields(self, command: Sequence[str] | str, **fields: Any) -> dict[str, Any]:
         """The request of `exec.start`: a list is argv, a text goes to the shell."""
-        made: dict[str, object] = {"exec_id": f"t{next(self._numbers)}"}
+        made: dict[str, Any] = {"exec_id": f"t{next(self._numbers)}"}
         if isinstance(command, str):
             made |= {"shell": "default", "command": to_bytes_json(command)}
         else:
@@ -120,7 +120,7 @@ class Box:
         return {**made, **fields}
 
     async def run(
-        self, command: Sequence[str] | str, *, stdin: bytes | None = None, **fields: object
+        self, command: Sequence[str] | str, *, stdin: bytes | None = None, **fields: Any
     ) -> Ran:
         if stdin is not None:
             fields["stdin"] = "stream"
@@ -131,15 +131,15 @@ class Box:
                     await call.end()
                 return await collected(call)
 
-    async def begin(self, command: Sequence[str] | str, **fields: object) -> str:
+    async def begin(self, command: Sequence[str] | str, **fields: Any) -> str:
         """Start without following; answers the exec id."""
         reply = await self.ask("exec.start", **self.fields(command, follow=False, **fields))
         return str(reply["exec_id"])
 
-    async def wait(self, exec_id: str, **fields: object) -> ExecReply:
+    async def wait(self, exec_id: str, **fields: Any) -> ExecReply:
         return decode_exec(await self.ask("exec.wait", exec_id=exec_id, **fields))
 
-    async def output(self, exec_id: str, **fields: object) -> Ran:
+    async def output(self, exec_id: str, **fields: Any) -> Ran:
         async with asyncio.timeout(PATIENCE_S):
             wanted = {"exec_id": exec_id, **fields}
             async with self.channel.stream("exec.output", wanted) as call:
@@ -160,16 +160,14 @@ class Box:
 
     # ---- everything else
 
-    async def ask(
-        self, verb: str, *, data: bytes | None = None, **fields: object
-    ) -> dict[str, Any]:
+    async def ask(self, verb: str, *, data: bytes | None = None, **fields: Any) -> dict[str, Any]:
         return await self.channel.call(verb, fields, data=data, timeout_s=PATIENCE_S)
 
-    async def write(self, path: str, data: bytes, **fields: object) -> Entry:
+    async def write(self, path: str, data: bytes, **fields: Any) -> Entry:
         answer = await self.ask("fs.write", path=to_bytes_json(path), data=data, **fields)
         return decode_entry(answer)
 
-    async def read(self, path: str, **fields: object) -> bytes:
+    async def read(self, path: str, **fields: Any) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
             asked = {"path": to_bytes_json(path), **fields}
             async with self.channel.stream("fs.read", asked) as call:
@@ -177,20 +175,20 @@ class Box:
                 await call.result()
         return b"".join(pieces)
 
-    async def stat(self, path: str, **fields: object) -> Entry:
+    async def stat(self, path: str, **fields: Any) -> Entry:
         return decode_entry(await self.ask("fs.stat", path=to_bytes_json(path), **fields))
 
-    async def list(self, path: str = ".", **fields: object) -> Page:
+    async def list(self, path: str = ".", **fields: Any) -> Page:
         return decode_page(await self.ask("fs.list", path=to_bytes_json(path), **fields))
 
-    async def mkdir(self, path: str, **fields: object) -> Entry:
+    async def mkdir(self, path: str, **fields: Any) -> Entry:
         return decode_entry(await self.ask("fs.mkdir", path=to_bytes_json(path), **fields))
 
-    async def remove(self, path: str, **fields: object) -> int:
+    async def remove(self, path: str, **fields: Any) -> int:
         answer = await self.ask("fs.remove", path=to_bytes_json(path), **fields)
         return int(answer["removed"])
 
-    async def move(self, source: str, destination: str, **fields: object) -> Entry:
+    async def move(self, source: str, destination: str, **fields: Any) -> Entry:
         answer = await self.ask(
             "fs.move",
             source=to_bytes_json(source),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
 from sandkasten.errors import InvalidRequest
 from tests.conformance.box import Box, eventually
 
-SOON = {"deadline_ms": 150, "grace_ms": 150}
+SOON: dict[str, Any] = {"deadline_ms": 150, "grace_ms": 150}
 
 
 async def gone(box: Box, *words: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -86,7 +86,7 @@ async def test_an_entry_that_is_there_all_the_time_is_listed_once_under_change(b
         await box.write(f"stay-{number:02}", b"")
         await box.write(f"gone-{number:02}", b"")
     seen: list[str] = []
-    cursor: dict[str, object] = {}
+    cursor: dict[str, Any] = {}
     number = 0
     while True:
         page = await box.list(limit=5, **cursor)

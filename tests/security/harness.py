@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.backends.local import LocalBackend, LocalCell
 from sandkasten.linux import idranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.image import Image
-from sandkasten.model.limits import Limits
 from sandkasten.model.spec import CellSpec
 from sandkasten.wire.call import Data, Output
 from sandkasten.wire.channel import Channel
@@ -40,6 +38,9 @@ from sandkasten.wire.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from sandkasten.backends.local import LocalBackend, LocalCell
+    from sandkasten.model.limits import Limits
 
 T = TypeVar("T")
 
@@ -279,7 +280,7 @@ class Box:
     def stat(self, path: str | bytes, **fields: object) -> Entry:
         return decode_entry(self.call("fs.stat", path=to_bytes_json(path), **fields))
 
-    def list(self, path: str | bytes, *, limit: int = 1000, **fields: object) -> list[Entry]:
+    def entries(self, path: str | bytes, *, limit: int = 1000, **fields: object) -> list[Entry]:
         """Every page."""
         found: list[Entry] = []
         cursor: str | None = None
@@ -327,9 +328,7 @@ class Box:
     def leftovers(self) -> list[str]:
         """Whatever of this sandbox is still on the host; call it after `destroy`."""
         found = [f"process {pid}" for pid in self._living()]
-        for directory in self.state["cgroups"]:
-            if os.path.exists(directory):
-                found.append(f"cgroup {directory}")
+        found += [f"cgroup {d}" for d in self.state["cgroups"] if os.path.exists(d)]
         if self.directory.exists():
             found.append(f"files in {self.directory}")
         if ROOT and idranges.slot_of(idranges.HOST_DIRECTORY, self.id) is not None:
@@ -341,10 +340,8 @@ class Box:
                     found.append(f"loop device {device.parts[3]}")
             except OSError:
                 continue
-        for table in ("/proc/self/mountinfo", "/proc/net/unix"):
-            if self.id in Path(table).read_text():
-                found.append(f"an entry in {table}")
-        return found
+        tables = ("/proc/self/mountinfo", "/proc/net/unix")
+        return found + [f"an entry in {t}" for t in tables if self.id in Path(t).read_text()]
 
     def _living(self) -> list[int]:
         ids = self.host_ids

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,16 +17,22 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
-from tests.security.harness import Box
+
+if TYPE_CHECKING:
+    from tests.security.harness import Box
 
 
-def _member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int = 0, mode: int = 0o644) -> tarfile.TarInfo:
+def _member(
+    name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int = 0, mode: int = 0o644
+) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.size, info.mode = kind, link, size, mode
     return info
 
 
-def _archive(*members: tarfile.TarInfo, data: bytes = b"", format: int = tarfile.PAX_FORMAT) -> bytes:
+def _archive(
+    *members: tarfile.TarInfo, data: bytes = b"", format: int = tarfile.PAX_FORMAT
+) -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=format) as archive:
         for info in members:
@@ -36,8 +44,14 @@ HOSTILE = {
     "absolute": [_member("/tmp/evil", size=4)],
     "dotdot": [_member("../evil", size=4)],
     "dotdot inside": [_member("a/../../evil", size=4)],
-    "link out then through it": [_member("out", tarfile.SYMTYPE, link="/tmp"), _member("out/evil", size=4)],
-    "relative link out": [_member("out", tarfile.SYMTYPE, link="../.."), _member("out/tmp/evil", size=4)],
+    "link out": [
+        _member("out", tarfile.SYMTYPE, link="/tmp"),
+        _member("out/evil", size=4),
+    ],
+    "relative link out": [
+        _member("out", tarfile.SYMTYPE, link="../.."),
+        _member("out/tmp/evil", size=4),
+    ],
     "link to a link": [
         _member("a", tarfile.SYMTYPE, link="."),
         _member("a/b", tarfile.SYMTYPE, link=".."),
@@ -66,12 +80,13 @@ def test_a_member_that_leads_outside_is_blocked(name, format, box):
 
 
 def test_a_member_behind_a_link_that_was_there_before_does_not_follow_it(box):
-    box.exec("mkdir /workspace/in /dev/shm/out; ln -s /dev/shm/out /workspace/in/d; ln -s /dev/shm/out/f /workspace/in/f")
+    box.exec(
+        "mkdir /workspace/in /dev/shm/out; cd /workspace/in;"
+        "ln -s /dev/shm/out d; ln -s /dev/shm/out/f f"
+    )
     for members in ([_member("d/evil", size=4)], [_member("f", size=4)]):
-        try:
+        with contextlib.suppress(SandkastenError):
             box.tar_in("/workspace/in", _archive(*members, data=b"evil"))
-        except SandkastenError:
-            pass
         assert box.exec(["ls", "-A", "/dev/shm/out"]).text == ""
 
 
@@ -124,10 +139,8 @@ def test_a_bomb_of_entries_meets_its_limit(box):
 
 def test_an_archive_of_the_deepest_names_is_survived(box):
     info = _member("/".join(["d"] * 1500) + "/f", size=4)
-    try:
+    with contextlib.suppress(SandkastenError):
         box.tar_in("/workspace/in", _archive(info, data=b"deep"))
-    except SandkastenError:
-        pass
     box.remove("/workspace/in", recursive=True, missing_ok=True)
 
 
@@ -156,8 +169,10 @@ BROKEN = {
     "negative size": _header(_124=b"\xff" * 12) + bytes(1536),
     "endless pax header": _header(_156=b"x", _124=b"77777777777\0") + bytes(1536),
     "endless long name": _header(_156=b"L", _124=b"77777777777\0") + bytes(1536),
-    "pax with a bad length": _header(_156=b"x", _124=b"00000000020\0") + b"99999999 path=x\n".ljust(512, b"\0") + _header() + bytes(1536),
-    "pax with a NUL path": _header(_156=b"x", _124=b"00000000013\0") + b"11 path=\0x\n".ljust(512, b"\0") + _header() + bytes(1536),
+    "pax with a bad length": _header(_156=b"x", _124=b"00000000020\0")
+    + b"99999999 path=x\n".ljust(512, b"\0") + _header() + bytes(1536),
+    "pax with a NUL path": _header(_156=b"x", _124=b"00000000013\0")
+    + b"11 path=\0x\n".ljust(512, b"\0") + _header() + bytes(1536),
     "unknown kind": _header(_156=b"Z") + b"fine".ljust(512, b"\0") + bytes(1024),
     "a directory with a size": _header(_156=b"5") + b"fine".ljust(512, b"\0") + bytes(1024),
     "no name": _header(_0=b"\0") + b"fine".ljust(512, b"\0") + bytes(1024),
@@ -166,14 +181,18 @@ BROKEN = {
 }  # fmt: skip
 
 
+def _outcome(box: Box, archive: bytes) -> str:
+    try:
+        box.tar_in("/workspace/in", archive)
+    except SandkastenError as exc:
+        return exc.code
+    return "unpacked"
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_archive_is_answered_and_survived(name, box):
     began = time.monotonic()
-    try:
-        box.tar_in("/workspace/in", BROKEN[name])
-    except SandkastenError as exc:
-        assert exc.code != "INTERNAL_ERROR", exc
-        assert not isinstance(exc, QuotaExceeded), exc
+    assert _outcome(box, BROKEN[name]) not in ("INTERNAL_ERROR", "QUOTA_EXCEEDED")
     assert time.monotonic() - began < 5
     box.answers()
 
@@ -186,7 +205,7 @@ def test_a_compressed_archive_is_refused_and_not_guessed(box):
 
 
 def test_an_archive_out_holds_no_set_id_file_of_somebody_else(box):
-    box.exec("mkdir /workspace/d; mkfifo /workspace/d/fifo; echo x >/workspace/d/f; chmod 000 /workspace/d/f")
+    box.exec("mkdir /workspace/d; cd /workspace/d; mkfifo fifo; echo x >f; chmod 000 f")
     raw = _or_none(box, "/workspace/d")
     if raw is not None:
         with tarfile.open(fileobj=io.BytesIO(raw)) as archive:

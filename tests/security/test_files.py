@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import time
 
@@ -45,7 +47,7 @@ def test_no_path_leads_to_the_host(path, canary, canary_secret, shared_box):
         lambda: shared_box.read(asked),
         lambda: shared_box.stat(asked).name.encode(),
         lambda: shared_box.tar_out(asked),
-        lambda: repr(shared_box.list(os.path.dirname(asked))).encode(),
+        lambda: repr(shared_box.entries(os.path.dirname(asked))).encode(),
     ):
         with pytest.raises(SandkastenError):
             assert canary_secret.encode() not in work()
@@ -56,7 +58,9 @@ def test_no_path_leads_to_the_host(path, canary, canary_secret, shared_box):
     assert (canary / "open.txt").read_text().strip() == canary_secret
 
 
-@pytest.mark.parametrize("target", ["{canary}/open.txt", "{canary}", "../../../..{canary}/open.txt"])
+@pytest.mark.parametrize(
+    "target", ["{canary}/open.txt", "{canary}", "../../../..{canary}/open.txt"]
+)
 def test_no_symlink_leads_to_the_host(target, canary, canary_secret, box):
     box.exec(["ln", "-s", target.format(canary=canary), "/workspace/link"])
     with pytest.raises(FileNotFound):
@@ -69,21 +73,31 @@ def test_no_symlink_leads_to_the_host(target, canary, canary_secret, box):
 
 
 def test_looping_and_dangling_links_are_typed_errors_at_once(box):
-    box.exec("ln -s b /workspace/a; ln -s a /workspace/b; ln -s nowhere /workspace/dangling; ln -s . /workspace/dot")
+    box.exec("cd /workspace; ln -s b a; ln -s a b; ln -s nowhere dangling; ln -s . dot")
     with pytest.raises(FileTrouble):
         box.read("/workspace/a")
     with pytest.raises(FileNotFound):
         box.read("/workspace/dangling")
-    assert {e.name for e in box.list("/workspace", recursive=True)} >= {"a", "b", "dangling", "dot"}
+    assert {e.name for e in box.entries("/workspace", recursive=True)} >= {
+        "a",
+        "b",
+        "dangling",
+        "dot",
+    }
     # Forty links are followed, not more: no endless walk.
     with pytest.raises(SandkastenError):
         box.stat("/workspace/" + "dot/" * 100 + "a")
     assert box.remove("/workspace/dot") == 1
 
 
-@pytest.mark.parametrize("path", ["/proc/self/fd/0", "/proc/self/fd/3", "/proc/self/fd/4", "/proc/1/mem",
-                                  "/proc/self/mem", "/dev/zero", "/dev/random", "/dev/tty", "/dev/full",
-                                  "/dev/ptmx", "/dev/stdin"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(f"/proc/self/fd/{n}" for n in (0, 3, 4)),
+        *("/proc/1/mem", "/proc/self/mem", "/proc/self/pagemap"),
+        *("/dev/zero", "/dev/random", "/dev/tty", "/dev/full", "/dev/ptmx", "/dev/stdin"),
+    ],
+)
 def test_a_special_file_is_refused_at_once(path, shared_box):
     began = time.monotonic()
     with pytest.raises((NotRegular, FileNotFound, FileError, PolicyDenied)):
@@ -128,7 +142,7 @@ def test_a_fifo_with_somebody_at_the_other_end_does_not_hold_the_runner(box):
     ],
 )
 def test_a_malformed_path_is_an_invalid_request(path, error, shared_box):
-    for work in (shared_box.read, shared_box.stat, shared_box.list, shared_box.remove,
+    for work in (shared_box.read, shared_box.stat, shared_box.entries, shared_box.remove,
                  shared_box.tar_out, shared_box.mkdir):  # fmt: skip
         with pytest.raises(error):
             work(path)
@@ -151,10 +165,8 @@ def test_a_directory_is_never_written_or_removed_as_a_file(path, shared_box):
 @pytest.mark.parametrize("path", ["/", "/workspace", "/usr", "/etc", ".."])
 def test_removing_a_root_recursively_removes_no_more_than_the_user_could(path, box, neighbour):
     box.write("/workspace/mine", b"x")
-    try:
+    with contextlib.suppress(SandkastenError):
         box.remove(path, recursive=True, within=WITHIN)
-    except SandkastenError:
-        pass
     assert box.exec(["ls", "/usr/bin/env", "/etc/passwd"]).code == 0
     assert box.exec(["ls", "/workspace"]).code == 0
     assert neighbour.exec(["ls", "/usr/bin/env"]).code == 0
@@ -162,12 +174,15 @@ def test_removing_a_root_recursively_removes_no_more_than_the_user_could(path, b
 
 def test_blocked_paths_hold_after_links_are_resolved(box):
     box.exec(
-        "cd /workspace; ln -s /etc etc; ln -s /etc/passwd p; ln -s /proc proc; ln -s /proc/self/fd/0 in;"
+        "cd /workspace; ln -s /etc etc; ln -s /etc/passwd p; ln -s /proc proc;"
+        "ln -s /proc/self/fd/0 in;"
         "ln -s etc two; ln -s ../etc/passwd rel"
     )
-    for path in ("/etc/passwd", "etc/passwd", "p", "two/passwd", "rel", "proc/self/environ", "/proc/1/environ",
-                 "/etc/../etc/passwd", "//etc//passwd", "/etc/./passwd", "/work/p", "/proc/self/root/etc/passwd",
-                 "/dev/shm/../../etc/passwd", "in"):  # fmt: skip
+    for path in (
+        *("/etc/passwd", "etc/passwd", "p", "two/passwd", "rel", "/work/p", "in"),
+        *("proc/self/environ", "/proc/1/environ", "/proc/self/root/etc/passwd"),
+        *("/etc/../etc/passwd", "//etc//passwd", "/etc/./passwd", "/dev/shm/../../etc/passwd"),
+    ):
         with pytest.raises((PolicyDenied, NotRegular)):
             box.read(path, deny=DENY)
         with pytest.raises(PolicyDenied):
@@ -180,7 +195,9 @@ def test_blocked_paths_hold_after_links_are_resolved(box):
     assert box.write("ok", b"x", deny=DENY, within=WITHIN).path == "/workspace/ok"
 
 
-@pytest.mark.parametrize("destination", ["/dev/shm/x", "/workspace/shm/x", "/run/sandkasten/x", "/var/x", "/x"])
+@pytest.mark.parametrize(
+    "destination", ["/dev/shm/x", "/workspace/shm/x", "/run/sandkasten/x", "/var/x", "/x"]
+)
 def test_writing_verbs_stay_within_what_is_allowed(destination, box):
     box.exec("ln -s /dev/shm /workspace/shm")
     box.write("/workspace/source", b"x")
@@ -236,7 +253,7 @@ for n in range({depth}):
     os.mkdir("d"); os.chdir("d")
 """
     assert box.exec([PYTHON, "-I", "-c", code]).code == 0
-    found = box.list("/workspace/deep", recursive=True, limit=5000)
+    found = box.entries("/workspace/deep", recursive=True, limit=5000)
     assert len(found) == depth
     assert box.remove("/workspace/deep", recursive=True) == depth + 1
     box.answers()
@@ -251,7 +268,7 @@ for n in range({count}):
     os.symlink("x", f"/workspace/many/{{n:07d}}")
 """
     assert box.exec([PYTHON, "-I", "-c", code], timeout_s=60).code == 0
-    names = [e.name for e in box.list("/workspace/many", limit=700)]
+    names = [e.name for e in box.entries("/workspace/many", limit=700)]
     assert names == [f"{n:07d}" for n in range(count)]
 
 
@@ -269,7 +286,7 @@ for n in range({count}):
 """
     with make_box(limits) as box:
         assert box.exec([PYTHON, "-I", "-c", code], timeout_s=90).code == 0
-        listed = box.list("/tmp/many", limit=5000)
+        listed = box.entries("/tmp/many", limit=5000)
         assert len({e.name for e in listed}) == len(listed) == count
         began = time.monotonic()
         removing = box.loop.background(
@@ -283,8 +300,10 @@ for n in range({count}):
 
 
 ODD_NAMES = [
-    b"new\nline", b"-rf", b"--", b"\xe2\x80\xaeRTL", b"\xff\xfe\xfd", b"<script>alert(1)<script>", b"a b\tc",
-    b"'\"`$(id)`", b"\\", b"*?[x]", b"\x1b]0;title\x07", b"CON", b"x" * 255, "naïve—ü".encode(), b"\x01\x7f",
+    b"new\nline", b"-rf", b"--", b"\xe2\x80\xaeRTL", b"\xff\xfe\xfd",
+    b"<script>alert(1)<script>", b"a b\tc",
+    b"'\"`$(id)`", b"\\", b"*?[x]", b"\x1b]0;title\x07", b"CON", b"x" * 255,
+    "naïve—ü".encode(), b"\x01\x7f",
     b" lead and trail ", b"...", b"%2e%2e", b"{\"b64\":\"AA==\"}",
 ]  # fmt: skip
 
@@ -295,7 +314,7 @@ def test_an_odd_name_makes_an_exact_round_trip(name, box):
     entry = box.write(path, b"content of " + name)
     assert os.fsencode(entry.name) == name
     assert os.fsencode(entry.path) == path
-    assert [os.fsencode(e.name) for e in box.list("/workspace") if e.type == "file"] == [name]
+    assert [os.fsencode(e.name) for e in box.entries("/workspace") if e.type == "file"] == [name]
     assert box.read(path) == b"content of " + name
     assert os.fsencode(box.stat(path).path) == path
     moved = b"/workspace/other" + name[:200]
@@ -345,7 +364,9 @@ def test_a_write_that_is_broken_off_leaves_the_old_file_and_no_other(box):
         box.loop.run(half(end_channel=end_channel))
         assert box.read("/workspace/f") == b"old"
         deadline = time.monotonic() + 3
-        while (names := [e.name for e in box.list("/workspace") if e.name != "lost+found"]) != ["f"]:
+        while (names := [e.name for e in box.entries("/workspace") if e.name != "lost+found"]) != [
+            "f"
+        ]:
             assert time.monotonic() < deadline, names
             time.sleep(0.02)
 
@@ -361,19 +382,21 @@ def test_a_growing_file_is_read_to_the_size_first_seen(box):
 def test_a_shrinking_file_does_not_hang_a_reader(box):
     box.write("/workspace/f", bytes(8_000_000))
     flip = box.begin(
-        ["bash", "-c", "for i in $(seq 300); do truncate -s 0 /workspace/f; truncate -s 8000000 /workspace/f; done"]
+        [
+            "bash",
+            "-c",
+            "cd /workspace; for i in $(seq 300); do truncate -s 0 f; truncate -s 8000000 f; done",
+        ]
     )
     for _ in range(20):
-        try:
+        with contextlib.suppress(FileTrouble):
             assert len(box.read("/workspace/f")) <= 8_000_000
-        except FileTrouble:
-            pass
         assert box.tar_out("/workspace")
     assert flip.result(30).code == 0
 
 
 def test_closed_trees_can_be_removed(box):
-    box.exec("mkdir -p /workspace/a/b/c; echo x >/workspace/a/b/c/f; chmod 000 /workspace/a/b/c /workspace/a/b /workspace/a")
+    box.exec("cd /workspace; mkdir -p a/b/c; echo x >a/b/c/f; chmod 000 a/b/c a/b a")
     assert box.remove("/workspace/a", recursive=True) == 4
 
 
@@ -393,10 +416,7 @@ def test_a_watch_on_a_storm_is_bounded(box):
             storm = box.loop.background(
                 box.aexec(["bash", "-c", "for i in $(seq 20000); do : >/tmp/$((i % 50)); done"])
             )
-            import asyncio
-
-            while not storm.done():
-                await asyncio.sleep(0.05)
+            assert (await asyncio.wrap_future(storm)).code == 0
             async for item in call:
                 seen += 1
                 overflow |= getattr(item, "name", "") == "overflow"
@@ -428,11 +448,16 @@ print(count, flush=True)
 
 @pytest.fixture
 def swapped(box: Box) -> Box:
-    """`/workspace/a` is at one moment a directory and at the next a link out of the allowed places."""
-    box.exec("mkdir -p /workspace/real/sub /dev/shm/outside/sub; echo INSIDE >/workspace/real/f; echo INSIDE >/workspace/real/sub/f")
-    box.exec("echo OUTSIDE >/dev/shm/outside/f; echo OUTSIDE >/dev/shm/outside/sub/f; mv /workspace/real /workspace/a")
+    """`/workspace/a` is now a directory and now a link out of the allowed places."""
+    box.exec(
+        "mkdir -p /workspace/a/sub /dev/shm/outside/sub; cd /workspace/a;"
+        "echo INSIDE >f; echo INSIDE >sub/f;"
+        "cd /dev/shm/outside; echo OUTSIDE >f; echo OUTSIDE >sub/f"
+    )
     box.exec("ln -s /dev/shm/outside /workspace/b")
-    exec_id = box.start([PYTHON, "-I", "-c", _swap_loop(), "/workspace/a", "/workspace/b"], timeout_s=100)
+    exec_id = box.start(
+        [PYTHON, "-I", "-c", _swap_loop(), "/workspace/a", "/workspace/b"], timeout_s=100
+    )
     while box.kept(exec_id).stdout != b"up\n":
         time.sleep(0.01)
     box.swapper = exec_id  # type: ignore[attr-defined]
@@ -448,7 +473,7 @@ def _stop(box: Box) -> int:
 
 def test_the_swap_does_lead_outside_where_no_rule_forbids_it(swapped):
     """The control of the cases below: the race is real and is lost without the rules."""
-    seen = set()
+    seen: set[bytes] = set()
     deadline = time.monotonic() + 10
     while len(seen) < 2 and time.monotonic() < deadline:
         try:
@@ -460,7 +485,19 @@ def test_the_swap_does_lead_outside_where_no_rule_forbids_it(swapped):
 
 
 RULES = {"deny": ["/dev"], "within": ["/workspace"]}
-VERBS = ["read", "write", "stat", "list", "tar_out", "tar_in", "mkdir", "move in", "move out", "remove", "remove tree"]
+VERBS = [
+    "read",
+    "write",
+    "stat",
+    "list",
+    "tar_out",
+    "tar_in",
+    "mkdir",
+    "move in",
+    "move out",
+    "remove",
+    "remove tree",
+]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -483,7 +520,7 @@ def test_a_path_that_is_swapped_all_the_time_never_leads_outside(verb, swapped):
                 case "stat":
                     assert box.stat("/workspace/a/f", **RULES).path.startswith("/workspace/")
                 case "list":
-                    for entry in box.list("/workspace/a", recursive=True, **RULES):
+                    for entry in box.entries("/workspace/a", recursive=True, **RULES):
                         assert entry.path.startswith("/workspace/")
                 case "tar_out":
                     assert b"OUTSIDE" not in box.tar_out("/workspace/a", **RULES)
@@ -513,5 +550,5 @@ def test_a_path_that_is_swapped_all_the_time_never_leads_outside(verb, swapped):
     outside = box.exec("cd /dev/shm/outside; find . | sort; cat f sub/f").text.split()
     extra = {"move out": ["./taken"], "remove": ["./victim"]}.get(verb, [])
     if verb in ("move out", "remove"):
-        assert not box.exec(["ls", "/workspace/taken"]).code == 0
+        assert box.exec(["ls", "/workspace/taken"]).code != 0
     assert outside == sorted([".", "./f", "./sub", "./sub/f", *extra]) + ["OUTSIDE", "OUTSIDE"]

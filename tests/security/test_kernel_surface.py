@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 REFUSED = """
     ptrace process_vm_readv process_vm_writev pidfd_getfd io_uring_setup io_uring_enter
-    io_uring_register bpf perf_event_open userfaultfd add_key request_key keyctl mount umount2 fsopen
-    fsconfig fsmount fspick open_tree move_mount mount_setattr setns unshare unshare_user pivot_root
-    chroot open_by_handle_at name_to_handle_at fanotify_init fanotify_mark kexec_load kexec_file_load
-    init_module finit_module delete_module syslog settimeofday clock_settime clock_adjtime adjtimex
-    reboot swapon swapoff acct quotactl quotactl_fd sethostname setdomainname kcmp lookup_dcookie
+    io_uring_register bpf perf_event_open userfaultfd add_key request_key keyctl mount umount2
+    fsopen fsconfig fsmount fspick open_tree move_mount mount_setattr setns unshare unshare_user
+    pivot_root chroot open_by_handle_at name_to_handle_at fanotify_init fanotify_mark kexec_load
+    kexec_file_load init_module finit_module delete_module syslog settimeofday clock_settime
+    clock_adjtime adjtimex reboot swapon swapoff acct quotactl quotactl_fd sethostname setdomainname kcmp lookup_dcookie
     mbind set_mempolicy get_mempolicy set_mempolicy_home_node migrate_pages move_pages memfd_secret
     process_madvise vhangup nfsservctl iopl ioperm modify_ldt uselib ustat _sysctl
     """.split()  # noqa: SIM905  (names read better than seventy quoted ones)
@@ -111,9 +111,14 @@ def test_the_four_families_work_and_raw_sockets_do_not(family, seen):
 def test_the_other_doors_of_x86_64_are_shut(name, seen):
     answer = seen[f"abi:{name}"]
     refused = answer.get("errno") in (errno.EPERM, errno.ENOSYS)
-    assert answer == {"absent": True} or refused or answer.get("signal") in (
-        signal.SIGSYS,
-        signal.SIGSEGV,
+    assert (
+        answer == {"absent": True}
+        or refused
+        or answer.get("signal")
+        in (
+            signal.SIGSYS,
+            signal.SIGSEGV,
+        )
     )
 
 
@@ -169,7 +174,9 @@ const fs = require('fs/promises'), {Worker} = require('worker_threads');
 
 
 def test_bash_pipelines_and_substitutions_work(shared_box):
-    answer = shared_box.exec(["bash", "-c", "diff <(seq 3 | tac) <(printf '3\\n2\\n1\\n') && echo same"])
+    answer = shared_box.exec(
+        ["bash", "-c", "diff <(seq 3 | tac) <(printf '3\\n2\\n1\\n') && echo same"]
+    )
     assert (answer.text, answer.code) == ("same\n", 0)
 
 

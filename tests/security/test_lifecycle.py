@@ -235,11 +235,15 @@ def test_destroying_twice_and_destroying_the_dead_is_quiet(box):
     box.loop.run(box.cell.destroy())
 
 
+def _until_it_fails(box: Box) -> None:
+    for _ in range(50):
+        box.exec(["true"], timeout_s=5)
+
+
 def test_a_dead_sandbox_says_that_it_is_lost(box):
     os.kill(box.host_pid, signal.SIGKILL)
     with pytest.raises(SandboxLost):
-        for _ in range(50):
-            box.exec(["true"], timeout_s=5)
+        _until_it_fails(box)
     # Its connections are closed a moment before it is dead.
     poll("the sandbox", lambda: box.host_pid in box._living())
     with pytest.raises(SandboxLost):

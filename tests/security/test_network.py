@@ -36,7 +36,7 @@ def _reach(box: Box, family: str, address: object) -> str:
 
 
 @contextlib.contextmanager
-def _listening(family: int, address: object) -> Iterator[socket.socket]:
+def _listening(family: int, address: str | tuple[str, int]) -> Iterator[socket.socket]:
     with socket.socket(family, socket.SOCK_STREAM) as server:
         server.bind(address)
         server.listen()

@@ -204,7 +204,22 @@ def test_proc_offers_nothing_writable_but_ones_own_processes(shared_box):
 
 def test_dev_is_minimal(shared_box):
     code = "import json, os; print(json.dumps(sorted(os.listdir('/dev'))))"
-    wanted = "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero".split()
+    wanted = [
+        "core",
+        "fd",
+        "full",
+        "null",
+        "ptmx",
+        "pts",
+        "random",
+        "shm",
+        "stderr",
+        "stdin",
+        "stdout",
+        "tty",
+        "urandom",
+        "zero",
+    ]
     found = shared_box.python(code)
     # A console is there only where the caller had a terminal; it never has one here.
     assert [name for name in found if name != "console"] == wanted
@@ -212,9 +227,24 @@ def test_dev_is_minimal(shared_box):
 
 def test_the_root_shows_the_documented_names_only(shared_box):
     code = "import json, os; print(json.dumps(sorted(os.listdir('/'))))"
-    known = set(
-        "bin dev etc home lib lib32 lib64 libx32 proc run sbin tmp usr var work workspace".split()
-    )
+    known = {
+        "bin",
+        "dev",
+        "etc",
+        "home",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "proc",
+        "run",
+        "sbin",
+        "tmp",
+        "usr",
+        "var",
+        "work",
+        "workspace",
+    }
     assert set(shared_box.python(code)) <= known
 
 
@@ -226,7 +256,9 @@ def test_etc_holds_no_secret_and_no_host_identity(shared_box):
     assert users == ["root", "sandbox", "runner", "nobody"]
 
 
-@pytest.mark.parametrize("path", ["/root", "/var/lib", "/boot", "/opt", "/srv", "/mnt", "/var/tmp/x"])
+@pytest.mark.parametrize(
+    "path", ["/root", "/var/lib", "/boot", "/opt", "/srv", "/mnt", "/var/tmp/x"]
+)
 def test_host_directories_are_not_there(path, shared_box):
     assert shared_box.exec(["ls", path]).code != 0
 
@@ -300,7 +332,7 @@ def test_the_cgroup_path_inside_is_the_root(shared_box):
     assert [line for line in lines if "sandkasten" in line or "sbx_" in line] == []
 
 
-# Those that an ordinary id could read or that reach into the host; the rest is the kernel's to refuse.
+# What an ordinary id could read, or what reaches into the host; the rest the kernel refuses.
 MASKED = """
     cmdline config.gz interrupts kallsyms kcore keys kmsg kpagecgroup kpagecount kpageflags
     latency_stats sched_debug slabinfo sysrq-trigger timer_list timer_stats vmallocinfo
@@ -374,7 +406,9 @@ def test_the_hostname_is_not_the_machines(shared_box):
 
 
 def test_core_dumps_are_off_and_cannot_be_turned_on(shared_box):
-    answer = shared_box.exec(["bash", "-c", "ulimit -c; ulimit -Hc; ulimit -c unlimited || echo no"])
+    answer = shared_box.exec(
+        ["bash", "-c", "ulimit -c; ulimit -Hc; ulimit -c unlimited || echo no"]
+    )
     assert answer.text.split() == ["0", "0", "no"]
 
 

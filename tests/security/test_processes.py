@@ -102,7 +102,10 @@ def test_a_fork_chain_does_not_survive_destroy(box):
 @pytest.mark.root
 def test_a_tree_of_500_is_dead_within_the_deadline_and_a_second(make_box, neighbour):
     with make_box(Limits(memory_bytes=1024 * MIB, pids=800, workspace_bytes=16 * MIB)) as box:
-        script = "trap '' TERM; for i in $(seq 500); do (trap '' TERM; exec sleep 1000) & done; echo up; wait"
+        script = (
+            "trap '' TERM; for i in $(seq 500); do (trap '' TERM; exec sleep 1000) & done;"
+            "echo up; wait"
+        )
         began = time.monotonic()
         answer = box.exec(["bash", "-c", script], timeout_s=6, grace_s=0.2)
         took = time.monotonic() - began

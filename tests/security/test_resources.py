@@ -1,4 +1,4 @@
-"""One sandbox uses up what it can get; it is stopped, it lives on, and its neighbours do not notice."""
+"""One sandbox uses up what it can get: it is stopped, it lives on, its neighbours do not notice."""
 
 from __future__ import annotations
 
@@ -70,14 +70,18 @@ def test_listing_processes_beside_a_fork_bomb_works(box):
     box.answers()
 
 
+def _several(box: Box) -> None:
+    for _ in range(5):
+        box.exec(["true"])
+
+
 def test_a_full_process_table_is_an_error_with_a_name_and_not_a_result(box):
     if not ROOT:
         pytest.skip("an ordinary user's limit counts the whole user")
     box.start(["bash", "-c", "for i in $(seq 600); do sleep 100 & done; wait"], exec_id="full")
     poll("room", lambda: box.usage().pids < box.limits.pids - 1 and box.usage().pids)
     with pytest.raises(QuotaExceeded):
-        for _ in range(5):
-            box.exec(["true"])
+        _several(box)
     box.call("exec.signal", exec_id="full", signal=9, tree=True)
     poll("the tree", lambda: box.usage().pids > 5, timeout_s=5)
     box.answers()
@@ -129,7 +133,9 @@ time.sleep(3)
 @pytest.mark.root
 def test_small_processes_that_fill_the_memory_leave_the_runner(box, neighbour):
     """Each is as small as can be (a sleeping dash with a full environment)."""
-    script = "x=$(head -c 900000 /dev/zero | tr '\\0' x); while :; do sh -c 'sleep 100; :' \"$1\" & done"
+    script = (
+        "x=$(head -c 900000 /dev/zero | tr '\\0' x); while :; do sh -c 'sleep 100; :' \"$1\" & done"
+    )
     box.exec(["bash", "-c", f"{script} 2>/dev/null"], timeout_s=4, grace_s=0.2)
     assert os.path.exists(f"/proc/{box.host_pid}")
     _quick(neighbour)
@@ -162,7 +168,7 @@ def test_a_full_workspace_is_a_typed_error_and_leaves_the_old_file(box, neighbou
     with pytest.raises(QuotaExceeded):
         box.write("/workspace/kept", bytes(box.limits.workspace_bytes + MIB))
     assert box.read("/workspace/kept") == b"old"
-    assert [e.name for e in box.list("/workspace") if e.type == "file"] == ["kept"]
+    assert [e.name for e in box.entries("/workspace") if e.type == "file"] == ["kept"]
     answer = box.exec("head -c 1G /dev/zero >/workspace/full", timeout_s=60)
     assert answer.code != 0
     assert b"No space left" in answer.stderr

@@ -13,8 +13,8 @@ use crate::handler::{Failure, Handler, Out, Step};
 use serde_json::{json, Value};
 use std::os::unix::io::OwnedFd;
 
-/// Large enough that system calls do not count, small enough to stay in the cache.
-const BUFFER_BYTES: usize = 256 * 1024;
+/// One whole frame: the other side receives the body of a large one in place.
+const BUFFER_BYTES: usize = 1024 * 1024;
 /// A step sends at most so much before other streams have their turn.
 const STEP_BYTES: usize = 1024 * 1024;
 

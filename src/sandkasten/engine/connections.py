@@ -31,7 +31,7 @@ class PortStream:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for item in self._call:
             if isinstance(item, Data):
-                yield item.data
+                yield bytes(item.data)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import TYPE_CHECKING, Literal, cast
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, ProtocolViolation
@@ -64,9 +65,13 @@ class Files:
         _, channel = await self._handles.connect(sandbox_id)
         async with channel.stream("fs.read", fields) as call:
             entry = await _opened(call)
-            parts = [item.data async for item in call if isinstance(item, Data)]
+            # Collected while it comes; `getvalue` then hands out the buffer without copying it.
+            whole_file = BytesIO()
+            async for item in call:
+                if isinstance(item, Data):
+                    whole_file.write(item.data)
             await call.result()
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        data = whole_file.getvalue()
         return FileContent(entry.path, data, entry.size, offset + len(data) < entry.size)
 
     @asynccontextmanager
@@ -256,7 +261,7 @@ async def _opened(call: Call) -> Entry:
 async def _bytes(call: Call) -> AsyncIterator[bytes]:
     async for item in call:
         if isinstance(item, Data):
-            yield item.data
+            yield bytes(item.data)
     await call.result()
 
 

@@ -12,6 +12,7 @@ import os
 import platform
 import tempfile
 from errno import ENOSYS, EPERM
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.errors import BackendUnavailable
@@ -112,6 +113,7 @@ def _export(made: object) -> bytes:
         return file.read()
 
 
+@cache
 def _fingerprint(arch: Arch) -> str:
     text = repr((_REVISION, arch, sorted(syscalls.ALLOWED), sorted(syscalls.REFUSED)))
     text += repr((syscalls.CLONE_NEW_FLAGS, syscalls.REFUSED_IOCTLS, syscalls.ALLOWED_FAMILIES))

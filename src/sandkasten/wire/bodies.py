@@ -41,7 +41,7 @@ def encode_body(fields: Mapping[str, object]) -> bytes:
         ) from exc
 
 
-def decode_body(body: bytes, what: str) -> dict[str, Any]:
+def decode_body(body: bytes | bytearray, what: str) -> dict[str, Any]:
     """The JSON object a runner sent as `what`; raises ProtocolViolation."""
     try:
         # json gives up by RecursionError on deep nesting and by ValueError on numbers of

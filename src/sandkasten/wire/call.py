@@ -47,7 +47,7 @@ _EVENT_OVERHEAD = 512
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    data: bytes
+    data: bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +246,12 @@ class Call:
 
     # ---- the channel's side; nothing here waits
 
-    def on_data(self, body: bytes) -> None:
+    def on_data(self, body: bytes | bytearray) -> None:
         self._keep(Data(body), len(body))
 
-    def on_chunk(self, body: bytes) -> None:
+    def on_chunk(self, body: bytes | bytearray) -> None:
         seq, offset, source = decode_chunk_head(body)
-        self._keep(Output(seq, offset, source, body[CHUNK_HEADER_BYTES:]), len(body))
+        self._keep(Output(seq, offset, source, bytes(body[CHUNK_HEADER_BYTES:])), len(body))
 
     def _keep(self, item: Item, cost: int) -> None:
         self._allowance -= cost
@@ -270,10 +270,13 @@ class Call:
         if self._discard:
             return
         weight = size + _EVENT_OVERHEAD
+        if self._overflowed:
+            return
         if self._event_bytes + weight <= MAX_EVENT_BYTES:
             self._event_bytes += weight
             self._items.append((Event(name, body), 0, weight))
-        elif not self._overflowed:
+        else:
+            # Until the consumer has taken something, the mark stands for all that is lost.
             self._overflowed = True
             self._items.append((Event("overflow", {"event": "overflow"}), 0, 0))
         self._wake_reader()

@@ -34,6 +34,7 @@ from sandkasten.wire.codec import (
 from sandkasten.wire.failures import error_for
 from sandkasten.wire.messages import Hello, decode_hello
 from sandkasten.wire.outbox import Outbox
+from sandkasten.wire.streams import InPlace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from sandkasten.wire.streams import ByteStream
 
 DEFAULT_WINDOW = 4 * MIB
-RECEIVE_BYTES = 256 * 1024
+# Small, because what is received here is copied once more; large bodies are received in place.
+RECEIVE_BYTES = 64 * 1024
 # A runner that always has something to say must not keep the loop from its other work.
 _RECEIVES_PER_TURN = 16
 
@@ -161,11 +163,26 @@ class Channel:
 
     async def _read(self) -> None:
         receive, feed, deliver = self._stream.receive, self._decoder.feed, self._deliver
+        room, filled = self._decoder.room, self._decoder.filled
+        into = self._stream.receive_into if isinstance(self._stream, InPlace) else None
         receives = 0
         try:
-            while data := await receive(RECEIVE_BYTES):
-                for frame in feed(data):
-                    deliver(frame)
+            while True:
+                place = room() if into is not None else None
+                if into is not None and place is not None:
+                    count = await into(place)
+                    if not count:
+                        break
+                    place.release()
+                    whole = filled(count)
+                    if whole is not None:
+                        deliver(whole)
+                else:
+                    data = await receive(RECEIVE_BYTES)
+                    if not data:
+                        break
+                    for frame in feed(data):
+                        deliver(frame)
                 receives += 1
                 if receives % _RECEIVES_PER_TURN == 0:
                     await asyncio.sleep(0)

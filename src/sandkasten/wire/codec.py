@@ -55,10 +55,15 @@ CHUNK_HEADER_BYTES = _CHUNK.size
 _CREDIT = struct.Struct(">I")
 
 
+# Below this, one receive for the rest and whatever follows is cheaper than one of its own.
+_IN_PLACE_BYTES = 16 * 1024
+
+
 class Frame(NamedTuple):
     kind: Kind
     stream: int
-    body: bytes
+    body: bytes | bytearray
+    """A bytearray where a large DATA body was received in place; nobody else holds it."""
 
 
 def header(kind: Kind, stream: int, body_bytes: int) -> bytes:
@@ -77,7 +82,7 @@ def encode_credit(stream: int, amount: int) -> bytes:
     return _HEADER.pack(_COUNTED + _CREDIT.size, Kind.CREDIT, stream) + _CREDIT.pack(amount)
 
 
-def decode_credit(body: bytes) -> int:
+def decode_credit(body: bytes | bytearray) -> int:
     if len(body) != _CREDIT.size:
         raise ProtocolViolation(f"a CREDIT frame had a body of {len(body)} bytes")
     amount: int = _CREDIT.unpack(body)[0]
@@ -94,7 +99,7 @@ class ChunkHead(NamedTuple):
     source: int
 
 
-def decode_chunk_head(body: bytes) -> ChunkHead:
+def decode_chunk_head(body: bytes | bytearray) -> ChunkHead:
     """The head of a CHUNK body; its data begins at CHUNK_HEADER_BYTES."""
     if len(body) < CHUNK_HEADER_BYTES:
         raise ProtocolViolation(f"a CHUNK frame had a body of {len(body)} bytes")
@@ -107,13 +112,14 @@ def decode_chunk_head(body: bytes) -> ChunkHead:
 class Decoder:
     """Bytes in, whole frames out, under any split of the bytes."""
 
-    __slots__ = ("_accepts", "_body", "_kind", "_missing", "_rest", "_stream")
+    __slots__ = ("_accepts", "_body", "_filled", "_kind", "_missing", "_rest", "_stream")
 
     def __init__(self, accepts: frozenset[Kind]) -> None:
         """`accepts` are the kinds the other side may send; others end the connection."""
         self._accepts = {int(kind): (kind, BODY_LIMITS[kind]) for kind in accepts}
         self._rest = b""
         self._body = bytearray()
+        self._filled = 0
         self._missing = 0
         self._kind = Kind.DATA
         self._stream = 0
@@ -129,12 +135,11 @@ class Decoder:
         position = 0
         if self._missing:
             position = min(self._missing, len(data))
-            self._body += data if position == len(data) else memoryview(data)[:position]
-            self._missing -= position
-            if self._missing:
+            self._body[self._filled : self._filled + position] = memoryview(data)[:position]
+            done = self.filled(position)
+            if done is None:
                 return frames
-            frames.append(Frame(self._kind, self._stream, bytes(self._body)))
-            self._body = bytearray()
+            frames.append(done)
         elif self._rest:
             data = self._rest + data
             self._rest = b""
@@ -146,14 +151,37 @@ class Decoder:
             size = length - _COUNTED
             if end - position < size:
                 self._kind, self._stream = kind, stream
-                self._body += memoryview(data)[position:]
-                self._missing = size - len(self._body)
+                self._filled = end - position
+                self._missing = size - self._filled
+                # Whole at once, bounded by the kind's limit: what follows is received into it.
+                self._body = bytearray(size)
+                self._body[: self._filled] = memoryview(data)[position:]
                 return frames
             frames.append(Frame(kind, stream, data[position : position + size]))
             position += size
         if position < end:
             self._rest = data[position:]
         return frames
+
+    def room(self) -> memoryview | None:
+        """Where the rest of a large body belongs: receive into it and say `filled`.
+
+        None when little or nothing is missing; then `feed` takes what comes.
+        """
+        if self._missing < _IN_PLACE_BYTES:
+            return None
+        return memoryview(self._body)[self._filled :]
+
+    def filled(self, count: int) -> Frame | None:
+        """So many bytes of the body were put in place; the frame, when it is whole."""
+        self._filled += count
+        self._missing -= count
+        if self._missing:
+            return None
+        body, self._body = self._body, bytearray()
+        # Only data is handed on as it is; everything else is small and wants to be hashable.
+        whole = body if self._kind is Kind.DATA else bytes(body)
+        return Frame(self._kind, self._stream, whole)
 
     def _checked(self, length: int, number: int) -> Kind:
         known = self._accepts.get(number)

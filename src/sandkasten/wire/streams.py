@@ -19,6 +19,15 @@ class ByteStream(Protocol):
 
 
 @runtime_checkable
+class InPlace(Protocol):
+    """A stream that can receive into a buffer of ours; it saves large bodies a copy."""
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """How many bytes came, 0 at the end; raises OSError."""
+        ...
+
+
+@runtime_checkable
 class Immediate(Protocol):
     """A stream that can also take bytes at once; it saves a task switch for each small frame."""
 

@@ -43,23 +43,32 @@ class SocketStream:
         self._closed = False
 
     async def receive(self, max_bytes: int) -> bytes:
-        while True:
-            if self._closed:
-                return b""
+        while not self._closed:
             try:
                 return self._sock.recv(max_bytes)
             except (BlockingIOError, InterruptedError):
-                pass
-            # The watch stays on between two receives: taking it off and on again costs two
-            # system calls a message.
-            if not self._watching:
-                self._loop.add_reader(self._fd, self._on_readable)
-                self._watching = True
-            self._readable = self._loop.create_future()
+                await self._until_readable()
+        return b""
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        while not self._closed:
             try:
-                await self._readable
-            finally:
-                self._readable = None
+                return self._sock.recv_into(buffer)
+            except (BlockingIOError, InterruptedError):
+                await self._until_readable()
+        return 0
+
+    async def _until_readable(self) -> None:
+        # The watch stays on between two receives: taking it off and on again costs two
+        # system calls a message.
+        if not self._watching:
+            self._loop.add_reader(self._fd, self._on_readable)
+            self._watching = True
+        self._readable = self._loop.create_future()
+        try:
+            await self._readable
+        finally:
+            self._readable = None
 
     def _on_readable(self) -> None:
         if self._readable is None:

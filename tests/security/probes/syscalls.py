@@ -1,4 +1,4 @@
-"""Runs inside: attempts system calls with harmless arguments, each in a child, and says how each ended.
+"""Runs inside: attempts system calls with harmless arguments, each in a child; says how each ended.
 
 Where it can, a call is made so that an unfiltered kernel would allow it (tracing oneself, comparing
 oneself with oneself): then a refusal is the filter's and nobody else's.
@@ -22,6 +22,8 @@ libc.syscall.restype = ctypes.c_long
 buffer = ctypes.create_string_buffer(4096)
 ADDRESS = ctypes.addressof(buffer)
 MINUS_1 = (1 << 64) - 1
+# What the kernel is shown must not be collected meanwhile.
+KEPT: list = []
 
 
 def call(number, *args):
@@ -35,13 +37,13 @@ def iovec():
     at = ctypes.create_string_buffer(16)
     ctypes.c_uint64.from_buffer(at, 0).value = ADDRESS
     ctypes.c_uint64.from_buffer(at, 8).value = 1
-    iovec.kept = at
+    KEPT.append(at)
     return ctypes.addressof(at)
 
 
 def text(value):
-    text.kept = ctypes.create_string_buffer(value)
-    return ctypes.addressof(text.kept)
+    KEPT.append(ctypes.create_string_buffer(value))
+    return ctypes.addressof(KEPT[-1])
 
 
 # name: (x86_64, aarch64, arguments)
@@ -203,7 +205,7 @@ def attempt(kind, name):
         try:
             answer = KINDS[kind](name)
         except OSError as exc:
-            answer = {"failed": errno.errorcode.get(exc.errno, str(exc))}
+            answer = {"failed": errno.errorcode.get(exc.errno or 0, str(exc))}
         os.write(write, json.dumps(answer).encode())
         os._exit(0)
     os.close(write)
@@ -215,4 +217,4 @@ def attempt(kind, name):
     return json.loads(said)
 
 
-print(json.dumps({f"{k}:{n}": attempt(k, n) for k, n in json.loads(sys.argv[1])}))
+sys.stdout.write(json.dumps({f"{k}:{n}": attempt(k, n) for k, n in json.loads(sys.argv[1])}))

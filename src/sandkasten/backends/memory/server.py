@@ -157,7 +157,7 @@ class Connection:
         if stream is None:
             return
         if frame.kind is Kind.DATA:
-            stream.on_data(frame.body)
+            stream.on_data(bytes(frame.body))
         elif frame.kind is Kind.END:
             stream.on_end()
         elif frame.kind is Kind.CREDIT:

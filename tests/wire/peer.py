@@ -1,0 +1,81 @@
+"""The other end of a channel, in the hands of a test: it may say anything at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.wire.channel import Channel
+from sandkasten.wire.codec import FROM_CLIENT, Decoder, Frame, Kind, encode, encode_credit
+from sandkasten.wire.unix import SocketStream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+PATIENCE_S = 10.0
+HELLO = {
+    "generation": 1,
+    "version": "test",
+    "uid": 999,
+    "user_uid": 1000,
+    "shell": "/bin/sh",
+    "features": [],
+}
+
+
+class Peer:
+    def __init__(self, stream: SocketStream) -> None:
+        self.stream = stream
+        self._decoder = Decoder(FROM_CLIENT)
+        self._frames: list[Frame] = []
+
+    async def frame(self) -> Frame:
+        """The next frame of the client."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not self._frames:
+                data = await self.stream.receive(1 << 20)
+                if not data:
+                    raise EOFError("the client closed the connection")
+                self._frames += self._decoder.feed(data)
+        return self._frames.pop(0)
+
+    async def opened(self) -> tuple[int, dict[str, Any]]:
+        """The next OPEN; whatever else comes before it is passed over."""
+        while (frame := await self.frame()).kind is not Kind.OPEN:
+            pass
+        return frame.stream, json.loads(frame.body)
+
+    async def raw(self, data: bytes) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.stream.send(data)
+
+    async def say(self, kind: Kind, stream: int, body: bytes | dict[str, Any] = b"") -> None:
+        whole = body if isinstance(body, bytes) else json.dumps(body).encode()
+        await self.raw(encode(kind, stream, whole))
+
+    async def credit(self, stream: int, amount: int) -> None:
+        await self.raw(encode_credit(stream, amount))
+
+    async def hang_up(self) -> None:
+        await self.stream.aclose()
+
+
+def sockets() -> tuple[SocketStream, SocketStream]:
+    one, other = socket.socketpair()
+    return SocketStream(one), SocketStream(other)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Channel, Peer]]:
+    ours, theirs = sockets()
+    peer = Peer(theirs)
+    await peer.say(Kind.HELLO, 0, HELLO)
+    channel = await Channel.open(ours)
+    try:
+        yield channel, peer
+    finally:
+        await channel.aclose()
+        await peer.hang_up()

@@ -1,0 +1,139 @@
+"""Unix sockets: any path length, honest errors, nothing left waiting after a close."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.wire.unix import SocketStream, connect_unix
+from tests.wire.peer import PATIENCE_S, sockets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def listen(path: Path) -> socket.socket:
+    """Bind at a path of any length, through a descriptor of its directory."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.bind(f"/proc/self/fd/{directory}/{path.name}")
+        server.listen(1)
+    finally:
+        os.close(directory)
+    return server
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+async def test_a_path_of_any_length_is_reached(tmp_path: Path, depth: int):
+    folder = tmp_path.joinpath(*["d" * 60] * depth)
+    folder.mkdir(parents=True, exist_ok=True)
+    with listen(folder / "sock") as server:
+        before = len(os.listdir("/proc/self/fd"))
+        stream = await connect_unix(str(folder / "sock"))
+        peer, _ = server.accept()
+        with peer:
+            await stream.send(b"ping")
+            assert peer.recv(4) == b"ping"
+            await stream.aclose()
+            assert peer.recv(1) == b""
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("name", ["missing", "d" * 150 + "/missing"])
+async def test_a_socket_that_is_not_there_is_an_oserror_and_leaks_nothing(
+    tmp_path: Path, name: str
+):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        await connect_unix(str(tmp_path / name))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_socket_nobody_listens_on_is_refused(tmp_path: Path):
+    listen(tmp_path / "sock").close()
+    with pytest.raises(ConnectionRefusedError):
+        await connect_unix(str(tmp_path / "sock"))
+
+
+async def test_a_full_backlog_is_waited_for(tmp_path: Path):
+    with listen(tmp_path / "sock") as server:
+        waiting = [asyncio.create_task(connect_unix(str(tmp_path / "sock"))) for _ in range(8)]
+        await asyncio.sleep(0.02)
+        assert not all(one.done() for one in waiting)
+        server.setblocking(False)
+        peers: list[socket.socket] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(peers) < 8:
+                try:
+                    peers.append(server.accept()[0])
+                except BlockingIOError:
+                    await asyncio.sleep(0.001)
+        for stream in await asyncio.gather(*waiting):
+            await stream.aclose()
+        for peer in peers:
+            peer.close()
+
+
+async def test_much_data_passes_both_ways_at_once():
+    one, other = sockets()
+    data = bytes(range(256)) * 40_000
+
+    async def read_all(stream: SocketStream) -> bytes:
+        got = bytearray()
+        while len(got) < len(data):
+            got += await stream.receive(1 << 18)
+        return bytes(got)
+
+    async with asyncio.timeout(PATIENCE_S):
+        half = len(data) // 2
+        results = await asyncio.gather(
+            one.send(data[:half], memoryview(data)[half:]),
+            other.send(data),
+            read_all(one),
+            read_all(other),
+        )
+    assert results[2] == results[3] == data
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_closing_wakes_whoever_waits():
+    one, other = sockets()
+    receiving = asyncio.create_task(one.receive(10))
+    sending = asyncio.create_task(one.send(bytes(64 * 1024 * 1024)))
+    await asyncio.sleep(0.02)
+    await one.aclose()
+    await one.aclose()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await receiving == b""
+        with pytest.raises(OSError, match="closed"):
+            await sending
+    await other.aclose()
+
+
+async def test_an_idle_stream_with_data_waiting_does_not_spin_the_loop():
+    one, other = sockets()
+    receiving = asyncio.create_task(one.receive(10))
+    await asyncio.sleep(0)
+    await other.send(b"first")
+    assert await receiving == b"first"
+    await other.send(b"nobody asks for this")
+    await asyncio.sleep(0.02)
+    assert not one._watching
+    assert await one.receive(100) == b"nobody asks for this"
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_a_peer_that_went_is_an_end_and_then_a_broken_pipe():
+    one, other = sockets()
+    await other.aclose()
+    assert await one.receive(10) == b""
+    with pytest.raises(OSError, match="Broken pipe"):
+        await one.send(b"x")
+    await one.aclose()
