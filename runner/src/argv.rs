@@ -71,7 +71,8 @@ impl Server {
         wiring: &Wiring,
         owner: Owner,
     ) -> Result<i32, Failure> {
-        let (pid, control) = supervise::start(program, wiring, &self.config.identity)?;
+        let (pid, control) =
+            supervise::start(program, wiring, &self.config.identity, &self.registry)?;
         let control = self
             .poll
             .watch(control, Source::Supervisor(pid), poll::READ)
@@ -234,6 +235,7 @@ impl Server {
 
     /// A child of the runner is dead: a supervisor, or somebody's orphan.
     pub fn supervisor_reaped(&mut self, pid: i32, status: i32) {
+        self.registry.strike(pid);
         if !self.supervisors.contains_key(&pid) {
             return;
         }
@@ -241,8 +243,7 @@ impl Server {
         self.supervisor_gone(pid);
         self.supervisors.remove(&pid);
         if status != 0 {
-            let known: Vec<i32> = self.supervisors.keys().copied().collect();
-            supervise::sweep_orphans(&known, &self.config.identity);
+            supervise::sweep_orphans(&self.registry, &self.config.identity);
         }
     }
 }

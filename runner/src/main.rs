@@ -23,6 +23,7 @@ mod port;
 mod processes;
 mod protocol;
 mod pty;
+mod registry;
 mod request;
 mod results;
 mod ring;

@@ -11,6 +11,7 @@ use crate::identity::Identity;
 use crate::lease::Lease;
 use crate::poll::{self, Poll, Ready, Source, Watched};
 use crate::protocol;
+use crate::registry::Registry;
 use crate::shell::Shell;
 use crate::spawn::Env;
 use crate::sys::{self, Errno};
@@ -62,6 +63,7 @@ pub struct Server {
     pub by_key: HashMap<String, u64>,
     pub finished: VecDeque<u64>,
     pub supervisors: HashMap<i32, Supervisor>,
+    pub registry: Registry,
     pub shells: BTreeMap<u64, Shell>,
     /// Streams whose handler asked for another step.
     pub again: VecDeque<(u64, u32)>,
@@ -100,6 +102,7 @@ impl Server {
             by_key: HashMap::new(),
             finished: VecDeque::new(),
             supervisors: HashMap::new(),
+            registry: Registry::new()?,
             shells: BTreeMap::new(),
             again: VecDeque::new(),
             changed: BTreeSet::new(),
@@ -382,16 +385,13 @@ impl Server {
     }
 
     fn relisten(&mut self) {
-        match (self.path.clone(), &self.listener) {
-            (Some(path), None) => {
-                if self.listen(Listen::Path(path)).is_err() {
-                    self.timers.after_ms(100, Due::Relisten);
-                }
-            }
-            (_, Some(listener)) => {
-                let _still_there = self.poll.change(listener.raw(), listener.token, poll::READ);
-            }
-            _ => {}
+        if let Some(listener) = &self.listener {
+            let _still_there = self.poll.change(listener.raw(), listener.token, poll::READ);
+            return;
+        }
+        let path = self.path.clone();
+        if let Some(Err(_)) = path.map(|path| self.listen(Listen::Path(path))) {
+            self.timers.after_ms(100, Due::Relisten);
         }
     }
 

@@ -7,10 +7,12 @@
 use crate::handler::Failure;
 use crate::identity::Identity;
 use crate::processes;
+use crate::registry::Registry;
 use crate::spawn::{Program, Stage, Wiring};
 use crate::sweep::Family;
 use crate::sys::{self, Errno};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 /// Runner → supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,12 +143,13 @@ pub fn start(
     program: &Program,
     wiring: &Wiring,
     identity: &Identity,
+    registry: &Registry,
 ) -> Result<(i32, OwnedFd), Failure> {
     let failed = |errno| Failure::from_errno(errno, "cannot start a supervisor");
     let (ours, theirs) = sys::socket_pair().map_err(failed)?;
     sys::set_nonblocking(ours.as_raw_fd()).map_err(failed)?;
     // SAFETY: the runner has one thread, so the child may run any code.
-    match unsafe { libc::fork() } {
+    match registry.enrol(|| unsafe { libc::fork() }) {
         -1 => Err(failed(sys::errno())),
         0 => {
             drop(ours);
@@ -159,24 +162,45 @@ pub fn start(
     }
 }
 
-/// Kills what dead supervisors left behind: every child of the runner that is not in `known`.
-pub fn sweep_orphans(known: &[i32], identity: &Identity) {
+/// Kills what dead supervisors left behind: every child of the runner that is no supervisor, and what is
+/// below it. A process of its own does that, so that nobody waits.
+pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
+    if registry.overflowed() {
+        return;
+    }
+    // Counted as a supervisor while it lives, or a second one would take it for an orphan.
     // SAFETY: as in `start`.
-    if unsafe { libc::fork() } != 0 {
+    if registry.enrol(|| unsafe { libc::fork() }) != 0 {
         return;
     }
     sys::close_from(3);
     identity.become_supervisor();
     // SAFETY: getpid and getppid only read.
     let (me, top) = unsafe { (libc::getpid(), libc::getppid()) };
-    let mut spared: Vec<(i32, u64)> = known.iter().map(|&pid| (pid, 0)).collect();
-    spared.push((me, 0));
-    let family = Family {
-        top,
-        spared,
-        shell: None,
-    };
-    family.sweep(&mut || {});
+    let mut pause = Duration::from_micros(200);
+    loop {
+        let orphans = registry.steady(|known| {
+            let mut spared: Vec<(i32, u64)> = known.into_iter().map(|pid| (pid, 0)).collect();
+            spared.push((me, 0));
+            Family {
+                top,
+                spared,
+                shell: None,
+            }
+            .members()
+        });
+        match orphans {
+            Some(orphans) if orphans.is_empty() => break,
+            Some(orphans) => {
+                for orphan in orphans {
+                    let _gone = sys::kill(orphan.pid, libc::SIGKILL);
+                }
+            }
+            None => {}
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
     // SAFETY: leaves without running anything of the parent's.
     unsafe { libc::_exit(0) }
 }

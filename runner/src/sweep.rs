@@ -67,7 +67,7 @@ impl Family {
         members.len()
     }
 
-    /// Kills every member. `reap` collects dead children of the top, where the caller is the top.
+    /// Kills every member. The caller is the top, and `reap` collects its dead children.
     pub fn sweep(&self, reap: &mut dyn FnMut()) {
         if let Some(shell) = self.shell {
             let _gone = sys::kill(shell, libc::SIGSTOP);
@@ -123,11 +123,8 @@ impl Family {
     }
 
     /// Children of the top that are victims; dead ones that nobody has reaped among them. Nothing where
-    /// the kernel does not list children, or where the top is another process.
+    /// the kernel does not list children.
     fn orphans(&self) -> Vec<i32> {
-        if self.spared.iter().any(|spared| spared.1 == 0) {
-            return Vec::new();
-        }
         let mut children = processes::children(self.top).unwrap_or_default();
         children.retain(|pid| {
             Some(*pid) != self.shell && !self.spared.iter().any(|spared| spared.0 == *pid)

@@ -178,6 +178,11 @@ fn as_the_first_process_it_survives_the_death_of_every_supervisor() {
             Ok(())
         }
     });
+    // What comes right after the slaughter is not taken for what it left.
+    for _ in 0..30 {
+        client.exec(json!({"argv": ["python3", "-c", "import os; os.kill(-1, 9)"]}));
+        assert_eq!(client.argv(&["sleep", "0.02"]).exec()["exit_code"], 0);
+    }
     runner.assert_alive();
 }
 

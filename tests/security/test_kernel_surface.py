@@ -21,9 +21,10 @@ REFUSED = """
     fsopen fsconfig fsmount fspick open_tree move_mount mount_setattr setns unshare unshare_user
     pivot_root chroot open_by_handle_at name_to_handle_at fanotify_init fanotify_mark kexec_load
     kexec_file_load init_module finit_module delete_module syslog settimeofday clock_settime
-    clock_adjtime adjtimex reboot swapon swapoff acct quotactl quotactl_fd sethostname setdomainname kcmp lookup_dcookie
-    mbind set_mempolicy get_mempolicy set_mempolicy_home_node migrate_pages move_pages memfd_secret
-    process_madvise vhangup nfsservctl iopl ioperm modify_ldt uselib ustat _sysctl
+    clock_adjtime adjtimex reboot swapon swapoff acct quotactl quotactl_fd sethostname
+    setdomainname kcmp lookup_dcookie mbind set_mempolicy get_mempolicy set_mempolicy_home_node
+    migrate_pages move_pages memfd_secret process_madvise vhangup nfsservctl iopl ioperm
+    modify_ldt uselib ustat _sysctl
     """.split()  # noqa: SIM905  (names read better than seventy quoted ones)
 AS_AN_OLDER_KERNEL = [
     "clone3",

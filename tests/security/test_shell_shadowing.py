@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 NAMES = """
     printf eval builtin read unset export set trap . source exec command times : return break
-    continue cd pwd [ test while echo true false declare local readonly shift wait exit type hash
-    alias
+    continue cd pwd [ test while echo true false declare local readonly shift wait exit type
+    hash alias
     """.split()  # noqa: SIM905
 BUILTINS = """
-    . : [ alias bg bind break builtin caller cd command compgen complete compopt continue declare
-    dirs disown echo enable eval exec exit export false fc fg getopts hash help history jobs kill
-    let local logout mapfile popd printf pushd pwd read readarray readonly return set shift shopt
-    source suspend test times trap true type typeset ulimit umask unalias unset wait
+    . : [ alias bg bind break builtin caller cd command compgen complete compopt continue
+    declare dirs disown echo enable eval exec exit export false fc fg getopts hash help history
+    jobs kill let local logout mapfile popd printf pushd pwd read readarray readonly return set
+    shift shopt source suspend test times trap true type typeset ulimit umask unalias unset wait
     """.split()  # noqa: SIM905
 
 _numbers = itertools.count()

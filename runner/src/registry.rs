@@ -1,0 +1,114 @@
+//! The pids of living supervisors, in memory that the sweeper of orphans shares with the runner.
+//!
+//! When a supervisor is killed, a helper process kills what it left: every child of the runner that is no
+//! supervisor. New supervisors are forked meanwhile, and must not be taken for orphans. So the helper only
+//! trusts a look at /proc during which nobody was being forked and the registry did not change.
+
+use crate::sys;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+const SLOTS: usize = 1000;
+
+#[repr(C)]
+struct Shared {
+    /// Odd while a supervisor is being forked; every change moves it on.
+    turn: AtomicU32,
+    /// More supervisors than slots: nobody can tell orphans any more.
+    overflow: AtomicU32,
+    pids: [AtomicI32; SLOTS],
+}
+
+#[derive(Clone, Copy)]
+pub struct Registry(&'static Shared);
+
+impl Registry {
+    pub fn new() -> Result<Registry, sys::Errno> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let size = std::mem::size_of::<Shared>();
+        // SAFETY: a fresh anonymous mapping, zeroed, never unmapped; all-zero atomics are valid.
+        unsafe {
+            let memory = libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0);
+            if memory == libc::MAP_FAILED {
+                return Err(sys::errno());
+            }
+            Ok(Registry(&*memory.cast::<Shared>()))
+        }
+    }
+
+    /// Runs `fork`, which returns the new supervisor's pid (0 in the supervisor itself).
+    pub fn enrol(&self, fork: impl FnOnce() -> i32) -> i32 {
+        self.0.turn.fetch_add(1, Ordering::SeqCst);
+        let pid = fork();
+        if pid == 0 {
+            return 0;
+        }
+        if pid > 0 {
+            match self.slot(0) {
+                Some(slot) => slot.store(pid, Ordering::SeqCst),
+                None => self.0.overflow.store(1, Ordering::SeqCst),
+            }
+        }
+        self.0.turn.fetch_add(1, Ordering::SeqCst);
+        pid
+    }
+
+    pub fn strike(&self, pid: i32) {
+        if let Some(slot) = self.slot(pid) {
+            slot.store(0, Ordering::SeqCst);
+            self.0.turn.fetch_add(2, Ordering::SeqCst);
+        }
+    }
+
+    fn slot(&self, pid: i32) -> Option<&AtomicI32> {
+        let mut slots = self.0.pids.iter();
+        slots.find(|slot| slot.load(Ordering::SeqCst) == pid)
+    }
+
+    /// What `look` sees, given all living supervisors; `None` when that cannot be trusted.
+    pub fn steady<T>(&self, look: impl FnOnce(Vec<i32>) -> T) -> Option<T> {
+        let before = self.0.turn.load(Ordering::SeqCst);
+        let pids = self.0.pids.iter().map(|slot| slot.load(Ordering::SeqCst));
+        let seen = look(pids.filter(|&pid| pid > 0).collect());
+        let after = self.0.turn.load(Ordering::SeqCst);
+        (before == after && before % 2 == 0).then_some(seen)
+    }
+
+    pub fn overflowed(&self) -> bool {
+        self.0.overflow.load(Ordering::SeqCst) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_during_a_change_is_not_trusted() {
+        let registry = Registry::new().unwrap();
+        assert_eq!(registry.steady(|pids| pids), Some(vec![]));
+        registry.enrol(|| {
+            assert_eq!(registry.steady(|pids| pids), None);
+            7
+        });
+        assert_eq!(registry.steady(|pids| pids), Some(vec![7]));
+        let spoiled = registry.steady(|pids| {
+            registry.strike(7);
+            pids
+        });
+        assert_eq!(spoiled, None);
+        assert_eq!(registry.steady(|pids| pids), Some(vec![]));
+        assert!(!registry.overflowed());
+    }
+
+    #[test]
+    fn more_than_it_holds_is_said() {
+        let registry = Registry::new().unwrap();
+        for pid in 1..=SLOTS as i32 {
+            registry.enrol(|| pid);
+        }
+        assert!(!registry.overflowed());
+        registry.enrol(|| 5000);
+        assert!(registry.overflowed());
+    }
+}
