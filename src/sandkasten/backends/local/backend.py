@@ -166,16 +166,12 @@ class LocalBackend:
         write_state(cell, state)
         group = self._make_group(planned, spec.limits)
         unenforced = group.unenforced
-        write_state(
-            cell,
-            CellState(
-                state.boot_id,
-                slot,
-                group.plan.directories,
-                group.plan.v2_directory,
-                tuple((u.limit, u.reason, u.remedy) for u in unenforced),
-            ),
-        )
+        if unenforced:
+            lost = tuple((u.limit, u.reason, u.remedy) for u in unenforced)
+            plan = group.plan
+            write_state(
+                cell, CellState(state.boot_id, slot, plan.directories, plan.v2_directory, lost)
+            )
         filters = seccomp.compiled(self._layout.shared("seccomp"))
         ground = Ground(self._stage, self._root, self._host_root, len(filters))
         etc = hostroot.etc_skeleton(self._layout.shared("etc"))

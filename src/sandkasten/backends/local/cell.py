@@ -68,8 +68,7 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
     _end(cell, sandbox_id, state)
     with contextlib.suppress(OSError):
         cgroups.remove(_group(state))
-    shutil.rmtree(cell, ignore_errors=True)
-    if cell.exists():
+    if not _clear(cell):
         raise BackendUnavailable(
             f"the files of sandbox {sandbox_id} could not be removed",
             hint=f"look at {cell}; the next sweep tries again",
@@ -77,6 +76,21 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
     if state.slot is not None:
         # Last: until now the range could still have been in use.
         idranges.release(idranges.HOST_DIRECTORY, state.slot, sandbox_id)
+
+
+def _clear(cell: Path) -> bool:
+    """Our own few files by name, because that is quickest; whatever else lies there, too."""
+    for name in ("socket", "pid", "volume", "state"):
+        with contextlib.suppress(OSError):
+            os.unlink(cell / name)
+    try:
+        os.rmdir(cell)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        shutil.rmtree(cell, ignore_errors=True)
+        return not cell.exists()
+    return True
 
 
 def _guess(sandbox_id: SandboxId) -> CellState:
