@@ -248,7 +248,7 @@ impl Server {
             Work::Feed(feed) => {
                 let (bytes, close) = (feed.written, feed.close);
                 let waits = feed.written < feed.received || !open.ended;
-                let open_or_soon = exec.input.pipe.is_some() || exec.state == State::Queued;
+                let open_or_soon = exec.input.is_open() || exec.state == State::Queued;
                 if waits && open_or_soon {
                     return;
                 }

@@ -214,11 +214,19 @@ pub struct Pending {
 #[derive(Default)]
 pub struct Input {
     pub pipe: Option<Watched>,
+    /// A FIFO that the shell has not opened yet; what is written or closed now would be lost.
+    pub early: Option<OwnedFd>,
     pub armed: bool,
     pub queue: VecDeque<Pending>,
     /// Close once the queue is empty.
     pub closing: bool,
     pub terminal: bool,
+}
+
+impl Input {
+    pub fn is_open(&self) -> bool {
+        self.pipe.is_some() || self.early.is_some()
+    }
 }
 
 pub struct Exec {

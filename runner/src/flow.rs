@@ -6,12 +6,14 @@ use crate::ring::SOURCES;
 use crate::serve::Server;
 use crate::sys;
 use crate::timers::Due;
+use std::os::unix::io::AsRawFd;
 
 const BLOCK: usize = 64 << 10;
 /// Input that waits for one command, over all streams that feed it.
 const MAX_INPUT: usize = 4 << 20;
 /// How long a terminal rests when nobody has it open.
 const TERMINAL_MS: u64 = 20;
+const READER_NS: u64 = 200_000;
 const END_OF_TRANSMISSION: &[u8] = &[4];
 
 impl Server {
@@ -122,7 +124,7 @@ impl Server {
             Some(exec) => exec,
             None => return false,
         };
-        let open = exec.input.pipe.is_some() || exec.state == State::Queued;
+        let open = exec.input.is_open() || exec.state == State::Queued;
         let wanted = exec.start.stdin_stream || exec.start.pty.is_some();
         open && wanted && !exec.input.closing && !exec.state.is_over()
     }
@@ -145,6 +147,23 @@ impl Server {
         // Nobody will ever read it; the stream itself goes on.
         if let Some(connection) = self.connections.get_mut(&owner.0) {
             connection.grant(owner.1, bytes.len() as u64);
+        }
+    }
+
+    /// The shell opens its command's input within microseconds; until then we only hold it.
+    pub fn look_for_reader(&mut self, number: u64) {
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) if exec.state == State::Running => exec,
+            _ => return,
+        };
+        if let Some(fifo) = exec.input.early.take() {
+            if sys::has_reader(fifo.as_raw_fd()) {
+                exec.input.pipe = self.poll.watch(fifo, Source::Input(number), 0).ok();
+                self.write_input(number, false);
+            } else {
+                exec.input.early = Some(fifo);
+                self.timers.after_ns(READER_NS, Due::Reader(number));
+            }
         }
     }
 
@@ -223,6 +242,7 @@ impl Server {
             Some(exec) => exec,
             None => return,
         };
+        exec.input.early = None;
         if let Some(pipe) = exec.input.pipe.take() {
             drop(self.poll.unwatch(pipe));
         }

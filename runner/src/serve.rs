@@ -193,6 +193,7 @@ impl Server {
             Due::Swept(exec) => self.sweep_settled(exec),
             Due::Settle(exec) => self.settle_output(exec),
             Due::Terminal(exec) => self.look_at_terminal(exec),
+            Due::Reader(exec) => self.look_for_reader(exec),
             Due::Wait(connection, stream) => self.wait_over(connection, stream),
             Due::Deliver(shell) => self.deliver(shell),
             Due::Watch(shell) => self.watch_shell(shell),

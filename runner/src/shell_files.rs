@@ -92,12 +92,13 @@ impl Directory {
         if exec.start.stdin_stream {
             input = self.file("in");
             self.files.push(input.clone());
-            // Read and write: opening it for writing alone fails until the shell has opened it too.
+            // Opening it for writing alone works only while somebody has it open for reading.
             let writer = identity.as_runner(|| {
                 sys::make_fifo(&input, 0o644)?;
-                open_fifo(&input, libc::O_RDWR)
+                let _reader = open_fifo(&input, libc::O_RDWR)?;
+                open_fifo(&input, libc::O_WRONLY)
             })?;
-            exec.input.pipe = Some(poll.watch(writer, Source::Input(number), 0)?);
+            exec.input.early = Some(writer);
         }
         self.call = shell_script::call(&body, &Standard::Files([&input, &output, &error]));
         Ok(())

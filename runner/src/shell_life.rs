@@ -186,6 +186,7 @@ impl Server {
                 shell.watch = Some(self.timers.after_ms(WATCH_MS, Due::Watch(id)));
                 self.changed.insert(number);
                 self.arm_deadline(number);
+                self.look_for_reader(number);
                 self.write_input(number, false);
             }
             Err(libc::ENXIO) if shell.retries < MAX_RETRIES => {

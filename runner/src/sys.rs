@@ -301,3 +301,15 @@ pub fn close_between(first: RawFd, last: RawFd) {
         }
     }
 }
+
+/// Whether anybody has the FIFO behind this writing end open for reading.
+pub fn has_reader(fd: RawFd) -> bool {
+    let mut state = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&mut state, 1, 0) };
+    state.revents & libc::POLLERR == 0
+}

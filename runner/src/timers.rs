@@ -14,6 +14,8 @@ pub enum Due {
     Settle(u64),
     /// Look again at a terminal that nobody had open on the other side.
     Terminal(u64),
+    /// Has the shell opened its command's standard input?
+    Reader(u64),
     /// `exec.wait` on this connection and stream.
     Wait(u64, u32),
     /// Try again to hand the shell its command; look whether a running shell lost its way.

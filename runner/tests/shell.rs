@@ -619,3 +619,18 @@ fn input_for_a_queued_command_waits_with_it() {
     assert_eq!(other.finish(feed).end, Ok(json!({"bytes": 9})));
     assert_eq!(client.finish(second).stdout(), "for later");
 }
+
+#[test]
+fn input_that_is_there_before_the_command_is_not_lost() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    for (data, want) in [("", "0\n"), ("early", "5\n")] {
+        for _ in 0..50 {
+            let stream =
+                client.start(json!({"shell": "main", "stdin": "stream", "command": "wc -c"}));
+            client.send(DATA, stream, data.as_bytes());
+            client.send(END, stream, b"");
+            assert_eq!(client.finish(stream).stdout(), want);
+        }
+    }
+}

@@ -22,6 +22,7 @@ import pytest
 
 from sandkasten import Sandbox
 from sandkasten.backends.local import LocalBackend
+from sandkasten.model.ids import SandboxId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,8 +55,8 @@ def _tidy(place: Path) -> None:
     backend = LocalBackend(place)
 
     async def remove() -> None:
-        for sandbox_id in await backend.owned():
-            await backend.discard(sandbox_id)
+        for cell in (place / "cells").glob("*"):
+            await backend.discard(SandboxId(cell.name))
 
     asyncio.run(remove())
 
@@ -67,13 +68,14 @@ def make(data_dir: Path) -> Callable[..., Sandbox]:
 
 
 @pytest.fixture
-def ruin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A data directory of its own for hosts that are made worse, where others may walk."""
+def ruin() -> Iterator[Path]:
+    """A data directory of its own, new: for hosts that are made worse, and for a first use."""
     path = Path(tempfile.mkdtemp(prefix="pytest-of-ruin-", dir="/var/tmp"))
     yield path
     deadline = time.monotonic() + 10
     while (left := leftovers(path)) and time.monotonic() < deadline:
         time.sleep(0.05)
+    _tidy(path)
     shutil.rmtree(path, ignore_errors=True)
     assert left == []
 

@@ -117,6 +117,7 @@ def test_a_tree_of_500_is_dead_within_the_deadline_and_a_second(make_box, neighb
         neighbour.answers()
 
 
+@pytest.mark.timeout(600)
 def test_zombies_are_reaped(box):
     count = sized(10_000, 100_000)
     code = f"""

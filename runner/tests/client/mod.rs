@@ -79,7 +79,13 @@ impl Runner {
         // SAFETY: dup2 is async-signal-safe and gives the child its listener as 7.
         unsafe {
             command.pre_exec(move || {
-                if libc::dup2(fd, 7) < 0 {
+                // Where it is 7 already, dup2 would leave it to be closed on exec.
+                let rc = if fd == 7 {
+                    libc::fcntl(7, libc::F_SETFD, 0)
+                } else {
+                    libc::dup2(fd, 7)
+                };
+                if rc < 0 {
                     return Err(std::io::Error::last_os_error());
                 }
                 Ok(())
