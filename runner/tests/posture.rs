@@ -32,7 +32,8 @@ fn user_code_has_no_capability_no_group_no_descriptor_and_cannot_gain() {
         (&client.hello["uid"], &client.hello["user_uid"]),
         (&json!(0), &json!(12345))
     );
-    let script = "cat /proc/self/status; ls /proc/$$/fd; ulimit -c; cat /proc/self/oom_score_adj; umask";
+    let script =
+        "cat /proc/self/status; ls /proc/$$/fd; ulimit -c; cat /proc/self/oom_score_adj; umask";
     for outcome in [
         client.script(script),
         client.shell(&format!("sh -c '{}'", script.replace('\'', "'\\''"))),

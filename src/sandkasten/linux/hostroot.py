@@ -25,7 +25,7 @@ _PROC_FILES = (
     "cmdline", "config.gz", "interrupts", "kallsyms", "kcore", "keys", "latency_stats",
     "sched_debug", "sysrq-trigger", "timer_list",
 )  # fmt: skip
-_PROC_DIRS = ("acpi", "asound", "fs", "scsi")
+_PROC_DIRS = ("acpi", "asound", "fs", "pressure", "scsi")
 
 _FILES = {
     "passwd": (

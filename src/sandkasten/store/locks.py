@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from sandkasten.errors import Busy
+from sandkasten.errors import BackendUnavailable, Busy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -73,7 +73,13 @@ async def _take(path: Path, deadline: float, wait_s: float) -> int:
 
 
 def _try(path: Path) -> int | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"the ledger cannot be locked: {exc}",
+            hint="check that the data directory is there, writable and not full",
+        ) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         held, named = os.fstat(fd), os.stat(path)

@@ -61,9 +61,10 @@ class LocalBackend:
         self, data_dir: Path, runner: Path | None = None, launcher: Path | None = None
     ) -> None:
         self._layout = Layout(data_dir)
-        self._programs = Programs.found(runner, launcher)
+        self._shipped = self._programs = Programs.found(runner, launcher)
         self._root = os.geteuid() == 0
         self._prepared = False
+        self._preparing = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -124,13 +125,21 @@ class LocalBackend:
                 hint="use profile: hardened",
             )
         if not self._prepared:
-            await asyncio.to_thread(self._prepare)
-            await selftest.ensure(self._layout, self._programs, self._create_unchecked)
-            self._prepared = True
+            async with self._preparing:
+                if not self._prepared:
+                    await asyncio.to_thread(self._prepare)
+                    await selftest.ensure(self._layout, self._programs, self._create_unchecked)
+                    self._prepared = True
 
     def _prepare(self) -> None:
-        self._layout.prepare()
-        self._programs = self._programs.installed(self._layout.shared("programs"))
+        try:
+            self._layout.prepare()
+            self._programs = self._shipped.installed(self._layout.shared("programs"))
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the data directory cannot be used: {exc}",
+                hint="check free space and permissions, or set SANDKASTEN_DATA_DIR",
+            ) from exc
 
     async def _create_unchecked(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
         return await asyncio.to_thread(self._create, sandbox_id, spec)

@@ -11,9 +11,9 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO
 
 from sandkasten.errors import IsolationRefused
 from sandkasten.linux import idranges, posture, processes
@@ -55,7 +55,7 @@ async def ensure(layout: Layout, programs: Programs, create: Create) -> None:
     mark = layout.data_dir / f"selftest-{_key(programs)}"
     if mark.exists():
         return
-    with await asyncio.to_thread(_turn, layout):
+    async with _turn(layout):
         if mark.exists():
             return
         # One at a time, so what is there was left by a process that was killed meanwhile.
@@ -67,11 +67,24 @@ async def ensure(layout: Layout, programs: Programs, create: Create) -> None:
         mark.touch(mode=0o600)
 
 
-def _turn(layout: Layout) -> IO[bytes]:
-    """Blocks until no other process is at it; closing the file, or dying, gives the turn away."""
-    file = (layout.data_dir / "selftest").open("wb")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
+@asynccontextmanager
+async def _turn(layout: Layout) -> AsyncIterator[None]:
+    """Waits until no other process is at it; closing the file, or dying, gives the turn away.
+
+    By trying again and not in a thread: as many waiters as the pool has threads would keep the one
+    whose turn it is from getting any.
+    """
+    fd = os.open(layout.data_dir / "selftest", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        yield
+    finally:
+        os.close(fd)
 
 
 async def _judge(layout: Layout, create: Create) -> None:
@@ -110,14 +123,15 @@ async def _examine(layout: Layout, cell: LocalCell) -> list[str]:
         if state.slot is not None:
             base = idranges.base_of(state.slot)
             ids = range(base, base + idranges.COUNT)
-        subject = await asyncio.to_thread(_find_subject, first[0])
-        if subject is None:
-            return ["the command started inside was not found from outside"]
         host = posture.read(os.getpid())
-        # A program that just began still has its loader's descriptor open for an instant; what is
-        # truly open stays so.
+        # A program that just began may not be itself yet, or still have its loader's descriptor
+        # open for an instant; what is truly open stays so.
         for _ in range(_LOOKS):
-            found = posture.deviations(posture.read(subject), host, ids=ids)
+            subject = await asyncio.to_thread(_find_subject, first[0])
+            if subject is None:
+                found = ["the command started inside was not found from outside"]
+            else:
+                found = posture.deviations(posture.read(subject), host, ids=ids)
             if not found:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
