@@ -188,7 +188,11 @@ impl Server {
                     self.wind_up(number);
                 }
             }
-            Report::Begun | Report::Swept => {}
+            Report::Swept => {
+                exec.swept += 1;
+                self.changed.insert(number);
+            }
+            Report::Begun => {}
         }
     }
 
@@ -211,6 +215,7 @@ impl Server {
                     None => return,
                 };
                 exec.supervisor = None;
+                self.changed.insert(number);
                 match (exec.state, exec.status) {
                     (State::Queued, _) => {
                         let failure = Failure::new("internal", "the supervisor was killed");

@@ -157,15 +157,24 @@ impl Server {
         Ok(())
     }
 
-    pub fn exec_signal(&mut self, fields: &Fields) -> Result<Value, Failure> {
+    pub fn exec_signal(&mut self, id: u64, stream: u32, fields: &Fields) -> Result<(), Failure> {
         let number = self.find(fields)?;
         let signal = match fields.needed_number("signal")? {
             signal @ 1..=64 => signal as i32,
             _ => return Err(Failure::invalid("signal must be 1 to 64")),
         };
         let tree = fields.flag("tree", true)?;
-        self.signal_exec(number, signal, tree);
-        Ok(empty())
+        let until = self.signal_exec(number, signal, tree);
+        self.watch_exec(
+            id,
+            stream,
+            number,
+            Work::Sweep {
+                exec: number,
+                until,
+            },
+        );
+        Ok(())
     }
 
     pub fn exec_resize(&mut self, fields: &Fields) -> Result<Value, Failure> {
@@ -238,6 +247,13 @@ impl Server {
         let over = exec.state.is_over();
         let done = match &mut open.work {
             Work::Verb { .. } => false,
+            Work::Sweep { until, .. } => {
+                if exec.supervisor.is_none() || exec.swept >= *until {
+                    exec.watchers.retain(|watcher| *watcher != (id, stream));
+                    self.answer(id, stream, &empty());
+                }
+                return;
+            }
             Work::Begin { .. } => exec.state != State::Queued || exec.is_shell(),
             Work::Wait { timer, .. } => {
                 if let Some(timer) = timer.take().filter(|_| over) {

@@ -181,6 +181,11 @@ pub enum Work {
         timer: Option<TimerId>,
     },
     Feed(Feed),
+    /// Answer once nothing of the command is left.
+    Sweep {
+        exec: u64,
+        until: u32,
+    },
 }
 
 impl Work {
@@ -188,7 +193,9 @@ impl Work {
         match self {
             Work::Verb { .. } => None,
             Work::Follow(follow) => Some(follow.exec),
-            Work::Begin { exec, .. } | Work::Wait { exec, .. } => Some(*exec),
+            Work::Begin { exec, .. } | Work::Wait { exec, .. } | Work::Sweep { exec, .. } => {
+                Some(*exec)
+            }
             Work::Feed(feed) => Some(feed.exec),
         }
     }

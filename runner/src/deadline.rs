@@ -78,10 +78,11 @@ impl Server {
         }
     }
 
-    pub fn signal_exec(&mut self, number: u64, signal: i32, tree: bool) {
+    /// How many sweeps must have been reported before the signal has done its work.
+    pub fn signal_exec(&mut self, number: u64, signal: i32, tree: bool) -> u32 {
         let exec = match self.execs.get_mut(&number) {
             Some(exec) => exec,
-            None => return,
+            None => return 0,
         };
         let supervisor = exec.supervisor;
         let shell = exec.is_shell();
@@ -94,7 +95,10 @@ impl Server {
         } else if shell && exec.state.is_over() {
             // Its processes are the shell's background jobs now.
         } else if signal == libc::SIGKILL && tree {
+            exec.to_sweep = exec.to_sweep.max(exec.swept) + 1;
+            let until = exec.to_sweep;
             self.order(supervisor, Order::Sweep);
+            return until;
         } else if shell {
             self.order(supervisor, Order::SignalShell(signal));
         } else if tree {
@@ -102,5 +106,6 @@ impl Server {
         } else {
             self.order(supervisor, Order::SignalRoot(signal));
         }
+        0
     }
 }

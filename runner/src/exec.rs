@@ -247,6 +247,9 @@ pub struct Exec {
     pub timed_out: bool,
     /// How often a shell's command was swept without an answer.
     pub sweeps: u32,
+    /// Sweeps ordered by `exec.signal`, and sweeps reported done.
+    pub to_sweep: u32,
+    pub swept: u32,
     /// The last signal `exec.signal` sent.
     pub sent_signal: Option<i32>,
     /// We have sent SIGKILL ourselves, for whatever reason.
@@ -282,6 +285,8 @@ impl Exec {
             signal: None,
             timed_out: false,
             sweeps: 0,
+            to_sweep: 0,
+            swept: 0,
             sent_signal: None,
             we_killed: false,
             shell_reset: false,

@@ -148,6 +148,8 @@ fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
         .map_err(|errno| ("cannot settle the identity", errno))?;
     let env: spawn::Env = std::env::vars_os()
         .map(|(name, value)| (name.into_vec(), value.into_vec()))
+        // Where we were started, not where a command runs.
+        .filter(|(name, _)| name != b"PWD" && name != b"OLDPWD")
         .collect();
     let home = options
         .home

@@ -99,7 +99,11 @@ pub fn list(owners: &Owners) -> Value {
     let mut budget = 800_000usize;
     let mut cut = truncated;
     for process in found.iter().take(protocol::MAX_PROCESSES) {
-        let (uid, cmdline, weight) = describe(process.pid);
+        // Gone since it was listed: it is not there any more.
+        let (uid, cmdline, weight) = match describe(process.pid) {
+            Some(described) => described,
+            None => continue,
+        };
         if weight + 400 > budget {
             cut = true;
             break;
@@ -144,11 +148,8 @@ fn owner_of<'a>(
 }
 
 /// `(uid, command line, how much JSON it may take)`.
-fn describe(pid: i32) -> (Value, Vec<Value>, usize) {
-    let uid = match sys::identity_of_owner(format!("/proc/{pid}").as_bytes()) {
-        Ok(uid) => Value::from(uid),
-        Err(_) => Value::Null,
-    };
+fn describe(pid: i32) -> Option<(Value, Vec<Value>, usize)> {
+    let uid = Value::from(sys::identity_of_owner(format!("/proc/{pid}").as_bytes()).ok()?);
     let path = format!("/proc/{pid}/cmdline");
     let raw = sys::read_file(path.as_bytes(), protocol::MAX_CMDLINE).unwrap_or_default();
     let mut weight = raw.len() * 6;
@@ -157,7 +158,7 @@ fn describe(pid: i32) -> (Value, Vec<Value>, usize) {
         words.pop();
     }
     weight += words.len() * 16;
-    (uid, words.into_iter().map(bytes::to_json).collect(), weight)
+    Some((uid, words.into_iter().map(bytes::to_json).collect(), weight))
 }
 
 #[cfg(test)]

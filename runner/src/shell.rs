@@ -31,6 +31,8 @@ pub enum Phase {
     Arming,
     Delivering,
     Running,
+    /// It has answered after its deadline; what the command left behind is being killed.
+    Settling,
     /// Told to end; only its death counts now.
     Ending,
 }
@@ -46,6 +48,8 @@ pub struct Shell {
     pub supervisor: Option<i32>,
     pub answer: Option<Watched>,
     pub heard: Vec<u8>,
+    /// The answer of a command past its deadline, kept until everything it started is dead.
+    pub kept: Option<Answer>,
     pub directory: Option<Directory>,
     pub env: Option<Env>,
     pub last_code: i32,
@@ -99,6 +103,7 @@ impl Server {
             supervisor: None,
             answer: None,
             heard: Vec::new(),
+            kept: None,
             directory: None,
             env: None,
             last_code: 0,
@@ -204,6 +209,34 @@ impl Server {
         if let Some(timer) = shell.timer.take() {
             self.timers.cancel(timer);
         }
+        let current = shell.current.and_then(|number| self.execs.get_mut(&number));
+        let late = current.filter(|exec| exec.timed_out);
+        if let Some(exec) = late {
+            if let Some(timer) = exec.timer.take() {
+                self.timers.cancel(timer);
+            }
+            shell.phase = Phase::Settling;
+            shell.kept = Some(answer);
+            let supervisor = shell.supervisor;
+            self.order(supervisor, Order::Sweep);
+        } else {
+            self.take_answer(id, answer);
+        }
+    }
+
+    /// What a command past its deadline had started is dead; its answer counts now.
+    pub fn settled(&mut self, id: u64) {
+        let kept = self.shells.get_mut(&id).and_then(|shell| shell.kept.take());
+        if let Some(answer) = kept {
+            self.take_answer(id, answer);
+        }
+    }
+
+    fn take_answer(&mut self, id: u64, answer: Answer) {
+        let shell = match self.shells.get_mut(&id) {
+            Some(shell) => shell,
+            None => return,
+        };
         shell.phase = Phase::Idle;
         shell.last_code = answer.exit_code;
         shell.cwd = shell_files::current_directory(shell.pid, answer.pwd);

@@ -112,7 +112,18 @@ impl Server {
             }
             Report::Swept => {
                 if let Some(number) = shell.current {
-                    self.expect_answer(number);
+                    let mut ordered = false;
+                    if let Some(exec) = self.execs.get_mut(&number) {
+                        exec.swept += 1;
+                        // A late report of a sweep for the command before is not about this one.
+                        ordered = exec.timed_out || exec.to_sweep > 0;
+                    }
+                    self.changed.insert(number);
+                    if shell.phase == Phase::Settling {
+                        self.settled(id);
+                    } else if ordered {
+                        self.expect_answer(number);
+                    }
                 }
             }
             Report::Exited { status, .. } => self.shell_died(id, Some(status)),
@@ -159,7 +170,11 @@ impl Server {
                 exec,
                 shell.last_code,
             )
-            .map_err(|errno| Failure::from_errno(errno, "cannot hand the command to the shell"))
+            .map_err(|errno| Failure::from_errno(errno, "cannot hand the command to the shell"))?;
+        if shell_files::is_bash(&shell.program) {
+            directory.untrace();
+        }
+        Ok(())
     }
 
     /// Hands the command over as soon as the shell reads.
@@ -255,6 +270,7 @@ impl Server {
 
     /// The shell cannot be trusted to go on: kill it and all it has started. Its death does the rest.
     fn end_shell(&mut self, id: u64) {
+        self.settled(id);
         if let Some(shell) = self.shells.get_mut(&id) {
             if matches!(shell.phase, Phase::Absent | Phase::Ending) {
                 return;
@@ -286,6 +302,7 @@ impl Server {
 
     /// `status` is `None` when even the supervisor is gone.
     fn shell_died(&mut self, id: u64, status: Option<i32>) {
+        self.settled(id);
         // A last answer may have been written before the end.
         self.hear_shell(id);
         let shell = match self.shells.get_mut(&id) {

@@ -63,6 +63,7 @@ impl Server {
         match verb {
             "exec.start" => return self.exec_start(id, stream, request),
             "exec.output" => return self.exec_output(id, stream, &fields),
+            "exec.signal" => return self.exec_signal(id, stream, &fields),
             "exec.wait" => return self.exec_wait(id, stream, &fields),
             "exec.stdin" => return self.exec_stdin(id, stream, &fields),
             "port.connect" => {
@@ -89,7 +90,6 @@ impl Server {
     fn answer_at_once(&mut self, verb: &str, fields: &Fields) -> Result<Value, Failure> {
         match verb {
             "ping" => Ok(empty()),
-            "exec.signal" => self.exec_signal(fields),
             "exec.resize" => self.exec_resize(fields),
             "exec.list" => Ok(self.exec_list()),
             "shell.list" => Ok(self.shell_list()),
