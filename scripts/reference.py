@@ -37,7 +37,7 @@ def commands() -> str:
     lines.append(_help("sandkasten", group, context))
     for name, command in _walk("sandkasten", group, context):
         lines.append(f"## {name}\n")
-        inner = command.make_context(name, [], parent=None, resilient_parsing=True)
+        inner = command.make_context(name, [], resilient_parsing=True)  # type: ignore[attr-defined]
         lines.append(_help(name, command, inner))
     return "\n".join(lines)
 

@@ -56,7 +56,8 @@ impl Directory {
     /// bash alone: a RETURN trap of an earlier command would run at the end of our file, too, and could
     /// change the status it ends with.
     pub fn untrace(&mut self) {
-        self.call.splice(0..0, b"\\trap - RETURN; \\set +T; ".iter().copied());
+        self.call
+            .splice(0..0, b"\\trap - RETURN; \\set +T; ".iter().copied());
     }
 
     pub fn lay_out(

@@ -75,7 +75,7 @@ fn a_program_that_cannot_start_is_an_error_and_leaves_no_record() {
         (json!({"argv": ["no-such-program"]}), "command_not_found"),
         (json!({"argv": ["/no/such/program"]}), "command_not_found"),
         (json!({"argv": [""]}), "command_not_found"),
-        (json!({"argv": [plain]}), "not_executable"),
+        (json!({ "argv": [plain] }), "not_executable"),
         (json!({"argv": ["/usr"]}), "not_executable"),
         (json!({"argv": ["true"], "cwd": "/no/such"}), "not_found"),
         (json!({"argv": ["true"], "cwd": plain}), "not_directory"),

@@ -419,11 +419,15 @@ fn directories_are_reported_to_the_byte_and_recovered_when_gone() {
             b"/a\nb'c\"\xff",
         ]
         .concat();
-        assert_eq!(odd.exec()["cwd"], json!({"b64": base64(&want)}), "{shell}");
+        assert_eq!(
+            odd.exec()["cwd"],
+            json!({ "b64": base64(&want) }),
+            "{shell}"
+        );
         assert_eq!(client.shell("exit 1").verdict(), (1, true));
         assert_eq!(
             client.shell("true").exec()["cwd"],
-            json!({"b64": base64(&want)}),
+            json!({ "b64": base64(&want) }),
             "{shell}"
         );
         let gone = client.shell("cd ..; mkdir gone; cd gone; rmdir ../gone");

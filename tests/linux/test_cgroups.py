@@ -10,6 +10,7 @@ import pytest
 from sandkasten.linux import cgroups
 from sandkasten.linux.cgroups import Hierarchies, Plan, Write, parse_mounts
 from sandkasten.model.limits import Limits
+from sandkasten.model.usage import Usage
 
 # Captured on Debian 12, kernel 6.18 (hybrid) and on Debian 13 with systemd 257 (unified).
 HYBRID = """\
@@ -116,7 +117,7 @@ def test_v2_usage_is_read_from_v2_names(tmp_path: Path) -> None:
         (group / name).write_text(text)
     on = Hierarchies({}, str(tmp_path), frozenset({"memory", "pids", "cpu"}))
     usage = cgroups.usage(on, "sbx_1")
-    assert usage == cgroups.Usage(
+    assert usage == Usage(
         memory_bytes=1000,
         memory_peak_bytes=2000,
         memory_limit_bytes=None,

@@ -13,9 +13,9 @@ const MOST_LINKS: usize = 40;
 #[cfg(test)]
 thread_local! {
     /// Makes this thread believe that openat2 is forbidden.
-    pub static WITHOUT_OPENAT2: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    pub static WITHOUT_OPENAT2: std::cell::Cell<bool> = std::cell::Cell::new(false);
     /// Makes this thread believe that /proc is not mounted.
-    pub static WITHOUT_PROC: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    pub static WITHOUT_PROC: std::cell::Cell<bool> = std::cell::Cell::new(false);
 }
 
 /// An `O_PATH` descriptor of what `path` leads to from `start`. `extra` may be `O_DIRECTORY`.

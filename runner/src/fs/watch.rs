@@ -344,7 +344,9 @@ impl Watch {
             match scan.walker.next() {
                 Ok(Visit::Pending) => break,
                 Ok(Visit::End) => return Ok(true),
-                Ok(Visit::Leave(_)) => drop(scan.above.pop()),
+                Ok(Visit::Leave(_)) => {
+                    scan.above.pop();
+                }
                 Ok(Visit::Entry { name, stat }) => {
                     self.found(&mut scan, &name, sys::is_dir(&stat), out)?;
                 }

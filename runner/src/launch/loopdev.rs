@@ -78,7 +78,11 @@ fn claim(file: RawFd, control: RawFd) -> Outcome<Attached> {
             return Err(Trouble::new(STEP, format!("configure {}", path), errno));
         }
     }
-    Err(Trouble::new(STEP, "every free loop device was taken by others", libc::EBUSY))
+    Err(Trouble::new(
+        STEP,
+        "every free loop device was taken by others",
+        libc::EBUSY,
+    ))
 }
 
 fn open_rw(path: &str) -> Outcome<RawFd> {

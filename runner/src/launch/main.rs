@@ -8,6 +8,9 @@
 //! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running.
 //! It decides nothing: every argument of bubblewrap comes from the plan.
 
+#![allow(unknown_lints)]
+#![allow(clippy::incompatible_msrv)]
+
 mod loopdev;
 mod mounts;
 mod plan;

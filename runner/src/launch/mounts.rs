@@ -18,7 +18,11 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
     })?;
     // In one's own user namespace the inherited mounts belong to a stronger one: private is refused
     // for none of them, and slave would let host mounts in; private is right in both cases.
-    let what = if in_own_userns { "make mounts private (own)" } else { "make mounts private" };
+    let what = if in_own_userns {
+        "make mounts private (own)"
+    } else {
+        "make mounts private"
+    };
     mount(what, None, "/", None, libc::MS_REC | libc::MS_PRIVATE, None)
 }
 
@@ -68,7 +72,11 @@ pub fn stage(plan: &Plan) -> Outcome<()> {
             mounted?;
             // The mount holds the file from here on; without a name it goes with the sandbox.
             std::fs::remove_file(path).map_err(|e| {
-                crate::Trouble::new(STEP, format!("unlink {}", path), e.raw_os_error().unwrap_or(0))
+                crate::Trouble::new(
+                    STEP,
+                    format!("unlink {}", path),
+                    e.raw_os_error().unwrap_or(0),
+                )
             })?;
         }
         Workspace::Tmpfs { bytes } => mount(
@@ -98,10 +106,21 @@ pub fn stage(plan: &Plan) -> Outcome<()> {
             mkdir(&target, 0o755)?;
         } else {
             std::fs::write(&target, b"").map_err(|e| {
-                crate::Trouble::new(STEP, format!("make {}", target), e.raw_os_error().unwrap_or(0))
+                crate::Trouble::new(
+                    STEP,
+                    format!("make {}", target),
+                    e.raw_os_error().unwrap_or(0),
+                )
             })?;
         }
-        mount(&bind.source, Some(&bind.source), &target, None, libc::MS_BIND, None)?;
+        mount(
+            &bind.source,
+            Some(&bind.source),
+            &target,
+            None,
+            libc::MS_BIND,
+            None,
+        )?;
     }
     Ok(())
 }

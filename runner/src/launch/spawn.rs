@@ -37,7 +37,12 @@ pub fn bubblewrap(plan: &Plan, userns: Option<RawFd>) -> Outcome<Born> {
     let (info_r, info_w) = sys::pipe()?;
     let (err_r, err_w) = sys::pipe()?;
     let args_fd = sys::memfd("args", &nul_separated(&plan.args))?;
-    let mut moves = vec![(plan.listen_fd, LISTEN), (ready_w, READY), (info_w, INFO), (args_fd, ARGS)];
+    let mut moves = vec![
+        (plan.listen_fd, LISTEN),
+        (ready_w, READY),
+        (info_w, INFO),
+        (args_fd, ARGS),
+    ];
     if let Some(fd) = userns {
         moves.push((fd, USERNS));
     }
@@ -110,7 +115,12 @@ fn argv(plan: &Plan) -> Outcome<Vec<CString>> {
 }
 
 /// In the child: only async-signal-safe calls until exec.
-fn become_bubblewrap(program: &CString, argv: &[CString], moves: &[(RawFd, RawFd)], err: RawFd) -> ! {
+fn become_bubblewrap(
+    program: &CString,
+    argv: &[CString],
+    moves: &[(RawFd, RawFd)],
+    err: RawFd,
+) -> ! {
     let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
     pointers.push(ptr::null());
     // bubblewrap needs no environment of ours, and the sandbox must not see one.
@@ -147,8 +157,20 @@ fn wait_ready(plan: &Plan, ready: RawFd, info: RawFd) -> Outcome<Born> {
     let mut byte = [0u8; 1];
     match read_within(ready, &mut byte, left()) {
         Some(1) => {}
-        Some(_) => return Err(Trouble::new("runner", "the runner ended before it was ready", 0)),
-        None => return Err(Trouble::new("runner", "the runner was not ready in time", libc::ETIMEDOUT)),
+        Some(_) => {
+            return Err(Trouble::new(
+                "runner",
+                "the runner ended before it was ready",
+                0,
+            ))
+        }
+        None => {
+            return Err(Trouble::new(
+                "runner",
+                "the runner was not ready in time",
+                libc::ETIMEDOUT,
+            ))
+        }
     }
     if let Some(map) = plan.id_map {
         verify_host_ids(pid, map.expect)?;
@@ -190,24 +212,39 @@ fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
     let wanted = expect.to_string();
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid)).unwrap_or_default();
     let all = |field: &str, skip_last: bool| {
-        status.lines().find(|l| l.starts_with(field)).map_or(false, |l| {
-            let ids: Vec<&str> = l.split_whitespace().skip(1).collect();
-            let seen = if skip_last { &ids[..ids.len().saturating_sub(1)] } else { &ids[..] };
-            !seen.is_empty() && seen.iter().all(|id| *id == wanted)
-        })
+        status
+            .lines()
+            .find(|l| l.starts_with(field))
+            .map_or(false, |l| {
+                let ids: Vec<&str> = l.split_whitespace().skip(1).collect();
+                let seen = if skip_last {
+                    &ids[..ids.len().saturating_sub(1)]
+                } else {
+                    &ids[..]
+                };
+                !seen.is_empty() && seen.iter().all(|id| *id == wanted)
+            })
     };
     // The fs id is the sandbox user's, set by the runner; real, effective and saved are its own.
     if all("Uid:", true) && all("Gid:", true) {
         return Ok(());
     }
-    Err(Trouble::new("ids", "the first process does not have the expected ids on the host", 0))
+    Err(Trouble::new(
+        "ids",
+        "the first process does not have the expected ids on the host",
+        0,
+    ))
 }
 
 fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usize> {
     let deadline = Instant::now() + within;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut p = libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
         match unsafe { libc::poll(&mut p, 1, left.as_millis() as libc::c_int) } {
             0 => return None,
             n if n < 0 && sys::errno() == libc::EINTR => continue,

@@ -83,14 +83,20 @@ fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
 /// An ordinary user: our own id, mapped to itself, which is enough to mount in a private namespace.
 pub fn enter_own() -> Outcome<()> {
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
-    sys::check(
-        STEP,
-        "make a user namespace as an ordinary user",
-        unsafe { libc::unshare(libc::CLONE_NEWUSER) },
-    )?;
+    sys::check(STEP, "make a user namespace as an ordinary user", unsafe {
+        libc::unshare(libc::CLONE_NEWUSER)
+    })?;
     sys::write_file(STEP, "/proc/self/setgroups", b"deny")?;
-    sys::write_file(STEP, "/proc/self/uid_map", format!("{} {} 1", uid, uid).as_bytes())?;
-    sys::write_file(STEP, "/proc/self/gid_map", format!("{} {} 1", gid, gid).as_bytes())
+    sys::write_file(
+        STEP,
+        "/proc/self/uid_map",
+        format!("{} {} 1", uid, uid).as_bytes(),
+    )?;
+    sys::write_file(
+        STEP,
+        "/proc/self/gid_map",
+        format!("{} {} 1", gid, gid).as_bytes(),
+    )
 }
 
 fn send_byte(fd: RawFd) -> Outcome<()> {
@@ -102,7 +108,11 @@ fn wait_byte(fd: RawFd) -> Outcome<()> {
     let mut byte = 0u8;
     match unsafe { libc::read(fd, (&mut byte as *mut u8).cast(), 1) } {
         1 => Ok(()),
-        0 => Err(Trouble::new(STEP, "the other side ended early", libc::EPIPE)),
+        0 => Err(Trouble::new(
+            STEP,
+            "the other side ended early",
+            libc::EPIPE,
+        )),
         _ => Err(Trouble::last(STEP, "wait for the other side")),
     }
 }

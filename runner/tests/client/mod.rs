@@ -129,7 +129,7 @@ impl Drop for Runner {
     }
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused(pub Value);
 
 impl Refused {
