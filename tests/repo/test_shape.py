@@ -86,7 +86,10 @@ def test_unfinished_code_is_told_from_finished_code(source, lines):
 
 def _foreign_words(content: str) -> list[str]:
     """Hosts of package registries and paths that exist on one machine only."""
-    paths = [str(tree.ROOT), "/work/" + "main", "/work/" + "shared", "/root/" + "."]
+    paths = ["/work/" + "main", "/work/" + "shared", "/root/" + "."]
+    # A checkout in /tmp/x says nothing: that is what people call things in examples.
+    if len(tree.ROOT.parts) > 4:
+        paths.append(str(tree.ROOT))
     return [word for word in (*_REGISTRIES, *paths) if word in content]
 
 
