@@ -57,6 +57,14 @@ class Pinned:
             self.fd = -1
 
 
+def hold_mounts(pid: int) -> int | None:
+    """A descriptor that keeps the process's mounts until it is closed; None where we may not."""
+    try:
+        return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
 def pin(pid: int, started: int) -> Pinned | None:
     """The process that had this pid and start time, or None when it is gone."""
     try:

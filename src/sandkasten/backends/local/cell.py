@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.linux import cgroups, idranges, processes, quota
+from sandkasten.linux.closing import close_later
 from sandkasten.model.limits import Limits
 from sandkasten.wire.unix import connect_unix
 
@@ -111,9 +112,13 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
     group = _group(state)
     known = read_pid(cell)
     pinned = processes.pin(*known) if known else None
+    volume = mounts = None
     try:
-        # Before the kill, because the way there goes with the first process.
-        volume = quota.pin_volume(pinned.pid) if pinned is not None else None
+        if pinned is not None:
+            # Before the kill, because the way there goes with the first process. Held, so that its
+            # death need not wait for some thirty unmounts.
+            volume = quota.pin_volume(pinned.pid)
+            mounts = processes.hold_mounts(pinned.pid)
         # Both: the group also holds a launcher that was interrupted, the pid works without groups.
         killed = cgroups.kill(group)
         if pinned is None:
@@ -129,6 +134,7 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
                 hint="a process in uninterruptible sleep holds it; the next sweep tries again",
             )
     finally:
+        close_later(volume, mounts)
         if pinned is not None:
             pinned.close()
 
