@@ -142,10 +142,21 @@ impl Server {
                 self.deliver(id);
             }
             Err(failure) => {
-                if let Some(shell) = self.shells.get_mut(&id) {
+                let shell = match self.shells.get_mut(&id) {
+                    Some(shell) => shell,
+                    None => return,
+                };
+                if failure.code == "not_found" && shell.restarts == 0 {
+                    // Where uids are equal, user code can remove the directory of its shell: a fresh
+                    // shell has a fresh one.
+                    shell.restarts += 1;
+                    let supervisor = shell.supervisor;
+                    self.order(supervisor, Order::End);
+                    self.clear_shell(id);
+                } else {
                     shell.phase = Phase::Idle;
+                    self.refuse_current(id, &failure);
                 }
-                self.refuse_current(id, &failure);
                 self.advance(id);
             }
         }

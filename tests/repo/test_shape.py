@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -84,12 +85,12 @@ def test_unfinished_code_is_told_from_finished_code(source, lines):
     assert _unfinished(source) == lines
 
 
-def _foreign_words(content: str) -> list[str]:
+def _foreign_words(content: str, root: Path = tree.ROOT) -> list[str]:
     """Hosts of package registries and paths that exist on one machine only."""
     paths = ["/work/" + "main", "/work/" + "shared", "/root/" + "."]
     # A checkout in /tmp/x says nothing: that is what people call things in examples.
-    if len(tree.ROOT.parts) > 4:
-        paths.append(str(tree.ROOT))
+    if len(root.parts) > 4:
+        paths.append(str(root))
     return [word for word in (*_REGISTRIES, *paths) if word in content]
 
 
@@ -104,7 +105,9 @@ def test_no_file_names_a_registry_or_a_path_of_one_machine():
 
 def test_a_registry_host_and_a_machine_path_are_recognised():
     assert _foreign_words("https://files.python" + "hosted.org/x") == ["python" + "hosted.org"]
-    assert str(tree.ROOT) in _foreign_words(f"see {tree.ROOT}/x")
+    home = Path("/home/somebody/src/sandkasten")
+    assert _foreign_words(f"see {home}/x", home) == [str(home)]
+    assert _foreign_words("see /tmp/x/y", Path("/tmp/x")) == []
     assert _foreign_words("pip install sandkasten; /workspace/x; /root") == []
 
 
