@@ -157,7 +157,6 @@ with multiprocessing.get_context("fork").Pool(3) as pool:
     assert shared_box.python(code) == [1, 2, 3]
 
 
-@pytest.mark.skipif(not os.path.exists("/usr/bin/node"), reason="this machine has no /usr/bin/node")
 def test_node_works_without_io_uring(shared_box):
     code = """
 const fs = require('fs/promises'), {Worker} = require('worker_threads');
