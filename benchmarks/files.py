@@ -35,6 +35,8 @@ def measure(samples: Samples, peers: Peers, plan: Plan, scratch: Path) -> None:
                 if container is not None and peers.docker is not None:
                     with samples.timed(f"write {label}", "docker"):
                         peers.docker.write(container, name, data)
+                # Or the first to read would share the disk and a core with all that was written.
+                os.sync()
                 with samples.timed(f"read {label}", "sandkasten"):
                     back = ours.read(box, name)
                 assert back == data

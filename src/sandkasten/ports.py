@@ -91,8 +91,8 @@ class Store(Protocol):
 
     async def find_key(self, session_key: str) -> Record | None: ...
     async def list(self) -> Sequence[Record]: ...
-    async def drop(self, sandbox_id: SandboxId) -> None:
-        """Twice is fine."""
+    async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
+        """Twice is fine. `record` is what the caller read of it; without it, it is read again."""
         ...
 
     async def corrupt(self) -> Sequence[SandboxId]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
-from io import BytesIO
 from typing import TYPE_CHECKING, Literal, cast
 
+from sandkasten.engine.whole import collector
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, ProtocolViolation
 from sandkasten.model.files import Change, FileContent, FileEntry, Listing, TarSummary
 from sandkasten.model.numbers import whole
@@ -65,8 +65,9 @@ class Files:
         _, channel = await self._handles.connect(sandbox_id)
         async with channel.stream("fs.read", fields) as call:
             entry = await _opened(call)
-            # Collected while it comes; `getvalue` then hands out the buffer without copying it.
-            whole_file = BytesIO()
+            # Bounded: what a sandbox says of itself must not decide how much memory we take.
+            left = min(max(0, entry.size - offset), MAX_WHOLE_READ)
+            whole_file = collector(left if count is None else min(left, count))
             async for item in call:
                 if isinstance(item, Data):
                     whole_file.write(item.data)

@@ -140,21 +140,30 @@ class Sandboxes:
 
     async def remove(self, backend: Backend, the_id: SandboxId) -> None:
         """Remove whatever a backend holds for an id, alive or not. Bounded by DESTROY_TIMEOUT_S."""
+        handle = self._handles.peek(the_id)
+        dying: asyncio.Future[None] | None = None
         try:
             async with asyncio.timeout(DESTROY_TIMEOUT_S):
-                handle = await self._handles.forget(the_id)
                 try:
                     cell = handle.cell if handle is not None else await backend.attach(the_id)
                 except SandboxLost:
                     if isinstance(backend, Discards):
-                        await backend.discard(the_id)
+                        dying = asyncio.ensure_future(backend.discard(the_id))
                 else:
-                    await cell.destroy()
+                    dying = asyncio.ensure_future(cell.destroy())
+                # One turn of the loop, in which it begins; our end is closed meanwhile.
+                await asyncio.sleep(0)
+                await self._handles.forget(the_id)
+                if dying is not None:
+                    await dying
         except TimeoutError as exc:
             raise BackendUnavailable(
                 f"sandbox {the_id} could not be removed within {DESTROY_TIMEOUT_S:g} s",
                 hint="it is marked and will be removed later; try again",
             ) from exc
+        finally:
+            if dying is not None and not dying.done():
+                dying.cancel()
 
     def describe(self, record: Record, *, created: bool) -> Info:
         now, boottime = self._clock.now(), self._clock.boottime()
@@ -194,18 +203,27 @@ class Sandboxes:
         handle = Handle(record=record, backend=plan.backend, cell=cell, channel=channel)
         self._handles.keep(handle)
         # The runner ends itself: a sandbox needs nobody to be alive to be taken away.
-        await channel.call(
-            "lease",
-            {
-                "idle_ms": int(plan.lease.idle_timeout_s * 1000),
-                "lifetime_ms": int(plan.lease.lifetime_s * 1000),
-            },
-            timeout_s=LEASE_TIMEOUT_S,
+        leasing = asyncio.ensure_future(
+            channel.call(
+                "lease",
+                {
+                    "idle_ms": int(plan.lease.idle_timeout_s * 1000),
+                    "lifetime_ms": int(plan.lease.lifetime_s * 1000),
+                },
+                timeout_s=LEASE_TIMEOUT_S,
+            )
         )
-        unenforced = tuple(cell.unenforced) if isinstance(cell, Candid) else ()
-        running = replace(record, state=State.RUNNING, unenforced=unenforced)
+        try:
+            # The request goes out first; the row is written while the runner works.
+            await asyncio.sleep(0)
+            unenforced = tuple(cell.unenforced) if isinstance(cell, Candid) else ()
+            running = replace(record, state=State.RUNNING, unenforced=unenforced)
+            await self._store.put(running)
+            await leasing
+        except BaseException:
+            leasing.cancel()
+            raise
         handle.record = running
-        await self._store.put(running)
         return running
 
     async def _undo(self, record: Record, cause: BaseException) -> None:
@@ -226,7 +244,7 @@ class Sandboxes:
             with suppress(QuotaExceeded, InternalError):
                 await self._store.put(replace(record, state=State.DESTROYING))
         await self.remove(backend, record.id)
-        await self._store.drop(record.id)
+        await self._store.drop(record.id, record)
         self._emit("sandbox.destroyed", record)
 
     async def _destroy_quietly(self, the_id: SandboxId) -> None:

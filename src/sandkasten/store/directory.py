@@ -68,8 +68,9 @@ class DirectoryStore:
         found = (self._read(one) for one in self._ids())
         return sorted((r for r in found if r is not None), key=lambda r: (r.created_at, r.id))
 
-    async def drop(self, sandbox_id: SandboxId) -> None:
-        record = self._read(sandbox_id)
+    async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
+        if record is None:
+            record = self._read(sandbox_id)
         with _translated(f"forget sandbox {sandbox_id}"):
             self._row_path(sandbox_id).unlink(missing_ok=True)
             if record is not None and record.session_key is not None:

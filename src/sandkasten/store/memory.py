@@ -35,7 +35,7 @@ class MemoryStore:
     async def list(self) -> Sequence[Record]:
         return sorted(self._rows.values(), key=lambda r: (r.created_at, r.id))
 
-    async def drop(self, sandbox_id: SandboxId) -> None:
+    async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
         self._rows.pop(sandbox_id, None)
 
     async def corrupt(self) -> Sequence[SandboxId]:

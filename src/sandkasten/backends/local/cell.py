@@ -126,15 +126,15 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
                 _await_empty(group)
             return
         pinned.kill()
-        if volume is not None:
-            quota.abandon(volume)
         if not pinned.wait(_DEATH_DEADLINE_S):
             raise BackendUnavailable(
                 f"sandbox {sandbox_id} (pid {pinned.pid}) does not die",
                 hint="a process in uninterruptible sleep holds it; the next sweep tries again",
             )
     finally:
-        close_later(volume, mounts)
+        # What it wrote is nobody's any more, so it is not written out either.
+        close_later(volume, after=quota.abandon)
+        close_later(mounts)
         if pinned is not None:
             pinned.close()
 
