@@ -81,6 +81,28 @@ class Candid(Protocol):
     def unenforced(self) -> Sequence[Unenforced]: ...
 
 
+@runtime_checkable
+class Pausable(Protocol):
+    """A cell whose processes can be stopped and continued, all of them at once."""
+
+    async def pause(self) -> None:
+        """Nothing inside runs when this returns. Twice is fine."""
+        ...
+
+    async def resume(self) -> None:
+        """Twice is fine."""
+        ...
+
+
+@runtime_checkable
+class Reclaims(Protocol):
+    """A cell whose memory can be given back to the host while nobody needs it."""
+
+    async def reclaim(self) -> int:
+        """How many bytes the host got back; what is needed again is read again."""
+        ...
+
+
 class Store(Protocol):
     """The ledger: a record is written before its resource is made and dropped after it is gone."""
 

@@ -17,6 +17,13 @@ class Image:
     name: str
     kind: Literal["host", "layers"] = "host"
     layers: tuple[str, ...] = ()
+    """Absolute paths of unpacked trees on this machine, ready to be laid over one another.
+
+    The last one is our own skeleton: the directories that are mounted over, and an /etc/passwd
+    that knows the sandbox's user.
+    """
+    id: str = ""
+    """`sha256:…`: the same content has the same id; empty for the host image."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     warning: str = ""
     """Said to the caller when the name asked for was answered by something else."""

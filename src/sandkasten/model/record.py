@@ -37,3 +37,7 @@ class Record:
     owner_start: int = 0
     unenforced: tuple[Unenforced, ...] = ()
     warnings: tuple[str, ...] = ()
+    image_id: str = ""
+    """Which content the image's name meant when it was made; keeps its layers from removal."""
+    workspace_id: str | None = None
+    workspace_shared: bool = False

@@ -42,7 +42,15 @@ class CreateRequest:
     """Public names: cpu_limit, mem_limit_mb, pids_limit, workspace_mb, …; see `model.policy`."""
     profile: str | None = None
     backend: str | None = None
+    isolation: str | None = None
+    """standard, gvisor or strongest; the engine finds the backend for it."""
     network: str | None = None
+    workspace_id: str | None = None
+    """The name of a workspace that outlives the sandbox; made when it is not there."""
+    workspace_mode: str | None = None
+    """exclusive (one sandbox at a time, the default) or shared."""
+    mounts: tuple[str, ...] = ()
+    """Names of the operator's `policy.mounts`."""
     session_key: str | None = None
     """Get-or-create: the live sandbox that has this key, or a new one that gets it."""
 

@@ -26,6 +26,25 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
+class Volume:
+    """A workspace that outlives its sandbox: an ext4 image, or a directory for ordinary users.
+
+    On disk it holds ids as they are inside (1000 is the user), whatever range a sandbox has.
+    """
+
+    path: str
+    kind: Literal["image", "directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostMount:
+    """A directory or file of the host shown read-only; only an operator's policy makes one."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellSpec:
     """What isolation needs to know, and nothing about who asked or why."""
 
@@ -35,6 +54,9 @@ class CellSpec:
     network: Network = "none"
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     hostname: str = "sandbox"
+    workspace: Volume | None = None
+    """None: a fresh one that goes with the sandbox."""
+    mounts: tuple[HostMount, ...] = ()
 
 
 def base_environment(spec: CellSpec) -> dict[str, str]:

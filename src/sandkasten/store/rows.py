@@ -41,6 +41,9 @@ def encode_row(record: Record) -> bytes:
         "owner_start": record.owner_start,
         "unenforced": [asdict(entry) for entry in record.unenforced],
         "warnings": list(record.warnings),
+        "image_id": record.image_id,
+        "workspace_id": record.workspace_id,
+        "workspace_shared": record.workspace_shared,
     }
     return json.dumps(row, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
@@ -59,8 +62,10 @@ def decode_row(data: bytes) -> Record:
     except SessionNotFound as exc:
         raise ValueError("the row has no id") from exc
     key = row.get("session_key")
-    if key is not None and not isinstance(key, str):
-        raise ValueError("session_key is not text")
+    workspace = row.get("workspace_id")
+    for name, value in (("session_key", key), ("workspace_id", workspace)):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{name} is not text")
     return Record(
         id=the_id,
         state=State(_text(row, "state")),
@@ -80,6 +85,9 @@ def decode_row(data: bytes) -> Record:
         owner_start=int(_number(row, "owner_start")),
         unenforced=_unenforced(row.get("unenforced", [])),
         warnings=_list(row.get("warnings", [])),
+        image_id=_text(row, "image_id") if "image_id" in row else "",
+        workspace_id=workspace,
+        workspace_shared=row.get("workspace_shared") is True,
     )
 
 
