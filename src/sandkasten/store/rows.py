@@ -66,6 +66,9 @@ def decode_row(data: bytes) -> Record:
     for name, value in (("session_key", key), ("workspace_id", workspace)):
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{name} is not text")
+    shared = row.get("workspace_shared", False)
+    if not isinstance(shared, bool):
+        raise ValueError("workspace_shared is not true or false")
     return Record(
         id=the_id,
         state=State(_text(row, "state")),
@@ -87,7 +90,7 @@ def decode_row(data: bytes) -> Record:
         warnings=_list(row.get("warnings", [])),
         image_id=_text(row, "image_id") if "image_id" in row else "",
         workspace_id=workspace,
-        workspace_shared=row.get("workspace_shared") is True,
+        workspace_shared=shared,
     )
 
 
