@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 import urllib3
@@ -157,12 +157,13 @@ class Connections:
             # A redirect leads to a store of blobs or to an attacker: neither may learn who we are.
             if authorization is not None and origin(url) == home:
                 sent["Authorization"] = authorization
+            if form is not None:
+                sent["Content-Type"] = "application/x-www-form-urlencoded"
             answer = self._manager(url).request(
                 "GET" if form is None else "POST",
                 url,
                 headers=sent,
-                fields=None if form is None else dict(form),
-                encode_multipart=False,
+                body=None if form is None else urlencode(form),
                 redirect=False,
                 retries=False,
                 preload_content=False,
