@@ -20,6 +20,7 @@ _NAME = re.compile(
 )
 
 HOST = "host"
+DEFAULT_TAG = "latest"
 ALIASES: dict[str, str] = {
     "python": "python:3.11-slim",
     "node": "node:20-slim",
@@ -37,3 +38,16 @@ def checked_name(name: object) -> str:
             hint="names look like python, python:3.11-slim or host",
         )
     return name
+
+
+def canonical_name(name: object) -> str:
+    """The one spelling under which a name is kept: with a tag, or with a digest and no tag."""
+    text = checked_name(name)
+    text, at, digest = text.partition("@")
+    # The part behind the last slash: a colon before it belongs to a host's port.
+    head, slash, last = text.rpartition("/")
+    repository, _, tag = last.partition(":")
+    if at:
+        # A digest says more than any tag.
+        return f"{head}{slash}{repository}@{digest}"
+    return f"{head}{slash}{repository}:{tag or DEFAULT_TAG}"
