@@ -115,22 +115,6 @@ def read_manifest(data: bytes, media_type: str, name: str) -> Index | Manifest:
     )
 
 
-def read_diff_ids(config: bytes, name: str) -> tuple[str, ...]:
-    """The digests of the unpacked layers, lowest first, as the configuration names them."""
-    rootfs = _object(config, name).get("rootfs")
-    found = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    if not isinstance(found, list) or len(found) > MAX_LAYERS:
-        raise InvalidImage(f"the configuration of {name} does not name its layers", image=name)
-    return tuple(_digest(one, name) for one in found)
-
-
-def read_platform(config: bytes, name: str) -> Platform:
-    tree = _object(config, name)
-    parts = [tree.get(key) for key in ("os", "architecture", "variant")]
-    os, architecture, variant = (part if isinstance(part, str) else "" for part in parts)
-    return Platform(os or "linux", architecture, variant)
-
-
 def _index(tree: dict[str, object], name: str) -> Index:
     listed = tree.get("manifests")
     if not isinstance(listed, list) or len(listed) > 1024:
