@@ -47,7 +47,7 @@ class Aside:
 def set_aside(
     root: Path, records: Records, layers: Layers, locks: StoreLocks, in_use: AbstractSet[str]
 ) -> Aside:
-    """With the `collecting` and `editing` locks held. `in_use` are ids of images that sandboxes use."""
+    """With the locks `collecting` and `editing` held. `in_use`: ids of images sandboxes use."""
     aside = Aside()
     named = records.names()
     aside.images += [one for one in records.ids() if one not in named and one not in in_use]

@@ -19,7 +19,7 @@ from sandkasten.images.disk import translated
 from sandkasten.images.garbage import set_aside
 from sandkasten.images.layers import Layer, Layers
 from sandkasten.images.locking import StoreLocks
-from sandkasten.images.names import canonical_name
+from sandkasten.images.names import canonical_name, new_name
 from sandkasten.images.records import Records, StoredImage, image_id
 from sandkasten.images.skeleton import make_skeleton
 
@@ -100,6 +100,16 @@ class LayerStore:
     def layer(self, diff_id: str) -> Layer | None:
         return self._layers.get(diff_id)
 
+    def layers(self) -> Sequence[Layer]:
+        """Every layer, needed or not."""
+        if not self._there():
+            return []
+        return [found for one in self._layers.all() if (found := self._layers.get(one)) is not None]
+
+    def tree(self, diff_id: str) -> str:
+        """The unpacked tree of one layer."""
+        return str(self._layers.tree(diff_id))
+
     def known_blob(self, blob_digest: str) -> str | None:
         """The diff id of a compressed blob that was unpacked here before."""
         return self._layers.known_blob(blob_digest)
@@ -117,7 +127,7 @@ class LayerStore:
             raise InvalidImage(
                 f"an image of {len(layers)} layers is too deep", hint=f"at most {MAX_LAYERS}"
             )
-        wanted = [canonical_name(name) for name in names]
+        wanted = [new_name(name) for name in names]
         if not config.architecture:
             config = replace(config, architecture=machine_architecture())
         with self.working(), translated("record an image"):
@@ -205,7 +215,7 @@ class LayerStore:
 
     def tag(self, name_or_id: str, name: str) -> StoredImage:
         """Another name for an image; a name in use moves."""
-        new = canonical_name(name)
+        new = new_name(name)
         with self.working(), translated("name an image"), self._locks.editing():
             image = self.lookup(name_or_id)
             if image is None:
