@@ -365,10 +365,12 @@ class Asked:
         self._handler = handler
         self._upstream = upstream
 
-    def answer(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
+    def answer(self, status: int, headers: Mapping[str, str | None], body: bytes = b"") -> None:
+        """A header that is None is not sent."""
         self._handler.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self._handler.send_header(name, value)
+            if value is not None:
+                self._handler.send_header(name, value)
         self._handler.end_headers()
         self._handler.wfile.write(body)
 

@@ -689,7 +689,8 @@ def test_a_manifest_that_is_not_what_its_digest_says_is_refused(before):
     ("damage", "said"),
     [
         (lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), "has digest"),
-        (lambda blob: blob + b"x", "more came than"),
+        (lambda blob: blob + b"x", "another size"),
+        (lambda blob: blob[:-1], "another size"),
     ],
 )
 def test_a_blob_that_is_not_what_its_digest_says_is_refused_at_its_end(before, damage, said):
@@ -705,6 +706,25 @@ def test_a_blob_that_is_not_what_its_digest_says_is_refused_at_its_end(before, d
         with pytest.raises(InvalidImage) as refused:
             registry.blob(blob).readall()
     assert said in refused.value.message
+
+
+def test_a_blob_without_an_end_is_cut_at_its_size(before):
+    def rule(asked: registries.Asked) -> None:
+        if "/blobs/" in asked.path:
+            body = MADE.blobs[asked.path.rpartition("/")[2]] * 2
+            packed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+            asked.answer(200, {"Transfer-Encoding": "chunked", "Content-Length": None}, packed)
+        else:
+            asked.pass_on()
+
+    before.rule = rule
+    with open_registry(before.host) as registry:
+        blob = manifest_of(registry).layers[0]
+        stream = registry.blob(blob)
+        with pytest.raises(InvalidImage) as refused:
+            stream.readall()
+    assert "more came than" in refused.value.message
+    assert stream.got <= blob.size
 
 
 def test_a_pull_that_is_called_off_stops_within_a_chunk(before):

@@ -97,7 +97,8 @@ class BlobStream(io.RawIOBase):
                 return b""
             self._answer = self._positioned()
         # One byte beyond the announced size is asked for, to see whether there is more.
-        data: bytes = self._answer.read(min(most, self._size - self._got + 1))
+        # What has arrived, without waiting for the rest of it: a break then loses nothing.
+        data = self._answer.read1(min(most, self._size - self._got + 1))
         if not data and self._got < self._size:
             raise OSError("the connection ended early")
         if self._got + len(data) > self._size:
@@ -109,6 +110,14 @@ class BlobStream(io.RawIOBase):
 
     def _positioned(self) -> BaseHTTPResponse:
         answer = self._open_at(self._got)
+        left = self._size - (self._got if answer.status == 206 else 0)
+        if answer.headers.get("Content-Length", str(left)) != str(left):
+            answer.close()
+            raise InvalidImage(
+                f"{self._what}: the registry has another size for it than its manifest, "
+                f"{self._size} bytes",
+                hint="the registry is damaged or lies; ask its operator",
+            )
         if self._got == 0:
             return answer
         skip = self._got

@@ -27,7 +27,7 @@ from sandkasten.images.buildcache import BuildCache, build_key
 from sandkasten.images.child import Child, child_environment
 from sandkasten.images.config import ImageConfig, machine_architecture
 from sandkasten.images.connections import Errand, Patience
-from sandkasten.model.progress import Progress
+from sandkasten.model.images import ImageProgress
 from sandkasten.model.spec import DEFAULT_PATH
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -143,7 +143,7 @@ class Bootstrap:
         recipe: DebianRecipe,
         *,
         refresh: bool = False,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
         called_off: threading.Event | None = None,
     ) -> Built:
         """The image under its name; from the cache unless `refresh`."""
@@ -172,7 +172,7 @@ class Bootstrap:
         name: str,
         recipe: DebianRecipe,
         errand: Errand,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[ImageProgress], None] | None,
     ) -> StoredImage:
         _require_program()
         mode = bootstrap_mode()
@@ -180,7 +180,7 @@ class Bootstrap:
 
         def said(text: str) -> None:
             if progress is not None:
-                progress(Progress(recipe.suite, "running", text=text))
+                progress(ImageProgress(text, 0))
 
         with ExitStack() as stack:
             scratch = stack.enter_context(self._scratch(mode))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Final, cast
 
 from sandkasten.errors import Cancelled, InvalidImage
@@ -25,7 +25,7 @@ from sandkasten.images.reference import (
     this_platform,
 )
 from sandkasten.images.registry import Registry
-from sandkasten.model.progress import Progress
+from sandkasten.model.images import ImageProgress
 
 if TYPE_CHECKING:
     import threading
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sandkasten.images.reference import Reference
     from sandkasten.images.store import LayerStore, StoredImage
 
-    Report = Callable[[Progress], None]
+    Report = Callable[[ImageProgress], None]
 
 # What registries' own clients do; more only divides the same line.
 PARALLEL: Final = 3
@@ -103,9 +103,9 @@ class Puller:
         for diff_id, blob in zip(diff_ids, manifest.layers, strict=True):
             told = _Told(blob, progress)
             if self._store.has_layer(diff_id):
-                told.say("cached")
+                told.here()
             elif diff_id not in missing:
-                told.say("waiting")
+                told.waiting()
                 missing[diff_id] = blob
         if not missing:
             return
@@ -113,18 +113,23 @@ class Puller:
         def one(diff_id: str, blob: Descriptor) -> None:
             told = _Told(blob, progress)
             with registry.blob(blob) as stream:
+
+                def heed(_: int) -> None:
+                    errand.check("pulling a layer")
+                    told.reached(stream.got)
+
                 self._store.add_layer(
                     cast("BinaryIO", stream),
                     expect_digest=blob.digest,
                     expect_diff_id=diff_id,
-                    progress=lambda more: _heed(errand, told, more),
+                    progress=heed,
                 )
-            told.say("done")
+            told.finished()
 
         with ThreadPoolExecutor(PARALLEL, "sandkasten-pull") as pool:
             work = [pool.submit(one, diff_id, blob) for diff_id, blob in missing.items()]
             failures = []
-            for future in work:
+            for future in as_completed(work):
                 failure = future.exception()
                 if failure is not None:
                     failures.append(failure)
@@ -138,27 +143,28 @@ class _Told:
     """Tells how far one layer has come, not more often than people can read."""
 
     def __init__(self, blob: Descriptor, progress: Report | None) -> None:
-        self._part = blob.digest.removeprefix("sha256:")[:12]
+        self._step = f"layer {blob.digest.removeprefix('sha256:')[:12]}"
         self._total = blob.size
         self._progress = progress
-        self._done = 0
         self._next = 0.0
 
-    def more(self, amount: int) -> None:
-        self._done += amount
-        if self._progress is not None and time.monotonic() >= self._next:
+    def here(self) -> None:
+        self._say(f"{self._step} (already here)", self._total)
+
+    def waiting(self) -> None:
+        self._say(self._step, 0)
+
+    def reached(self, done: int) -> None:
+        if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_EVERY_S
-            self._progress(Progress(self._part, "running", self._done, self._total))
+            self._say(self._step, done)
 
-    def say(self, state: str) -> None:
+    def finished(self) -> None:
+        self._say(self._step, self._total)
+
+    def _say(self, step: str, done: int) -> None:
         if self._progress is not None:
-            done = self._total if state == "done" else 0
-            self._progress(Progress(self._part, state, done, self._total))  # type: ignore[arg-type]
-
-
-def _heed(errand: Errand, told: _Told, more: int) -> None:
-    errand.check("pulling a layer")
-    told.more(more)
+            self._progress(ImageProgress(step, done, self._total))
 
 
 def _chosen(registry: Registry, reference: Reference, wanted: Platform) -> tuple[Manifest, str]:
