@@ -76,8 +76,7 @@ def oci_images(members: Members, wanted: Platform) -> list[FoundImage]:
         chosen[leaf["digest"]] = leaf
         names.setdefault(leaf["digest"], []).extend([name] if name else [])
     return [
-        _image(members, _verified(members, leaf), names[digest])
-        for digest, leaf in chosen.items()
+        _image(members, _verified(members, leaf), names[digest]) for digest, leaf in chosen.items()
     ]
 
 
