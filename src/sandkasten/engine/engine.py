@@ -14,6 +14,7 @@ from sandkasten.engine.connections import PortStream, connect_port
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.files import Files
 from sandkasten.engine.handles import Handles
+from sandkasten.engine.images import Images
 from sandkasten.engine.oneshot import OneShot
 from sandkasten.engine.planning import Planner
 from sandkasten.engine.reaper import Reaper
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.policy import Policy
     from sandkasten.model.readiness import Readiness
-    from sandkasten.ports import Backend, Clock, EventSink, ImageSource, Store
+    from sandkasten.ports import Backend, Clock, EventSink, ImageLibrary, ImageSource, Store
 
 Infos: TypeAlias = list[Info]
 Processes: TypeAlias = list[Process]
@@ -54,6 +55,7 @@ class Engine:
         policy: Policy,
         clock: Clock,
         events: EventSink | None = None,
+        library: ImageLibrary | None = None,
     ) -> None:
         self.backend_name = default_backend
         self.policy = policy
@@ -74,6 +76,7 @@ class Engine:
         )
         self._execution = Execution(self._handles)
         self.files = Files(self._handles, policy)
+        self.images = Images(library, store)
         self._oneshot = OneShot(planner, self._sandboxes, self._execution, self.files)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True

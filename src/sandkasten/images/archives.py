@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import FileTrouble, InvalidImage
+from sandkasten.images.compression import kind_of, uncompressed
 from sandkasten.images.config import ImageConfig
 from sandkasten.images.disk import translated
 from sandkasten.images.docker_archive import docker_images, is_docker_archive
 from sandkasten.images.elf import architecture_of
-from sandkasten.images.members import DirectoryMembers, TarMembers, open_directory
+from sandkasten.images.members import DirectoryMembers, TarMembers, open_directory, whole
 from sandkasten.images.names import new_name
 from sandkasten.images.oci_layout import is_oci_layout, oci_images, parse_platform
 from sandkasten.images.recent import Remembered, fingerprint, recall, remember
-from sandkasten.images.streams import Keeping, Seeking, compression, decompressed
+from sandkasten.images.streams import Keeping, Seeking
+from sandkasten.images.tarindex import BLOCK
 from sandkasten.images.tarindex import members as tar_members
 from sandkasten.model.images import ImageProgress
 
@@ -53,17 +55,14 @@ class Import:
     platform: str | None = None
     progress: Callable[[ImageProgress], None] | None = None
 
-    def told(self, step: str, total: int) -> Callable[[int], None]:
-        """A counter for one step of it. Called with 0 while nothing moves, so it can give up."""
-        done = 0
+    def told(self, step: str, total: int | None) -> Callable[[int], None]:
+        """Hears how many bytes of one step are done; may raise, which ends the import."""
 
-        def advance(amount: int) -> None:
-            nonlocal done
-            done += amount
+        def so_far(done: int) -> None:
             if self.progress is not None:
                 self.progress(ImageProgress(step, done, total))
 
-        return advance
+        return so_far
 
 
 def import_file(store: LayerStore, order: Import) -> Sequence[StoredImage]:
@@ -135,27 +134,32 @@ def _known(
 def _import_tar(
     store: LayerStore, order: Import, fd: int
 ) -> tuple[Sequence[StoredImage], list[Sequence[str]]]:
-    kind = compression(os.pread(fd, 8, 0))
-    if not kind:
-        index = _index(Seeking(fd))
-        return _import_index(store, order, fd, index)
+    if kind_of(os.pread(fd, BLOCK, 0)) == "plain":
+        return _import_index(store, order, fd, _index(Seeking(fd)), fd)
     # What docker writes has its table of contents anywhere, so a compressed one is laid out
     # whole first; a root file system shows itself at once and needs no copy.
     with translated("decompress an archive"), store.place() as place:
         copy = place / "archive"
-        advance = order.told("decompressing", os.fstat(fd).st_size)
-        with copy.open("xb") as file, decompressed(order.path, kind) as source:
-            stream = Keeping(source, file, advance)
+        index = _laid_out(order, fd, copy)
+        if index is None:
+            copy.unlink()
+            return _import_index(store, order, fd, None, fd)
+        plain = os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _import_index(store, order, plain, index, fd)
+        finally:
+            os.close(plain)
+
+
+def _laid_out(order: Import, fd: int, copy: Path) -> list[Member] | None:
+    with copy.open("xb") as out:
+        pieces = uncompressed(whole(fd)).pieces
+        with closing(pieces):
+            stream = Keeping(pieces, out, order.told("decompressing", None))
             index = _index(stream)
             if index is not None:
                 stream.drain()
-        if index is None:
-            copy.unlink()
-        plain = os.open(copy, os.O_RDONLY | os.O_CLOEXEC) if index is not None else os.dup(fd)
-        try:
-            return _import_index(store, order, plain, index)
-        finally:
-            os.close(plain)
+    return index
 
 
 def _index(stream: Stream) -> list[Member] | None:
@@ -171,7 +175,7 @@ def _index(stream: Stream) -> list[Member] | None:
 
 
 def _import_index(
-    store: LayerStore, order: Import, fd: int, index: Sequence[Member] | None
+    store: LayerStore, order: Import, fd: int, index: Sequence[Member] | None, original: int
 ) -> tuple[Sequence[StoredImage], list[Sequence[str]]]:
     members: Members = TarMembers(fd, index or ())
     if is_docker_archive(members):
@@ -179,7 +183,7 @@ def _import_index(
     elif is_oci_layout(members):
         found, source = oci_images(members, parse_platform(order.platform)), "oci-layout"
     else:
-        return [_take_rootfs(store, order)], [()]
+        return [_take_rootfs(store, order, original)], [()]
     return _take_all(store, order, found, source), [one.names for one in found]
 
 
@@ -208,11 +212,10 @@ def _take(
     return store.put_image(diff_ids, found.config, names, source=source)
 
 
-def _take_rootfs(store: LayerStore, order: Import) -> StoredImage:
+def _take_rootfs(store: LayerStore, order: Import, fd: int) -> StoredImage:
     names = _names(order, [()])[0]
-    with order.path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        layer = store.add_layer(file, progress=order.told("layer 1/1", size))
+    size = os.fstat(fd).st_size
+    layer = store.add_layer(whole(fd), progress=order.told("layer 1/1", size))
     config = ImageConfig(architecture=architecture_of([store.tree(layer.diff_id)]))
     return store.put_image([layer.diff_id], config, names, source="rootfs")
 

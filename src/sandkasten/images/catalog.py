@@ -4,6 +4,8 @@ Implements `ports.ImageSource` and `ports.ImageLibrary`. A name that the operato
 meaning means that; else an image of that very name counts, then the usual alias, and at last, for
 an alias only, the host image. Everything that reads or writes the disk runs in a thread; one
 whose caller was cancelled gives up at its next step.
+
+Most processes only ever resolve a name, so what the operations need is imported by them.
 """
 
 from __future__ import annotations
@@ -14,28 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sandkasten.errors import Cancelled, InvalidImage
-from sandkasten.images.archives import Import, import_file
 from sandkasten.images.config import machine_architecture
-from sandkasten.images.export import export_file
 from sandkasten.images.host import HostImages
 from sandkasten.images.names import HOST, all_aliases, canonical_name
 from sandkasten.images.store import LayerStore, StoredImage, not_in_store
 from sandkasten.model.image import Image
-from sandkasten.model.images import (
-    CollectedImages,
-    Exported,
-    ImageInfo,
-    ImageLayer,
-    ImageProgress,
-    ImageUsage,
-    RemovedImage,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from sandkasten.model.images import ArchiveFormat
+    from sandkasten.model.images import (
+        ArchiveFormat,
+        CollectedImages,
+        Exported,
+        ImageInfo,
+        ImageProgress,
+        ImageUsage,
+        RemovedImage,
+    )
 
 T = TypeVar("T")
 
@@ -115,6 +114,8 @@ class Images:
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Sequence[ImageInfo]:
         def work(report: Callable[[ImageProgress], None]) -> Sequence[ImageInfo]:
+            from sandkasten.images.archives import Import, import_file
+
             order = Import(Path(path), name=name, platform=platform, progress=report)
             return [self._info(one) for one in import_file(self.store, order)]
 
@@ -129,6 +130,8 @@ class Images:
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Exported:
         def work(report: Callable[[ImageProgress], None]) -> Exported:
+            from sandkasten.images.export import export_file
+
             with self.store.working():
                 return export_file(self.store, self._get(name), Path(path), format, report)
 
@@ -141,6 +144,8 @@ class Images:
         """Take a name away, and the image with its last one; its layers go with `collect`."""
 
         def work() -> RemovedImage:
+            from sandkasten.model.images import RemovedImage
+
             gone = self.store.remove(name, in_use=in_use)
             return RemovedImage(gone.id, gone.names, deleted=not self.store.there(gone.id))
 
@@ -148,6 +153,8 @@ class Images:
 
     async def collect(self, *, in_use: AbstractSet[str], wait_s: float = 30.0) -> CollectedImages:
         def work() -> CollectedImages:
+            from sandkasten.model.images import CollectedImages
+
             found = self.store.collect(in_use, wait_s=wait_s)
             return CollectedImages(found.images, found.layers, found.bytes)
 
@@ -174,6 +181,8 @@ class Images:
         return [self._info(image, shared) for image in images]
 
     def _info(self, image: StoredImage, shared: Mapping[str, int] | None = None) -> ImageInfo:
+        from sandkasten.model.images import ImageInfo, ImageLayer
+
         shared = _counted(self.store.list()) if shared is None else shared
         config = image.config
         layers = [
@@ -201,6 +210,8 @@ class Images:
         )
 
     def _usage(self, in_use: AbstractSet[str]) -> ImageUsage:
+        from sandkasten.model.images import ImageUsage
+
         images = self.store.list()
         sizes = {layer.diff_id: layer.bytes for layer in self.store.layers()}
         needed = {

@@ -22,7 +22,6 @@ from sandkasten.images.disk import (
     translated,
     write_whole,
 )
-from sandkasten.images.unpack import unpack_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,6 +100,9 @@ class Layers:
         expect_diff_id: str | None,
         progress: Callable[[int], None] | None,
     ) -> Layer:
+        # Imported here: most processes only look at layers that are there.
+        from sandkasten.images.unpack import unpack_layer
+
         with translated("unpack a layer"), self._locks.place() as place:
             tree = place / "tree"
             tree.mkdir(mode=0o755)

@@ -54,6 +54,11 @@ class Section(io.RawIOBase):
         return count
 
 
+def whole(fd: int) -> BinaryIO:
+    """All of a file that is open already, whatever its path leads to by now."""
+    return cast("BinaryIO", Section(fd, 0, os.fstat(fd).st_size))
+
+
 class TarMembers:
     """Of an uncompressed archive that stays open as `fd`, which the caller closes."""
 

@@ -73,7 +73,7 @@ class LayerStore:
     ) -> Layer:
         """Unpack a layer, unless it is there. A mismatch raises InvalidImage and leaves nothing.
 
-        `progress` is told how many more bytes were read; it may raise to give up.
+        `progress` is told how many bytes of it were read so far; it may raise to give up.
         """
         with self.working():
             if expect_diff_id is not None:

@@ -1,41 +1,20 @@
-"""Archives as streams: what a file is compressed with, and reading it in order.
+"""Archives read in order: a plain file by seeking, a compressed one while it is laid out.
 
-Compression is told by the first bytes, never by a file name. gzip, bzip2 and xz are read here;
-zstd by its own program, which the message names when it is missing. InvalidImage for what is
-damaged, for more bytes than any archive has, and for what is cut short.
+Both are what `tarindex` reads. InvalidImage for what is cut short, and for more bytes than any
+archive has.
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import os
-import shutil
-import subprocess
-import zlib
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sandkasten.errors import InvalidImage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Generator
 
-MAX_ARCHIVE_BYTES: Final = 64 * 1024**3
-CHUNK: Final = 1024 * 1024
-_MAGIC: Final = (
-    (b"\x1f\x8b", "gzip"),
-    (b"BZh", "bzip2"),
-    (b"\xfd7zXZ\0", "xz"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-)
-
-
-def compression(head: bytes) -> str:
-    """The name of it; empty for none."""
-    return next((name for magic, name in _MAGIC if head.startswith(magic)), "")
+MAX_ARCHIVE_BYTES: Final = 64 << 30
 
 
 class Seeking:
@@ -59,105 +38,60 @@ class Seeking:
 
 
 class Keeping:
-    """A stream whose bytes are also written to a file, because they will be needed again."""
+    """Pieces whose bytes are also written to a file, because they will be needed again.
+
+    `told` hears how many there were so far.
+    """
 
     def __init__(
-        self, source: BinaryIO, copy: BinaryIO, progress: Callable[[int], None] | None
+        self,
+        pieces: Generator[bytes, None, None],
+        copy: BinaryIO,
+        told: Callable[[int], None],
     ) -> None:
-        self._source = source
+        self._pieces = pieces
         self._copy = copy
-        self._progress = progress
+        self._told = told
+        self._rest = memoryview(b"")
         self._total = 0
 
     def read(self, count: int) -> bytes:
         parts: list[bytes] = []
-        while count > 0:
-            part = self._take(min(count, CHUNK))
-            if not part:
-                break
+        while count > 0 and self._more():
+            part = bytes(self._rest[:count])
+            self._rest = self._rest[count:]
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
 
     def skip(self, count: int) -> None:
         while count > 0:
-            part = self._take(min(count, CHUNK))
-            if not part:
+            if not self._more():
                 raise cut_short()
-            count -= len(part)
+            passed = min(count, len(self._rest))
+            self._rest = self._rest[passed:]
+            count -= passed
 
     def drain(self) -> None:
-        """To the end: what follows the last member decides whether the stream is whole."""
-        while self._take(CHUNK):
-            pass
+        """To the end: only there a compressed file shows that it is whole."""
+        while self._more():
+            self._rest = memoryview(b"")
 
-    def _take(self, count: int) -> bytes:
-        try:
-            part = self._source.read(count)
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
-            raise InvalidImage(
-                f"the archive cannot be decompressed: {exc}", hint="it is damaged; get it again"
-            ) from exc
-        except OSError as exc:
-            # bz2 says it this way; a disk that fails has an errno.
-            if exc.errno is not None:
-                raise
-            raise InvalidImage(
-                f"the archive cannot be decompressed: {exc}", hint="it is damaged; get it again"
-            ) from exc
-        self._total += len(part)
+    def _more(self) -> bool:
+        """Whether anything is left; if so, some of it is in `_rest`."""
+        if self._rest:
+            return True
+        piece = next(self._pieces, b"")
+        self._total += len(piece)
         if self._total > MAX_ARCHIVE_BYTES:
             raise InvalidImage(
                 f"the archive is larger than {MAX_ARCHIVE_BYTES} bytes when decompressed",
                 hint="no image needs that; the archive is not what it seems",
             )
-        self._copy.write(part)
-        if self._progress is not None:
-            self._progress(0)
-        return part
-
-
-@contextmanager
-def decompressed(path: Path, kind: str) -> Iterator[BinaryIO]:
-    """The file as it was before it was compressed."""
-    if kind == "zstd":
-        with _zstd(path) as stream:
-            yield stream
-        return
-    openers: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
-    with cast("BinaryIO", openers[kind](path, "rb")) as stream:
-        yield stream
-
-
-@contextmanager
-def _zstd(path: Path) -> Iterator[BinaryIO]:
-    program = shutil.which("zstd")
-    if program is None:
-        raise InvalidImage(
-            "the archive is compressed with zstd, and there is no program to read it",
-            hint="install zstd (apt-get install zstd), or decompress it first",
-        )
-    with path.open("rb") as file:
-        process = subprocess.Popen(
-            [program, "-dcq", "--no-progress"],
-            stdin=file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={"PATH": os.defpath},
-        )
-    assert process.stdout is not None
-    try:
-        yield cast("BinaryIO", process.stdout)
-        # Only a reader that went to the end learns whether the whole was sound.
-        if not process.stdout.read(1) and process.wait() != 0:
-            raise InvalidImage(
-                "the archive cannot be decompressed: zstd refused it",
-                hint="it is damaged; get it again",
-            )
-    finally:
-        process.stdout.close()
-        process.kill()
-        process.wait()
+        self._copy.write(piece)
+        self._told(self._total)
+        self._rest = memoryview(piece)
+        return bool(piece)
 
 
 def cut_short() -> InvalidImage:
