@@ -27,6 +27,7 @@ from sandkasten.images.buildcache import BuildCache, build_key
 from sandkasten.images.child import Child, child_environment
 from sandkasten.images.config import ImageConfig, machine_architecture
 from sandkasten.images.connections import Errand, Patience
+from sandkasten.images.names import new_name
 from sandkasten.model.images import ImageProgress
 from sandkasten.model.spec import DEFAULT_PATH
 from sandkasten.model.spelling import did_you_mean, shown
@@ -48,7 +49,6 @@ _PACKAGE: Final = re.compile(
 )
 _MIRROR_SCHEMES: Final = ("http", "https", "file", "copy")
 _PROGRAM: Final = "mmdebstrap"
-_AUTOMOUNT: Final = "/usr/share/mmdebstrap/hooks/file-mirror-automount"
 _APT_HELPER: Final = "/usr/lib/apt/apt-helper"
 # The earliest time that zip archives can hold, where a mirror does not say when it was made.
 _FIXED_EPOCH: Final = 315_532_800
@@ -147,6 +147,7 @@ class Bootstrap:
         called_off: threading.Event | None = None,
     ) -> Built:
         """The image under its name; from the cache unless `refresh`."""
+        name = new_name(name)
         key = build_key(
             kind="debian",
             form=1,
@@ -236,6 +237,7 @@ def command(recipe: DebianRecipe, mode: str, sources: Path, options: Path) -> li
         "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
         "--propagation", "private", "--",
     ]  # fmt: skip
+    bare = recipe.variant == "extract"
     words = [
         *(isolated if mode == "root" else ()),
         _PROGRAM,
@@ -244,15 +246,15 @@ def command(recipe: DebianRecipe, mode: str, sources: Path, options: Path) -> li
         f"--variant={recipe.variant}",
         "--skip=output/dev",
         f"--aptopt={options}",
-        f"--customize-hook={_FORGET_THE_HOST}",
+        # The last hook that each of them comes to.
+        f"--{'extract' if bare else 'customize'}-hook={_FORGET_THE_HOST}",
     ]
     if recipe.include:
         words.append(f"--include={','.join(recipe.include)}")
-    if recipe.mirror is not None and _local(recipe.mirror):
-        words.append(f"--hook-dir={_AUTOMOUNT}")
     plain = recipe.mirror is not None and not recipe.mirror.startswith("deb ")
     # Given a bare address, the program finds the key that Debian signs the suite with.
-    return [*words, recipe.suite, "-", str(recipe.mirror) if plain else str(sources)]
+    mirror = _copied(recipe.mirror) if plain and recipe.mirror else str(sources)
+    return [*words, recipe.suite, "-", mirror]
 
 
 def bootstrap_mode() -> str:
@@ -296,14 +298,15 @@ def _require_program() -> None:
 
 def _source_lines(recipe: DebianRecipe, etc: Path) -> list[str]:
     if recipe.mirror is None:
-        return [source.line() for source in sources_for(recipe.suite, etc)]
+        return [_copied(source.line()) for source in sources_for(recipe.suite, etc)]
     if recipe.mirror.startswith("deb "):
-        return [recipe.mirror]
-    return [f"deb {recipe.mirror} {recipe.suite} main"]
+        return [_copied(recipe.mirror)]
+    return [f"deb {_copied(recipe.mirror)} {recipe.suite} main"]
 
 
-def _local(mirror: str) -> bool:
-    return "file:/" in mirror or "copy:/" in mirror
+def _copied(source: str) -> str:
+    """A mirror of files is copied from: programs in the new root cannot see it where it lies."""
+    return re.sub(r"(^|\s)file:/", r"\1copy:/", source)
 
 
 def _apt_options() -> str:
