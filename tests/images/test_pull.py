@@ -30,7 +30,7 @@ from tests.images import registries
 from tests.images.registries import PASSWORD, USER, Asked, Front, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sandkasten.model.images import ImageProgress
 
@@ -183,7 +183,7 @@ def test_a_single_image_for_another_machine_is_refused_unless_it_was_asked_for(p
     assert puller(store).pull(name, platform=f"linux/{OTHER}").config.architecture == OTHER
 
 
-def _tampered(change) -> Asked:
+def _tampered(change) -> Callable[[Asked], None]:
     def rule(asked: Asked) -> None:
         digest = asked.path.rpartition("/")[2]
         if digest == MADE.layers[1]:
@@ -191,7 +191,7 @@ def _tampered(change) -> Asked:
         else:
             asked.pass_on()
 
-    return rule  # type: ignore[return-value]
+    return rule
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def _tampered(change) -> Asked:
     ],
 )
 def test_a_layer_that_is_not_what_it_is_called_leaves_no_image_and_no_tree(before, store, change):
-    before.rule = _tampered(change)  # type: ignore[assignment]
+    before.rule = _tampered(change)
     with pytest.raises(InvalidImage):
         puller(store).pull(f"{before.host}/team/app:1")
     layers = {f"layers/{one.removeprefix('sha256:')}" for one in MADE.diff_ids}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
+from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
 from sandkasten.model.limits import Limits
@@ -30,8 +31,11 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from sandkasten.images.auth import Access
+
 Value = str | int | float | bool | list[str] | None
 BACKENDS = ("local", "memory")
+PULL_POLICIES = ("never", "missing", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class Settings:
     allowed_images: tuple[str, ...] | None
     images_strict: bool
     image_aliases: Mapping[str, str]
+    images_pull: str
+    pull_timeout_s: float
+    registries: Mapping[str, Access] = field(repr=False)
+    """Holds secrets: never printed."""
     policy: Policy = field(repr=False)
     """Holds values of the operator's environment: never printed."""
     env_allow: tuple[str, ...] = ()
@@ -212,6 +220,9 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("policy.env_allow", _names, []),
         _Setting("images.strict", _flag, False),
         _Setting("images.aliases", _aliases, []),
+        _Setting("images.pull", _choice(*PULL_POLICIES), "never"),
+        _Setting("images.pull_timeout_seconds", seconds, 3600.0),
+        _Setting("images.registries", parse_registries, []),
     ]
     return {setting.name: setting for setting in known}
 
@@ -278,6 +289,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
     allow = _strings(value("policy.env_allow"))
     lifetime_s = _figure(value("session_max_lifetime_seconds"))
     allowed = value("allowed_images")
+    registries = value("images.registries")
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -293,6 +305,9 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         allowed_images=None if allowed is None else _strings(allowed),
         images_strict=bool(value("images.strict")),
         image_aliases=dict(_split(one) for one in _strings(value("images.aliases"))),
+        images_pull=str(value("images.pull")),
+        pull_timeout_s=_figure(value("images.pull_timeout_seconds")),
+        registries=registries.access if isinstance(registries, Registries) else {},
         policy=policy,
         env_allow=allow,
         values=tuple(origins.values()),
