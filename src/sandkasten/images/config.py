@@ -6,7 +6,7 @@ has the wrong type or is too large is InvalidImage. `raw` keeps what we do not u
 
 from __future__ import annotations
 
-import platform
+import os
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -36,7 +36,7 @@ _MACHINES: Final = {
 
 def machine_architecture() -> str:
     """This machine's, as images spell it."""
-    machine = platform.machine()
+    machine = os.uname().machine
     return _MACHINES.get(machine, machine)
 
 
