@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from sandkasten.model.execution import Why
     from sandkasten.model.files import Change, FileEntry
     from sandkasten.model.images import (
+        BuiltImage,
         CollectedImages,
         Exported,
         ImageInfo,
@@ -140,6 +141,7 @@ _HOME = {
     "sandkasten.model.execution": ("Why",),
     "sandkasten.model.files": ("Change", "FileEntry"),
     "sandkasten.model.images": (
+        "BuiltImage",
         "CollectedImages",
         "Exported",
         "ImageInfo",
@@ -165,6 +167,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "BuildFailed",
+    "BuiltImage",
     "Busy",
     "Cancelled",
     "Change",

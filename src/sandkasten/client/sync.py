@@ -318,6 +318,8 @@ class Images:
     inspect = _waiting(AsyncImages.inspect)
     import_archive = _waiting(AsyncImages.import_archive)
     export = _waiting(AsyncImages.export)
+    pull = _waiting(AsyncImages.pull)
+    build_debian = _waiting(AsyncImages.build_debian)
     tag = _waiting(AsyncImages.tag)
     remove = _waiting(AsyncImages.remove)
     collect = _waiting(AsyncImages.collect)
