@@ -45,6 +45,10 @@ def _pull(
 def _build(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", metavar="FILE", help="By the steps of this recipe (YAML)."),
+    ] = None,
     debian: Annotated[
         str | None,
         typer.Option("--debian", metavar="SUITE", help="Of Debian's packages, e.g. bookworm."),
@@ -69,9 +73,15 @@ def _build(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Build an image of Debian's packages; print its name."""
-    if debian is None:
-        raise typer.BadParameter("say of what: --debian SUITE")
+    """Build an image by a recipe of steps, or of Debian's packages; print its name."""
+    if (debian is None) == (file is None):
+        raise typer.BadParameter("say of what: -f RECIPE, or --debian SUITE")
+    if file is not None:
+        if include or mirror is not None or variant != "minbase":
+            raise typer.BadParameter("--include, --variant and --mirror go with --debian")
+        go(stepped(_state(context, json=json), name, file, refresh=refresh))
+        return
+    assert debian is not None
     packages = [one.strip() for words in include for one in words.split(",") if one.strip()]
     state = _state(context, json=json)
     go(bootstrapped(state, name, debian, packages, variant, mirror, refresh=refresh))
@@ -116,6 +126,19 @@ async def bootstrapped(
     tell_built(state, built)
 
 
+async def stepped(state: State, name: str, file: str, *, refresh: bool) -> None:
+    from sandkasten.cli.imaging import images_of
+    from sandkasten.cli.output import say, visible
+
+    def show(told: ImageProgress) -> None:
+        say(f"  {visible(told.text)}" if told.text else visible(told.step))
+
+    built = await images_of(state).build_steps(
+        name, file, refresh=refresh, progress=None if state.json else show
+    )
+    tell_built(state, built)
+
+
 def tell_built(state: State, built: BuiltImage) -> None:
     from sandkasten.cli.imaging import described, tell_new
     from sandkasten.cli.output import put_json, say
@@ -143,6 +166,6 @@ def last_line() -> Iterator[Callable[[ImageProgress], None] | None]:
     with console.status("") as status:
 
         def show(told: ImageProgress) -> None:
-            status.update(escape(visible(told.step))[: console.width - 4])
+            status.update(escape(visible(told.text or told.step))[: console.width - 4])
 
         yield show

@@ -121,6 +121,22 @@ class AsyncImages:
             progress=progress,
         )
 
+    async def build_steps(
+        self,
+        name: str,
+        file: str | PathLike[str],
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """An image by the steps of a recipe (`base`, then `copy`, `run`, `env`, `workdir`, `user`).
+
+        Files to copy lie in the recipe's directory. A step that was done before on the same
+        parent comes from the cache, unless `refresh`. BuildFailed names the step that failed.
+        """
+        images = await self.transport()
+        return await images.build_steps(name, _absolute(file), refresh=refresh, progress=progress)
+
     async def tag(self, name: str, new: str) -> ImageInfo:
         """Another name for an image; if that name was another's, it moves."""
         return await (await self.transport()).tag(name, new)

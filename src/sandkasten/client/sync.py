@@ -320,6 +320,7 @@ class Images:
     export = _waiting(AsyncImages.export)
     pull = _waiting(AsyncImages.pull)
     build_debian = _waiting(AsyncImages.build_debian)
+    build_steps = _waiting(AsyncImages.build_steps)
     tag = _waiting(AsyncImages.tag)
     remove = _waiting(AsyncImages.remove)
     collect = _waiting(AsyncImages.collect)

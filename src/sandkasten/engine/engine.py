@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from sandkasten.engine.bench import Bench
 from sandkasten.engine.connections import PortStream, connect_port
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.files import Files
@@ -78,6 +79,7 @@ class Engine:
         self.files = Files(self._handles, policy)
         self.images = Images(library, store)
         self._oneshot = OneShot(planner, self._sandboxes, self._execution, self.files)
+        self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 

@@ -53,11 +53,13 @@ class Planner:
         self._policy = policy
         self._default_backend = default_backend
 
-    async def plan(self, request: CreateRequest, *, otherwise: str = "linux") -> Plan:
+    async def plan(
+        self, request: CreateRequest, *, otherwise: str = "linux", image: Image | None = None
+    ) -> Plan:
         """Check everything that can be checked before anything is made.
 
         `otherwise` is the alias meant by a request that names no image, where the operator's
-        allow-list does not hold the default one.
+        allow-list does not hold the default one. `image` is one that was resolved already.
         """
         check_network(request.network)
         profile = checked_profile(request.profile)
@@ -67,7 +69,7 @@ class Planner:
         labels = checked_labels(request.labels)
         key = checked_session_key(request.session_key)
         backend = self._handles.backend(request.backend or self._default_backend)
-        image = await self._image(request.image, otherwise)
+        image = await self._image(request.image, otherwise) if image is None else image
         check_profile_on(profile, image)
         spec = CellSpec(
             image=image, limits=limits, profile=profile, env={**self._policy.env, **env}

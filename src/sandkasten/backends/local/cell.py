@@ -20,13 +20,16 @@ from sandkasten.linux.closing import close_later
 from sandkasten.model.limits import Limits
 from sandkasten.wire.unix import connect_unix
 
+from .changes import changes_of
 from .layout import CellState, Layout, read_pid, read_state
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.limits import Unenforced
+    from sandkasten.model.spec import RootChanges
     from sandkasten.model.usage import Usage
     from sandkasten.ports import ByteStream
 
@@ -55,6 +58,9 @@ class LocalCell:
             raise SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
         # A dozen small reads of kernel files: quicker than a hand-over to a thread.
         return cgroups.usage(self.hierarchies, self.id)
+
+    def changes(self) -> AbstractContextManager[RootChanges]:
+        return changes_of(self.layout, self.id)
 
     async def destroy(self) -> None:
         await asyncio.to_thread(remove, self.layout, self.id)
