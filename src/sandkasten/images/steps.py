@@ -213,7 +213,8 @@ class _Told:
         self._say(f"{self._label} (cached)")
 
     def text(self, line: str) -> None:
-        self._say(self._label, line)
+        if line.strip():
+            self._say(self._label, line)
 
     def _say(self, label: str, text: str = "") -> None:
         if self._progress is not None:
