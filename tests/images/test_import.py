@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -30,6 +31,9 @@ from tests.imagekit import (
     write_directory,
     write_tar,
 )
+
+if TYPE_CHECKING:
+    from sandkasten.model.images import ImageProgress
 
 
 def bring(store: LayerStore, path: Path, **how):
@@ -431,7 +435,7 @@ def test_a_second_import_of_a_large_image_is_quick(store, archive):
 
 
 def test_progress_is_told_by_layer_and_ends_at_its_size(store, tmp_path):
-    told = []
+    told: list[ImageProgress] = []
     bring(store, write_tar(tmp_path / "x", docker_members(sketch())), progress=told.append)
     assert list(dict.fromkeys(one.step for one in told)) == ["layer 1/3", "layer 2/3", "layer 3/3"]
     last = {one.step: one for one in told}

@@ -63,7 +63,7 @@ def test_a_layer_that_is_there_is_not_read_again(store):
         def read(self, size: int = -1) -> bytes:
             raise AssertionError("it was read")
 
-    again = store.add_layer(Untouchable(), expect_diff_id=digest(ONE))  # type: ignore[arg-type]
+    again = store.add_layer(Untouchable(), expect_diff_id=digest(ONE))
     assert again.diff_id == digest(ONE)
 
 
