@@ -24,7 +24,6 @@ from sandkasten.model.spec import CellSpec, HostMount
 from tests.local import trees
 from tests.security.harness import ROOT
 
-
 # Where the kernel keeps its notes about layers: an ordinary user may not write the trusted ones.
 NAMESPACE = "trusted" if ROOT else "user"
 
