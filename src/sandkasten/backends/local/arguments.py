@@ -45,7 +45,8 @@ def bwrap_args(spec: CellSpec, ground: Ground) -> list[str]:
     return [
         *_namespaces(spec, ground),
         *_root_file_system(ground),
-        *_proc(ground),
+        # What of it tells of the host is masked by the launcher, before any code runs.
+        "--proc", "/proc",
         *_devices(spec),
         *_places(spec, ground),
         # Last: nothing can be added to the root after this.
@@ -91,15 +92,6 @@ def _root_file_system(ground: Ground) -> list[str]:
     for name in ground.root.directories:
         args += ["--ro-bind", f"/{name}", f"/{name}"]
     return [*args, "--ro-bind", f"{ground.stage}/etc", "/etc"]
-
-
-def _proc(ground: Ground) -> list[str]:
-    args = ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
-    for name in ground.root.proc_files:
-        args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    for name in ground.root.proc_dirs:
-        args += ["--ro-bind", f"{ground.stage}/empty", f"/proc/{name}"]
-    return args
 
 
 def _devices(spec: CellSpec) -> list[str]:

@@ -198,8 +198,12 @@ class LocalBackend:
                     else {"base": base, "count": idranges.COUNT, "expect": base + RUNNER_ID},
                     "stage": self._stage,
                     "workspace": self._workspace(cell, spec.limits),
-                    "workspace_owner": base + USER_ID,
+                    "workspace_owner": USER_ID,
                     "binds": binds([(etc, "etc", True), (self._programs.runner, "runner", False)]),
+                    "masks": {
+                        "files": self._host_root.proc_files,
+                        "directories": self._host_root.proc_dirs,
+                    },
                     "bwrap": bwrap,
                     "args": bwrap_args(spec, ground),
                     "command": runner_command(ground),
