@@ -36,9 +36,7 @@ def profile(arch: Arch) -> dict[str, object]:
         {"names": sorted(syscalls.REFUSED - _BY_ARGUMENT), **_REFUSE},
         _rule("clone", _ALLOWED, 0, _MASKED, new_namespaces, 0),
     ]
-    rules += [
-        _rule("clone", _REFUSE, 0, _MASKED, flag, flag) for flag in syscalls.CLONE_NEW_FLAGS
-    ]
+    rules += [_rule("clone", _REFUSE, 0, _MASKED, flag, flag) for flag in syscalls.CLONE_NEW_FLAGS]
     rules += [
         _rule("ioctl", _ALLOWED, 1, _MASKED, mask, value)
         for mask, value in all_but(syscalls.REFUSED_IOCTLS, bits=32)

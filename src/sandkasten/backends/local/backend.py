@@ -24,14 +24,15 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.linux import cgroups, hostroot, idranges, processes, quota, seccomp
+from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch
+from sandkasten.linux.layout import CellState, Layout, write_state
+from sandkasten.linux.programs import Programs, find_bwrap
+from sandkasten.linux.removal import alive, remove
 from sandkasten.model.spec import RUNNER_ID, USER_ID, CellSpec
 
 from . import probe, selftest
 from .arguments import Ground, bwrap_args, runner_command
-from .cell import LocalCell, alive, remove
-from .launch import LAUNCH_DEADLINE_MS, binds, launch
-from .layout import CellState, Layout, write_state
-from .programs import Programs, find_bwrap
+from .cell import LocalCell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

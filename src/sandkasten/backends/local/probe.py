@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandkastenError
 from sandkasten.linux import cgroups, quota, seccomp
+from sandkasten.linux.programs import find_bwrap
 from sandkasten.model.limits import Limits, Unenforced
 from sandkasten.model.readiness import Readiness, Requirement
-
-from .programs import Programs, find_bwrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from .layout import Layout
+    from sandkasten.linux.layout import Layout
+    from sandkasten.linux.programs import Programs
 
 _BWRAP_MIN = (0, 8)  # --disable-userns and repeated --add-seccomp-fd
 _CONSEQUENCE = {

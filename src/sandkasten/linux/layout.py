@@ -1,4 +1,4 @@
-"""Where the local backend keeps its things below the data directory: names, and one state file.
+"""Where a backend of this machine keeps its things below its directory: names, and one state file.
 
 cells/<id>/       socket (the runner's listener), state (JSON), pid (the launcher's), volume
 templates/ seccomp/ etc/ programs/ stage/     shared, made at first use
