@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 LAUNCH_DEADLINE_MS = 15_000
 _OUTER_DEADLINE_S = 20.0
 _ENOSPC, _ENOENT = 28, 2
+_BACKLOG = 128
 
 _REMEDIES: Mapping[str, str] = {
     "cgroup": "give this process write access to its cgroups, or run it as root",
@@ -89,3 +91,19 @@ def trouble(step: str, message: str, errno: int) -> BackendError | InternalError
 
 def binds(pairs: Sequence[tuple[Path, str, bool]]) -> list[dict[str, object]]:
     return [{"source": os.fspath(s), "name": n, "directory": d} for s, n, d in pairs]
+
+
+def listen(path: Path) -> socket.socket:
+    """The runner's listener, made here so that nothing inside can unlink or replace it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Through /proc: a socket's path may have 107 bytes, a data directory's may be longer.
+        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.close(directory)
+    return listener

@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import socket
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,10 +22,11 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.linux import cgroups, hostroot, idranges, processes, quota, seccomp
-from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch
+from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
 from sandkasten.linux.layout import CellState, Layout, write_state
 from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.removal import alive, remove
+from sandkasten.linux.requirements import loop_usable, make_group
 from sandkasten.model.spec import RUNNER_ID, USER_ID, CellSpec
 
 from . import probe, selftest
@@ -39,20 +38,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.limits import Limits
     from sandkasten.model.readiness import Readiness
 
-_BACKLOG = 128
 # Of some 3,000 that the whole machine has; a session uses one or two.
 _TERMINALS = 32
-
-
-@dataclass(slots=True)
-class _Group:
-    """The cgroups of one sandbox and what could not be had of them."""
-
-    plan: cgroups.Plan
-    unenforced: tuple[Unenforced, ...]
 
 
 class LocalBackend:
@@ -174,7 +164,7 @@ class LocalBackend:
         state = CellState(processes.boot_id(), slot, planned.directories, planned.v2_directory)
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         write_state(cell, state)
-        group = self._make_group(planned, spec.limits)
+        group = make_group(self._hierarchies, planned, root=self._root)
         unenforced = group.unenforced
         if unenforced:
             lost = tuple((u.limit, u.reason, u.remedy) for u in unenforced)
@@ -186,7 +176,7 @@ class LocalBackend:
         ground = Ground(self._stage, self._root, self._host_root, len(filters))
         etc = hostroot.etc_skeleton(self._layout.shared("etc"))
         base = idranges.base_of(slot) if slot is not None else 0
-        listener = _listen(cell / "socket")
+        listener = listen(cell / "socket")
         try:
             launch(
                 self._programs.launcher,
@@ -220,21 +210,8 @@ class LocalBackend:
             listener.close()
         return LocalCell(sandbox_id, self._layout, self._hierarchies, unenforced)
 
-    def _make_group(self, planned: cgroups.Plan, limits: Limits) -> _Group:
-        lost = list(probe.missing_controllers(planned.missing, root=self._root))
-        if not planned.directories:
-            return _Group(planned, tuple(lost))
-        try:
-            cgroups.make(self._hierarchies, planned)
-        except OSError as exc:
-            with contextlib.suppress(OSError):
-                cgroups.remove(planned)
-            lost = list(probe.no_cgroups(str(exc)))
-            planned = cgroups.Plan((), missing=("memory", "pids", "cpu"))
-        return _Group(planned, tuple(lost))
-
     def _workspace(self, cell: Path, limits: Limits) -> dict[str, object]:
-        if not probe.loop_usable(root=self._root):
+        if not loop_usable(root=self._root):
             return {"kind": "tmpfs", "bytes": limits.workspace_bytes}
         template = quota.template(self._layout.shared("templates"), limits.workspace_bytes)
         quota.copy_sparse(template, cell / "volume")
@@ -247,19 +224,3 @@ class LocalBackend:
             wanted[resource.RLIMIT_NPROC] = limits.pids
             wanted[resource.RLIMIT_DATA] = limits.memory_bytes
         return [{"resource": r, "value": v} for r, v in wanted.items()]
-
-
-def _listen(path: Path) -> socket.socket:
-    """The runner's listener, made here so that nothing inside can unlink or replace it."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # Through /proc: a socket's path may have 107 bytes, a data directory's may be longer.
-        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    finally:
-        os.close(directory)
-    return listener

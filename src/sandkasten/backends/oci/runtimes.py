@@ -70,7 +70,7 @@ def ask_version(program: str) -> Version:
 
 
 def judge_runc(version: Version, *, strict: bool) -> Requirement:
-    """Whether this runc is one of those with known ways out; a warning, or a refusal if `strict`."""
+    """Whether it has known ways out: a warning, or a refusal if `strict`."""
     ok = version.number >= _RUNC_SAFE
     if ok:
         return Requirement("runc release", True, version.text, required=strict)
