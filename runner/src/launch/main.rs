@@ -76,12 +76,9 @@ fn launch() -> Outcome<spawn::Born> {
         }
     };
     mounts::stage(&plan, userns)?;
+    sys::set_limits(&plan)?;
     match &plan.program {
-        Program::Bubblewrap(bwrap) => {
-            sys::set_limits(&plan)?;
-            spawn::bubblewrap(&plan, bwrap, userns)
-        }
-        // A runtime sets the limits of the plan's sandbox itself; they are not its own.
+        Program::Bubblewrap(bwrap) => spawn::bubblewrap(&plan, bwrap, userns),
         Program::Runtime(runtime) => runtime::run(&plan, runtime, userns),
     }
 }

@@ -38,19 +38,20 @@ _REMEDIES: Mapping[str, str] = {
     "seccomp": "reinstall the package; the compiled filter cannot be read",
     "limits": "raise the hard limits of this process (ulimit -Hn)",
     "bubblewrap": "run sandkasten doctor",
+    "runtime": "run sandkasten doctor; it tries the runtime and says what it lacks",
     "runner": "run sandkasten doctor; the runner did not answer from inside the sandbox",
     "pid file": "check free space below the data directory",
 }
 
 
-def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int) -> int:
+def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int | None = None) -> int:
     """The host pid of the first process inside. Raises BackendError with nothing left running."""
     try:
         done = subprocess.run(
             [os.fspath(launcher)],
             input=json.dumps(plan).encode(),
             capture_output=True,
-            pass_fds=(listen_fd,),
+            pass_fds=() if listen_fd is None else (listen_fd,),
             env={},
             start_new_session=True,
             timeout=_OUTER_DEADLINE_S,

@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable
@@ -19,8 +20,6 @@ from sandkasten.linux.layout import CellState, Layout, read_pid, read_state
 from sandkasten.model.limits import Limits
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sandkasten.model.ids import SandboxId
 
 # Killing takes about a millisecond; a workspace with much unwritten data is flushed first.
@@ -64,9 +63,12 @@ def _clear(cell: Path) -> bool:
 def _guess(sandbox_id: SandboxId) -> CellState:
     """What the state must have been, from the id alone: it was damaged, or never written."""
     root = os.geteuid() == 0
-    planned = cgroups.plan(cgroups.detect(), sandbox_id, Limits()) if root else cgroups.Plan(())
-    slot = idranges.slot_of(idranges.HOST_DIRECTORY, sandbox_id) if root else None
-    return CellState(processes.boot_id(), slot, planned.directories, planned.v2_directory)
+    if not root:
+        return CellState(processes.boot_id(), None, (), None)
+    planned = cgroups.plan(cgroups.detect(), sandbox_id, Limits())
+    everywhere = cgroups.everywhere(Path("/proc/self/mountinfo").read_text(), sandbox_id)
+    slot = idranges.slot_of(idranges.HOST_DIRECTORY, sandbox_id)
+    return CellState(processes.boot_id(), slot, everywhere, planned.v2_directory)
 
 
 def _group(state: CellState) -> cgroups.Plan:

@@ -52,12 +52,11 @@ class Ground:
     base: int
     """Host id of the sandbox's id 0."""
     host: HostRoot
-    open_files: int
-    """Within the hard limit of whoever starts the runtime."""
     cgroups_path: str | None = None
     """Where runc puts the sandbox; gVisor is started inside its group already."""
     seccomp: Mapping[str, object] | None = None
-    memory_per_process: int | None = None
+    files: frozenset[str] = frozenset()
+    """Sources of host mounts that are no directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,15 @@ def places(spec: CellSpec, ground: Ground) -> list[Place]:
     found += [Place(f"{RUNNER_DIR}/state"), Place(f"{RUNNER_DIR}/runner", directory=False)]
     if ground.kind == "gvisor":
         found.append(Place(SOCKET_DIR))
-    return [*found, Place(WORKSPACE), Place(HOME)]
+    found += [Place(WORKSPACE), Place(HOME)]
+    return found + [
+        Place(mount.target, directory=mount.source not in ground.files) for mount in spec.mounts
+    ]
+
+
+def mount_name(index: int) -> str:
+    """What the launcher calls the `index`-th host mount on the stage."""
+    return f"mount{index}"
 
 
 def runner_command(ground: Ground) -> list[str]:
@@ -137,10 +144,7 @@ def _namespaces(ground: Ground) -> list[dict[str, str]]:
 
 
 def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
-    limits = [("RLIMIT_NOFILE", ground.open_files), ("RLIMIT_CORE", 0)]
-    if ground.memory_per_process is not None:
-        limits.append(("RLIMIT_DATA", ground.memory_per_process))
-    return {
+    made: dict[str, object] = {
         "terminal": False,
         "user": {"uid": RUNNER_ID, "gid": RUNNER_ID, "umask": 0o022},
         "args": runner_command(ground),
@@ -148,8 +152,13 @@ def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
         "cwd": "/",
         "capabilities": {name: list(RUNNER_CAPABILITIES) for name in _CAPABILITY_SETS},
         "noNewPrivileges": True,
-        "rlimits": [{"type": name, "hard": value, "soft": value} for name, value in limits],
     }
+    if ground.kind == "gvisor":
+        # Limits of its kernel; on a shared kernel they are inherited from the launcher, because
+        # runc may not set those of a process in a namespace that is not its own.
+        limits = {"RLIMIT_NOFILE": spec.limits.open_files, "RLIMIT_CORE": 0}
+        made["rlimits"] = [{"type": n, "hard": v, "soft": v} for n, v in limits.items()]
+    return made
 
 
 def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
@@ -162,7 +171,7 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
     found += [
         _mount("/proc", "proc", *_QUIET, "noexec"),
         # Read-only once its entries are made.
-        _mount("/dev", "tmpfs", "nosuid", "noexec", "ro", "mode=755", "size=64k"),
+        _mount("/dev", "tmpfs", *_QUIET, "noexec", "ro", "mode=755", "size=64k"),
         _mount(
             "/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620",
             f"max={_TERMINALS}",
@@ -176,6 +185,10 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
     ]  # fmt: skip
     if ground.kind == "gvisor":
         found.append(_bind(f"{stage}/listen", SOCKET_DIR, "rw"))
+    found += [
+        _bind(f"{stage}/{mount_name(index)}", mount.target)
+        for index, mount in enumerate(spec.mounts)
+    ]
     return found
 
 

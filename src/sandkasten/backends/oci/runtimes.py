@@ -24,6 +24,7 @@ Platform = Literal["systrap", "ptrace"]
 # The supported one first; the older one runs where the newer does not.
 PLATFORMS: tuple[Platform, ...] = ("systrap", "ptrace")
 
+PID_FILE = "pid"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 _PACKAGES: dict[Name, str] = {
     "runc": "apt-get install runc",
@@ -104,7 +105,7 @@ def command(
     name: Name, program: str, sandbox_id: str, bundle: str, platform: Platform | None
 ) -> list[str]:
     """The whole vector that makes the sandbox and ends. All it keeps lies below `bundle`."""
-    start = ["run", "--detach", "--bundle", bundle, "--pid-file", f"{bundle}/runtime-pid"]
+    start = ["run", "--detach", "--bundle", bundle, "--pid-file", f"{bundle}/{PID_FILE}"]
     state = ["--root", f"{bundle}/state"]
     if name == "runsc":
         return [
