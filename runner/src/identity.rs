@@ -77,6 +77,23 @@ fn clear_ambient() {
     };
 }
 
+/// From root to the runner's own id, with the capabilities it will need: for kernels that know no
+/// ambient ones, where a program that is not root would begin without any.
+pub fn step_down(ids: Ids) -> Result<(), Errno> {
+    // SAFETY: plain credential calls, each checked.
+    unsafe {
+        sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
+        sys::check(libc::setgroups(0, std::ptr::null()))?;
+        sys::check(libc::setresgid(ids.gid, ids.gid, ids.gid))?;
+        sys::check(libc::setresuid(ids.uid, ids.uid, ids.uid))?;
+    }
+    let mut caps = cap_get()?;
+    for set in &mut caps {
+        set.effective = set.permitted;
+    }
+    cap_set(caps)
+}
+
 impl Identity {
     pub fn current(user: Option<Ids>) -> Identity {
         // SAFETY: these calls only read or set process attributes.

@@ -122,7 +122,7 @@ def runner_command(ground: Ground) -> list[str]:
     """
     listen = ["--listen-fd", str(LISTEN_FD)]
     if ground.kind == "gvisor":
-        listen = ["--listen", f"{SOCKET_DIR}/{SOCKET_NAME}"]
+        listen = ["--listen", f"{SOCKET_DIR}/{SOCKET_NAME}", "--run-as", f"{RUNNER_ID}:{RUNNER_ID}"]
     return [
         f"{RUNNER_DIR}/runner",
         *listen,
@@ -144,9 +144,12 @@ def _namespaces(ground: Ground) -> list[dict[str, str]]:
 
 
 def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
+    # gVisor knows no ambient capabilities: only root begins with any there, and the runner steps
+    # down by itself.
+    first = 0 if ground.kind == "gvisor" else RUNNER_ID
     made: dict[str, object] = {
         "terminal": False,
-        "user": {"uid": RUNNER_ID, "gid": RUNNER_ID, "umask": 0o022},
+        "user": {"uid": first, "gid": first, "umask": 0o022},
         "args": runner_command(ground),
         "env": [f"{name}={value}" for name, value in base_environment(spec).items()],
         "cwd": "/",
@@ -170,8 +173,7 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
         found.append(_bind(f"{stage}/etc", "/etc"))
     found += [
         _mount("/proc", "proc", *_QUIET, "noexec"),
-        # Read-only once its entries are made.
-        _mount("/dev", "tmpfs", *_QUIET, "noexec", "ro", "mode=755", "size=64k"),
+        _devices(ground),
         _mount(
             "/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620",
             f"max={_TERMINALS}",
@@ -190,6 +192,12 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
         for index, mount in enumerate(spec.mounts)
     ]
     return found
+
+
+def _devices(ground: Ground) -> dict[str, object]:
+    """Read-only once its entries are made; gVisor has devices of its own, and opens them there."""
+    access = "rw" if ground.kind == "gvisor" else "ro"
+    return _mount("/dev", "tmpfs", *_QUIET, "noexec", access, "mode=755", "size=64k")
 
 
 def _mount(destination: str, kind: str, *options: str) -> dict[str, object]:
