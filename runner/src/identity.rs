@@ -26,6 +26,9 @@ pub struct Identity {
     pub user: Option<Ids>,
     /// The umask we were started with; ours is 0, so that modes are exact.
     pub umask: libc::mode_t,
+    /// gVisor has no ids for files alone: there the effective ones are changed. Who may signal us is
+    /// decided by the real and the saved one, which stay ours.
+    effective_ids: bool,
 }
 
 #[repr(C)]
@@ -98,10 +101,13 @@ impl Identity {
     pub fn current(user: Option<Ids>) -> Identity {
         // SAFETY: these calls only read or set process attributes.
         let (uid, gid, umask) = unsafe { (libc::getuid(), libc::getgid(), libc::umask(0)) };
+        // SAFETY: an id that does not exist changes nothing, and the present one is answered.
+        let effective_ids = unsafe { libc::setfsuid(KEEP) } < 0;
         Identity {
             own: Ids { uid, gid },
             user,
             umask,
+            effective_ids,
         }
     }
 
@@ -131,10 +137,16 @@ impl Identity {
     }
 
     fn files_as(&self, uid: u32, gid: u32) {
-        // SAFETY: both calls only change how this thread is seen by file systems.
+        // SAFETY: these calls only change how this thread is seen by file systems.
         unsafe {
-            libc::setfsgid(gid);
-            libc::setfsuid(uid);
+            if self.effective_ids {
+                libc::setresgid(KEEP, gid, KEEP);
+                libc::setresuid(KEEP, uid, KEEP);
+                libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+            } else {
+                libc::setfsgid(gid);
+                libc::setfsuid(uid);
+            }
         }
     }
 

@@ -85,8 +85,9 @@ def deviations(seen: Posture, host: Posture, *, ids: range | None) -> list[str]:
     return found
 
 
-# What a kernel in user space needs to serve files of any owner, all within its own id range.
-_FILE_CAPABILITIES = 0x0008_01FF
+# What a kernel in user space needs to serve files of any owner, to close itself in and to hold the
+# processes it runs code in: CHOWN to SETPCAP, SYS_CHROOT, SYS_PTRACE; all within its own namespace.
+_KERNEL_CAPABILITIES = 0x000C_01FF
 
 
 def kernel_deviations(seen: Posture, host: Posture, *, ids: range) -> list[str]:
@@ -97,7 +98,7 @@ def kernel_deviations(seen: Posture, host: Posture, *, ids: range) -> list[str]:
     found = [
         f"{name} holds too much: {seen.status.get(name)}"
         for name in _CAPABILITY_SETS
-        if int(seen.status.get(name, "-1"), 16) & ~_FILE_CAPABILITIES
+        if int(seen.status.get(name, "-1"), 16) & ~_KERNEL_CAPABILITIES
     ]
     if seen.status.get("NoNewPrivs") != "1":
         found.append("no_new_privs is not set")
