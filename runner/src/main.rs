@@ -50,7 +50,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
-[--run-as UID:GID] [--user UID:GID] [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]";
+[--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--state-dir DIR] [--workspace DIR] \
+[--home DIR] [--shell PROGRAM]";
 
 #[derive(Default)]
 struct Options {
@@ -60,6 +61,7 @@ struct Options {
     ready_fd: Option<RawFd>,
     run_as: Option<Ids>,
     user: Option<Ids>,
+    user_capabilities: u64,
     state_dir: Option<Vec<u8>>,
     workspace: Option<Vec<u8>>,
     home: Option<Vec<u8>>,
@@ -70,6 +72,11 @@ fn main() {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if arguments == ["--describe"] {
         println!("{}", protocol::describe());
+        return;
+    }
+    if arguments == ["--rest"] {
+        // Something to look at from outside, whatever programs the image has or lacks.
+        std::thread::sleep(std::time::Duration::from_secs(20));
         return;
     }
     if arguments == ["--version"] {
@@ -119,12 +126,19 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             "--shell" => options.shell = Some(value),
             "--run-as" => options.run_as = Some(parse_ids(&name, &text)?),
             "--user" => options.user = Some(parse_ids(&name, &text)?),
+            "--user-capabilities" => {
+                options.user_capabilities = u64::from_str_radix(&text, 16)
+                    .map_err(|_| format!("{name}: {text} is no hexadecimal number"))?;
+            }
             _ => return Err(format!("unknown option {name}")),
         }
     }
     let ways = usize::from(options.listen_fd.is_some())
         + usize::from(options.listen.is_some())
         + usize::from(options.stdio);
+    if options.user_capabilities != 0 && options.user.is_none() {
+        return Err("--user-capabilities needs --user".to_owned());
+    }
     if ways != 1 {
         return Err("give exactly one of --listen-fd, --listen and --stdio".to_owned());
     }
@@ -148,7 +162,7 @@ fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
     if let Some(ids) = options.run_as {
         identity::step_down(ids).map_err(|errno| ("cannot take the runner's id", errno))?;
     }
-    let identity = Identity::current(options.user);
+    let identity = Identity::current(options.user, options.user_capabilities);
     let state_dir = make_state_dir(options.state_dir, &identity)?;
     identity
         .settle()

@@ -42,7 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--backend",
         action="append",
         metavar="NAME",
-        help="a backend to hold to the contract: memory, local, oci, gvisor or package.module:factory",
+        help="a backend to hold to the contract: memory, local, oci, gvisor or "
+        "package.module:factory",
     )
 
 
@@ -103,7 +104,9 @@ def open_backend(name: str, scratch: Path) -> Backend:
         return OciBackend(data_dir=scratch, runtime="runc" if name == "oci" else "runsc")
     module, _, factory = name.partition(":")
     if not factory:
-        pytest.fail(f"--backend {name}: known are memory, local, oci, gvisor and package.module:factory")
+        pytest.fail(
+            f"--backend {name}: known are memory, local, oci, gvisor and package.module:factory"
+        )
     opened: Backend = getattr(importlib.import_module(module), factory)(scratch)
     return opened
 

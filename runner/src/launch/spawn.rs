@@ -39,7 +39,7 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Out
     let (ready_r, ready_w) = sys::pipe()?;
     let (info_r, info_w) = sys::pipe()?;
     let (err_r, err_w) = sys::pipe()?;
-    let args_fd = sys::memfd("args", &nul_separated(&bwrap.args))?;
+    let args_fd = sys::memfd("args", &nul_separated(&bwrap.args)?)?;
     let mut moves = vec![
         (plan.listen_fd, LISTEN),
         (ready_w, READY),
@@ -95,13 +95,13 @@ pub fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
     sys::check("cgroup", "start in the cgroup", pid as libc::c_int)
 }
 
-fn nul_separated(args: &[String]) -> Vec<u8> {
+/// A NUL within one would make two of it, and the second an option of somebody else's choosing.
+fn nul_separated(args: &[String]) -> Outcome<Vec<u8>> {
     let mut out = Vec::new();
     for a in args {
-        out.extend_from_slice(a.as_bytes());
-        out.push(0);
+        out.extend_from_slice(sys::c("plan", a)?.as_bytes_with_nul());
     }
-    out
+    Ok(out)
 }
 
 fn argv(bwrap: &Bubblewrap) -> Outcome<Vec<CString>> {

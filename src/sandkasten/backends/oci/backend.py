@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import resource
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,19 +23,20 @@ from sandkasten.errors import (
     Conflict,
     SandboxLost,
     SandkastenError,
-    UnsupportedByBackend,
 )
-from sandkasten.linux import cgroups, hostroot, idranges, processes, quota, seccomp, seccomp_oci
+from sandkasten.linux import cgroups, hostroot, idranges, processes, seccomp, seccomp_oci
+from sandkasten.linux import ground as grounds
 from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
 from sandkasten.linux.layout import CellState, Layout, write_state
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.removal import alive, remove
-from sandkasten.linux.requirements import loop_usable, make_group
-from sandkasten.model.spec import RUNNER_ID, USER_ID, CellSpec
+from sandkasten.linux.requirements import make_group
+from sandkasten.model.image import Image
+from sandkasten.model.spec import RUNNER_ID, CellSpec, user_id
 
 from . import probe, runtimes, trial
 from .cell import OciCell
-from .config import Ground, config, mount_name, places
+from .config import Ground, config, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +72,7 @@ class OciBackend:
         self._strict = strict
         self._root = os.geteuid() == 0
         self._platform: Platform | None = None
-        self._prepared = False
+        self._prepared: set[str] = set()
         self._preparing = asyncio.Lock()
 
     @property
@@ -95,7 +97,7 @@ class OciBackend:
         if not found.ready:
             return found
         try:
-            await self._prepare()
+            await self._prepare(CellSpec(image=Image("host")))
         except SandkastenError as exc:
             return probe.refused(found, self._runtime, exc)
         return found
@@ -106,8 +108,8 @@ class OciBackend:
         )
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
-        _check(spec)
-        await self._prepare()
+        grounds.refuse(spec, root=self._root)
+        await self._prepare(spec)
         making = asyncio.ensure_future(asyncio.to_thread(self._create, sandbox_id, spec))
         try:
             return await asyncio.shield(making)
@@ -130,12 +132,13 @@ class OciBackend:
         """What `destroy` does, for a sandbox that is not alive any more."""
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
-    async def _prepare(self) -> None:
-        """Once: everything is there, and a throw-away sandbox was as closed as it must be."""
-        if self._prepared:
+    async def _prepare(self, spec: CellSpec) -> None:
+        """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
+        kind = trial.kind_of(spec)
+        if kind in self._prepared:
             return
         async with self._preparing:
-            if self._prepared:
+            if kind in self._prepared:
                 return
             found = await asyncio.to_thread(self._look)
             if not found.ready:
@@ -144,9 +147,9 @@ class OciBackend:
                 )
             await asyncio.to_thread(self._lay_out)
             self._platform = await trial.ensure(
-                self._layout, self._programs, self._runtime, self._create_on
+                self._layout, self._programs, self._runtime, self._create_on, spec
             )
-            self._prepared = True
+            self._prepared.add(kind)
 
     def _lay_out(self) -> None:
         try:
@@ -190,15 +193,19 @@ class OciBackend:
         slot = idranges.lease(idranges.HOST_DIRECTORY, sandbox_id)
         planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
         everywhere = cgroups.everywhere(Path("/proc/self/mountinfo").read_text(), sandbox_id)
-        state = CellState(processes.boot_id(), slot, everywhere, planned.v2_directory)
+        state = CellState(
+            processes.boot_id(),
+            slot,
+            everywhere,
+            planned.v2_directory,
+            volume=spec.workspace.path if spec.workspace else None,
+        )
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         write_state(cell, state)
         group = make_group(self._hierarchies, planned, root=True)
         if group.unenforced:
             lost = tuple((u.limit, u.reason, u.remedy) for u in group.unenforced)
-            write_state(
-                cell, CellState(state.boot_id, slot, everywhere, planned.v2_directory, lost)
-            )
+            write_state(cell, replace(state, unenforced=lost))
         base = idranges.base_of(slot)
         ground = self._ground(sandbox_id, spec, base)
         shared = [
@@ -212,14 +219,11 @@ class OciBackend:
         plan: dict[str, object] = {
             "id_map": {"base": base, "count": idranges.COUNT, "expect": self._expect(base)},
             "stage": self._stage,
-            "root": self._image_root(spec, ground),
-            "workspace": self._workspace(cell, spec),
-            "workspace_owner": USER_ID,
+            "root": self._image_root(cell, spec, ground),
+            "workspace": grounds.workspace_plan(self._layout, cell, spec),
+            "workspace_owner": user_id(spec),
             "binds": binds(shared),
-            "mounts": [
-                {"source": mount.source, "name": mount_name(index)}
-                for index, mount in enumerate(spec.mounts)
-            ],
+            "mounts": grounds.mounts_plan(spec),
             "runtime": {
                 "program": program,
                 "argv": runtimes.command(
@@ -278,38 +282,13 @@ class OciBackend:
         (bundle / "config.json").write_text(json.dumps(config(spec, ground)))
         return bundle
 
-    def _image_root(self, spec: CellSpec, ground: Ground) -> dict[str, object]:
-        layers = list(spec.image.layers)
-        if spec.image.kind == "host":
+    def _image_root(self, cell: Path, spec: CellSpec, ground: Ground) -> dict[str, object]:
+        """The host image too is laid together by the launcher: its names, and where to mount."""
+        plan = grounds.root_plan(self._layout, cell, spec)
+        if plan is None:
             skeleton = hostroot.root_skeleton(self._layout.shared("root"), self._host_root)
-            layers = [os.fspath(skeleton)]
-        return {
-            "layers": layers,
-            "writable": False,
-            "places": [
-                {"path": p.path, "mode": p.mode, "directory": p.directory}
-                for p in places(spec, ground)
-            ],
-        }
-
-    def _workspace(self, cell: Path, spec: CellSpec) -> dict[str, object]:
-        if spec.workspace is not None:
-            kind, path = spec.workspace.kind, spec.workspace.path
-            return {"kind": kind, "path": path, "keep": True}
-        size = spec.limits.workspace_bytes
-        if not loop_usable(root=self._root):
-            return {"kind": "tmpfs", "bytes": size}
-        template = quota.template(self._layout.shared("templates"), size)
-        quota.copy_sparse(template, cell / "volume")
-        return {"kind": "image", "path": os.fspath(cell / "volume")}
-
-
-def _check(spec: CellSpec) -> None:
-    if spec.profile != "hardened":
-        raise UnsupportedByBackend(
-            f"profile {spec.profile} is not available on this backend",
-            hint="use profile: hardened",
-        )
+            plan = {"layers": [os.fspath(skeleton)], "writable": False}
+        return {**plan, "places": [asdict(place) for place in places(spec, ground)]}
 
 
 def _socket_directory(cell: Path, base: int) -> Path:

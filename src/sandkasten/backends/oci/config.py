@@ -11,15 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.linux import capabilities
+from sandkasten.linux.ground import mount_name
 from sandkasten.linux.idranges import COUNT
 from sandkasten.model.spec import (
     HOME,
     RUNNER_ID,
     TMP,
-    USER_ID,
     WORKSPACE,
     CellSpec,
     base_environment,
+    home,
+    user_id,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +38,8 @@ SOCKET_NAME = "socket"
 LISTEN_FD, READY_FD = 3, 4
 # A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
 _STATE_BYTES = 8 << 20
-# To become the user, to empty that user's bounding set, and to end its processes.
-RUNNER_CAPABILITIES = ("CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID")
+# Lock files and pid files.
+_RUN_BYTES = 16 << 20
 _CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
 # Of some 3,000 that the whole machine has; a session uses one or two.
 _TERMINALS = 32
@@ -89,7 +92,7 @@ def config(spec: CellSpec, ground: Ground) -> dict[str, object]:
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
         "process": _process(spec, ground),
-        "root": {"path": f"{ground.stage}/root", "readonly": True},
+        "root": {"path": f"{ground.stage}/root", "readonly": spec.profile != "dev"},
         "mounts": _mounts(spec, ground),
         "linux": linux,
     }
@@ -104,18 +107,14 @@ def places(spec: CellSpec, ground: Ground) -> list[Place]:
     found += [Place(f"{RUNNER_DIR}/state"), Place(f"{RUNNER_DIR}/runner", directory=False)]
     if ground.kind == "gvisor":
         found.append(Place(SOCKET_DIR))
-    found += [Place(WORKSPACE), Place(HOME)]
+    found.append(Place(WORKSPACE))
+    found.append(Place(home(spec), 0o700) if spec.profile == "dev" else Place(HOME))
     return found + [
         Place(mount.target, directory=mount.source not in ground.files) for mount in spec.mounts
     ]
 
 
-def mount_name(index: int) -> str:
-    """What the launcher calls the `index`-th host mount on the stage."""
-    return f"mount{index}"
-
-
-def runner_command(ground: Ground) -> list[str]:
+def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
     """A listener that is inherited cannot be unlinked; gVisor passes none, so there it is bound.
 
     The directory it is bound in belongs to the runner's id and is closed to the user's.
@@ -123,15 +122,18 @@ def runner_command(ground: Ground) -> list[str]:
     listen = ["--listen-fd", str(LISTEN_FD)]
     if ground.kind == "gvisor":
         listen = ["--listen", f"{SOCKET_DIR}/{SOCKET_NAME}", "--run-as", f"{RUNNER_ID}:{RUNNER_ID}"]
-    return [
+    command = [
         f"{RUNNER_DIR}/runner",
         *listen,
         "--ready-fd", str(READY_FD),
         "--state-dir", f"{RUNNER_DIR}/state",
         "--workspace", WORKSPACE,
-        "--home", HOME,
-        "--user", f"{USER_ID}:{USER_ID}",
+        "--home", home(spec),
+        "--user", f"{user_id(spec)}:{user_id(spec)}",
     ]  # fmt: skip
+    if spec.profile == "dev":
+        command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
+    return command
 
 
 def _namespaces(ground: Ground) -> list[dict[str, str]]:
@@ -147,13 +149,16 @@ def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
     # gVisor knows no ambient capabilities: only root begins with any there, and the runner steps
     # down by itself.
     first = 0 if ground.kind == "gvisor" else RUNNER_ID
+    # The runner can only hand on what it has itself.
+    given = capabilities.DEV_USER if spec.profile == "dev" else ()
+    held = sorted({*capabilities.RUNNER, *given})
     made: dict[str, object] = {
         "terminal": False,
         "user": {"uid": first, "gid": first, "umask": 0o022},
-        "args": runner_command(ground),
+        "args": runner_command(spec, ground),
         "env": [f"{name}={value}" for name, value in base_environment(spec).items()],
         "cwd": "/",
-        "capabilities": {name: list(RUNNER_CAPABILITIES) for name in _CAPABILITY_SETS},
+        "capabilities": dict.fromkeys(_CAPABILITY_SETS, held),
         "noNewPrivileges": True,
     }
     if ground.kind == "gvisor":
@@ -180,11 +185,13 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
         ),
         _memory("/dev/shm", 0o1777, spec.limits.tmp_bytes),  # noqa: S108
         _memory(TMP, 0o1777, spec.limits.tmp_bytes),
+        *([_memory("/run", 0o755, _RUN_BYTES)] if spec.image.kind == "layers" else ()),
         _memory(f"{RUNNER_DIR}/state", 0o711, _STATE_BYTES, f"uid={RUNNER_ID}", f"gid={RUNNER_ID}"),
         _bind(f"{stage}/runner", f"{RUNNER_DIR}/runner"),
         _bind(f"{stage}/volume/workspace", WORKSPACE, "rw"),
-        _bind(f"{stage}/volume/home", HOME, "rw"),
     ]  # fmt: skip
+    if spec.profile != "dev":
+        found.append(_bind(f"{stage}/volume/home", HOME, "rw"))
     if ground.kind == "gvisor":
         found.append(_bind(f"{stage}/listen", SOCKET_DIR, "rw"))
     found += [

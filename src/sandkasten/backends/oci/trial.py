@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, IsolationRefused, SandkastenError
-from sandkasten.linux import idranges, posture, processes
+from sandkasten.linux import capabilities, idranges, posture, processes
 from sandkasten.linux.layout import read_pid, read_state
 from sandkasten.linux.removal import remove
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec
@@ -45,26 +44,35 @@ if TYPE_CHECKING:
 _DEADLINE_S = 30.0
 _PREFIX = "trial_"
 # Long enough to be looked at, short enough not to matter when we are killed meanwhile.
-_SUBJECT = ("sleep", "20")
+_SUBJECT = (f"{config.RUNNER_DIR}/runner", "--rest")
 _LOOKS, _LOOK_AGAIN_S = 40, 0.005
 # What Debian 12's own build gets wrong.
 _ORDINARY = (("stat", "/"), ("ls", "/"))
 
 
+def kind_of(spec: CellSpec) -> str:
+    """Sandboxes of one kind are put together the same way."""
+    return "host" if spec.image.kind == "host" else f"image-{spec.profile}"
+
+
 async def ensure(
-    layout: Layout, programs: Programs, runtime: Name, create: Create
+    layout: Layout, programs: Programs, runtime: Name, create: Create, spec: CellSpec
 ) -> Platform | None:
     """The platform to use (gVisor), or None. Raises when no sandbox is as it must be."""
-    mark = layout.data_dir / f"trial-{_key(programs, runtime)}"
+    key = _key(programs, runtime)
+    mark = layout.data_dir / f"trial-{key}-{kind_of(spec)}"
+    # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
+    subject = CellSpec(image=spec.image, profile=spec.profile)
     async with _turn(layout):
         with contextlib.suppress(FileNotFoundError):
             return _platform(mark.read_text())
         # One at a time, so what is there was left by a process that was killed meanwhile.
         for left in layout.cells(_PREFIX):
             await asyncio.to_thread(remove, layout, left)
-        chosen = await _choose(layout, runtime, create)
+        chosen = await _choose(layout, runtime, create, subject)
         for old in layout.data_dir.glob("trial-*"):
-            old.unlink(missing_ok=True)
+            if not old.name.startswith(f"trial-{key}-"):
+                old.unlink(missing_ok=True)
         mark.write_text(chosen or "")
         return chosen
 
@@ -100,14 +108,14 @@ async def _turn(layout: Layout) -> AsyncIterator[None]:
         os.close(fd)
 
 
-async def _choose(layout: Layout, runtime: Name, create: Create) -> Platform | None:
+async def _choose(layout: Layout, runtime: Name, create: Create, spec: CellSpec) -> Platform | None:
     if runtime != "runsc":
-        await _judge(layout, create, None)
+        await _judge(layout, create, None, spec)
         return None
     failures = []
     for platform in PLATFORMS:
         try:
-            await _judge(layout, create, platform)
+            await _judge(layout, create, platform, spec)
         except IsolationRefused:
             raise
         except SandkastenError as exc:
@@ -120,15 +128,15 @@ async def _choose(layout: Layout, runtime: Name, create: Create) -> Platform | N
     )
 
 
-async def _judge(layout: Layout, create: Create, platform: Platform | None) -> None:
+async def _judge(layout: Layout, create: Create, platform: Platform | None, spec: CellSpec) -> None:
     # Not an id that `owned` tells of: it has no row in a ledger and must not pass for litter.
     sandbox_id = SandboxId(_PREFIX + secrets.token_hex(8))
-    cell = await create(platform, sandbox_id, CellSpec(image=Image("host")))
+    cell = await create(platform, sandbox_id, spec)
     try:
         async with asyncio.timeout(_DEADLINE_S):
             channel = await Channel.open(await cell.dial())
             try:
-                found = await _examine(layout, cell, channel)
+                found = await _examine(layout, cell, channel, spec)
             finally:
                 await channel.aclose()
     except TimeoutError as exc:
@@ -143,7 +151,7 @@ async def _judge(layout: Layout, create: Create, platform: Platform | None) -> N
         )
 
 
-async def _examine(layout: Layout, cell: OciCell, channel: Channel) -> list[str]:
+async def _examine(layout: Layout, cell: OciCell, channel: Channel, spec: CellSpec) -> list[str]:
     directory = layout.cell(cell.id)
     first, state = read_pid(directory), read_state(directory)
     if first is None or state is None or state.slot is None:
@@ -152,15 +160,21 @@ async def _examine(layout: Layout, cell: OciCell, channel: Channel) -> list[str]
     ids = range(base, base + idranges.COUNT)
     host = await asyncio.to_thread(posture.read, os.getpid())
     if cell.kind == "gvisor":
-        await _try_ordinary_programs(channel)
+        if spec.image.kind == "host":
+            await _try_ordinary_programs(channel)
         return await asyncio.to_thread(_of_gvisor, state, host, ids)
     await channel.call("exec.start", {"exec_id": "t", "argv": list(_SUBJECT), "follow": False})
     found = ["the command started inside was not found from outside"]
+    dev = spec.profile == "dev"
+    kept = capabilities.bits(capabilities.DEV_USER) if dev else 0
+    writable = ("/", "/run") if dev else ("/run",)
     # A program that just began may not be itself yet; what is truly open stays so.
     for _ in range(_LOOKS):
         subject = await asyncio.to_thread(_find_subject, first[0])
         if subject is not None:
-            found = posture.deviations(posture.read(subject), host, ids=ids)
+            found = posture.deviations(
+                posture.read(subject), host, ids=ids, capabilities=kept, writable=writable
+            )
         if not found:
             break
         await asyncio.sleep(_LOOK_AGAIN_S)
@@ -205,6 +219,6 @@ def _members(state: CellState) -> list[int]:
 def _find_subject(first: int) -> int | None:
     for pid in posture.processes_in(first):
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == _SUBJECT[0]:
+            if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:2] == list(_SUBJECT):
                 return pid
     return None
