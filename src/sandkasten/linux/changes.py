@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandboxLost, UnsupportedByBackend
 from sandkasten.linux import idranges, processes, quota
+from sandkasten.linux.layout import Layout, read_pid, read_state
 from sandkasten.linux.remount import seen_again
 from sandkasten.model.spec import RootChanges
-
-from .layout import Layout, read_pid, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
