@@ -157,7 +157,7 @@ def landing(trees: Sequence[str], path: str) -> Landing | None:
             directories, before = above[-1]
             name = f"{before[-1].path}/{part}" if before else part
             found = _visible(directories, part)
-            if found is None:
+            if found is None or is_whiteout(found[1]):
                 there = False
                 above.append(([], (*before, Parent(name))))
                 continue
