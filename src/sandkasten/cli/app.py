@@ -253,11 +253,17 @@ def _cp(
     go(copying.copy(_state(context, json=json), source, destination))
 
 
-def _ls(context: typer.Context, json: Json = False) -> None:
+def _ls(
+    context: typer.Context,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also what is kept ready for the next one-shot.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """List sandboxes."""
     from sandkasten.cli import showing
 
-    go(showing.sandboxes(_state(context, json=json)))
+    go(showing.sandboxes(_state(context, json=json), everything=all_))
 
 
 def _ps(context: typer.Context, id: Id, json: Json = False) -> None:

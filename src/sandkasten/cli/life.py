@@ -59,7 +59,7 @@ async def remove(state: State, starts: Sequence[str], *, everything: bool) -> in
 
     transport = await connect(state.place)
     if everything:
-        ids = [info.id for info in await transport.list()]
+        ids = [info.id for info in await transport.list(all=True)]
     else:
         ids = list(dict.fromkeys(await resolve_all(state, starts)))
     removed: list[str] = []

@@ -54,11 +54,11 @@ def described(info: Info) -> dict[str, Any]:
     }
 
 
-async def sandboxes(state: State) -> None:
+async def sandboxes(state: State, *, everything: bool = False) -> None:
     from sandkasten.client.embedded import connect
 
     transport = await connect(state.place)
-    infos = sorted(await transport.list(), key=lambda info: info.created_at)
+    infos = sorted(await transport.list(all=everything), key=lambda info: info.created_at)
     memory = await asyncio.gather(*(_memory(transport, info) for info in infos))
     if state.json:
         put_json(

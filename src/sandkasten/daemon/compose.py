@@ -36,6 +36,7 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
         policy=settings.policy,
         clock=SystemClock(),
         events=events if events is not None else LogEvents(),
+        oneshot_spares=settings.oneshot_spares,
     )
     engine.sweep_soon()
     return engine

@@ -49,6 +49,7 @@ class Settings:
     backend: str
     allowed_images: tuple[str, ...] | None
     images_strict: bool
+    oneshot_spares: bool
     policy: Policy = field(repr=False)
     """Holds values of the operator's environment: never printed."""
     env_allow: tuple[str, ...] = ()
@@ -96,6 +97,13 @@ def _number(name: str, value: object) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _bad(name, "a number", value)
     return value
+
+
+def _none_or_one(name: str, value: object) -> int:
+    figure = _number(name, value)
+    if figure not in (0, 1):
+        raise _bad(name, "0 or 1", value)
+    return int(figure)
 
 
 def _names(name: str, value: object) -> list[str]:
@@ -193,6 +201,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
         _Setting("policy.env_allow", _names, []),
         _Setting("images.strict", _flag, False),
+        _Setting("pool.oneshot_spares", _none_or_one, 1),
     ]
     return {setting.name: setting for setting in known}
 
@@ -273,6 +282,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         backend=str(value("backend")),
         allowed_images=None if allowed is None else _strings(allowed),
         images_strict=bool(value("images.strict")),
+        oneshot_spares=bool(value("pool.oneshot_spares")),
         policy=policy,
         env_allow=allow,
         values=tuple(origins.values()),

@@ -1,7 +1,7 @@
 """The engine: every use case behind one object, for an embedding process, a CLI or a daemon.
 
 Lives in one event loop. Closing it closes connections; sandboxes live on until they are
-destroyed or their lease ends.
+destroyed or their lease ends; only what was kept ready for nobody goes with it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sandkasten.engine.oneshot import OneShot
 from sandkasten.engine.planning import Planner
 from sandkasten.engine.reaper import Reaper
 from sandkasten.engine.sandboxes import Sandboxes
+from sandkasten.engine.spares import Spares
 from sandkasten.engine.terminals import Terminal, open_terminal
 from sandkasten.errors import SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
@@ -54,6 +55,7 @@ class Engine:
         policy: Policy,
         clock: Clock,
         events: EventSink | None = None,
+        oneshot_spares: bool = False,
     ) -> None:
         self.backend_name = default_backend
         self.policy = policy
@@ -74,7 +76,8 @@ class Engine:
         )
         self._execution = Execution(self._handles)
         self.files = Files(self._handles, policy)
-        self._oneshot = OneShot(planner, self._sandboxes, self._execution, self.files)
+        self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
+        self._oneshot = OneShot(planner, self._sandboxes, self._spares, self._execution, self.files)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 
@@ -86,8 +89,8 @@ class Engine:
     async def get(self, sandbox_id: str) -> Info:
         return await self._sandboxes.get(sandbox_id)
 
-    async def list(self) -> Infos:
-        return [*await self._sandboxes.list()]
+    async def list(self, *, all: bool = False) -> Infos:
+        return [*await self._sandboxes.list(all=all)]
 
     async def destroy(self, sandbox_id: str) -> None:
         await self._sandboxes.destroy(sandbox_id)
@@ -204,7 +207,8 @@ class Engine:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep_after(after_s))
 
     async def aclose(self) -> None:
-        """Close every connection. Twice is fine."""
+        """Close every connection, after what was kept ready is gone. Twice is fine."""
+        await self._spares.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):

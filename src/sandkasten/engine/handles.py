@@ -93,6 +93,9 @@ class Handles:
         handle = self._open.get(text)
         if handle is None:
             handle = await self._attach(sandbox_id(text))
+        if handle.record.acquired == "spare":
+            # Clean until it is claimed: nobody may leave anything in it.
+            raise _not_found(text)
         handle.last_used = self._clock.boottime()
         return handle
 
@@ -198,7 +201,7 @@ class Handles:
 
     async def _attach(self, the_id: SandboxId) -> Handle:
         record = await self._store.get(the_id)
-        if record is None or record.state is State.DESTROYING:
+        if record is None or record.state is State.DESTROYING or record.acquired == "spare":
             raise _not_found(the_id)
         if record.state is State.CREATING:
             raise Busy(f"sandbox {the_id} is still being created", hint="try again in a moment")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.files import Files
     from sandkasten.engine.planning import Plan, Planner
     from sandkasten.engine.sandboxes import Sandboxes
+    from sandkasten.engine.spares import Spares
     from sandkasten.model.record import Record
 
 MAX_CODE_BYTES = 10_000_000
@@ -42,6 +43,8 @@ MAX_FILES = 1000
 MAX_FILES_BYTES = 256 * MIB
 # How much longer than its code a run may live: files in, artifacts out.
 LEASE_MARGIN_S = 300.0
+# A file up to here is sent with its end in one piece, so nothing can come between.
+AT_ONCE_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +77,25 @@ class _Job:
 
 class OneShot:
     def __init__(
-        self, planner: Planner, sandboxes: Sandboxes, execution: Execution, files: Files
+        self,
+        planner: Planner,
+        sandboxes: Sandboxes,
+        spares: Spares,
+        execution: Execution,
+        files: Files,
     ) -> None:
         self._planner = planner
         self._sandboxes = sandboxes
+        self._spares = spares
         self._execution = execution
         self._files = files
 
     async def run(self, request: RunRequest) -> RunResult:
         job = _checked(request)
         plan = await self._plan(request, job)
-        record = await self._sandboxes.make(plan)
+        record = await self._spares.claim(plan) or await self._sandboxes.make(plan)
         try:
-            return await self._compute(record, job)
+            return await self._compute(record, job, plan)
         finally:
             await self._remove(record)
 
@@ -117,10 +126,9 @@ class OneShot:
             ),
         )
 
-    async def _compute(self, record: Record, job: _Job) -> RunResult:
-        await self._write(record.id, job.files)
+    async def _compute(self, record: Record, job: _Job, plan: Plan) -> RunResult:
         try:
-            result = await self._execution.run(record.id, job.exec)
+            result = await self._write_and_run(record.id, job, plan)
         except CommandNotFound as exc:
             raise CommandNotFound(
                 f"there is no {job.runtime.program[0]} in image {record.image}",
@@ -136,6 +144,29 @@ class OneShot:
             artifacts = collected.artifacts
             warnings += collected.warnings
         return _answer(record, job, result, artifacts, warnings)
+
+    async def _write_and_run(self, sandbox_id: str, job: _Job, plan: Plan) -> ExecResult:
+        files = job.files
+        tasks: list[asyncio.Future[None]] = []
+        if len(files) == 1 and sum(map(len, files.values())) <= AT_ONCE_BYTES:
+            tasks.append(asyncio.ensure_future(self._write(sandbox_id, files)))
+        else:
+            await self._write(sandbox_id, files)
+        running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec))
+        try:
+            # One turn, in which the file and behind it the command go out: the runner finishes a
+            # write before it looks at what came after, and without its file no code can run.
+            await asyncio.sleep(0)
+            self._spares.refill(plan)
+            for writing in tasks:
+                await writing
+            return await running
+        except BaseException:
+            running.cancel()
+            for writing in tasks:
+                writing.cancel()
+            await asyncio.gather(*tasks, running, return_exceptions=True)
+            raise
 
     async def _write(self, sandbox_id: str, files: dict[str, bytes]) -> None:
         if len(files) == 1:

@@ -172,6 +172,8 @@ class Reaper:
     def _over(self, record: Record) -> bool:
         if rebooted(record):
             return True
+        if record.acquired == "spare" and owner_gone(record):
+            return True
         age_s = self._clock.boottime() - record.created_boottime
         return record.state is not State.CREATING and age_s > record.lifetime_s + _LIFETIME_SLACK_S
 
