@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from sandkasten.errors import (
@@ -46,6 +48,16 @@ async def test_a_file_is_written_and_read_back(box: Box):
     assert (entry.size, entry.mode) == (len(data), 0o644)
     assert await box.read("f.bin") == data
     assert (await box.run(["wc", "-c"], stdin=data)).stdout.strip() == b"%d" % len(data)
+
+
+async def test_a_command_sent_behind_a_file_finds_it_written(box: Box):
+    for number in range(50):
+        fields = {"path": f"code{number}.sh", "size": 7}
+        # Neither waits for an answer: only the order on the connection says which is first.
+        written = asyncio.ensure_future(box.channel.call("fs.write", fields, data=b"echo ok"))
+        ran = asyncio.ensure_future(box.run(["sh", f"code{number}.sh"]))
+        await written
+        assert (await ran).stdout == b"ok\n"
 
 
 async def test_an_empty_file_is_a_file(box: Box):

@@ -135,7 +135,10 @@ class World:
         store: Store | None = None,
         policy: Policy | None = None,
         allowed: Sequence[str] | None = None,
+        *,
+        spares: bool = False,
     ) -> None:
+        self._spares = spares
         self._images = HostImages(allowed=allowed)
         self.backend = InjectedBackend()
         self.store: Store = store if store is not None else MemoryStore()
@@ -154,6 +157,7 @@ class World:
             policy=self.policy,
             clock=self.clock,
             events=self.events,
+            oneshot_spares=self._spares,
         )
 
     async def left(self) -> tuple[list[str], list[str]]:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-HOT_S = 15.0
-KEPT_S = 15.0
+HOT_S = 8.0
+KEPT_S = 8.0
 # Later than KEPT_S, so that a living process takes it away whole and the runner need not.
-LEASE_S = 20.0
+LEASE_S = 12.0
 # After a spare could not be made: the host is short of something, and the runs need it more.
 BACKOFF_S = 30.0
 MAX_KINDS = 4
