@@ -11,6 +11,7 @@ import pytest
 from sandkasten.engine import spares
 from sandkasten.errors import QuotaExceeded, SandboxLost, SessionNotFound
 from sandkasten.model.execution import ExecRequest
+from sandkasten.model.lifecycle import State
 from sandkasten.model.oneshot import RunRequest
 from sandkasten.model.spec import Volume
 from tests.engine.injections import World
@@ -183,6 +184,35 @@ async def test_a_spare_belongs_to_nobody_and_can_be_removed(world):
     assert result.ok
     assert result.sandbox_id != spare
     assert world.engine._handles.peek(spare) is None
+
+
+async def test_who_was_refused_a_spare_can_use_it_once_it_is_claimed(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    other = world.another()
+    request = ExecRequest(("echo", "mine"))
+    with pytest.raises(SessionNotFound):
+        await other.exec(spare, request)
+    running = asyncio.create_task(sh(world, "sleep 600"))
+    await until(lambda: rows(world, "pool"))
+    assert (await other.exec(spare, request)).stdout == b"mine\n"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await other.aclose()
+
+
+async def test_a_spare_that_somebody_is_removing_is_not_claimed(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    row = await world.store.get(spare)
+    await world.store.put(replace(row, state=State.DESTROYING))
+    assert (await sh(world)).sandbox_id != spare
+    spare = await spare_of(world)
+    async with world.store.lock(spare):
+        assert (await sh(world)).sandbox_id != spare
 
 
 async def test_a_spare_that_was_killed_is_replaced_unnoticed(world):
