@@ -86,7 +86,7 @@ class Spares:
             if claimed is None:
                 self._later(self._remove(making))
         if claimed is not None:
-            del self._unclaimed[claimed.id]
+            self._unclaimed.pop(claimed.id, None)
         return claimed
 
     def refill(self, plan: Plan) -> None:
