@@ -57,10 +57,10 @@ $(VENV)/.bench: requirements/bench.txt $(VENV)/.server
 	@$(PIP) install --require-hashes -r requirements/bench.txt
 	@touch $@
 
-$(BIN)/sandkasten-runner $(BIN)/sandkasten-launch &: $(RUNNER_SOURCES) | packages
+$(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack &: $(RUNNER_SOURCES) | packages
 	@echo "building the runner"
 	@CARGO_TARGET_DIR=$(CURDIR)/build/runner runner/build.sh
-	@touch $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch
+	@touch $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack
 
 # ---- use ---------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds sandkasten-runner and sandkasten-launch as static binaries and puts them into OUTDIR,
-# or runs the crate's tests.
+# Builds sandkasten-runner, sandkasten-launch and sandkasten-unpack as static binaries and puts them
+# into OUTDIR, or runs the crate's tests.
 #
 #   runner/build.sh [debug|release] [OUTDIR]        default: release, src/sandkasten/_bin
 #   runner/build.sh test [ARGUMENTS OF cargo test]
@@ -63,7 +63,7 @@ esac
 
 out=${2:-$here/../src/sandkasten/_bin}
 mkdir -p "$out"
-for program in sandkasten-runner sandkasten-launch; do
+for program in sandkasten-runner sandkasten-launch sandkasten-unpack; do
     # Replaced by rename: a running copy keeps its inode.
     cp "$target/$triple/$what/$program" "$out/.$program.new"
     mv -f "$out/.$program.new" "$out/$program"

@@ -17,10 +17,14 @@ from tests.packaging.conftest import ROOT, build_wheel
 if TYPE_CHECKING:
     from pathlib import Path
 
-BINARIES = {"sandkasten/_bin/sandkasten-runner", "sandkasten/_bin/sandkasten-launch"}
+BINARIES = {
+    "sandkasten/_bin/sandkasten-runner",
+    "sandkasten/_bin/sandkasten-launch",
+    "sandkasten/_bin/sandkasten-unpack",
+}
 
 
-def test_the_wheel_holds_both_binaries_and_they_are_executable(wheel):
+def test_the_wheel_holds_every_binary_and_each_is_executable(wheel):
     with zipfile.ZipFile(wheel) as archive:
         modes = {i.filename: i.external_attr >> 16 for i in archive.infolist()}
     assert {name for name in modes if "/_bin/" in name} == BINARIES
@@ -123,8 +127,15 @@ def test_the_tag_follows_the_binaries_and_not_the_machine_that_packs(tmp_path):
     ("machines", "complaint"),
     [
         ({"sandkasten-runner": 62}, "holds only"),
-        ({"sandkasten-runner": 62, "sandkasten-launch": 183}, "different machines"),
-        ({"sandkasten-runner": 8, "sandkasten-launch": 8}, "no wheel tag"),
+        ({"sandkasten-runner": 62, "sandkasten-launch": 62}, "holds only"),
+        (
+            {"sandkasten-runner": 62, "sandkasten-launch": 183, "sandkasten-unpack": 62},
+            "different machines",
+        ),
+        (
+            {"sandkasten-runner": 8, "sandkasten-launch": 8, "sandkasten-unpack": 8},
+            "no wheel tag",
+        ),
     ],
 )
 def test_a_half_built_runner_makes_no_wheel(tmp_path, machines, complaint):

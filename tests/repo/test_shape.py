@@ -114,7 +114,11 @@ def test_a_registry_host_and_a_machine_path_are_recognised():
 def test_the_built_binaries_name_no_path_of_the_machine_that_built_them():
     folder = tree.PACKAGE / "_bin"
     binaries = sorted(folder.iterdir())
-    assert [b.name for b in binaries] == ["sandkasten-launch", "sandkasten-runner"]
+    assert [b.name for b in binaries] == [
+        "sandkasten-launch",
+        "sandkasten-runner",
+        "sandkasten-unpack",
+    ]
     home = os.path.expanduser("~") + "/"
     for binary in binaries:
         content = binary.read_bytes()

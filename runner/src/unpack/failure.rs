@@ -1,0 +1,89 @@
+//! Why unpacking stopped: a closed set of kinds that the caller turns into its own errors.
+
+use std::io;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// No tar, a corrupt one, or one that stops early.
+    Malformed,
+    /// A name or link that would lead elsewhere.
+    Hostile,
+    /// More, larger, longer or deeper than allowed.
+    Limit,
+    /// The disk or a quota is full.
+    Space,
+    /// The kernel refused something else.
+    System,
+    /// A mistake of the caller.
+    Usage,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Malformed => "malformed",
+            Kind::Hostile => "hostile",
+            Kind::Limit => "limit",
+            Kind::Space => "space",
+            Kind::System => "system",
+            Kind::Usage => "usage",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub kind: Kind,
+    pub message: String,
+    pub errno: i32,
+}
+
+pub type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    pub fn new(kind: Kind, message: impl Into<String>) -> Failure {
+        Failure {
+            kind,
+            message: message.into(),
+            errno: 0,
+        }
+    }
+
+    /// What the kernel said when `what` was tried.
+    pub fn kernel(what: impl AsRef<str>, error: &io::Error) -> Failure {
+        let errno = error.raw_os_error().unwrap_or(0);
+        let kind = match errno {
+            libc::ENOSPC | libc::EDQUOT => Kind::Space,
+            libc::ENAMETOOLONG | libc::EMLINK | libc::EFBIG => Kind::Limit,
+            _ => Kind::System,
+        };
+        Failure {
+            kind,
+            message: format!("{}: {}", what.as_ref(), error),
+            errno,
+        }
+    }
+}
+
+pub fn malformed(message: impl Into<String>) -> Failure {
+    Failure::new(Kind::Malformed, message)
+}
+
+pub fn hostile(message: impl Into<String>) -> Failure {
+    Failure::new(Kind::Hostile, message)
+}
+
+pub fn limit(message: impl Into<String>) -> Failure {
+    Failure::new(Kind::Limit, message)
+}
+
+/// A name for a message: readable, on one line, and short.
+pub fn show(name: &[u8]) -> String {
+    const MOST: usize = 200;
+    let cut = &name[..name.len().min(MOST)];
+    let mut shown = String::from_utf8_lossy(cut).escape_debug().to_string();
+    if name.len() > MOST {
+        shown.push('…');
+    }
+    shown
+}

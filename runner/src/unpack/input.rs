@@ -1,0 +1,109 @@
+//! The archive as it comes: large reads, small takes, and an end to how much there may be.
+
+use super::failure::{limit, malformed, Failure, Outcome};
+use std::io::{ErrorKind, Read};
+
+pub const BLOCK: usize = 512;
+/// Large enough that reading costs little, small enough to stay in a core's cache.
+const BUFFER: usize = 256 * 1024;
+/// What may follow the end marker.
+const MOST_AFTER: u64 = 64 * 1024 * 1024;
+
+pub struct Input<R> {
+    from: R,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// How many bytes may still be read.
+    allowed: u64,
+}
+
+impl<R: Read> Input<R> {
+    pub fn new(from: R, allowed: u64) -> Input<R> {
+        Input {
+            from,
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            allowed,
+        }
+    }
+
+    /// One read behind what is there; `false` at the end.
+    fn fill(&mut self) -> Outcome<bool> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        loop {
+            match self.from.read(&mut self.buffer[self.end..]) {
+                Ok(0) => return Ok(false),
+                Ok(count) => {
+                    self.allowed = self
+                        .allowed
+                        .checked_sub(count as u64)
+                        .ok_or_else(|| limit("the archive is longer than its content may be"))?;
+                    self.end += count;
+                    return Ok(true);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Failure::kernel("read the archive", &error)),
+            }
+        }
+    }
+
+    /// The next block; `None` where the input ends before it.
+    pub fn block(&mut self) -> Outcome<Option<[u8; BLOCK]>> {
+        while self.end - self.start < BLOCK {
+            if !self.fill()? {
+                return match self.end - self.start {
+                    0 => Ok(None),
+                    _ => Err(cut()),
+                };
+            }
+        }
+        let mut block = [0; BLOCK];
+        block.copy_from_slice(&self.buffer[self.start..self.start + BLOCK]);
+        self.start += BLOCK;
+        Ok(Some(block))
+    }
+
+    /// At least one byte and at most `most`, which is not zero.
+    pub fn piece(&mut self, most: u64) -> Outcome<&[u8]> {
+        if self.start == self.end && !self.fill()? {
+            return Err(cut());
+        }
+        let count = most.min((self.end - self.start) as u64) as usize;
+        let piece = &self.buffer[self.start..self.start + count];
+        self.start += count;
+        Ok(piece)
+    }
+
+    pub fn skip(&mut self, mut count: u64) -> Outcome<()> {
+        while count > 0 {
+            count -= self.piece(count)?.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// To the end of the input, whatever stands there: whoever writes to us hashes all of it. Writers
+    /// fill a last record, and nobody needs more than this.
+    pub fn drain(&mut self) -> Outcome<()> {
+        self.allowed = self.allowed.min(MOST_AFTER);
+        self.start = self.end;
+        while self.fill()? {
+            self.start = self.end;
+        }
+        Ok(())
+    }
+}
+
+pub fn cut() -> Failure {
+    malformed("the archive stops before its end")
+}
+
+/// What fills the last block of `size` bytes.
+pub fn padding(size: u64) -> u64 {
+    (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64
+}

@@ -1,0 +1,408 @@
+//! Members made below the target, one after the other: what a layer's entries do to its tree.
+//!
+//! An entry replaces an earlier one of its name; two directories become one. Whiteouts speak of the
+//! layers below and never of this one, so their order among its entries does not matter. What a
+//! tree of ours may not have (devices, set-id bits, attributes beyond `user.*`) is left out.
+
+use super::archive::{Archive, Kind, Member};
+use super::confine;
+use super::failure::{self, hostile, limit, malformed, show, Failure, Outcome};
+use super::names::{self, Meaning};
+use super::pax::Time;
+use super::sys;
+use super::tree::{self, Found, Tree};
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::io::{AsRawFd, OwnedFd};
+
+/// Ids of an image end here: sandboxes are mapped to ranges of this size.
+const IDS: u64 = 65_536;
+
+pub struct Limits {
+    /// Of content and attributes, holes included.
+    pub bytes: u64,
+    pub entries: u64,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Of content, holes not included.
+    pub bytes: u64,
+    /// Everything that was made.
+    pub files: u64,
+    /// Devices and FIFOs that were not.
+    pub skipped: u64,
+}
+
+pub struct Layer {
+    tree: Tree,
+    /// Owners and `trusted.*` can be set.
+    root: bool,
+    limits: Limits,
+    apparent: u64,
+    entries: u64,
+    report: Report,
+}
+
+impl Layer {
+    /// A layer that says nothing of its root directory has one that everybody may read.
+    pub fn new(target: OwnedFd, root: bool, limits: Limits) -> Outcome<Layer> {
+        // Would take the place of the modes that members are made with.
+        let _ = sys::remove_xattr(&target, cstr(b"system.posix_acl_default\0"));
+        sys::set_mode(&target, 0o755).map_err(|e| Failure::kernel("open up the target", &e))?;
+        Ok(Layer {
+            tree: Tree::new(target, Time::default()),
+            root,
+            limits,
+            apparent: 0,
+            entries: 0,
+            report: Report::default(),
+        })
+    }
+
+    pub fn unpack<R: Read>(mut self, archive: &mut Archive<R>) -> Outcome<Report> {
+        while let Some(member) = archive.next()? {
+            self.count_entry()?;
+            self.add(&member, archive)?;
+        }
+        self.tree.finish()?;
+        Ok(self.report)
+    }
+
+    fn add<R: Read>(&mut self, member: &Member, archive: &mut Archive<R>) -> Outcome<()> {
+        let place = names::place(&member.name)?;
+        match place.meaning {
+            Meaning::Nothing => return Ok(()),
+            Meaning::Opaque => {
+                self.report.files += 1;
+                self.walk(&place.path)?;
+                return self.make_opaque();
+            }
+            _ => {}
+        }
+        let (name, parents) = match place.path.split_last() {
+            Some((name, parents)) => (name, parents),
+            None => return self.root_itself(member),
+        };
+        if place.meaning == Meaning::Whiteout {
+            self.report.files += 1;
+            self.walk(parents)?;
+            return self.whiteout(name);
+        }
+        if matches!(member.kind, Kind::Device | Kind::Fifo) {
+            self.report.skipped += 1;
+            return Ok(());
+        }
+        self.check_owner(member)?;
+        self.walk(parents)?;
+        self.report.files += 1;
+        match member.kind {
+            Kind::File => self.file(name, member, archive),
+            Kind::Directory => self.directory(name, member),
+            Kind::Symlink => self.symlink(name, member),
+            _ => self.hard_link(name, member),
+        }
+    }
+
+    fn count_entry(&mut self) -> Outcome<()> {
+        self.entries += 1;
+        if self.entries > self.limits.entries {
+            return Err(limit(format!("more than {} entries", self.limits.entries)));
+        }
+        Ok(())
+    }
+
+    fn count_bytes(&mut self, bytes: u64) -> Outcome<()> {
+        self.apparent = self.apparent.saturating_add(bytes);
+        if self.apparent > self.limits.bytes {
+            return Err(limit(format!("more than {} bytes", self.limits.bytes)));
+        }
+        Ok(())
+    }
+
+    fn check_owner(&self, member: &Member) -> Outcome<()> {
+        if self.root && (member.uid >= IDS || member.gid >= IDS) {
+            return Err(limit(format!(
+                "{} belongs to {}:{}, past {}",
+                show(&member.name),
+                member.uid,
+                member.gid,
+                IDS - 1
+            )));
+        }
+        Ok(())
+    }
+
+    /// Goes to the directory `path`, making what is missing of it.
+    fn walk(&mut self, path: &[CString]) -> Outcome<()> {
+        let shared = self.tree.retreat(path)?;
+        for name in &path[shared..] {
+            if let Found::There = self.tree.enter(name)? {
+                continue;
+            }
+            self.count_entry()?;
+            self.make_directory(name, 0o755, Time::default())?;
+        }
+        Ok(())
+    }
+
+    /// Makes a directory where nothing or a whiteout stands, and goes into it. What a whiteout hid
+    /// of the layers below stays hidden.
+    fn make_directory(&mut self, name: &CStr, mode: u32, mtime: Time) -> Outcome<()> {
+        self.tree.touch();
+        let here = self.tree.here();
+        let mut made = sys::make_directory(here, name, mode);
+        let mut replaces = false;
+        if exists(&made) && tree::is_whiteout(here, name) {
+            replaces = true;
+            self.tree.clear(name)?;
+            made = sys::make_directory(here, name, mode);
+        }
+        made.map_err(|e| Failure::kernel(show(name.to_bytes()), &e))?;
+        self.tree.enter_new(name, mtime)?;
+        if replaces {
+            self.make_opaque()?;
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, name: &CStr, member: &Member) -> Outcome<()> {
+        let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
+        let mode = self.directory_mode(member.mode);
+        match self.tree.enter(name) {
+            Ok(Found::There) => sys::set_mode(self.tree.here_fd(), mode).map_err(failed)?,
+            Ok(Found::Missing) => self.make_directory(name, mode, member.mtime)?,
+            Err(e) if e.kind == failure::Kind::Hostile => {
+                self.tree.clear(name)?;
+                self.make_directory(name, mode, member.mtime)?;
+            }
+            Err(e) => return Err(e),
+        }
+        self.finish_directory(member)
+    }
+
+    fn root_itself(&mut self, member: &Member) -> Outcome<()> {
+        if member.kind != Kind::Directory {
+            return Err(hostile(format!(
+                "{} would take the place of the root directory",
+                show(&member.name)
+            )));
+        }
+        self.check_owner(member)?;
+        self.report.files += 1;
+        self.tree.retreat(&[])?;
+        let mode = self.directory_mode(member.mode);
+        sys::set_mode(self.tree.here_fd(), mode)
+            .map_err(|e| Failure::kernel(show(&member.name), &e))?;
+        self.finish_directory(member)
+    }
+
+    /// Without root a directory that is closed to its owner could not be filled or removed.
+    fn directory_mode(&self, mode: u32) -> u32 {
+        let mode = mode & 0o1777;
+        if self.root {
+            mode
+        } else {
+            mode | 0o700
+        }
+    }
+
+    fn finish_directory(&mut self, member: &Member) -> Outcome<()> {
+        if self.root {
+            sys::set_owner(self.tree.here_fd(), member.uid as u32, member.gid as u32)
+                .map_err(|e| Failure::kernel(show(&member.name), &e))?;
+        }
+        let kept = self.kept_xattrs(member)?;
+        set_xattrs(self.tree.here_fd(), &kept, member)?;
+        self.tree.set_time(member.mtime);
+        Ok(())
+    }
+
+    fn file<R: Read>(
+        &mut self,
+        name: &CStr,
+        member: &Member,
+        archive: &mut Archive<R>,
+    ) -> Outcome<()> {
+        self.count_bytes(member.size)?;
+        let kept = self.kept_xattrs(member)?;
+        let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
+        self.tree.touch();
+        let last_mode = member.mode & 0o1777;
+        // Attributes can be set by those who may write, however the file was opened.
+        let mode = match kept.is_empty() {
+            true => last_mode,
+            false => last_mode | 0o600,
+        };
+        let mut made = sys::create(self.tree.here(), name, mode);
+        if exists(&made) {
+            // Never written through: the old file may have other names.
+            self.tree.clear(name)?;
+            made = sys::create(self.tree.here(), name, mode);
+        }
+        let mut file = File::from(made.map_err(failed)?);
+        match &member.sparse {
+            None => {
+                while let Some(piece) = archive.body(u64::MAX)? {
+                    file.write_all(piece).map_err(failed)?;
+                    self.report.bytes += piece.len() as u64;
+                }
+            }
+            Some(map) => {
+                for extent in map {
+                    let (mut at, end) = (extent.offset, extent.offset + extent.length);
+                    while let Some(piece) = archive.body(end - at)? {
+                        file.write_all_at(piece, at).map_err(failed)?;
+                        at += piece.len() as u64;
+                        self.report.bytes += piece.len() as u64;
+                    }
+                }
+                file.set_len(member.size).map_err(failed)?;
+            }
+        }
+        let file = OwnedFd::from(file);
+        if self.root && (member.uid, member.gid) != (0, 0) {
+            sys::set_owner(&file, member.uid as u32, member.gid as u32).map_err(failed)?;
+        }
+        set_xattrs(&file, &kept, member)?;
+        if mode != last_mode {
+            sys::set_mode(&file, last_mode).map_err(failed)?;
+        }
+        sys::set_time(&file, member.mtime).map_err(failed)
+    }
+
+    fn symlink(&mut self, name: &CStr, member: &Member) -> Outcome<()> {
+        let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
+        let target = CString::new(member.target.as_slice())
+            .map_err(|_| malformed("a link's target that holds a NUL"))?;
+        self.tree.touch();
+        let here = self.tree.here();
+        let mut made = sys::symlink(&target, here, name);
+        if exists(&made) {
+            self.tree.clear(name)?;
+            made = sys::symlink(&target, here, name);
+        }
+        made.map_err(failed)?;
+        if self.root && (member.uid, member.gid) != (0, 0) {
+            let (uid, gid) = (member.uid as u32, member.gid as u32);
+            sys::set_owner_at(here, name, uid, gid).map_err(failed)?;
+        }
+        sys::set_time_at(here, name, member.mtime).map_err(failed)
+    }
+
+    /// Another name for a file of this layer. A symlink is a file here: its own text is shared, and
+    /// it is not followed.
+    fn hard_link(&mut self, name: &CStr, member: &Member) -> Outcome<()> {
+        let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
+        let refused = || {
+            hostile(format!(
+                "{} is a hard link to {}, which is no file of this layer",
+                show(&member.name),
+                show(&member.target)
+            ))
+        };
+        let path = names::path(&member.target)?;
+        let (old, parents) = path.split_last().ok_or_else(refused)?;
+        let from = self.tree.look(parents)?.ok_or_else(refused)?;
+        let wanted = sys::stat_at(from.as_raw_fd(), old).map_err(|e| match e.raw_os_error() {
+            Some(libc::ENOENT) => refused(),
+            _ => failed(e),
+        })?;
+        if !matches!(wanted.st_mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFLNK) {
+            return Err(refused());
+        }
+        self.tree.touch();
+        let here = self.tree.here();
+        let mut made = sys::link(from.as_raw_fd(), old, here, name);
+        if exists(&made) {
+            let there = sys::stat_at(here, name).map_err(failed)?;
+            if (there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino) {
+                return Ok(());
+            }
+            self.tree.clear(name)?;
+            made = sys::link(from.as_raw_fd(), old, here, name);
+        }
+        made.map_err(|e| match e.raw_os_error() {
+            // It lay below the directory whose place the link takes.
+            Some(libc::ENOENT) => refused(),
+            _ => failed(e),
+        })
+    }
+
+    /// Whatever this layer has under the name hides the layers below by itself, except a directory.
+    fn whiteout(&mut self, name: &CStr) -> Outcome<()> {
+        self.tree.touch();
+        let made = sys::make_whiteout(self.tree.here(), name);
+        if !exists(&made) {
+            return made
+                .map_err(|e| Failure::kernel(format!("hide {}", show(name.to_bytes())), &e));
+        }
+        match self.tree.enter(name) {
+            Ok(Found::There) => self.make_opaque(),
+            Ok(Found::Missing) => Ok(()),
+            Err(e) if e.kind == failure::Kind::Hostile => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Hides what the layers below have in the directory we stand in.
+    fn make_opaque(&mut self) -> Outcome<()> {
+        let here = self.tree.here_fd();
+        let set = if self.root {
+            confine::as_admin(|| sys::set_xattr(here, cstr(b"trusted.overlay.opaque\0"), b"y"))
+        } else {
+            sys::set_xattr(here, cstr(b"user.overlay.opaque\0"), b"y")
+        };
+        set.map_err(|e| Failure::kernel("mark a directory as opaque", &e))
+    }
+
+    /// `user.*` only, and of that nothing that overlay itself would obey.
+    fn kept_xattrs<'a>(&mut self, member: &'a Member) -> Outcome<Vec<(CString, &'a [u8])>> {
+        let mut kept = Vec::new();
+        for (name, value) in &member.xattrs {
+            if name.starts_with(b"user.") && !name.starts_with(b"user.overlay.") {
+                self.count_bytes(value.len() as u64)?;
+                let name = CString::new(name.as_slice())
+                    .map_err(|_| malformed("an attribute's name that holds a NUL"))?;
+                kept.push((name, value.as_slice()));
+            }
+        }
+        Ok(kept)
+    }
+}
+
+fn set_xattrs(fd: &OwnedFd, kept: &[(CString, &[u8])], member: &Member) -> Outcome<()> {
+    for (name, value) in kept {
+        match sys::set_xattr(fd, name, value) {
+            // A file system without them loses them, like every other program's.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(()),
+            Err(e) => {
+                let what = format!(
+                    "{}: attribute {}",
+                    show(&member.name),
+                    show(name.to_bytes())
+                );
+                // The kernel says "no space" also where one file has no room for more of them.
+                if e.raw_os_error() == Some(libc::ENOSPC) && !sys::is_full(fd) {
+                    return Err(limit(format!("{}: {}", what, e)));
+                }
+                return Err(match e.raw_os_error() {
+                    Some(libc::E2BIG | libc::ERANGE) => limit(format!("{}: {}", what, e)),
+                    _ => Failure::kernel(what, &e),
+                });
+            }
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+fn exists<T>(made: &io::Result<T>) -> bool {
+    matches!(made, Err(e) if e.raw_os_error() == Some(libc::EEXIST))
+}
+
+fn cstr(text: &'static [u8]) -> &'static CStr {
+    CStr::from_bytes_with_nul(text).expect("written with its NUL")
+}

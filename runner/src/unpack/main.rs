@@ -1,0 +1,90 @@
+//! sandkasten-unpack: one layer of an image, from a tar on stdin into one directory, and nowhere else.
+//!
+//! The target is an open descriptor of an empty directory. The answer is one JSON object on stdout:
+//! `{bytes, files, skipped}`, or `{error: {kind, message, errno}}` with what was made until then left
+//! for the caller to remove. It knows nothing of compression, digests or images.
+
+#![allow(unknown_lints)]
+#![allow(clippy::incompatible_msrv)]
+
+mod archive;
+mod confine;
+mod failure;
+#[cfg(test)]
+mod fuzz;
+mod header;
+mod input;
+mod layer;
+mod names;
+mod pax;
+mod sparse;
+mod sys;
+mod tree;
+
+use archive::Archive;
+use failure::{Failure, Kind, Outcome};
+use input::Input;
+use layer::{Layer, Limits, Report};
+use serde_json::json;
+use std::io::Write;
+use std::os::unix::io::{FromRawFd, OwnedFd, RawFd};
+
+const USAGE: &str = "sandkasten-unpack --target-fd N --max-bytes N --max-entries N";
+/// Headers, extensions and padding that an entry may cost on average beyond its content.
+const OVERHEAD: u64 = 4096;
+
+struct Options {
+    target: RawFd,
+    limits: Limits,
+}
+
+fn parse(arguments: &[String]) -> Option<Options> {
+    let (mut target, mut bytes, mut entries) = (None, None, None);
+    for pair in arguments.chunks(2) {
+        let value: u64 = pair.get(1)?.parse().ok()?;
+        match pair[0].as_str() {
+            "--target-fd" => target = Some(RawFd::try_from(value).ok()?),
+            "--max-bytes" => bytes = Some(value),
+            "--max-entries" => entries = Some(value),
+            _ => return None,
+        }
+    }
+    Some(Options {
+        target: target.filter(|&fd| fd > 2)?,
+        limits: Limits {
+            bytes: bytes?,
+            entries: entries?,
+        },
+    })
+}
+
+fn run() -> Outcome<Report> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let options = parse(&arguments).ok_or_else(|| Failure::new(Kind::Usage, USAGE))?;
+    // Safety: asks for a number.
+    let root = unsafe { libc::geteuid() } == 0;
+    // Safety: the caller gave it to us, and nothing else here uses that number.
+    let target = unsafe { OwnedFd::from_raw_fd(options.target) };
+    confine::confine(&target, root)?;
+    let entries = options.limits.entries.saturating_mul(OVERHEAD);
+    let allowed = options.limits.bytes.saturating_add(entries);
+    let layer = Layer::new(target, root, options.limits)?;
+    let stdin = unsafe { std::fs::File::from_raw_fd(0) };
+    layer.unpack(&mut Archive::new(Input::new(stdin, allowed)))
+}
+
+fn main() {
+    let (answer, code) = match run() {
+        Ok(report) => (
+            json!({"bytes": report.bytes, "files": report.files, "skipped": report.skipped}),
+            0,
+        ),
+        Err(f) => (
+            json!({"error": {"kind": f.kind.name(), "message": f.message, "errno": f.errno}}),
+            1,
+        ),
+    };
+    // A reader that went away is the caller's business.
+    let _ = std::io::stdout().write_all(answer.to_string().as_bytes());
+    std::process::exit(code);
+}

@@ -1,0 +1,165 @@
+//! Names of members taken apart: what each means in a layer, and which are refused. Pure.
+
+use super::failure::{hostile, limit, malformed, show, Outcome};
+use std::ffi::CString;
+
+/// What the kernel takes as one path; a longer one could not be used inside either.
+const MOST_PATH: usize = 4096;
+const MOST_NAME: usize = 255;
+/// Each level costs a descriptor while it is open, and some limits are at 1,024.
+const MOST_DEPTH: usize = 256;
+
+const WHITEOUT: &[u8] = b".wh.";
+const METADATA: &[u8] = b".wh..wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Meaning {
+    Member,
+    /// Hides a name of the layers below; the last of `path` is that name.
+    Whiteout,
+    /// Hides what the layers below have in the directory `path`.
+    Opaque,
+    /// Bookkeeping of some layer store.
+    Nothing,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Place {
+    pub meaning: Meaning,
+    pub path: Vec<CString>,
+}
+
+/// Names between slashes; absolute ones count from the target, as for Docker.
+pub fn path(name: &[u8]) -> Outcome<Vec<CString>> {
+    if name.len() > MOST_PATH {
+        return Err(limit(format!("a name longer than {} bytes", MOST_PATH)));
+    }
+    let mut path = Vec::new();
+    for part in name.split(|&c| c == b'/') {
+        match part {
+            b"" | b"." => continue,
+            b".." => return Err(hostile(format!("{} leads upwards", show(name)))),
+            _ => {}
+        }
+        if part.len() > MOST_NAME {
+            return Err(limit(format!("a part of a name longer than {}", MOST_NAME)));
+        }
+        path.push(CString::new(part).map_err(|_| malformed("a name that holds a NUL"))?);
+    }
+    if path.len() > MOST_DEPTH {
+        return Err(limit(format!("a path deeper than {}", MOST_DEPTH)));
+    }
+    Ok(path)
+}
+
+pub fn place(name: &[u8]) -> Outcome<Place> {
+    let mut path = path(name)?;
+    let is = |meaning, path| Ok(Place { meaning, path });
+    if path
+        .iter()
+        .all(|part| !part.to_bytes().starts_with(WHITEOUT))
+    {
+        return is(Meaning::Member, path);
+    }
+    if path.last().map(|part| part.to_bytes()) == Some(OPAQUE) {
+        path.pop();
+        refuse_inner(&path, name)?;
+        return is(Meaning::Opaque, path);
+    }
+    if path
+        .iter()
+        .any(|part| part.to_bytes().starts_with(METADATA))
+    {
+        return is(Meaning::Nothing, path);
+    }
+    // Not empty: one of its parts is a whiteout's.
+    let last = path.pop().unwrap_or_default();
+    refuse_inner(&path, name)?;
+    match last.to_bytes().strip_prefix(WHITEOUT) {
+        Some(b"" | b"." | b"..") | None => Err(hostile(format!(
+            "{} hides no name of its directory",
+            show(name)
+        ))),
+        Some(hidden) => {
+            path.push(CString::new(hidden).map_err(|_| malformed("a name that holds a NUL"))?);
+            is(Meaning::Whiteout, path)
+        }
+    }
+}
+
+/// A whiteout has nothing below it.
+fn refuse_inner(path: &[CString], name: &[u8]) -> Outcome<()> {
+    if path
+        .iter()
+        .any(|part| part.to_bytes().starts_with(WHITEOUT))
+    {
+        return Err(hostile(format!("{} lies below a whiteout", show(name))));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Kind;
+
+    fn told(name: &str) -> Result<(Meaning, String), Kind> {
+        let place = place(name.as_bytes()).map_err(|failure| failure.kind)?;
+        let path: Vec<&str> = place.path.iter().map(|p| p.to_str().unwrap()).collect();
+        Ok((place.meaning, path.join("/")))
+    }
+
+    #[test]
+    fn names_count_from_the_target() {
+        for (name, path) in [
+            ("a", "a"),
+            ("./a//b/./c/", "a/b/c"),
+            ("/etc/passwd", "etc/passwd"),
+            ("./", ""),
+            ("...", "..."),
+            (".wh", ".wh"),
+            ("a.wh.b", "a.wh.b"),
+            ("a\nb", "a\nb"),
+        ] {
+            assert_eq!(
+                told(name),
+                Ok((Meaning::Member, path.to_string())),
+                "{}",
+                name
+            );
+        }
+        for name in ["..", "a/../b", "../x", "/..", "a/.."] {
+            assert_eq!(told(name), Err(Kind::Hostile), "{}", name);
+        }
+    }
+
+    #[test]
+    fn whiteouts_mean_the_name_after_their_prefix() {
+        assert_eq!(told("a/.wh.b"), Ok((Meaning::Whiteout, "a/b".into())));
+        assert_eq!(told(".wh.b/"), Ok((Meaning::Whiteout, "b".into())));
+        assert_eq!(told(".wh...."), Ok((Meaning::Whiteout, "...".into())));
+        assert_eq!(told("a/.wh..wh..opq"), Ok((Meaning::Opaque, "a".into())));
+        assert_eq!(told(".wh..wh..opq"), Ok((Meaning::Opaque, "".into())));
+        assert_eq!(told(".wh..wh.plnk/1.2").unwrap().0, Meaning::Nothing);
+        for name in [
+            ".wh.",
+            ".wh..",
+            ".wh...",
+            "a/.wh.",
+            ".wh.a/b",
+            ".wh.a/.wh..wh..opq",
+        ] {
+            assert_eq!(told(name), Err(Kind::Hostile), "{}", name);
+        }
+    }
+
+    #[test]
+    fn names_end_where_the_kernel_or_the_descriptors_do() {
+        assert!(told(&"x".repeat(255)).is_ok());
+        assert_eq!(told(&"x".repeat(256)), Err(Kind::Limit));
+        assert!(told(&"a/".repeat(256)).is_ok());
+        assert_eq!(told(&"a/".repeat(257)), Err(Kind::Limit));
+        assert_eq!(told(&"a/".repeat(3000)), Err(Kind::Limit));
+    }
+}
