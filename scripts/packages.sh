@@ -21,6 +21,8 @@ setup=(
 test=(
     rustfmt rust-clippy       # lint of the runner
     busybox-static            # a shell that is not bash, and an image with nothing in it
+    mmdebstrap skopeo         # images: a Debian to import, and somebody else's tool to compare with
+    zstd xz-utils bzip2       # archives as people compress them
     git                       # tests/repo asks it which files belong to the repository
 )
 bench=(

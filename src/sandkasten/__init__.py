@@ -15,6 +15,7 @@ from __future__ import annotations
 # The name type checkers look for; importing it from typing would cost more than all the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from sandkasten.client.images import AsyncImages
     from sandkasten.client.oneshot import run, run_async
     from sandkasten.client.process import (
         AsyncExecStream,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     )
     from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
     from sandkasten.client.sandbox import AsyncSandbox
-    from sandkasten.client.sync import ExecStream, Process, Sandbox, Terminal, Watch
+    from sandkasten.client.sync import ExecStream, Images, Process, Sandbox, Terminal, Watch
     from sandkasten.errors import (
         BackendError,
         BackendUnavailable,
@@ -66,6 +67,15 @@ if TYPE_CHECKING:
     )
     from sandkasten.model.execution import Why
     from sandkasten.model.files import Change, FileEntry
+    from sandkasten.model.images import (
+        CollectedImages,
+        Exported,
+        ImageInfo,
+        ImageLayer,
+        ImageProgress,
+        ImageUsage,
+        RemovedImage,
+    )
     from sandkasten.model.oneshot import Artifact
     from sandkasten.model.sandbox import Info, Stats
     from sandkasten.model.usage import ExecUsage, Usage
@@ -73,6 +83,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "sandkasten.client.images": ("AsyncImages",),
     "sandkasten.client.oneshot": ("run", "run_async"),
     "sandkasten.client.process": (
         "AsyncExecStream",
@@ -82,7 +93,7 @@ _HOME = {
     ),
     "sandkasten.client.results": ("FileBytes", "Output", "Result", "RunResult", "Transfer"),
     "sandkasten.client.sandbox": ("AsyncSandbox",),
-    "sandkasten.client.sync": ("ExecStream", "Process", "Sandbox", "Terminal", "Watch"),
+    "sandkasten.client.sync": ("ExecStream", "Images", "Process", "Sandbox", "Terminal", "Watch"),
     "sandkasten.errors": (
         "BackendError",
         "BackendUnavailable",
@@ -124,6 +135,15 @@ _HOME = {
     ),
     "sandkasten.model.execution": ("Why",),
     "sandkasten.model.files": ("Change", "FileEntry"),
+    "sandkasten.model.images": (
+        "CollectedImages",
+        "Exported",
+        "ImageInfo",
+        "ImageLayer",
+        "ImageProgress",
+        "ImageUsage",
+        "RemovedImage",
+    ),
     "sandkasten.model.oneshot": ("Artifact",),
     "sandkasten.model.sandbox": ("Info", "Stats"),
     "sandkasten.model.usage": ("ExecUsage", "Usage"),
@@ -133,6 +153,7 @@ _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "Artifact",
     "AsyncExecStream",
+    "AsyncImages",
     "AsyncProcess",
     "AsyncSandbox",
     "AsyncTerminal",
@@ -142,6 +163,7 @@ __all__ = [
     "Busy",
     "Cancelled",
     "Change",
+    "CollectedImages",
     "CommandNotExecutable",
     "CommandNotFound",
     "CommandTimeout",
@@ -151,6 +173,7 @@ __all__ = [
     "ExecNotFound",
     "ExecStream",
     "ExecUsage",
+    "Exported",
     "FileBytes",
     "FileEntry",
     "FileError",
@@ -158,6 +181,11 @@ __all__ = [
     "FileNotFound",
     "FilePermission",
     "FileTrouble",
+    "ImageInfo",
+    "ImageLayer",
+    "ImageProgress",
+    "ImageUsage",
+    "Images",
     "Info",
     "InternalError",
     "InvalidConfiguration",
@@ -174,6 +202,7 @@ __all__ = [
     "Process",
     "ProtocolViolation",
     "QuotaExceeded",
+    "RemovedImage",
     "RequestError",
     "Result",
     "RunResult",

@@ -9,11 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.image import Image
+    from sandkasten.model.images import (
+        ArchiveFormat,
+        CollectedImages,
+        Exported,
+        ImageInfo,
+        ImageProgress,
+        ImageUsage,
+        RemovedImage,
+    )
     from sandkasten.model.limits import Unenforced
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.record import Record
@@ -133,6 +143,52 @@ class ImageSource(Protocol):
     """Turns the name a user wrote into something a backend can show as a root file system."""
 
     async def resolve(self, name: str) -> Image: ...
+
+
+@runtime_checkable
+class Watchful(Protocol):
+    """A source whose images can be removed while somebody begins to use one."""
+
+    async def present(self, image: Image) -> bool:
+        """Whether it can still be found. Asked after its use was written into the ledger."""
+        ...
+
+
+class ImageLibrary(Protocol):
+    """The images of this machine: what is there, and how it comes and goes.
+
+    `in_use` are the ids of images that sandboxes run on. Reports of progress arrive on the
+    event loop of the caller.
+    """
+
+    async def list(self) -> Sequence[ImageInfo]: ...
+    async def inspect(self, name: str) -> ImageInfo: ...
+    async def import_archive(
+        self,
+        path: str,
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Sequence[ImageInfo]: ...
+    async def export(
+        self,
+        name: str,
+        path: str,
+        *,
+        format: ArchiveFormat = "docker",
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Exported: ...
+    async def tag(self, name: str, new: str) -> ImageInfo: ...
+    async def remove(self, name: str, *, in_use: AbstractSet[str]) -> RemovedImage:
+        """Conflict when it is in use; its layers stay until `collect`."""
+        ...
+
+    async def collect(self, *, in_use: AbstractSet[str], wait_s: float = 30.0) -> CollectedImages:
+        """Busy when somebody is adding an image for longer than `wait_s`."""
+        ...
+
+    async def usage(self, *, in_use: AbstractSet[str]) -> ImageUsage: ...
 
 
 class Clock(Protocol):

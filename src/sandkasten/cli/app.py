@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, cast
 
 import typer
 
+from sandkasten.cli.imaging import image_app
 from sandkasten.cli.names import complete
 from sandkasten.cli.state import State, go
 
@@ -70,6 +71,7 @@ def build() -> typer.Typer:
     config.command("show")(_config_show)
     config.callback(help="The settings in force.")(_nothing)
     app.add_typer(config, name="config")
+    app.add_typer(image_app(), name="image")
     return app
 
 

@@ -12,6 +12,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sandkasten.client import loop
+from sandkasten.client.images import AsyncImages
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal, AsyncWatch
 from sandkasten.client.pump import Held, Pump
 from sandkasten.client.sandbox import AsyncSandbox
@@ -299,3 +300,25 @@ class Sandbox:
     upload = _waiting(AsyncSandbox.upload)
     download = _waiting(AsyncSandbox.download)
     watch = _giving(Watch, AsyncSandbox.watch)
+
+
+class Images:
+    """What is in the store of images, and how it comes and goes.
+
+    A name is `repository[:tag]`, or an id (`sha256:…`), or a unique beginning of one. Reports of
+    progress arrive on another thread, so they must be quick.
+    """
+
+    def __init__(
+        self, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+    ) -> None:
+        self._twin = AsyncImages(data_dir=data_dir, backend=backend)
+
+    list = _waiting(AsyncImages.list)
+    inspect = _waiting(AsyncImages.inspect)
+    import_archive = _waiting(AsyncImages.import_archive)
+    export = _waiting(AsyncImages.export)
+    tag = _waiting(AsyncImages.tag)
+    remove = _waiting(AsyncImages.remove)
+    collect = _waiting(AsyncImages.collect)
+    usage = _waiting(AsyncImages.usage)

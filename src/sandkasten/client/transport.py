@@ -9,11 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
     from sandkasten.model.files import Change, FileContent, FileEntry, Listing, TarSummary
+    from sandkasten.model.images import (
+        ArchiveFormat,
+        CollectedImages,
+        Exported,
+        ImageInfo,
+        ImageProgress,
+        ImageUsage,
+        RemovedImage,
+    )
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats, Swept
@@ -83,11 +92,40 @@ class FilesTransport(Protocol):
     def tar_out(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]: ...
 
 
+class ImagesTransport(Protocol):
+    """The images of one server; paths are that server's."""
+
+    async def list(self) -> Sequence[ImageInfo]: ...
+    async def inspect(self, name: str) -> ImageInfo: ...
+    async def import_archive(
+        self,
+        path: str,
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Sequence[ImageInfo]: ...
+    async def export(
+        self,
+        name: str,
+        path: str,
+        *,
+        format: ArchiveFormat = "docker",
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Exported: ...
+    async def tag(self, name: str, new: str) -> ImageInfo: ...
+    async def remove(self, name: str) -> RemovedImage: ...
+    async def collect(self) -> CollectedImages: ...
+    async def usage(self) -> ImageUsage: ...
+
+
 class Transport(Protocol):
     """One server of sandboxes."""
 
     @property
     def files(self) -> FilesTransport: ...
+    @property
+    def images(self) -> ImagesTransport: ...
     async def create(self, request: CreateRequest) -> Info: ...
     async def get(self, sandbox_id: str) -> Info: ...
     async def list(self, *, all: bool = False) -> Sequence[Info]: ...

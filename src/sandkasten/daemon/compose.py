@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
-from sandkasten.images.host import HostImages
+from sandkasten.images.catalog import Images
+from sandkasten.images.store import LayerStore
 from sandkasten.telemetry.logs import LogEvents
 
 if TYPE_CHECKING:
@@ -28,11 +29,18 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
             hint="run the daemon on a Linux machine and give its address as url",
         )
     backend, store = _backend(settings)
+    images = Images(
+        LayerStore(settings.data_dir.absolute() / "images"),
+        allowed=settings.allowed_images,
+        strict=settings.images_strict,
+        aliases=settings.image_aliases,
+    )
     engine = Engine(
         backends={backend.name: backend},
         default_backend=backend.name,
         store=store,
-        images=HostImages(allowed=settings.allowed_images, strict=settings.images_strict),
+        images=images,
+        library=images,
         policy=settings.policy,
         clock=SystemClock(),
         events=events if events is not None else LogEvents(),

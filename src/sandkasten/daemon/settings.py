@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
-from sandkasten.images.names import checked_name
+from sandkasten.images.names import all_aliases, checked_name
 from sandkasten.model.limits import Limits
 from sandkasten.model.paths import sandbox_path
 from sandkasten.model.policy import (
@@ -50,6 +50,7 @@ class Settings:
     allowed_images: tuple[str, ...] | None
     images_strict: bool
     oneshot_spares: bool
+    image_aliases: Mapping[str, str]
     policy: Policy = field(repr=False)
     """Holds values of the operator's environment: never printed."""
     env_allow: tuple[str, ...] = ()
@@ -149,6 +150,23 @@ def _images(name: str, value: object) -> list[str]:
     return [_image(name, one) for one in _names(name, value)]
 
 
+def _aliases(name: str, value: object) -> list[str]:
+    """A mapping, or `alias=image` texts; kept as the latter. Loops are refused."""
+    if isinstance(value, dict):
+        value = [f"{alias}={image}" for alias, image in value.items()]
+    pairs = dict(_split(one) for one in _names(name, value))
+    try:
+        all_aliases(pairs)
+    except InvalidImage as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+    return [f"{alias}={image}" for alias, image in pairs.items()]
+
+
+def _split(pair: str) -> tuple[str, str]:
+    alias, _, image = pair.partition("=")
+    return alias, image
+
+
 def _paths(name: str, value: object) -> list[str]:
     paths = _names(name, value)
     for path in paths:
@@ -202,6 +220,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("policy.env_allow", _names, []),
         _Setting("images.strict", _flag, False),
         _Setting("pool.oneshot_spares", _none_or_one, 1),
+        _Setting("images.aliases", _aliases, []),
     ]
     return {setting.name: setting for setting in known}
 
@@ -283,6 +302,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         allowed_images=None if allowed is None else _strings(allowed),
         images_strict=bool(value("images.strict")),
         oneshot_spares=bool(value("pool.oneshot_spares")),
+        image_aliases=dict(_split(one) for one in _strings(value("images.aliases"))),
         policy=policy,
         env_allow=allow,
         values=tuple(origins.values()),

@@ -14,6 +14,7 @@ from sandkasten.engine.connections import PortStream, connect_port
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.files import Files
 from sandkasten.engine.handles import Handles
+from sandkasten.engine.images import Images
 from sandkasten.engine.oneshot import OneShot
 from sandkasten.engine.planning import Planner
 from sandkasten.engine.reaper import Reaper
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.policy import Policy
     from sandkasten.model.readiness import Readiness
-    from sandkasten.ports import Backend, Clock, EventSink, ImageSource, Store
+    from sandkasten.ports import Backend, Clock, EventSink, ImageLibrary, ImageSource, Store
 
 Infos: TypeAlias = list[Info]
 Processes: TypeAlias = list[Process]
@@ -56,6 +57,7 @@ class Engine:
         clock: Clock,
         events: EventSink | None = None,
         oneshot_spares: bool = False,
+        library: ImageLibrary | None = None,
     ) -> None:
         self.backend_name = default_backend
         self.policy = policy
@@ -78,6 +80,7 @@ class Engine:
         self.files = Files(self._handles, policy)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._oneshot = OneShot(planner, self._sandboxes, self._spares, self._execution, self.files)
+        self.images = Images(library, store)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 

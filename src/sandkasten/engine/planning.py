@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import Conflict, PolicyDenied
+from sandkasten.errors import Conflict, InvalidImage, PolicyDenied
 from sandkasten.model.environment import checked_environment, checked_labels
 from sandkasten.model.policy import (
     Lease,
@@ -20,6 +20,7 @@ from sandkasten.model.policy import (
     parse_limits,
 )
 from sandkasten.model.spec import CellSpec
+from sandkasten.ports import Watchful
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handles
@@ -78,6 +79,16 @@ class Planner:
             session_key=key,
             warnings=(image.warning,) if image.warning else (),
         )
+
+    async def check_present(self, plan: Plan) -> None:
+        """InvalidImage when the image was removed since it was resolved."""
+        image = plan.spec.image
+        if isinstance(self._images, Watchful) and not await self._images.present(image):
+            raise InvalidImage(
+                f"image {image.name} was removed while a sandbox was being made of it",
+                hint="import it again, or use another one",
+                image=image.name,
+            )
 
     async def _image(self, name: str | None, otherwise: str) -> Image:
         if name is not None:

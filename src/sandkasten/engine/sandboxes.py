@@ -104,6 +104,8 @@ class Sandboxes:
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
             await self._store.put(record)
             try:
+                # The row keeps the image from now on; it must not have gone just before.
+                await self._planner.check_present(plan)
                 record = await self._start(record, plan)
             except BaseException as exc:
                 await finish(self._undo(record, exc))

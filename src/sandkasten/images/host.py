@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidImage, PolicyDenied
-from sandkasten.images.names import ALIASES, HOST, checked_name
+from sandkasten.images.names import ALIASES, HOST, canonical_name, chain, checked_name
 from sandkasten.model.image import Image
 from sandkasten.model.spec import DEFAULT_PATH
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _PROGRAMS = {
     "python": ("python3", "python3"),
@@ -37,21 +37,45 @@ class HostImages:
         allowed: Sequence[str] | None = None,
         strict: bool = False,
         usr: Path = Path("/usr"),
+        aliases: Mapping[str, str] = ALIASES,
     ) -> None:
         self._allowed = None if allowed is None else tuple(allowed)
         self._strict = strict
         self._usr = usr
+        self._aliases = aliases
 
     async def resolve(self, name: str) -> Image:
-        name = checked_name(name)
-        self._check_allowed(name)
-        if name == HOST:
+        meant = self.check(name)
+        return Image(HOST) if name == HOST else self.instead_of(meant)
+
+    def check(self, name: object) -> tuple[str, ...]:
+        """The name and what it stands for, step by step; InvalidImage or PolicyDenied."""
+        meant = self.meaning(name)
+        # An alias and what it stands for are the same image to an operator.
+        if self._allowed is not None:
+            allowed = {canonical_name(one) for one in self._allowed}
+            if allowed.isdisjoint(canonical_name(one) for one in meant):
+                raise PolicyDenied(
+                    f"image {name} is not on the allow-list",
+                    hint=f"allowed_images: {', '.join(self._allowed) or '(empty)'}",
+                    image=str(name),
+                )
+        return meant
+
+    def meaning(self, name: object) -> tuple[str, ...]:
+        """What a name stands for, whatever the allow-list says."""
+        return chain(checked_name(name), self._aliases)
+
+    def instead_of(self, meant: Sequence[str]) -> Image:
+        """The host image in place of an alias whose target is nowhere to be had."""
+        name, target = meant[0], meant[-1]
+        if target == HOST:
             return Image(HOST)
-        target = ALIASES.get(name)
-        if target is None:
+        if len(meant) == 1:
             raise InvalidImage(
                 f"image {name} is not in the store",
-                hint=f"use one of: {', '.join((HOST, *ALIASES))}",
+                hint="import it (sandkasten image import), or use one of: "
+                + ", ".join((HOST, *self._aliases)),
                 image=name,
             )
         if self._strict:
@@ -60,7 +84,14 @@ class HostImages:
                 hint="images.strict forbids the host image in its place; say host to mean it",
                 image=name,
             )
-        program, package = _PROGRAMS[name]
+        known = next((one for one in reversed(meant) if one in _PROGRAMS), None)
+        if known is None:
+            raise InvalidImage(
+                f"image {name} stands for {target}, which is not in the store",
+                hint="import it (sandkasten image import)",
+                image=name,
+            )
+        program, package = _PROGRAMS[known]
         if not self._has(program):
             raise InvalidImage(
                 f"image {name} stands for {target}, which is not in the store, "
@@ -69,18 +100,6 @@ class HostImages:
                 image=name,
             )
         return Image(HOST, warning=f"alias {name} ({target}) answered by the host image")
-
-    def _check_allowed(self, name: str) -> None:
-        if self._allowed is None:
-            return
-        # An alias and what it stands for are the same image to an operator.
-        if name in self._allowed or ALIASES.get(name) in self._allowed:
-            return
-        raise PolicyDenied(
-            f"image {name} is not on the allow-list",
-            hint=f"allowed_images: {', '.join(self._allowed) or '(empty)'}",
-            image=name,
-        )
 
     def _has(self, program: str) -> bool:
         for directory in DEFAULT_PATH.split(":"):

@@ -6,9 +6,13 @@ A name that passes here can never be read as an option, a path or a second argum
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from sandkasten.errors import InvalidImage
+from sandkasten.errors import InvalidConfiguration, InvalidImage
 from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_NAME = 255
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -20,6 +24,9 @@ _NAME = re.compile(
 )
 
 HOST = "host"
+DEFAULT_TAG = "latest"
+# The machine itself, and how an id begins.
+_RESERVED = frozenset({HOST, "sha256"})
 ALIASES: dict[str, str] = {
     "python": "python:3.11-slim",
     "node": "node:20-slim",
@@ -37,3 +44,58 @@ def checked_name(name: object) -> str:
             hint="names look like python, python:3.11-slim or host",
         )
     return name
+
+
+def canonical_name(name: object) -> str:
+    """The one spelling under which a name is kept: with a tag, or with a digest and no tag."""
+    text = checked_name(name)
+    text, at, digest = text.partition("@")
+    # The part behind the last slash: a colon before it belongs to a host's port.
+    head, slash, last = text.rpartition("/")
+    repository, _, tag = last.partition(":")
+    if at:
+        # A digest says more than any tag.
+        return f"{head}{slash}{repository}@{digest}"
+    return f"{head}{slash}{repository}:{tag or DEFAULT_TAG}"
+
+
+def new_name(name: object) -> str:
+    """The same for a name that somebody gives: not one that already means something else."""
+    text = canonical_name(name)
+    if text.partition(":")[0].partition("@")[0] in _RESERVED:
+        raise InvalidImage(
+            f"an image cannot be called {text}", hint="that name has a meaning of its own"
+        )
+    return text
+
+
+def chain(name: str, aliases: Mapping[str, str]) -> tuple[str, ...]:
+    """What a name stands for, step by step, itself first. InvalidConfiguration for a loop."""
+    found = [name]
+    while found[-1] in aliases:
+        target = aliases[found[-1]]
+        if target in found:
+            loop = " → ".join([*found[found.index(target) :], target])
+            raise InvalidConfiguration(
+                f"images.aliases lead in a circle: {loop}",
+                hint="let one of them name an image",
+                setting="images.aliases",
+            )
+        found.append(target)
+    return tuple(found)
+
+
+def all_aliases(configured: Mapping[str, str]) -> dict[str, str]:
+    """The usual ones, overruled by the operator's; each of them leads to an image."""
+    merged = {**ALIASES, **configured}
+    for name, target in merged.items():
+        checked_name(name)
+        checked_name(target)
+        if name == HOST:
+            raise InvalidConfiguration(
+                "images.aliases cannot give host another meaning",
+                hint="choose another name",
+                setting="images.aliases",
+            )
+        chain(name, merged)
+    return merged

@@ -1,0 +1,262 @@
+"""Images by name: what a user asks for, turned into trees; and the operations on the store.
+
+Implements `ports.ImageSource` and `ports.ImageLibrary`. A name that the operator gave another
+meaning means that; else an image of that very name counts, then the usual alias, and at last, for
+an alias only, the host image. Everything that reads or writes the disk runs in a thread; one
+whose caller was cancelled gives up at its next step.
+
+Most processes only ever resolve a name, so what the operations need is imported by them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from sandkasten.errors import Cancelled, InvalidImage
+from sandkasten.images.config import machine_architecture
+from sandkasten.images.host import HostImages
+from sandkasten.images.names import HOST, all_aliases, canonical_name
+from sandkasten.images.store import LayerStore, StoredImage, not_in_store
+from sandkasten.model.image import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from sandkasten.model.images import (
+        ArchiveFormat,
+        CollectedImages,
+        Exported,
+        ImageInfo,
+        ImageProgress,
+        ImageUsage,
+        RemovedImage,
+    )
+
+T = TypeVar("T")
+
+
+class Images:
+    """`aliases` are the operator's own; `usr` is where the host's programs are looked for."""
+
+    def __init__(
+        self,
+        store: LayerStore,
+        *,
+        allowed: Sequence[str] | None = None,
+        strict: bool = False,
+        aliases: Mapping[str, str] | None = None,
+        usr: Path = Path("/usr"),
+    ) -> None:
+        self.store = store
+        self._own = dict(aliases or {})
+        self._host = HostImages(
+            allowed=allowed, strict=strict, usr=usr, aliases=all_aliases(self._own)
+        )
+
+    # ---- ports.ImageSource
+
+    async def resolve(self, name: str) -> Image:
+        meant = self._host.check(name)
+        if meant[-1] == HOST:
+            return Image(HOST)
+        # A handful of small files that the kernel has cached: a thread would cost more.
+        for one in self._candidates(meant):
+            image = self.store.lookup(one)
+            if image is not None:
+                return self._shown(one, image)
+        return self._host.instead_of(meant)
+
+    async def present(self, image: Image) -> bool:
+        """Whether it can still be found: asked after its use was written down."""
+        return image.kind == "host" or self.store.there(image.id)
+
+    def _candidates(self, meant: Sequence[str]) -> Sequence[str]:
+        """Where to look, first to last. Only the operator's word hides an image of that name."""
+        if meant[0] in self._own:
+            return (meant[-1],)
+        return (meant[0], meant[-1]) if len(meant) > 1 else (meant[0],)
+
+    def _shown(self, name: str, image: StoredImage) -> Image:
+        machine = machine_architecture()
+        if image.config.architecture != machine:
+            raise InvalidImage(
+                f"image {name} is made for {image.config.platform}, "
+                f"and this machine is linux/{machine}",
+                hint="import or pull it for this machine",
+                image=name,
+            )
+        return Image(
+            name=name if name == image.id else canonical_name(name),
+            kind="layers",
+            layers=self.store.trees(image),
+            id=image.id,
+            env=image.config.env,
+        )
+
+    # ---- ports.ImageLibrary
+
+    async def list(self) -> Sequence[ImageInfo]:
+        return await asyncio.to_thread(self._list)
+
+    async def inspect(self, name: str) -> ImageInfo:
+        return await asyncio.to_thread(lambda: self._info(self._get(name)))
+
+    async def import_archive(
+        self,
+        path: str,
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Sequence[ImageInfo]:
+        def work(report: Callable[[ImageProgress], None]) -> Sequence[ImageInfo]:
+            from sandkasten.images.archives import Import, import_file
+
+            order = Import(Path(path), name=name, platform=platform, progress=report)
+            return [self._info(one) for one in import_file(self.store, order)]
+
+        return await in_thread(work, progress)
+
+    async def export(
+        self,
+        name: str,
+        path: str,
+        *,
+        format: ArchiveFormat = "docker",
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Exported:
+        def work(report: Callable[[ImageProgress], None]) -> Exported:
+            from sandkasten.images.export import export_file
+
+            with self.store.working():
+                return export_file(self.store, self._get(name), Path(path), format, report)
+
+        return await in_thread(work, progress)
+
+    async def tag(self, name: str, new: str) -> ImageInfo:
+        return await asyncio.to_thread(lambda: self._info(self.store.tag(name, new)))
+
+    async def remove(self, name: str, *, in_use: AbstractSet[str]) -> RemovedImage:
+        """Take a name away, and the image with its last one; its layers go with `collect`."""
+
+        def work() -> RemovedImage:
+            from sandkasten.model.images import RemovedImage
+
+            gone = self.store.remove(name, in_use=in_use)
+            return RemovedImage(gone.id, gone.names, deleted=not self.store.there(gone.id))
+
+        return await asyncio.to_thread(work)
+
+    async def collect(self, *, in_use: AbstractSet[str], wait_s: float = 30.0) -> CollectedImages:
+        def work() -> CollectedImages:
+            from sandkasten.model.images import CollectedImages
+
+            found = self.store.collect(in_use, wait_s=wait_s)
+            return CollectedImages(found.images, found.layers, found.bytes)
+
+        return await asyncio.to_thread(work)
+
+    async def usage(self, *, in_use: AbstractSet[str]) -> ImageUsage:
+        return await asyncio.to_thread(self._usage, in_use)
+
+    # ---- within
+
+    def _get(self, name: str) -> StoredImage:
+        """By name, by id, or by what an alias stands for."""
+        found = self.store.find(name)
+        if found is None:
+            meant = self._host.meaning(name)
+            found = self.store.find(meant[-1]) if len(meant) > 1 else None
+        if found is None:
+            raise not_in_store(name)
+        return found
+
+    def _list(self) -> Sequence[ImageInfo]:
+        images = self.store.list()
+        shared = _counted(images)
+        return [self._info(image, shared) for image in images]
+
+    def _info(self, image: StoredImage, shared: Mapping[str, int] | None = None) -> ImageInfo:
+        from sandkasten.model.images import ImageInfo, ImageLayer
+
+        shared = _counted(self.store.list()) if shared is None else shared
+        config = image.config
+        layers = [
+            ImageLayer(layer.diff_id, layer.bytes, layer.files, shared.get(layer.diff_id, 1))
+            for diff_id in image.layers
+            if (layer := self.store.layer(diff_id)) is not None
+        ]
+        return ImageInfo(
+            id=image.id,
+            names=image.names,
+            bytes=image.bytes,
+            architecture=config.architecture,
+            os=config.os,
+            variant=config.variant,
+            created_at=image.created_at,
+            source=image.source,
+            layers=tuple(layers),
+            env=config.env,
+            user=config.user,
+            entrypoint=config.entrypoint,
+            cmd=config.cmd,
+            workdir=config.workdir,
+            labels=config.labels,
+            created=config.created,
+        )
+
+    def _usage(self, in_use: AbstractSet[str]) -> ImageUsage:
+        from sandkasten.model.images import ImageUsage
+
+        images = self.store.list()
+        sizes = {layer.diff_id: layer.bytes for layer in self.store.layers()}
+        needed = {
+            diff_id
+            for image in images
+            if image.names or image.id in in_use
+            for diff_id in image.layers
+        }
+        return ImageUsage(
+            images=len(images),
+            layers=len(sizes),
+            bytes=sum(sizes.values()),
+            separate_bytes=sum(image.bytes for image in images),
+            reclaimable_bytes=sum(size for one, size in sizes.items() if one not in needed),
+        )
+
+
+def _counted(images: Sequence[StoredImage]) -> dict[str, int]:
+    """How many images have each layer."""
+    found: dict[str, int] = {}
+    for image in images:
+        for diff_id in set(image.layers):
+            found[diff_id] = found.get(diff_id, 0) + 1
+    return found
+
+
+async def in_thread(
+    work: Callable[[Callable[[ImageProgress], None]], T],
+    progress: Callable[[ImageProgress], None] | None,
+) -> T:
+    """Run blocking work that reports; what it reports arrives on the event loop.
+
+    When the caller is cancelled, the next report ends the work with Cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    given_up = threading.Event()
+
+    def report(told: ImageProgress) -> None:
+        if given_up.is_set():
+            raise Cancelled("the work on an image was cancelled", hint="begin it again")
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, told)
+
+    try:
+        return await asyncio.to_thread(work, report)
+    except asyncio.CancelledError:
+        given_up.set()
+        raise

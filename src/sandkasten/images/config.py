@@ -1,0 +1,195 @@
+"""What an image says of itself: the configuration that comes with its layers. Pure.
+
+Read from the JSON of an OCI or Docker configuration, which anybody may have written: whatever
+has the wrong type or is too large is InvalidImage. `raw` keeps what we do not use, for export.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import InvalidImage, InvalidRequest, PayloadTooLarge
+from sandkasten.images.disk import canonical
+from sandkasten.model.environment import checked_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_LAYERS: Final = 128
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
+_DAMAGED: Final = "the archive is damaged or was made by something else"
+_MACHINES: Final = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+    "armv7l": "arm",
+    "armv6l": "arm",
+    "i386": "386",
+    "i686": "386",
+    "loongarch64": "loong64",
+}
+
+
+def machine_architecture() -> str:
+    """This machine's, as images spell it."""
+    machine = os.uname().machine
+    return _MACHINES.get(machine, machine)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """`entrypoint` and `cmd` are kept and shown, never run: the first process is the runner."""
+
+    architecture: str = ""
+    os: str = "linux"
+    variant: str = ""
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    workdir: str = ""
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    created: str = ""
+    raw: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+
+    @property
+    def platform(self) -> str:
+        parts = (self.os, self.architecture or machine_architecture(), self.variant)
+        return "/".join(part for part in parts if part)
+
+    def content(self) -> bytes:
+        """What counts when two images are compared; when they were built does not."""
+        return canonical(
+            {
+                "architecture": self.architecture,
+                "os": self.os,
+                "variant": self.variant,
+                "env": list(self.env.items()),
+                "user": self.user,
+                "entrypoint": list(self.entrypoint),
+                "cmd": list(self.cmd),
+                "workdir": self.workdir,
+                "labels": dict(self.labels),
+            }
+        )
+
+    def as_oci(self, diff_ids: Sequence[str]) -> dict[str, Any]:
+        """The configuration for these layers, in the form that every tool reads."""
+        inner = self.raw.get("config")
+        config: dict[str, Any] = dict(inner) if isinstance(inner, dict) else {}
+        config["Env"] = [f"{name}={value}" for name, value in self.env.items()]
+        for name, value in (
+            ("User", self.user),
+            ("Entrypoint", list(self.entrypoint)),
+            ("Cmd", list(self.cmd)),
+            ("WorkingDir", self.workdir),
+            ("Labels", dict(self.labels)),
+        ):
+            config.pop(name, None)
+            if value:
+                config[name] = value
+        whole: dict[str, Any] = {
+            "architecture": self.architecture or machine_architecture(),
+            "os": self.os or "linux",
+            "config": config,
+            # Its history names layers one by one as they were built; ours may be others.
+            "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
+        }
+        if self.variant:
+            whole["variant"] = self.variant
+        if self.created:
+            whole["created"] = self.created
+        return whole
+
+
+def parse_config(raw: object) -> ImageConfig:
+    """From the JSON of an image's configuration; InvalidImage for what is none."""
+    whole = _mapping("the configuration", raw)
+    inner = _mapping("config", whole.get("config"))
+    return ImageConfig(
+        architecture=_text("architecture", whole.get("architecture")),
+        os=_text("os", whole.get("os")) or "linux",
+        variant=_text("variant", whole.get("variant")),
+        env=_environment(inner.get("Env")),
+        user=_text("User", inner.get("User")),
+        entrypoint=_texts("Entrypoint", inner.get("Entrypoint")),
+        cmd=_texts("Cmd", inner.get("Cmd")),
+        workdir=_text("WorkingDir", inner.get("WorkingDir")),
+        labels=MappingProxyType(_labels(inner.get("Labels"))),
+        created=_text("created", whole.get("created")),
+        raw=MappingProxyType(dict(whole)),
+    )
+
+
+def diff_ids_of(raw: object) -> tuple[str, ...]:
+    """The digests of the uncompressed layers that a configuration names, lowest first."""
+    rootfs = _mapping("rootfs", _mapping("the configuration", raw).get("rootfs"))
+    found = _texts("diff_ids", rootfs.get("diff_ids"))
+    for one in found:
+        checked_digest(one)
+    if len(found) > MAX_LAYERS:
+        raise bad(f"{len(found)} layers are too many", f"at most {MAX_LAYERS}")
+    return found
+
+
+def checked_digest(text: object) -> str:
+    if not isinstance(text, str) or not DIGEST.match(text):
+        raise bad(f"{str(text)[:80]!r} is no sha256 digest", "only sha256 is used here")
+    return text
+
+
+def bad(what: str, hint: str = _DAMAGED) -> InvalidImage:
+    return InvalidImage(f"the image cannot be used: {what}", hint=hint)
+
+
+def _mapping(name: str, value: object) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise bad(f"{name} is no object")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or "\0" in value or len(value) > 4096:
+        raise bad(f"{name} is no text")
+    return value
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    # Docker once wrote a single text for a command that goes to the shell.
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or len(value) > 4096:
+        raise bad(f"{name} is no list of texts")
+    if not all(isinstance(one, str) and "\0" not in one for one in value):
+        raise bad(f"{name} is no list of texts")
+    return tuple(value)
+
+
+def _labels(value: object) -> dict[str, str]:
+    found = _mapping("Labels", value)
+    if not all(isinstance(one, str) for one in found.values()):
+        raise bad("Labels are no texts")
+    return dict(found)
+
+
+def _environment(value: object) -> Mapping[str, str]:
+    """Variables whose names no shell could say are left out; `raw` still has them."""
+    env: dict[str, str] = {}
+    for line in _texts("Env", value):
+        name, equals, said = line.partition("=")
+        if equals and _ENV_NAME.match(name):
+            env[name] = said
+    try:
+        return MappingProxyType(checked_environment(env))
+    except (InvalidRequest, PayloadTooLarge) as exc:
+        raise bad(f"Env: {exc.message}", exc.hint) from exc

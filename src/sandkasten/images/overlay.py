@@ -1,0 +1,122 @@
+"""How layers are laid over one another: whiteouts, opaque directories, and one merged view.
+
+The view reads a single path through the layers as overlayfs would show it. Each component is
+opened by itself and never followed by the kernel, so a link of an image leads to the image's
+own files whatever it says, and a device or FIFO is never opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_LINKS: Final = 40
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+
+
+def opaque_attribute() -> str:
+    """`trusted.*` is for root alone; overlayfs reads the other one when told `userxattr`."""
+    return "trusted.overlay.opaque" if os.geteuid() == 0 else "user.overlay.opaque"
+
+
+def is_whiteout(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def is_opaque(directory: int) -> bool:
+    """Whether this directory (an open descriptor) hides those of its name below."""
+    with suppress(OSError):
+        return os.getxattr(directory, opaque_attribute()) == b"y"
+    return False
+
+
+def read_merged(trees: Sequence[str], path: str, limit: int) -> bytes | None:
+    """The first `limit` bytes of a regular file of the image; None when it shows none there."""
+    with ExitStack() as opened:
+        fd = _open(opened, trees, path)
+        return None if fd is None else os.read(fd, limit)
+
+
+def has_program(trees: Sequence[str], path: str) -> bool:
+    with ExitStack() as opened:
+        fd = _open(opened, trees, path)
+        return fd is not None and bool(os.fstat(fd).st_mode & 0o111)
+
+
+def _open(opened: ExitStack, trees: Sequence[str], path: str) -> int | None:
+    roots = [_keep(opened, os.open(tree, _DIRECTORY)) for tree in reversed(trees)]
+    above: list[list[int]] = [roots]
+    waiting = [part for part in path.split("/") if part]
+    links = 0
+    while waiting:
+        part = waiting.pop(0)
+        if part == ".":
+            continue
+        if part == "..":
+            # Above the root of an image is its root.
+            above = above[:-1] or [roots]
+            continue
+        found = _visible(above[-1], part)
+        if found is None:
+            return None
+        where, seen = found
+        if stat.S_ISLNK(seen.st_mode):
+            links += 1
+            if links > MOST_LINKS:
+                return None
+            target = os.readlink(part, dir_fd=where)
+            if target.startswith("/"):
+                above = [roots]
+            waiting = [*(p for p in target.split("/") if p), *waiting]
+        elif stat.S_ISDIR(seen.st_mode):
+            above.append(_descend(opened, above[-1], part))
+        elif stat.S_ISREG(seen.st_mode) and not waiting:
+            return _keep(opened, os.open(part, _FILE, dir_fd=where))
+        else:
+            return None
+    return None
+
+
+def _visible(directories: Sequence[int], name: str) -> tuple[int, os.stat_result] | None:
+    """The topmost entry of that name, unless a whiteout says that there is none."""
+    for fd in directories:
+        try:
+            found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno in _NOT_THERE:
+                continue
+            raise
+        return None if is_whiteout(found) else (fd, found)
+    return None
+
+
+def _descend(opened: ExitStack, directories: Sequence[int], name: str) -> list[int]:
+    """The directories of that name that show through, topmost first."""
+    below: list[int] = []
+    for fd in directories:
+        try:
+            inner = _keep(opened, os.open(name, _DIRECTORY, dir_fd=fd))
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            # Something else of that name hides what lies below it.
+            if exc.errno in _NOT_THERE:
+                break
+            raise
+        below.append(inner)
+        if is_opaque(inner):
+            break
+    return below
+
+
+def _keep(opened: ExitStack, fd: int) -> int:
+    opened.callback(os.close, fd)
+    return fd
