@@ -34,6 +34,8 @@ SandkastenError
 ├── ConnectionRefused           CONNECTION_REFUSED (a port inside the sandbox)
 ├── Cancelled                   CANCELLED
 ├── Busy                        BUSY
+├── RegistryUnavailable         REGISTRY_UNAVAILABLE
+├── BuildFailed                 BUILD_FAILED (an image could not be made from its recipe)
 ├── BackendError                isolation could not be had or was lost
 │   ├── BackendUnavailable      BACKEND_UNAVAILABLE
 │   ├── IsolationRefused        ISOLATION_REFUSED
@@ -185,6 +187,15 @@ class Cancelled(SandkastenError):
 class Busy(SandkastenError):
     code = "BUSY"
     retryable = True
+
+
+class RegistryUnavailable(SandkastenError):
+    code = "REGISTRY_UNAVAILABLE"
+    retryable = True
+
+
+class BuildFailed(SandkastenError):
+    code = "BUILD_FAILED"
 
 
 class BackendError(SandkastenError):

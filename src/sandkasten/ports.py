@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sandkasten.model.image import Image
     from sandkasten.model.images import (
         ArchiveFormat,
+        BuiltImage,
         CollectedImages,
         Exported,
         ImageInfo,
@@ -179,6 +180,24 @@ class ImageLibrary(Protocol):
         format: ArchiveFormat = "docker",
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Exported: ...
+    async def pull(
+        self,
+        name: str,
+        *,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> ImageInfo: ...
+    async def build_debian(
+        self,
+        name: str,
+        suite: str,
+        *,
+        include: Sequence[str] = (),
+        variant: str = "minbase",
+        mirror: str | None = None,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage: ...
     async def tag(self, name: str, new: str) -> ImageInfo: ...
     async def remove(self, name: str, *, in_use: AbstractSet[str]) -> RemovedImage:
         """Conflict when it is in use; its layers stay until `collect`."""

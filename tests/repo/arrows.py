@@ -47,6 +47,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "pyseccomp": frozenset({"linux"}),
     "typer": frozenset({"cli"}),
     "rich": frozenset({"cli"}),
+    "urllib3": frozenset({"images"}),
     "yaml": frozenset({"daemon"}),
 }
 

@@ -11,6 +11,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.images.catalog import Images
+from sandkasten.images.sources import Sources
 from sandkasten.images.store import LayerStore
 from sandkasten.telemetry.logs import LogEvents
 
@@ -29,11 +30,18 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
             hint="run the daemon on a Linux machine and give its address as url",
         )
     backend, store = _backend(settings)
+    layers = LayerStore(settings.data_dir.absolute() / "images")
     images = Images(
-        LayerStore(settings.data_dir.absolute() / "images"),
+        layers,
         allowed=settings.allowed_images,
         strict=settings.images_strict,
         aliases=settings.image_aliases,
+        pull=settings.images_pull,
+        sources=Sources(
+            layers,
+            registries=settings.registries,
+            pull_timeout_s=settings.pull_timeout_s,
+        ),
     )
     engine = Engine(
         backends={backend.name: backend},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
+from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
 from sandkasten.model.limits import Limits
@@ -30,8 +31,11 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from sandkasten.images.auth import Access
+
 Value = str | int | float | bool | list[str] | None
 BACKENDS = ("local", "memory")
+PULL_POLICIES = ("never", "missing", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,10 @@ class Settings:
     images_strict: bool
     oneshot_spares: bool
     image_aliases: Mapping[str, str]
+    images_pull: str
+    pull_timeout_s: float
+    registries: Mapping[str, Access] = field(repr=False)
+    """Holds secrets: never printed."""
     policy: Policy = field(repr=False)
     """Holds values of the operator's environment: never printed."""
     env_allow: tuple[str, ...] = ()
@@ -221,6 +229,9 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("images.strict", _flag, False),
         _Setting("pool.oneshot_spares", _none_or_one, 1),
         _Setting("images.aliases", _aliases, []),
+        _Setting("images.pull", _choice(*PULL_POLICIES), "never"),
+        _Setting("images.pull_timeout_seconds", seconds, 3600.0),
+        _Setting("images.registries", parse_registries, []),
     ]
     return {setting.name: setting for setting in known}
 
@@ -287,6 +298,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
     allow = _strings(value("policy.env_allow"))
     lifetime_s = _figure(value("session_max_lifetime_seconds"))
     allowed = value("allowed_images")
+    registries = value("images.registries")
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -303,6 +315,9 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         images_strict=bool(value("images.strict")),
         oneshot_spares=bool(value("pool.oneshot_spares")),
         image_aliases=dict(_split(one) for one in _strings(value("images.aliases"))),
+        images_pull=str(value("images.pull")),
+        pull_timeout_s=_figure(value("images.pull_timeout_seconds")),
+        registries=registries.access if isinstance(registries, Registries) else {},
         policy=policy,
         env_allow=allow,
         values=tuple(origins.values()),

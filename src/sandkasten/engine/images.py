@@ -15,10 +15,11 @@ from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sandkasten.model.images import (
         ArchiveFormat,
+        BuiltImage,
         CollectedImages,
         Exported,
         ImageInfo,
@@ -66,6 +67,39 @@ class Images:
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Exported:
         return await self.library.export(name, path, format=format, progress=progress)
+
+    async def pull(
+        self,
+        name: str,
+        *,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> ImageInfo:
+        """Bring an image from its registry; only what is missing is fetched."""
+        pulled = await self.library.pull(name, platform=platform, progress=progress)
+        return _used(pulled, await self._users())
+
+    async def build_debian(
+        self,
+        name: str,
+        suite: str,
+        *,
+        include: Sequence[str] = (),
+        variant: str = "minbase",
+        mirror: str | None = None,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """Make an image of Debian's packages; the same again comes from the cache."""
+        return await self.library.build_debian(
+            name,
+            suite,
+            include=include,
+            variant=variant,
+            mirror=mirror,
+            refresh=refresh,
+            progress=progress,
+        )
 
     async def tag(self, name: str, new: str) -> ImageInfo:
         return _used(await self.library.tag(name, new), await self._users())

@@ -11,14 +11,22 @@ Most processes only ever resolve a name, so what the operations need is imported
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sandkasten.errors import Cancelled, InvalidImage
+from sandkasten.errors import (
+    Cancelled,
+    InvalidImage,
+    PolicyDenied,
+    RegistryUnavailable,
+    Unauthorized,
+)
 from sandkasten.images.config import machine_architecture
 from sandkasten.images.host import HostImages
 from sandkasten.images.names import HOST, all_aliases, canonical_name
+from sandkasten.images.sources import Sources
 from sandkasten.images.store import LayerStore, StoredImage, not_in_store
 from sandkasten.model.image import Image
 
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.images import (
         ArchiveFormat,
+        BuiltImage,
         CollectedImages,
         Exported,
         ImageInfo,
@@ -37,10 +46,15 @@ if TYPE_CHECKING:
     )
 
 T = TypeVar("T")
+# What is named by content is here or nowhere.
+_ID = re.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 
 
 class Images:
-    """`aliases` are the operator's own; `usr` is where the host's programs are looked for."""
+    """`aliases` are the operator's own; `usr` is where the host's programs are looked for.
+
+    `pull`: whether resolving a name may ask its registry: never, when missing, or always.
+    """
 
     def __init__(
         self,
@@ -50,8 +64,12 @@ class Images:
         strict: bool = False,
         aliases: Mapping[str, str] | None = None,
         usr: Path = Path("/usr"),
+        sources: Sources | None = None,
+        pull: str = "never",
     ) -> None:
         self.store = store
+        self._sources = Sources(store) if sources is None else sources
+        self._pull = pull
         self._own = dict(aliases or {})
         self._host = HostImages(
             allowed=allowed, strict=strict, usr=usr, aliases=all_aliases(self._own)
@@ -63,12 +81,31 @@ class Images:
         meant = self._host.check(name)
         if meant[-1] == HOST:
             return Image(HOST)
+        if self._pull == "always":
+            await self._pull_or_fall_back(meant)
+        found = self._found(meant)
+        if found is None and self._pull == "missing":
+            await self._pull_or_fall_back(meant)
+            found = self._found(meant)
+        return self._host.instead_of(meant) if found is None else found
+
+    def _found(self, meant: Sequence[str]) -> Image | None:
         # A handful of small files that the kernel has cached: a thread would cost more.
         for one in self._candidates(meant):
             image = self.store.lookup(one)
             if image is not None:
                 return self._shown(one, image)
-        return self._host.instead_of(meant)
+        return None
+
+    async def _pull_or_fall_back(self, meant: Sequence[str]) -> None:
+        """An alias that cannot be pulled may still be answered by the host; a full name not."""
+        if _ID.match(meant[-1]):
+            return
+        try:
+            await self._pulled(meant[-1])
+        except (InvalidImage, PolicyDenied, RegistryUnavailable, Unauthorized):
+            if len(meant) == 1:
+                raise
 
     async def present(self, image: Image) -> bool:
         """Whether it can still be found: asked after its use was written down."""
@@ -137,6 +174,47 @@ class Images:
 
         return await in_thread(work, progress)
 
+    async def pull(
+        self,
+        name: str,
+        *,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> ImageInfo:
+        """An alias is pulled as what it stands for."""
+        image = await self._pulled(self._host.meaning(name)[-1], platform, progress)
+        return await asyncio.to_thread(self._info, image)
+
+    async def build_debian(
+        self,
+        name: str,
+        suite: str,
+        *,
+        include: Sequence[str] = (),
+        variant: str = "minbase",
+        mirror: str | None = None,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        from sandkasten.model.images import BuiltImage
+
+        called_off = threading.Event()
+
+        def work(report: Callable[[ImageProgress], None]) -> BuiltImage:
+            built = self._sources.debian(
+                name,
+                suite=suite,
+                include=include,
+                variant=variant,
+                mirror=mirror,
+                refresh=refresh,
+                report=report,
+                called_off=called_off,
+            )
+            return BuiltImage(self._info(built.image), cached=built.cached)
+
+        return await in_thread(work, progress, called_off)
+
     async def tag(self, name: str, new: str) -> ImageInfo:
         return await asyncio.to_thread(lambda: self._info(self.store.tag(name, new)))
 
@@ -164,6 +242,19 @@ class Images:
         return await asyncio.to_thread(self._usage, in_use)
 
     # ---- within
+
+    async def _pulled(
+        self,
+        name: str,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> StoredImage:
+        called_off = threading.Event()
+
+        def work(report: Callable[[ImageProgress], None]) -> StoredImage:
+            return self._sources.pull(name, platform, report, called_off)
+
+        return await in_thread(work, progress, called_off)
 
     def _get(self, name: str) -> StoredImage:
         """By name, by id, or by what an alias stands for."""
@@ -241,13 +332,15 @@ def _counted(images: Sequence[StoredImage]) -> dict[str, int]:
 async def in_thread(
     work: Callable[[Callable[[ImageProgress], None]], T],
     progress: Callable[[ImageProgress], None] | None,
+    given_up: threading.Event | None = None,
 ) -> T:
     """Run blocking work that reports; what it reports arrives on the event loop.
 
-    When the caller is cancelled, the next report ends the work with Cancelled.
+    When the caller is cancelled, `given_up` is set and the next report ends the work with
+    Cancelled.
     """
     loop = asyncio.get_running_loop()
-    given_up = threading.Event()
+    given_up = threading.Event() if given_up is None else given_up
 
     def report(told: ImageProgress) -> None:
         if given_up.is_set():

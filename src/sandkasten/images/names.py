@@ -23,6 +23,8 @@ _NAME = re.compile(
     r"(?:@sha256:[0-9a-f]{64})?\Z"
 )
 
+_HUB = re.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
+
 HOST = "host"
 DEFAULT_TAG = "latest"
 # The machine itself, and how an id begins.
@@ -47,8 +49,13 @@ def checked_name(name: object) -> str:
 
 
 def canonical_name(name: object) -> str:
-    """The one spelling under which a name is kept: with a tag, or with a digest and no tag."""
-    text = checked_name(name)
+    """The one spelling under which a name is kept: with a tag, or with a digest and no tag.
+
+    Docker's own registry is left out, and so is its `library`, as people do.
+    """
+    text = _HUB.sub("", checked_name(name))
+    if text.count("/") == 1:
+        text = text.removeprefix("library/")
     text, at, digest = text.partition("@")
     # The part behind the last slash: a colon before it belongs to a host's port.
     head, slash, last = text.rpartition("/")

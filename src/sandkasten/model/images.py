@@ -64,6 +64,14 @@ class ImageInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """`cached`: it had been built before, and nothing was done."""
+
+    image: ImageInfo
+    cached: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Exported:
     path: str
     bytes: int

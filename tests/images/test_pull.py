@@ -1,0 +1,343 @@
+"""Images from docker-registry into the store: whole, verified, and nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import (
+    Cancelled,
+    InvalidImage,
+    QuotaExceeded,
+    RegistryUnavailable,
+    Unauthorized,
+)
+from sandkasten.images.auth import Access, Keyring
+from sandkasten.images.connections import Patience
+from sandkasten.images.pull import Puller
+from sandkasten.images.reference import this_platform
+from sandkasten.images.store import LayerStore
+from tests.images import registries
+from tests.images.registries import PASSWORD, USER, Asked, Front, Running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sandkasten.model.images import ImageProgress
+
+HERE = this_platform().architecture
+OTHER = "s390x" if HERE != "s390x" else "amd64"
+QUICK = Patience(attempts=3, first_pause_s=0.01, connect_s=5, silence_s=5, whole_s=60)
+BOTTOM = registries.layer({"etc/motd": b"below\n", "both": b"below\n"})
+MIDDLE = registries.layer({"both": b"above\n", "big": os.urandom(2_000_000)})
+TOP = registries.layer({"top": b"top\n"})
+MADE = registries.image(BOTTOM, MIDDLE, TOP, architecture=HERE)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Iterator[Running]:
+    with registries.docker_registry(tmp_path_factory.mktemp("plain")) as running:
+        registries.push(running.base, "team/app", "1", MADE)
+        yield running
+
+
+@pytest.fixture
+def before(plain) -> Iterator[Front]:
+    with registries.front(plain) as standing:
+        yield standing
+
+
+@pytest.fixture
+def store(tmp_path) -> LayerStore:
+    return LayerStore(tmp_path / "images")
+
+
+def puller(store: LayerStore, **access: Access) -> Puller:
+    return Puller(store, Keyring(access, environ={}), patience=QUICK, environ={})
+
+
+def kept(store: LayerStore) -> list[str]:
+    """Whatever of layers, records and half-made things lies in the store."""
+    return sorted(
+        f"{folder}/{name}"
+        for folder in ("layers", "records", "names", "making")
+        if (store.root / folder).is_dir()
+        for name in os.listdir(store.root / folder)
+    )
+
+
+def test_a_pulled_image_is_in_the_store_under_its_name(plain, store):
+    image = puller(store).pull(f"{plain.host}/team/app:1")
+    assert image.names == (f"{plain.host}/team/app:1",)
+    assert image.layers == MADE.diff_ids
+    assert image.source == f"{plain.host}/team/app@{MADE.digest}"
+    assert (dict(image.config.env), image.config.workdir) == ({"A": "1"}, "/srv")
+    assert store.find(f"{plain.host}/team/app:1") == image
+    trees = [Path(tree) for tree in store.trees(image)]
+    assert (trees[0] / "both").read_bytes() == b"below\n"
+    assert (trees[1] / "both").read_bytes() == b"above\n"
+    assert (trees[2] / "top").read_bytes() == b"top\n"
+    assert os.listdir(store.root / "making") == []
+
+
+def test_a_second_pull_asks_for_the_manifest_alone(before, store):
+    name = f"{before.host}/team/app:1"
+    first = puller(store).pull(name)
+    before.seen.clear()
+    told: list[ImageProgress] = []
+    assert puller(store).pull(name, progress=told.append) == first
+    config = json.loads(MADE.manifest)["config"]["digest"]
+    assert [path.rpartition("/")[2] for path in before.paths("/blobs/")] == [config]
+    assert [one.step.endswith("(already here)") for one in told] == [True] * 3
+
+
+def test_layers_that_another_image_brought_are_not_fetched_again(before, plain, store):
+    puller(store).pull(f"{before.host}/team/app:1")
+    more = registries.image(BOTTOM, MIDDLE, registries.layer({"new": b"x"}), architecture=HERE)
+    registries.push(plain.base, "team/more", "1", more)
+    before.seen.clear()
+    image = puller(store).pull(f"{before.host}/team/more:1")
+    assert image.layers == more.diff_ids
+    config = json.loads(more.manifest)["config"]["digest"]
+    fetched = {path.rpartition("/")[2] for path in before.paths("/blobs/")}
+    assert fetched == {config, more.layers[2]}
+
+
+def test_a_layer_that_occurs_twice_is_fetched_once(before, plain, store):
+    twice = registries.image(TOP, BOTTOM, TOP, architecture=HERE)
+    registries.push(plain.base, "team/twice", "1", twice)
+    assert puller(store).pull(f"{before.host}/team/twice:1").layers == twice.diff_ids
+    assert len(before.paths(twice.layers[0])) == 1
+
+
+def test_progress_begins_at_nothing_and_ends_with_everything(plain, store):
+    told: list[ImageProgress] = []
+    puller(store).pull(f"{plain.host}/team/app:1", progress=told.append)
+    for digest in MADE.layers:
+        mine = [one for one in told if digest.removeprefix("sha256:")[:12] in one.step]
+        size = len(MADE.blobs[digest])
+        assert (mine[0].done, mine[-1].done) == (0, size)
+        assert {one.total for one in mine} == {size}
+        assert [one.done for one in mine] == sorted(one.done for one in mine)
+
+
+def test_a_pinned_image_is_kept_under_its_digest(plain, store):
+    name = f"{plain.host}/team/app@{MADE.digest}"
+    image = puller(store).pull(f"{plain.host}/team/app:1@{MADE.digest}")
+    assert image.names == (name,)
+    assert store.find(name) == image
+
+
+def test_a_digest_that_the_registry_does_not_keep_to_leaves_nothing(before, store):
+    other = registries.image(TOP, architecture=HERE)
+
+    def rule(asked: Asked) -> None:
+        if "/manifests/" in asked.path:
+            asked.answer(200, {"Content-Type": other.media_type}, other.manifest)
+        else:
+            asked.pass_on()
+
+    before.rule = rule
+    with pytest.raises(InvalidImage) as refused:
+        puller(store).pull(f"{before.host}/team/app@{MADE.digest}")
+    assert MADE.digest in refused.value.message
+    assert kept(store) == []
+
+
+@pytest.mark.parametrize("docker", [False, True])
+def test_the_image_for_this_machine_is_chosen_from_a_list(plain, store, docker):
+    foreign = registries.image(BOTTOM, architecture=OTHER, docker=docker)
+    mine = registries.image(TOP, architecture=HERE, docker=docker)
+    repository = f"team/list-{docker}".lower()
+    for tag, made in (("a", foreign), ("b", mine)):
+        registries.push(plain.base, repository, tag, made)
+    data, kind = registries.index({f"linux/{OTHER}": foreign, f"linux/{HERE}": mine}, docker=docker)
+    registries.put_manifest(plain.base, repository, "1", data, kind)
+    name = f"{plain.host}/{repository}:1"
+    image = puller(store).pull(name)
+    assert (image.layers, image.config.architecture) == (mine.diff_ids, HERE)
+    assert image.source == f"{plain.host}/{repository}@{registries.sha256(data)}"
+    wished = puller(store).pull(name, platform=f"linux/{OTHER}")
+    assert (wished.layers, wished.config.architecture) == (foreign.diff_ids, OTHER)
+    with pytest.raises(InvalidImage) as refused:
+        puller(store).pull(name, platform="linux/mips64le")
+    assert refused.value.message.endswith("is not made for linux/mips64le")
+
+
+def test_a_single_image_for_another_machine_is_refused_unless_it_was_asked_for(plain, store):
+    registries.push(plain.base, "team/foreign", "1", registries.image(TOP, architecture=OTHER))
+    name = f"{plain.host}/team/foreign:1"
+    with pytest.raises(InvalidImage) as refused:
+        puller(store).pull(name)
+    assert f"linux/{HERE}" in refused.value.message
+    assert f"linux/{OTHER}" in refused.value.hint
+    assert puller(store).pull(name, platform=f"linux/{OTHER}").config.architecture == OTHER
+
+
+def _tampered(change) -> Callable[[Asked], None]:
+    def rule(asked: Asked) -> None:
+        digest = asked.path.rpartition("/")[2]
+        if digest == MADE.layers[1]:
+            asked.answer(200, {}, change(MADE.blobs[digest]))
+        else:
+            asked.pass_on()
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]),
+        lambda blob: gzip.compress(BOTTOM, mtime=0),
+        lambda blob: b"\0" * len(blob),
+        lambda blob: blob + b"more",
+    ],
+)
+def test_a_layer_that_is_not_what_it_is_called_leaves_no_image_and_no_tree(before, store, change):
+    before.rule = _tampered(change)
+    with pytest.raises(InvalidImage):
+        puller(store).pull(f"{before.host}/team/app:1")
+    layers = {f"layers/{one.removeprefix('sha256:')}" for one in MADE.diff_ids}
+    assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
+    # Its neighbours are what they are called, and may stay for the next attempt.
+    assert set(kept(store)) <= layers - {f"layers/{MADE.diff_ids[1].removeprefix('sha256:')}"}
+
+
+def test_a_configuration_that_lies_about_its_layers_leaves_nothing(plain, store):
+    good = json.loads(MADE.manifest)
+    wrong = registries.image(TOP, BOTTOM, TOP, architecture=HERE)
+    mixed = {**good, "config": json.loads(wrong.manifest)["config"]}
+    registries.push(plain.base, "team/lies", "a", MADE)
+    registries.push(plain.base, "team/lies", "b", wrong)
+    registries.put_manifest(
+        plain.base, "team/lies", "1", json.dumps(mixed).encode(), MADE.media_type
+    )
+    with pytest.raises(InvalidImage) as refused:
+        puller(store).pull(f"{plain.host}/team/lies:1")
+    assert "expected" in refused.value.message
+    assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
+
+
+def test_a_registry_that_dies_in_the_middle_leaves_nothing_half_made(before, store):
+    before.rule = lambda asked: asked.pass_on(
+        at_most=100 if asked.path.endswith(MADE.layers[1]) else None, ranges=False
+    )
+    with pytest.raises(RegistryUnavailable) as refused:
+        puller(store).pull(f"{before.host}/team/app:1")
+    assert "broke off" in refused.value.message
+    assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
+    before.rule = Asked.pass_on
+    assert puller(store).pull(f"{before.host}/team/app:1").layers == MADE.diff_ids
+
+
+def test_what_broke_is_fetched_from_where_it_broke(before, store):
+    size = len(MADE.blobs[MADE.layers[1]])
+    before.rule = lambda asked: asked.pass_on(
+        at_most=size // 2 + 1 if asked.path.endswith(MADE.layers[1]) else None
+    )
+    assert puller(store).pull(f"{before.host}/team/app:1").layers == MADE.diff_ids
+    ranges = [one.headers.get("Range") for one in before.seen if one.path.endswith(MADE.layers[1])]
+    assert ranges == [None, f"bytes={size // 2 + 1}-"]
+
+
+def test_a_login_reaches_its_own_registry_and_no_other(tmp_path, store):
+    (tmp_path / "htpasswd").write_text(registries.HTPASSWD)
+    auth = {"htpasswd": {"realm": "tests", "path": str(tmp_path / "htpasswd")}}
+    login = Access(username=USER, password=PASSWORD)
+    with registries.docker_registry(tmp_path / "closed", auth=auth) as closed:
+        headers = {"Authorization": login.basic() or ""}
+        registries.push(closed.base, "team/app", "1", MADE, headers=headers)
+        with registries.front(closed) as stranger:
+            keyring = Keyring({closed.host: login}, environ={})
+            with pytest.raises(Unauthorized):
+                Puller(store, keyring, patience=QUICK, environ={}).pull(
+                    f"{stranger.host}/team/app:1"
+                )
+            assert {one.headers.get("Authorization") for one in stranger.seen} == {None}
+            Puller(store, keyring, patience=QUICK, environ={}).pull(f"{closed.host}/team/app:1")
+
+
+def test_a_pull_that_is_called_off_ends_soon_and_leaves_nothing(before, store):
+    called_off = threading.Event()
+
+    def rule(asked: Asked) -> None:
+        if asked.path.endswith(MADE.layers[1]):
+            called_off.set()
+        asked.pass_on()
+
+    before.rule = rule
+    with pytest.raises(Cancelled):
+        puller(store).pull(f"{before.host}/team/app:1", called_off=called_off)
+    assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
+
+
+def test_what_stops_a_pull_is_told_and_not_that_its_neighbours_were_stopped(before, store):
+    def rule(asked: Asked) -> None:
+        if asked.path.endswith(MADE.layers[2]):
+            asked.answer(404, {})
+        elif "/blobs/" in asked.path and asked.path.endswith((MADE.layers[0], MADE.layers[1])):
+            asked.pass_on(at_most=10, ranges=False)
+        else:
+            asked.pass_on()
+
+    before.rule = rule
+    patient = Patience(attempts=50, first_pause_s=0.05, longest_pause_s=0.05, whole_s=60)
+    with pytest.raises(InvalidImage) as refused:
+        Puller(store, Keyring(environ={}), patience=patient, environ={}).pull(
+            f"{before.host}/team/app:1"
+        )
+    assert "has no" in refused.value.message
+
+
+async def test_two_pulls_of_one_image_at_once_give_one_image(before, store):
+    name = f"{before.host}/team/app:1"
+    both = await asyncio.gather(
+        *(asyncio.to_thread(puller(store).pull, name) for _ in range(2)),
+    )
+    assert both[0] == both[1]
+    assert sorted(os.listdir(store.root / "layers")) == sorted(
+        one.removeprefix("sha256:") for one in MADE.diff_ids
+    )
+
+
+def test_an_image_of_skopeo_is_the_image(plain, store, tmp_path):
+    """Another tool's upload, through another format, is the same tree."""
+    source, copied = f"docker://{plain.host}/team/app:1", f"docker://{plain.host}/team/copied:1"
+    subprocess.run(
+        [
+            *("skopeo", "copy", "--format", "v2s2", "--src-tls-verify=false"),
+            *("--dest-tls-verify=false", "--insecure-policy", source, copied),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    ours = puller(store).pull(f"{plain.host}/team/app:1")
+    theirs = puller(store).pull(f"{plain.host}/team/copied:1")
+    assert theirs.layers == ours.layers
+    assert theirs.id == ours.id
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(plain, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)], check=True)
+    try:
+        store = LayerStore(small / "images")
+        with pytest.raises(QuotaExceeded):
+            puller(store).pull(f"{plain.host}/team/app:1")
+        assert not [one for one in kept(store) if one.startswith(("records/", "making/"))]
+        assert shutil.disk_usage(small).free > 500_000
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
