@@ -14,6 +14,7 @@ from sandkasten.model.policy import (
     Lease,
     Policy,
     check_network,
+    check_profile_on,
     checked_profile,
     checked_session_key,
     lease_for,
@@ -67,6 +68,7 @@ class Planner:
         key = checked_session_key(request.session_key)
         backend = self._handles.backend(request.backend or self._default_backend)
         image = await self._image(request.image, otherwise)
+        check_profile_on(profile, image)
         spec = CellSpec(
             image=image, limits=limits, profile=profile, env={**self._policy.env, **env}
         )

@@ -18,6 +18,7 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from sandkasten.model.image import Image
     from sandkasten.model.sandbox import CreateRequest, Number
     from sandkasten.model.spec import Profile
 
@@ -182,16 +183,22 @@ def checked_profile(profile: str | None) -> Profile:
     if profile in (None, "hardened"):
         return "hardened"
     if profile == "dev":
-        raise UnsupportedByBackend(
-            "the dev profile is not available on this backend",
-            hint="use the hardened profile; install packages into the workspace instead",
-            profile="dev",
-        )
+        return "dev"
     raise InvalidRequest(
         f"there is no profile named {shown(str(profile))}",
         hint=did_you_mean(str(profile), ("hardened", "dev")),
         field="profile",
     )
+
+
+def check_profile_on(profile: Profile, image: Image) -> None:
+    """Root inside needs a root file system of its own; the machine's cannot be given away."""
+    if profile == "dev" and image.kind == "host":
+        raise UnsupportedByBackend(
+            "the dev profile needs an image: nothing can be installed into the machine's own /usr",
+            hint="name an image (sandkasten image ls), or use profile: hardened",
+            profile="dev",
+        )
 
 
 def check_network(network: str | None) -> None:
