@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.client.sync import ExecStream, Process, Sandbox, Terminal, Watch
+    from sandkasten.client.workspaces import AsyncWorkspaces, Workspaces
     from sandkasten.errors import (
         BackendError,
         BackendUnavailable,
@@ -63,12 +64,15 @@ if TYPE_CHECKING:
         ShellNotFound,
         Unauthorized,
         UnsupportedByBackend,
+        WorkspaceDamaged,
+        WorkspaceNotFound,
     )
     from sandkasten.model.execution import Why
     from sandkasten.model.files import Change, FileEntry
     from sandkasten.model.oneshot import Artifact
     from sandkasten.model.sandbox import Info, Stats
     from sandkasten.model.usage import ExecUsage, Usage
+    from sandkasten.model.workspace import Workspace
 
 __version__ = "0.1.0"
 
@@ -83,6 +87,7 @@ _HOME = {
     "sandkasten.client.results": ("FileBytes", "Output", "Result", "RunResult", "Transfer"),
     "sandkasten.client.sandbox": ("AsyncSandbox",),
     "sandkasten.client.sync": ("ExecStream", "Process", "Sandbox", "Terminal", "Watch"),
+    "sandkasten.client.workspaces": ("AsyncWorkspaces", "Workspaces"),
     "sandkasten.errors": (
         "BackendError",
         "BackendUnavailable",
@@ -121,12 +126,15 @@ _HOME = {
         "ShellNotFound",
         "Unauthorized",
         "UnsupportedByBackend",
+        "WorkspaceDamaged",
+        "WorkspaceNotFound",
     ),
     "sandkasten.model.execution": ("Why",),
     "sandkasten.model.files": ("Change", "FileEntry"),
     "sandkasten.model.oneshot": ("Artifact",),
     "sandkasten.model.sandbox": ("Info", "Stats"),
     "sandkasten.model.usage": ("ExecUsage", "Usage"),
+    "sandkasten.model.workspace": ("Workspace",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -137,6 +145,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncTerminal",
     "AsyncWatch",
+    "AsyncWorkspaces",
     "BackendError",
     "BackendUnavailable",
     "Busy",
@@ -191,6 +200,10 @@ __all__ = [
     "Usage",
     "Watch",
     "Why",
+    "Workspace",
+    "WorkspaceDamaged",
+    "WorkspaceNotFound",
+    "Workspaces",
     "__version__",
     "run",
     "run_async",

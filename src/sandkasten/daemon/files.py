@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 NAME = "sandkasten.yaml"
 SYSTEM = Path("/etc/sandkasten") / NAME
 MAX_BYTES = 1024 * 1024
-# `section.key: [list]` is the deepest a setting goes.
-_MAX_DEPTH = 4
+# `policy.mounts: {name: {source: path}}` is the deepest a setting goes.
+_MAX_DEPTH = 5
 
 
 def find_file(named: str | None, cwd: Path | None) -> Path | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.lifecycle import State
     from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.mounts import Mounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,4 @@ class Record:
     """Which content the image's name meant when it was made; keeps its layers from removal."""
     workspace_id: str | None = None
     workspace_shared: bool = False
+    mounts: tuple[Mounted, ...] = ()
