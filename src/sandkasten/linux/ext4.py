@@ -48,6 +48,8 @@ _POLL_S: Final = 0.02
 _SUPERBLOCK_AT: Final = 1024
 _MAGIC: Final = 0xEF53
 _NEEDS_RECOVERY: Final = 0x4
+_SIXTY_FOUR_BIT: Final = 0x80
+_JOURNAL: Final = 0x4
 _LOOP_GET_STATUS64: Final = 0x4C05
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -131,6 +133,7 @@ def look(path: Path) -> FileSystem:
         with path.open("rb") as file:
             file.seek(_SUPERBLOCK_AT)
             block = file.read(1024)
+            length = os.fstat(file.fileno()).st_size
     except OSError as exc:
         raise WorkspaceDamaged(
             f"the volume of workspace {path.parent.name} cannot be read: {exc.strerror or exc}",
@@ -143,8 +146,15 @@ def look(path: Path) -> FileSystem:
         )
     unit = 1024 << min(_word(block, 24), 6)
     blocks = _word(block, 4) | _word(block, 0x150) << 32
+    if blocks * unit > length:
+        raise WorkspaceDamaged(
+            f"the volume of workspace {path.parent.name} is cut short: {length} bytes are left "
+            f"of {blocks * unit}",
+            hint="restore it from a copy, or delete the workspace",
+        )
     free = _word(block, 12) | _word(block, 0x158) << 32
-    overhead = _word(block, 0x248)
+    # Zero after it was enlarged, until the kernel has counted again.
+    overhead = _word(block, 0x248) or _overhead(block, blocks, unit)
     state = _word(block, 58, "H")
     clean = state & 1 == 1 and state & 2 == 0 and not _word(block, 96) & _NEEDS_RECOVERY
     return FileSystem(blocks * unit, max(0, blocks - free - overhead) * unit, clean)
@@ -213,6 +223,29 @@ def _trouble(attempt: str, said: str) -> SandkastenError:
         f"could not {attempt}: {said[-200:]}",
         hint="check free space and permissions below the data directory",
     )
+
+
+def _overhead(block: bytes, blocks: int, unit: int) -> int:
+    """Blocks that are no file's: tables, bitmaps, copies of the superblock, the journal."""
+    groups = -(-blocks // max(1, _word(block, 32)))
+    described = _word(block, 0xFE, "H") if _word(block, 96) & _SIXTY_FOUR_BIT else 32
+    copies = sum(_has_copy(group) for group in range(groups))
+    tables = 2 + -(-_word(block, 40) * _word(block, 88, "H") // unit)
+    copied = 1 + -(-groups * described // unit) + _word(block, 0xCE, "H")
+    journal = (_word(block, 0x148) << 32 | _word(block, 0x14C)) // unit
+    return groups * tables + copies * copied + (journal if _word(block, 92) & _JOURNAL else 0)
+
+
+def _has_copy(group: int) -> bool:
+    if group <= 1:
+        return True
+    for base in (3, 5, 7):
+        power = base
+        while power < group:
+            power *= base
+        if power == group:
+            return True
+    return False
 
 
 def _word(block: bytes, at: int, kind: str = "I") -> int:

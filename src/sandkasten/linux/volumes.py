@@ -123,7 +123,7 @@ class Volumes:
                     workspace=name,
                 ) from exc
             raise _damaged(name, f"{_META} is missing") from exc
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             raise _damaged(name, f"{_META} cannot be used: {exc}") from exc
         if not _content(place, stored).exists():
             raise _damaged(name, f"its {_content(place, stored).name} is missing")
