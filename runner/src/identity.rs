@@ -2,7 +2,9 @@
 //!
 //! With `--user` the three differ. The runner keeps only the capabilities to become the user, and touches
 //! files as the user (fsuid). A supervisor may signal the user's processes (effective uid) but cannot be
-//! signalled by them (real and saved uid). User code has no capability in any of the five sets.
+//! signalled by them (real and saved uid). User code has no capability in any of the five sets, or, where
+//! the user is root inside (`--user-capabilities`), exactly those it was given: it may then signal
+//! supervisors, and never the runner, which is the first process and which the kernel protects.
 
 use crate::sys::{self, Errno};
 
@@ -24,6 +26,8 @@ pub struct Ids {
 pub struct Identity {
     pub own: Ids,
     pub user: Option<Ids>,
+    /// What user code keeps, as a set of bits; it can never get more.
+    pub kept: u64,
     /// The umask we were started with; ours is 0, so that modes are exact.
     pub umask: libc::mode_t,
 }
@@ -64,6 +68,14 @@ fn cap_set(data: [CapData; 2]) -> Result<(), Errno> {
     sys::check(rc as libc::c_int).map(|_| ())
 }
 
+fn just(bits: u32) -> CapData {
+    CapData {
+        effective: bits,
+        permitted: bits,
+        inheritable: 0,
+    }
+}
+
 fn clear_ambient() {
     // SAFETY: prctl with integers; a kernel without ambient sets has none to clear.
     unsafe {
@@ -78,12 +90,13 @@ fn clear_ambient() {
 }
 
 impl Identity {
-    pub fn current(user: Option<Ids>) -> Identity {
+    pub fn current(user: Option<Ids>, kept: u64) -> Identity {
         // SAFETY: these calls only read or set process attributes.
         let (uid, gid, umask) = unsafe { (libc::getuid(), libc::getgid(), libc::umask(0)) };
         Identity {
             own: Ids { uid, gid },
             user,
+            kept,
             umask,
         }
     }
@@ -101,8 +114,9 @@ impl Identity {
         drop_groups()?;
         let wanted = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
         let mut caps = cap_get()?;
-        caps[0].permitted &= wanted;
-        caps[1].permitted = 0;
+        // What the user keeps must be ours to give, and lets us touch files as the user would.
+        caps[0].permitted &= wanted | self.kept as u32;
+        caps[1].permitted &= (self.kept >> 32) as u32;
         for set in &mut caps {
             set.effective = set.permitted;
             set.inheritable = 0;
@@ -150,7 +164,7 @@ impl Identity {
     pub fn become_user(&self) -> Result<(), Errno> {
         if let Some(user) = self.user {
             clear_ambient();
-            for cap in 0..CAP_END {
+            for cap in (0..CAP_END).filter(|cap| self.kept >> cap & 1 == 0) {
                 // SAFETY: prctl with integers.
                 let rc = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) };
                 match sys::check(rc) {
@@ -166,7 +180,7 @@ impl Identity {
                 sys::check(libc::setresgid(user.gid, user.gid, user.gid))?;
                 sys::check(libc::setresuid(user.uid, user.uid, user.uid))?;
             }
-            cap_set([CapData::default(); 2])?;
+            cap_set([just(self.kept as u32), just((self.kept >> 32) as u32)])?;
         }
         // SAFETY: prctl with integers.
         sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;

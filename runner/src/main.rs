@@ -50,7 +50,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
-[--user UID:GID] [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]";
+[--user UID:GID] [--user-capabilities HEX] [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]";
 
 #[derive(Default)]
 struct Options {
@@ -59,6 +59,7 @@ struct Options {
     stdio: bool,
     ready_fd: Option<RawFd>,
     user: Option<Ids>,
+    user_capabilities: u64,
     state_dir: Option<Vec<u8>>,
     workspace: Option<Vec<u8>>,
     home: Option<Vec<u8>>,
@@ -69,6 +70,11 @@ fn main() {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if arguments == ["--describe"] {
         println!("{}", protocol::describe());
+        return;
+    }
+    if arguments == ["--rest"] {
+        // Something to look at from outside, whatever programs the image has or lacks.
+        std::thread::sleep(std::time::Duration::from_secs(20));
         return;
     }
     if arguments == ["--version"] {
@@ -117,12 +123,19 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             "--home" => options.home = Some(value),
             "--shell" => options.shell = Some(value),
             "--user" => options.user = Some(parse_user(&text)?),
+            "--user-capabilities" => {
+                options.user_capabilities = u64::from_str_radix(&text, 16)
+                    .map_err(|_| format!("{name}: {text} is no hexadecimal number"))?;
+            }
             _ => return Err(format!("unknown option {name}")),
         }
     }
     let ways = usize::from(options.listen_fd.is_some())
         + usize::from(options.listen.is_some())
         + usize::from(options.stdio);
+    if options.user_capabilities != 0 && options.user.is_none() {
+        return Err("--user-capabilities needs --user".to_owned());
+    }
     if ways != 1 {
         return Err("give exactly one of --listen-fd, --listen and --stdio".to_owned());
     }
@@ -143,7 +156,7 @@ fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
     let (listen, ready) = take_descriptors(&options)?;
     settle()?;
     let signals = block_signals().map_err(|errno| ("cannot take signals", errno))?;
-    let identity = Identity::current(options.user);
+    let identity = Identity::current(options.user, options.user_capabilities);
     let state_dir = make_state_dir(options.state_dir, &identity)?;
     identity
         .settle()

@@ -187,15 +187,16 @@ pub fn is_bash(program: &[u8]) -> bool {
 
 /// The shell of the image: bash where there is one, otherwise the POSIX shell.
 pub fn find_shell(path: Option<&[u8]>) -> Option<Vec<u8>> {
-    let mut candidates: Vec<Vec<u8>> = vec![b"/bin/bash".to_vec(), b"/usr/bin/bash".to_vec()];
-    for directory in path.unwrap_or(b"").split(|&c| c == b':') {
-        if directory.starts_with(b"/") {
-            candidates.push([directory, b"/bash"].concat());
-        }
-    }
-    candidates.push(b"/bin/sh".to_vec());
-    candidates.push(b"/usr/bin/sh".to_vec());
-    candidates.into_iter().find(|path| sys::is_executable(path))
+    let searched = path.unwrap_or(b"").split(|&c| c == b':');
+    let directories: Vec<&[u8]> = [&b"/bin"[..], b"/usr/bin"]
+        .into_iter()
+        .chain(searched.filter(|directory| directory.starts_with(b"/")))
+        .collect();
+    let named = |name: &[u8]| {
+        let mut candidates = directories.iter().map(|at| [at, name].concat());
+        candidates.find(|path| sys::is_executable(path))
+    };
+    named(b"/bash").or_else(|| named(b"/sh"))
 }
 
 pub fn start_argv(program: &[u8], directory: &Directory) -> Vec<Vec<u8>> {

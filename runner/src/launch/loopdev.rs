@@ -1,4 +1,7 @@
 //! Attaching an image file to a loop device that frees itself when the last user is gone.
+//!
+//! A file that several sandboxes may use at once is attached once: two devices over one file would be
+//! two file systems that know nothing of each other, and ruin it.
 
 use crate::sys;
 use crate::{Outcome, Trouble};
@@ -31,10 +34,97 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
+/// struct loop_info64 of <linux/loop.h>, of which two fields are looked at.
+#[repr(C)]
+struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rest: [u64; 27],
+}
+
+const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
+
 pub struct Attached {
     pub path: String,
     /// Held until the device is mounted: the last close of an unmounted device frees it.
-    pub fd: RawFd,
+    fd: RawFd,
+    /// The turn to look for the file's device, given away by `close`.
+    turn: Option<RawFd>,
+}
+
+impl Attached {
+    /// Once it is mounted, or could not be.
+    pub fn close(self) {
+        sys::close(self.fd);
+        if let Some(turn) = self.turn {
+            sys::close(turn);
+        }
+    }
+}
+
+/// The device this file has already, or a new one; held so that nobody else decides meanwhile.
+pub fn attach_shared(image: &str) -> Outcome<Attached> {
+    let file = open_rw(image)?;
+    sys::check(STEP, "wait for others that attach the image", unsafe {
+        libc::flock(file, libc::LOCK_EX)
+    })?;
+    let found = match find(file)? {
+        Some((path, fd)) => Ok(Attached {
+            path,
+            fd,
+            turn: None,
+        }),
+        None => open_rw("/dev/loop-control").and_then(|control| {
+            let claimed = claim(file, control);
+            sys::close(control);
+            claimed
+        }),
+    };
+    match found {
+        Ok(attached) => Ok(Attached {
+            turn: Some(file),
+            ..attached
+        }),
+        Err(trouble) => {
+            sys::close(file);
+            Err(trouble)
+        }
+    }
+}
+
+fn find(file: RawFd) -> Outcome<Option<(String, RawFd)>> {
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    sys::check(STEP, "look at the image", unsafe {
+        libc::fstat(file, &mut stat)
+    })?;
+    let names = match std::fs::read_dir("/dev") {
+        Ok(names) => names,
+        Err(e) => {
+            let errno = e.raw_os_error().unwrap_or(0);
+            return Err(Trouble::new(STEP, "list /dev", errno));
+        }
+    };
+    for entry in names.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let number = name.strip_prefix("loop").unwrap_or("");
+        if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
+            continue;
+        }
+        let path = format!("/dev/{}", name);
+        // A node without a device behind it is not what we look for.
+        let fd = match open_rw(&path) {
+            Ok(fd) => fd,
+            Err(_) => continue,
+        };
+        // Asked of an open device, which cannot be freed meanwhile; a free one says ENXIO.
+        let mut info: LoopInfo = unsafe { std::mem::zeroed() };
+        let known = unsafe { libc::ioctl(fd, LOOP_GET_STATUS64 as _, &mut info) } == 0;
+        if known && info.device == stat.st_dev && info.inode == stat.st_ino {
+            return Ok(Some((path, fd)));
+        }
+        sys::close(fd);
+    }
+    Ok(None)
 }
 
 pub fn attach(image: &str) -> Outcome<Attached> {
@@ -70,7 +160,11 @@ fn claim(file: RawFd, control: RawFd) -> Outcome<Attached> {
             reserved: [0; 8],
         };
         if unsafe { libc::ioctl(fd, LOOP_CONFIGURE as _, &config) } == 0 {
-            return Ok(Attached { path, fd });
+            return Ok(Attached {
+                path,
+                fd,
+                turn: None,
+            });
         }
         let errno = sys::errno();
         sys::close(fd);

@@ -5,21 +5,27 @@
 //! mount namespace) cannot be done safely in a threaded Python process, and is slow in a forked one.
 //!
 //! It reads one plan (JSON) on stdin and answers one JSON object on stdout: `{pid, start}` of the
-//! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running.
-//! It decides nothing: every argument of bubblewrap comes from the plan.
+//! sandbox's first process (bubblewrap), or `{status, stdout, stderr}` of a runtime that ended, or
+//! `{error: {step, message, errno}}` with nothing left running.
+//! It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
 
 #![allow(unknown_lints)]
 #![allow(clippy::incompatible_msrv)]
 
+mod inside;
 mod loopdev;
 mod mounts;
 mod plan;
+mod root;
+mod runtime;
 mod spawn;
 mod sys;
+mod tree;
 mod userns;
+mod volume;
 
-use plan::Plan;
-use serde_json::json;
+use plan::{Plan, Program};
+use serde_json::{json, Value};
 use std::io::{Read, Write};
 
 /// Where it stopped and why; `step` is a closed set that the caller turns into a remedy.
@@ -46,7 +52,7 @@ impl Trouble {
     }
 }
 
-fn launch() -> Outcome<spawn::Born> {
+fn launch() -> Outcome<Value> {
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
@@ -70,14 +76,24 @@ fn launch() -> Outcome<spawn::Born> {
             None
         }
     };
-    mounts::stage(&plan)?;
-    sys::set_limits(&plan)?;
-    spawn::bubblewrap(&plan, userns)
+    mounts::stage(&plan, userns)?;
+    match &plan.program {
+        Program::Bubblewrap(bwrap) => {
+            sys::set_limits(&plan)?;
+            let born = spawn::bubblewrap(&plan, bwrap, userns)?;
+            Ok(json!({"pid": born.pid, "start": born.start}))
+        }
+        // A runtime sets the limits of the plan's sandbox itself; they are not its own.
+        Program::Runtime(runtime) => {
+            let ended = runtime::run(&plan, runtime)?;
+            Ok(json!({"status": ended.status, "stdout": ended.stdout, "stderr": ended.stderr}))
+        }
+    }
 }
 
 fn main() {
     let (answer, code) = match launch() {
-        Ok(born) => (json!({"pid": born.pid, "start": born.start}), 0),
+        Ok(answer) => (answer, 0),
         Err(t) => (
             json!({"error": {"step": t.step, "message": t.message, "errno": t.errno}}),
             1,

@@ -4,13 +4,14 @@
 //! unmounted: it goes with the last process of the sandbox. It exists because bubblewrap resolves
 //! sources as the sandbox's user, who may not walk through our 0700 data directory.
 
-use crate::plan::{Plan, Workspace};
-use crate::{loopdev, sys, Outcome};
+use crate::plan::{IdMap, Plan};
+use crate::{root, sys, tree, volume, Outcome};
 use std::ffi::CString;
+use std::os::unix::io::RawFd;
 use std::ptr;
 
 const STEP: &str = "mount";
-const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
+pub const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
 
 pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
     sys::check(STEP, "make a mount namespace", unsafe {
@@ -26,24 +27,7 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
     mount(what, None, "/", None, libc::MS_REC | libc::MS_PRIVATE, None)
 }
 
-/// The number of terminals is one for the whole machine, and bubblewrap mounts devpts without a
-/// limit; so we enter the sandbox's mount namespace, before any code runs there, and set one.
-pub fn limit_terminals(first: i32, max: u32) -> Outcome<()> {
-    let namespace = sys::open_read(STEP, &format!("/proc/{}/ns/mnt", first))?;
-    let entered = unsafe { libc::setns(namespace, libc::CLONE_NEWNS) };
-    sys::close(namespace);
-    sys::check(STEP, "enter the sandbox's mount namespace", entered)?;
-    mount(
-        "the limit of terminals",
-        Some("devpts"),
-        "/dev/pts",
-        Some("devpts"),
-        libc::MS_REMOUNT | libc::MS_NOSUID | libc::MS_NOEXEC,
-        Some(&format!("newinstance,ptmxmode=0666,mode=620,max={}", max)),
-    )
-}
-
-pub fn stage(plan: &Plan) -> Outcome<()> {
+pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
     let stage = plan.stage.as_str();
     mount(
         "stage",
@@ -53,66 +37,18 @@ pub fn stage(plan: &Plan) -> Outcome<()> {
         QUIET,
         Some("size=64k,mode=755"),
     )?;
-    let volume = format!("{}/volume", stage);
-    mkdir(&volume, 0o755)?;
-    match &plan.workspace {
-        Workspace::Image { path } => {
-            let device = loopdev::attach(path)?;
-            let mounted = mount(
-                "workspace",
-                Some(&device.path),
-                &volume,
-                Some("ext4"),
-                QUIET | libc::MS_NOATIME,
-                // No barriers: a flush would wait for the host's journal, to keep what nobody needs
-                // after a crash.
-                Some("discard,barrier=0"),
-            );
-            sys::close(device.fd);
-            mounted?;
-            // The mount holds the file from here on; without a name it goes with the sandbox.
-            std::fs::remove_file(path).map_err(|e| {
-                crate::Trouble::new(
-                    STEP,
-                    format!("unlink {}", path),
-                    e.raw_os_error().unwrap_or(0),
-                )
-            })?;
-        }
-        Workspace::Tmpfs { bytes } => mount(
-            "workspace",
-            Some("workspace"),
-            &volume,
-            Some("tmpfs"),
-            QUIET | libc::MS_NOATIME,
-            Some(&format!("size={},mode=755", bytes)),
-        )?,
-    }
-    for name in ["workspace", "home"] {
-        let path = format!("{}/{}", volume, name);
-        mkdir(&path, 0o755)?;
-        if plan.id_map.is_some() {
-            let cpath = sys::c(STEP, &path)?;
-            let owner = plan.workspace_owner;
-            sys::check(STEP, "chown the workspace", unsafe {
-                libc::lchown(cpath.as_ptr(), owner, owner)
-            })?;
-        }
-    }
+    let ids: Option<(IdMap, RawFd)> = plan.id_map.zip(userns);
+    volume::place(
+        &plan.workspace,
+        &format!("{}/volume", stage),
+        ids,
+        &["workspace", "home"],
+        plan.workspace_owner,
+    )?;
     mkdir(&format!("{}/empty", stage), 0o555)?;
     for bind in &plan.binds {
         let target = format!("{}/{}", stage, bind.name);
-        if bind.directory {
-            mkdir(&target, 0o755)?;
-        } else {
-            std::fs::write(&target, b"").map_err(|e| {
-                crate::Trouble::new(
-                    STEP,
-                    format!("make {}", target),
-                    e.raw_os_error().unwrap_or(0),
-                )
-            })?;
-        }
+        make_target(&target, bind.directory)?;
         mount(
             &bind.source,
             Some(&bind.source),
@@ -122,10 +58,28 @@ pub fn stage(plan: &Plan) -> Outcome<()> {
             None,
         )?;
     }
-    Ok(())
+    for shown in &plan.mounts {
+        let target = format!("{}/{}", stage, shown.name);
+        let kind = std::fs::metadata(&shown.source)
+            .map_err(sys::failed(STEP, &format!("look at {}", shown.source)))?;
+        make_target(&target, kind.is_dir())?;
+        let closed = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
+        tree::bind(&shown.source, &target, closed, None)?;
+    }
+    match &plan.root {
+        None => Ok(()),
+        Some(image) => root::build(plan, image, ids),
+    }
 }
 
-fn mkdir(path: &str, mode: libc::mode_t) -> Outcome<()> {
+fn make_target(path: &str, directory: bool) -> Outcome<()> {
+    if directory {
+        return mkdir(path, 0o755);
+    }
+    std::fs::write(path, b"").map_err(sys::failed(STEP, &format!("make {}", path)))
+}
+
+pub fn mkdir(path: &str, mode: libc::mode_t) -> Outcome<()> {
     let cpath = sys::c(STEP, path)?;
     // A workspace that was used before already has its directories.
     if unsafe { libc::mkdir(cpath.as_ptr(), mode) } < 0 && sys::errno() != libc::EEXIST {
@@ -134,7 +88,7 @@ fn mkdir(path: &str, mode: libc::mode_t) -> Outcome<()> {
     Ok(())
 }
 
-fn mount(
+pub fn mount(
     what: &str,
     source: Option<&str>,
     target: &str,

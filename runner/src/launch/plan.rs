@@ -13,11 +13,58 @@ pub struct IdMap {
 }
 
 #[derive(Debug)]
-pub enum Workspace {
-    /// An ext4 image, attached to a loop device that frees itself.
-    Image { path: String },
+pub enum Volume {
+    /// An ext4 image, attached to a loop device that frees itself. `keep`: it outlives the sandbox, so
+    /// ids on it are those inside, others may have it mounted too, and what is written must last.
+    Image { path: String, keep: bool },
+    /// A directory that outlives the sandbox; ids as in a kept image.
+    Directory { path: String },
     /// Memory, for those who may not mount images.
     Tmpfs { bytes: u64 },
+}
+
+/// Something that must be there before it can be mounted over.
+#[derive(Debug)]
+pub struct Place {
+    /// Absolute, as seen inside.
+    pub path: String,
+    pub mode: u32,
+    pub directory: bool,
+}
+
+/// An image's root file system, put together at `<stage>/root`.
+#[derive(Debug)]
+pub struct Root {
+    /// Trees on this machine, lowest first.
+    pub layers: Vec<String>,
+    /// Changes go to the volume; without it the root is read-only.
+    pub writable: bool,
+    /// Where the changes go, when they may not go to the workspace's volume.
+    pub volume: Option<Volume>,
+    pub places: Vec<Place>,
+}
+
+/// A file or directory of the host shown read-only.
+#[derive(Debug)]
+pub struct HostMount {
+    pub source: String,
+    /// Name below the stage directory.
+    pub name: String,
+}
+
+/// An OCI runtime to run in the prepared mount namespace instead of bubblewrap.
+#[derive(Debug)]
+pub struct Runtime {
+    pub program: String,
+    /// The whole vector, the program's name first.
+    pub argv: Vec<String>,
+}
+
+/// Names below /proc that tell of the host: hidden before any code runs.
+#[derive(Debug, Default)]
+pub struct Masks {
+    pub files: Vec<String>,
+    pub directories: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -38,18 +85,34 @@ pub struct Plan {
     /// Given: root, a fresh user namespace with this map. Absent: an ordinary user, own id only.
     pub id_map: Option<IdMap>,
     pub stage: String,
-    pub workspace: Workspace,
-    /// Host id that owns what is in the workspace.
+    /// Absent: the plan's arguments show the host's own /usr.
+    pub root: Option<Root>,
+    pub workspace: Volume,
+    /// Id that owns what is in the workspace, as the sandbox sees it.
     pub workspace_owner: u32,
     pub binds: Vec<Bind>,
-    pub bwrap: String,
+    pub mounts: Vec<HostMount>,
+    pub masks: Masks,
+    pub program: Program,
+    pub limits: Vec<(i32, u64)>,
+    pub timeout_ms: i32,
+}
+
+/// What is run on the stage.
+#[derive(Debug)]
+pub enum Program {
+    Bubblewrap(Bubblewrap),
+    Runtime(Runtime),
+}
+
+#[derive(Debug)]
+pub struct Bubblewrap {
+    pub program: String,
     pub args: Vec<String>,
     pub command: Vec<String>,
     pub seccomp: Vec<String>,
-    pub limits: Vec<(i32, u64)>,
     pub terminals: u32,
     pub pid_file: String,
-    pub timeout_ms: i32,
 }
 
 fn bad(what: &str) -> Trouble {
@@ -90,21 +153,11 @@ impl Plan {
                 return Err(Trouble::new("plan", "host id 0 may never be mapped", 0));
             }
         }
-        let w = &v["workspace"];
-        let workspace = match w["kind"].as_str() {
-            Some("image") => Workspace::Image {
-                path: text(w, "path")?,
-            },
-            Some("tmpfs") => Workspace::Tmpfs {
-                bytes: number(w, "bytes")?,
-            },
-            _ => return Err(bad("workspace")),
-        };
         let mut binds = Vec::new();
         for b in v["binds"].as_array().ok_or_else(|| bad("binds"))? {
             binds.push(Bind {
                 source: text(b, "source")?,
-                name: text(b, "name")?,
+                name: name(b)?,
                 directory: b["directory"].as_bool().ok_or_else(|| bad("binds"))?,
             });
         }
@@ -112,23 +165,117 @@ impl Plan {
         for l in v["limits"].as_array().ok_or_else(|| bad("limits"))? {
             limits.push((number(l, "resource")? as i32, number(l, "value")?));
         }
+        let mut mounts = Vec::new();
+        for m in list(&v, "mounts")? {
+            mounts.push(HostMount {
+                source: text(m, "source")?,
+                name: name(m)?,
+            });
+        }
         Ok(Plan {
             listen_fd: number(&v, "listen_fd")? as i32,
             cgroup_tasks: texts(&v, "cgroup_tasks")?,
             cgroup_v2: v["cgroup_v2"].as_str().map(str::to_owned),
             id_map,
             stage: text(&v, "stage")?,
-            workspace,
+            root: root(&v["root"])?,
+            workspace: volume(&v["workspace"])?,
             workspace_owner: number(&v, "workspace_owner")? as u32,
             binds,
-            bwrap: text(&v, "bwrap")?,
-            args: texts(&v, "args")?,
-            command: texts(&v, "command")?,
-            seccomp: texts(&v, "seccomp")?,
+            mounts,
+            masks: masks(&v["masks"])?,
+            program: program(&v)?,
             limits,
-            terminals: number(&v, "terminals")? as u32,
-            pid_file: text(&v, "pid_file")?,
             timeout_ms: number(&v, "timeout_ms")? as i32,
         })
     }
+}
+
+/// A list that may be left out.
+fn list<'a>(v: &'a Value, key: &str) -> Outcome<&'a [Value]> {
+    match &v[key] {
+        Value::Null => Ok(&[]),
+        Value::Array(items) => Ok(items),
+        _ => Err(bad(key)),
+    }
+}
+
+/// One path component: what is joined to the stage may not lead away from it.
+fn name(v: &Value) -> Outcome<String> {
+    let name = text(v, "name")?;
+    if name.is_empty() || name.contains('/') || name == "." || name == ".." {
+        return Err(bad("name"));
+    }
+    Ok(name)
+}
+
+fn volume(v: &Value) -> Outcome<Volume> {
+    Ok(match v["kind"].as_str() {
+        Some("image") => Volume::Image {
+            path: text(v, "path")?,
+            keep: v["keep"].as_bool().unwrap_or(false),
+        },
+        Some("directory") => Volume::Directory {
+            path: text(v, "path")?,
+        },
+        Some("tmpfs") => Volume::Tmpfs {
+            bytes: number(v, "bytes")?,
+        },
+        _ => return Err(bad("workspace")),
+    })
+}
+
+fn root(v: &Value) -> Outcome<Option<Root>> {
+    if v.is_null() {
+        return Ok(None);
+    }
+    let layers = texts(v, "layers")?;
+    if layers.is_empty() {
+        return Err(bad("layers"));
+    }
+    let mut places = Vec::new();
+    for p in list(v, "places")? {
+        places.push(Place {
+            path: text(p, "path")?,
+            mode: number(p, "mode")? as u32,
+            directory: p["directory"].as_bool().ok_or_else(|| bad("places"))?,
+        });
+    }
+    Ok(Some(Root {
+        layers,
+        writable: v["writable"].as_bool().ok_or_else(|| bad("writable"))?,
+        volume: match &v["volume"] {
+            Value::Null => None,
+            given => Some(volume(given)?),
+        },
+        places,
+    }))
+}
+
+fn masks(v: &Value) -> Outcome<Masks> {
+    if v.is_null() {
+        return Ok(Masks::default());
+    }
+    Ok(Masks {
+        files: texts(v, "files")?,
+        directories: texts(v, "directories")?,
+    })
+}
+
+fn program(v: &Value) -> Outcome<Program> {
+    let runtime = &v["runtime"];
+    if !runtime.is_null() {
+        return Ok(Program::Runtime(Runtime {
+            program: text(runtime, "program")?,
+            argv: texts(runtime, "argv")?,
+        }));
+    }
+    Ok(Program::Bubblewrap(Bubblewrap {
+        program: text(v, "bwrap")?,
+        args: texts(v, "args")?,
+        command: texts(v, "command")?,
+        seccomp: texts(v, "seccomp")?,
+        terminals: number(v, "terminals")? as u32,
+        pid_file: text(v, "pid_file")?,
+    }))
 }

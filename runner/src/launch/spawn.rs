@@ -3,8 +3,8 @@
 //! The sandbox's first process ends up as nobody's child: bubblewrap's monitor is killed once the
 //! runner serves (it has nothing more to do and costs memory), and we exit.
 
-use crate::plan::Plan;
-use crate::{mounts, sys};
+use crate::plan::{Bubblewrap, Plan};
+use crate::{inside, sys};
 use crate::{Outcome, Trouble};
 use serde_json::Value;
 use std::ffi::CString;
@@ -32,11 +32,11 @@ pub struct Born {
     pub start: u64,
 }
 
-pub fn bubblewrap(plan: &Plan, userns: Option<RawFd>) -> Outcome<Born> {
+pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Outcome<Born> {
     let (ready_r, ready_w) = sys::pipe()?;
     let (info_r, info_w) = sys::pipe()?;
     let (err_r, err_w) = sys::pipe()?;
-    let args_fd = sys::memfd("args", &nul_separated(&plan.args))?;
+    let args_fd = sys::memfd("args", &nul_separated(&bwrap.args)?)?;
     let mut moves = vec![
         (plan.listen_fd, LISTEN),
         (ready_w, READY),
@@ -46,19 +46,19 @@ pub fn bubblewrap(plan: &Plan, userns: Option<RawFd>) -> Outcome<Born> {
     if let Some(fd) = userns {
         moves.push((fd, USERNS));
     }
-    for (i, path) in plan.seccomp.iter().enumerate() {
+    for (i, path) in bwrap.seccomp.iter().enumerate() {
         moves.push((sys::open_read("seccomp", path)?, SECCOMP + i as RawFd));
     }
-    let program = sys::c(STEP, &plan.bwrap)?;
-    let argv = argv(plan)?;
+    let program = sys::c(STEP, &bwrap.program)?;
+    let argv = argv(bwrap)?;
     let pid = born_in(plan.cgroup_v2.as_deref())?;
     if pid == 0 {
-        become_bubblewrap(&program, &argv, &moves, err_w);
+        become_program(&program, &argv, &moves, -1, err_w);
     }
     for fd in [ready_w, info_w, err_w] {
         sys::close(fd);
     }
-    let outcome = wait_ready(plan, ready_r, info_r);
+    let outcome = wait_ready(plan, bwrap, ready_r, info_r);
     match &outcome {
         Ok(_) => kill_and_reap(pid),
         Err(_) => {
@@ -74,7 +74,7 @@ pub fn bubblewrap(plan: &Plan, userns: Option<RawFd>) -> Outcome<Born> {
 
 /// fork, but the child begins its life in the given v2 cgroup: moving it there afterwards would wait
 /// for a grace period of the kernel, 10 ms and more.
-fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
+pub fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
     let directory = match cgroup {
         None => return sys::check(STEP, "fork", unsafe { libc::fork() }),
         Some(path) => sys::open_read("cgroup", path)?,
@@ -92,44 +92,45 @@ fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
     sys::check("cgroup", "start in the cgroup", pid as libc::c_int)
 }
 
-fn nul_separated(args: &[String]) -> Vec<u8> {
+/// A NUL within one would make two of it, and the second an option of somebody else's choosing.
+fn nul_separated(args: &[String]) -> Outcome<Vec<u8>> {
     let mut out = Vec::new();
     for a in args {
-        out.extend_from_slice(a.as_bytes());
-        out.push(0);
+        out.extend_from_slice(sys::c("plan", a)?.as_bytes_with_nul());
     }
-    out
+    Ok(out)
 }
 
-fn argv(plan: &Plan) -> Outcome<Vec<CString>> {
+fn argv(bwrap: &Bubblewrap) -> Outcome<Vec<CString>> {
     let mut argv = vec![
         sys::c(STEP, "bwrap")?,
         sys::c(STEP, "--args")?,
         sys::c(STEP, &ARGS.to_string())?,
         sys::c(STEP, "--")?,
     ];
-    for word in &plan.command {
+    for word in &bwrap.command {
         argv.push(sys::c(STEP, word)?);
     }
     Ok(argv)
 }
 
-/// In the child: only async-signal-safe calls until exec.
-fn become_bubblewrap(
+/// In the child: only async-signal-safe calls until exec. A negative `out` is /dev/null.
+pub fn become_program(
     program: &CString,
     argv: &[CString],
     moves: &[(RawFd, RawFd)],
+    out: RawFd,
     err: RawFd,
 ) -> ! {
     let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
     pointers.push(ptr::null());
-    // bubblewrap needs no environment of ours, and the sandbox must not see one.
+    // It needs no environment of ours, and the sandbox must not see one.
     let environment: [*const libc::c_char; 1] = [ptr::null()];
     unsafe {
         libc::setsid();
         let null = libc::open(b"/dev/null\0".as_ptr().cast(), libc::O_RDWR);
         libc::dup2(null, 0);
-        libc::dup2(null, 1);
+        libc::dup2(if out < 0 { null } else { out }, 1);
         libc::dup2(err, 2);
         let mut high = [(0, 0); 16];
         for (i, &(from, to)) in moves.iter().enumerate().take(high.len()) {
@@ -145,7 +146,7 @@ fn become_bubblewrap(
     }
 }
 
-fn wait_ready(plan: &Plan, ready: RawFd, info: RawFd) -> Outcome<Born> {
+fn wait_ready(plan: &Plan, bwrap: &Bubblewrap, ready: RawFd, info: RawFd) -> Outcome<Born> {
     let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
     let left = || deadline.saturating_duration_since(Instant::now());
     let pid = first_pid(info, left())
@@ -153,7 +154,7 @@ fn wait_ready(plan: &Plan, ready: RawFd, info: RawFd) -> Outcome<Born> {
     let start = sys::start_time(pid)
         .ok_or_else(|| Trouble::new(STEP, "the sandbox ended at once", libc::ESRCH))?;
     // Written before the sandbox is known to work, so that whoever finds the litter can end it.
-    write_pid_file(plan, pid, start)?;
+    write_pid_file(&bwrap.pid_file, pid, start)?;
     let mut byte = [0u8; 1];
     match read_within(ready, &mut byte, left()) {
         Some(1) => {}
@@ -175,7 +176,8 @@ fn wait_ready(plan: &Plan, ready: RawFd, info: RawFd) -> Outcome<Born> {
     if let Some(map) = plan.id_map {
         verify_host_ids(pid, map.expect)?;
     }
-    mounts::limit_terminals(pid, plan.terminals)?;
+    let covers = inside::covers(plan)?;
+    inside::finish(pid, &plan.masks, covers, bwrap.terminals)?;
     Ok(Born { pid, start })
 }
 
@@ -196,13 +198,13 @@ fn first_pid(info: RawFd, within: Duration) -> Option<i32> {
     }
 }
 
-fn write_pid_file(plan: &Plan, pid: i32, start: u64) -> Outcome<()> {
-    let temporary = format!("{}.new", plan.pid_file);
+fn write_pid_file(path: &str, pid: i32, start: u64) -> Outcome<()> {
+    let temporary = format!("{}.new", path);
     std::fs::write(&temporary, format!("{} {}", pid, start))
-        .and_then(|()| std::fs::rename(&temporary, &plan.pid_file))
+        .and_then(|()| std::fs::rename(&temporary, path))
         .map_err(|e| {
             let errno = e.raw_os_error().unwrap_or(0);
-            Trouble::new("pid file", format!("write {}: {}", plan.pid_file, e), errno)
+            Trouble::new("pid file", format!("write {}: {}", path, e), errno)
         })
 }
 
@@ -236,7 +238,7 @@ fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
     ))
 }
 
-fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usize> {
+pub fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usize> {
     let deadline = Instant::now() + within;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -261,7 +263,7 @@ fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usize> 
     }
 }
 
-fn kill_and_reap(pid: i32) {
+pub fn kill_and_reap(pid: i32) {
     let mut status = 0;
     unsafe {
         libc::kill(pid, libc::SIGKILL);

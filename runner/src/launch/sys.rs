@@ -92,6 +92,12 @@ pub fn memfd(name: &str, data: &[u8]) -> Outcome<RawFd> {
     Ok(fd)
 }
 
+/// A failure of the standard library, as ours.
+pub fn failed(step: &'static str, what: &str) -> impl FnOnce(std::io::Error) -> Trouble {
+    let what = what.to_owned();
+    move |e| Trouble::new(step, what, e.raw_os_error().unwrap_or(0))
+}
+
 pub fn open_read(step: &'static str, path: &str) -> Outcome<RawFd> {
     let cpath = c(step, path)?;
     check(step, &format!("open {}", path), unsafe {

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mnt", "cgroup")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_GIVEN_SETS = ("CapPrm", "CapEff", "CapBnd")
 _FORBIDDEN_TYPES = frozenset({"sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs"})
 # bwrap's own device nodes are bind mounts of these; they cannot be nodev.
 _DEVICE_PREFIX = "/dev/"
@@ -47,16 +48,27 @@ def read(pid: int) -> Posture:
     )
 
 
-def deviations(seen: Posture, host: Posture, *, ids: range | None) -> list[str]:
+def deviations(
+    seen: Posture,
+    host: Posture,
+    *,
+    ids: range | None,
+    capabilities: int = 0,
+    writable: Sequence[str] = (),
+) -> list[str]:
     """Everything that is not as closed as it must be; empty is good.
 
     `ids`: the host ids the sandbox was given, or None where it has the caller's own.
+    `capabilities`: what it was given of them, as bits; never to hand on to what it starts.
+    `writable`: mount points that may be written to, beyond the usual ones.
     """
-    found = [
-        f"{name} is not empty: {seen.status.get(name)}"
-        for name in _CAPABILITY_SETS
-        if int(seen.status.get(name, "1"), 16) != 0
-    ]
+    found = []
+    for name in _CAPABILITY_SETS:
+        given = capabilities if name in _GIVEN_SETS else 0
+        has = seen.status.get(name)
+        if has is None or int(has, 16) != given:
+            wanted = f"exactly {given:x}" if given else "empty"
+            found.append(f"{name} is not {wanted}: {has}")
     if seen.status.get("NoNewPrivs") != "1":
         found.append("no_new_privs is not set")
     if seen.status.get("Seccomp") != "2":
@@ -76,12 +88,13 @@ def deviations(seen: Posture, host: Posture, *, ids: range | None) -> list[str]:
         found.append(f"supplementary groups were inherited: {seen.status['Groups']}")
     if any(fd > 2 for fd in seen.descriptors):
         found.append(f"descriptors were inherited: {seen.descriptors}")
-    found += mount_deviations(seen.mountinfo)
+    found += mount_deviations(seen.mountinfo, writable)
     return found
 
 
-def mount_deviations(mountinfo: str) -> list[str]:
+def mount_deviations(mountinfo: str, writable: Sequence[str] = ()) -> list[str]:
     found = []
+    open_to_all = (*_WRITABLE, *writable)
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         fields = left.split()
@@ -95,7 +108,7 @@ def mount_deviations(mountinfo: str) -> list[str]:
             found.append(f"{where} is not nosuid")
         if "nodev" not in options and not where.startswith(_DEVICE_PREFIX):
             found.append(f"{where} is not nodev")
-        if "rw" in options and where not in _WRITABLE and not where.startswith(_DEVICE_PREFIX):
+        if "rw" in options and where not in open_to_all and not where.startswith(_DEVICE_PREFIX):
             found.append(f"{where} is writable")
         if any(f.startswith(("shared:", "master:")) for f in fields[6:]):
             found.append(f"{where} is not private")

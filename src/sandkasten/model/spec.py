@@ -22,6 +22,7 @@ TMP = "/tmp"  # noqa: S108  (a path inside the sandbox, private and sized)
 USER_NAME = "sandbox"
 USER_ID = 1000
 RUNNER_ID = 999
+ROOT_HOME = "/root"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -59,13 +60,23 @@ class CellSpec:
     mounts: tuple[HostMount, ...] = ()
 
 
+def user_id(spec: CellSpec) -> int:
+    """Who commands run as, inside."""
+    return 0 if spec.profile == "dev" else USER_ID
+
+
+def home(spec: CellSpec) -> str:
+    return ROOT_HOME if spec.profile == "dev" else HOME
+
+
 def base_environment(spec: CellSpec) -> dict[str, str]:
     """What every command starts with: fixed names, then the image's, then the caller's."""
+    name = "root" if spec.profile == "dev" else USER_NAME
     return {
         "PATH": DEFAULT_PATH,
-        "HOME": HOME,
-        "USER": USER_NAME,
-        "LOGNAME": USER_NAME,
+        "HOME": home(spec),
+        "USER": name,
+        "LOGNAME": name,
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "TMPDIR": TMP,

@@ -2,7 +2,8 @@
 
 Order matters here: a later mount covers an earlier one, and `--remount-ro /` must follow every
 directory made on the root. Descriptor numbers are those of the launcher (listen 3, ready 4,
-info 5, args 6, user namespace 7, seccomp 8 and 9).
+info 5, args 6, user namespace 7, seccomp 8 and 9). What of /proc tells of the host is masked by the
+launcher, before any code runs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sandkasten.linux import capabilities
 from sandkasten.model.spec import (
     HOME,
     RUNNER_ID,
@@ -18,6 +20,8 @@ from sandkasten.model.spec import (
     WORKSPACE,
     CellSpec,
     base_environment,
+    home,
+    user_id,
 )
 
 if TYPE_CHECKING:
@@ -27,8 +31,8 @@ RUNNER_DIR = "/run/sandkasten"
 LISTEN_FD, READY_FD, INFO_FD, USERNS_FD, SECCOMP_FD = 3, 4, 5, 7, 8
 # A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
 _STATE_BYTES = 8 << 20
-# To become the user, to empty that user's bounding set, and to end its processes.
-RUNNER_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
+# Lock files and pid files.
+_RUN_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +46,16 @@ class Ground:
 
 
 def bwrap_args(spec: CellSpec, ground: Ground) -> list[str]:
+    on_image = spec.image.kind == "layers"
     return [
         *_namespaces(spec, ground),
-        *_root_file_system(ground),
-        *_proc(ground),
+        *(_image_root(ground) if on_image else _host_root(ground)),
+        "--proc", "/proc",
         *_devices(spec),
-        *_places(spec, ground),
+        *(_image_places(spec, ground) if on_image else _host_places(spec, ground)),
+        *_mounts(spec, ground),
         # Last: nothing can be added to the root after this.
-        "--remount-ro", "/",
+        *(() if spec.profile == "dev" else ("--remount-ro", "/")),
         "--chdir", "/",
         *_environment(spec),
         *_seccomp(ground.seccomp_filters),
@@ -58,17 +64,19 @@ def bwrap_args(spec: CellSpec, ground: Ground) -> list[str]:
     ]  # fmt: skip
 
 
-def runner_command(ground: Ground) -> list[str]:
+def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
     command = [
         f"{RUNNER_DIR}/runner",
         "--listen-fd", str(LISTEN_FD),
         "--ready-fd", str(READY_FD),
         "--state-dir", f"{RUNNER_DIR}/state",
         "--workspace", WORKSPACE,
-        "--home", HOME,
+        "--home", home(spec),
     ]  # fmt: skip
     if ground.ranged:
-        command += ["--user", f"{USER_ID}:{USER_ID}"]
+        command += ["--user", f"{user_id(spec)}:{user_id(spec)}"]
+    if spec.profile == "dev":
+        command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
     return command
 
 
@@ -77,14 +85,16 @@ def _namespaces(spec: CellSpec, ground: Ground) -> list[str]:
     args += ["--hostname", spec.hostname, "--new-session", "--cap-drop", "ALL"]
     if ground.ranged:
         args += ["--userns", str(USERNS_FD), "--uid", str(RUNNER_ID), "--gid", str(RUNNER_ID)]
-        for capability in RUNNER_CAPABILITIES:
+        # The runner can only hand on what it has itself.
+        given = capabilities.DEV_USER if spec.profile == "dev" else ()
+        for capability in dict.fromkeys((*capabilities.RUNNER, *given)):
             args += ["--cap-add", capability]
     else:
         args += ["--unshare-user", "--disable-userns", "--uid", str(USER_ID), "--gid", str(USER_ID)]
     return args
 
 
-def _root_file_system(ground: Ground) -> list[str]:
+def _host_root(ground: Ground) -> list[str]:
     args = ["--ro-bind", "/usr", "/usr"]
     for name, target in ground.root.links:
         args += ["--symlink", target, f"/{name}"]
@@ -93,13 +103,8 @@ def _root_file_system(ground: Ground) -> list[str]:
     return [*args, "--ro-bind", f"{ground.stage}/etc", "/etc"]
 
 
-def _proc(ground: Ground) -> list[str]:
-    args = ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
-    for name in ground.root.proc_files:
-        args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    for name in ground.root.proc_dirs:
-        args += ["--ro-bind", f"{ground.stage}/empty", f"/proc/{name}"]
-    return args
+def _image_root(ground: Ground) -> list[str]:
+    return ["--bind", f"{ground.stage}/root", "/"]
 
 
 def _devices(spec: CellSpec) -> list[str]:
@@ -110,13 +115,19 @@ def _devices(spec: CellSpec) -> list[str]:
     ]  # fmt: skip
 
 
-def _places(spec: CellSpec, ground: Ground) -> list[str]:
+def _runner_place(ground: Ground) -> list[str]:
     return [
-        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
-        "--perms", "0755", "--dir", "/run",
         "--perms", "0755", "--size", str(_STATE_BYTES), "--tmpfs", RUNNER_DIR,
         "--perms", "0755", "--dir", f"{RUNNER_DIR}/state",
         "--ro-bind", f"{ground.stage}/runner", f"{RUNNER_DIR}/runner",
+    ]  # fmt: skip
+
+
+def _host_places(spec: CellSpec, ground: Ground) -> list[str]:
+    return [
+        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
+        "--perms", "0755", "--dir", "/run",
+        *_runner_place(ground),
         "--perms", "0755", "--dir", "/home",
         "--bind", f"{ground.stage}/volume/workspace", WORKSPACE,
         "--bind", f"{ground.stage}/volume/home", HOME,
@@ -125,6 +136,32 @@ def _places(spec: CellSpec, ground: Ground) -> list[str]:
         "--symlink", "../tmp", "/var/tmp",  # noqa: S108
         "--symlink", "../run", "/var/run",
     ]  # fmt: skip
+
+
+def _image_places(spec: CellSpec, ground: Ground) -> list[str]:
+    """On directories that the launcher has seen to be there, and to be no symlinks."""
+    args = [
+        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
+        "--perms", "0755", "--size", str(_RUN_BYTES), "--tmpfs", "/run",
+        "--perms", "1777", "--dir", "/run/lock",
+        *_runner_place(ground),
+        "--bind", f"{ground.stage}/volume/workspace", WORKSPACE,
+    ]  # fmt: skip
+    if spec.profile == "dev":
+        return args
+    return [*args, "--bind", f"{ground.stage}/volume/home", HOME, "--remount-ro", "/run"]
+
+
+def _mounts(spec: CellSpec, ground: Ground) -> list[str]:
+    args: list[str] = []
+    for index, mount in enumerate(spec.mounts):
+        args += ["--ro-bind", f"{ground.stage}/{mount_name(index)}", mount.target]
+    return args
+
+
+def mount_name(index: int) -> str:
+    """What the launcher calls it on the stage: nothing of the host's names is seen inside."""
+    return f"m{index}"
 
 
 def _environment(spec: CellSpec) -> list[str]:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import resource
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,11 @@ from sandkasten.errors import (
     Conflict,
     SandboxLost,
     SandkastenError,
-    UnsupportedByBackend,
 )
-from sandkasten.linux import cgroups, hostroot, idranges, processes, quota, seccomp
-from sandkasten.model.spec import RUNNER_ID, USER_ID, CellSpec
+from sandkasten.linux import cgroups, hostroot, idranges, processes, seccomp
+from sandkasten.model.spec import RUNNER_ID, CellSpec, user_id
 
+from . import ground as grounds
 from . import probe, selftest
 from .arguments import Ground, bwrap_args, runner_command
 from .cell import LocalCell, alive, remove
@@ -63,7 +63,7 @@ class LocalBackend:
         self._layout = Layout(data_dir)
         self._shipped = self._programs = Programs.found(runner, launcher)
         self._root = os.geteuid() == 0
-        self._prepared = False
+        self._examined: set[str] = set()
         self._preparing = asyncio.Lock()
 
     @property
@@ -115,21 +115,15 @@ class LocalBackend:
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
     async def _check(self, spec: CellSpec) -> None:
-        if spec.image.kind != "host":
-            raise UnsupportedByBackend(
-                f"image {spec.image.name} is not the host image", hint="use image: host"
-            )
-        if spec.profile != "hardened":
-            raise UnsupportedByBackend(
-                f"profile {spec.profile} is not available on the host image",
-                hint="use profile: hardened",
-            )
-        if not self._prepared:
+        grounds.refuse(spec, root=self._root)
+        kind = selftest.kind_of(spec)
+        if kind not in self._examined:
             async with self._preparing:
-                if not self._prepared:
+                if kind not in self._examined:
                     await asyncio.to_thread(self._prepare)
-                    await selftest.ensure(self._layout, self._programs, self._create_unchecked)
-                    self._prepared = True
+                    make = self._create_unchecked
+                    await selftest.ensure(self._layout, self._programs, make, spec)
+                    self._examined.add(kind)
 
     def _prepare(self) -> None:
         try:
@@ -170,7 +164,13 @@ class LocalBackend:
             )
         slot = idranges.lease(idranges.HOST_DIRECTORY, sandbox_id) if self._root else None
         planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
-        state = CellState(processes.boot_id(), slot, planned.directories, planned.v2_directory)
+        state = CellState(
+            processes.boot_id(),
+            slot,
+            planned.directories,
+            planned.v2_directory,
+            volume=spec.workspace.path if spec.workspace else None,
+        )
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         write_state(cell, state)
         group = self._make_group(planned, spec.limits)
@@ -179,11 +179,19 @@ class LocalBackend:
             lost = tuple((u.limit, u.reason, u.remedy) for u in unenforced)
             plan = group.plan
             write_state(
-                cell, CellState(state.boot_id, slot, plan.directories, plan.v2_directory, lost)
+                cell,
+                replace(
+                    state,
+                    cgroups=plan.directories,
+                    v2_directory=plan.v2_directory,
+                    unenforced=lost,
+                ),
             )
         filters = seccomp.compiled(self._layout.shared("seccomp"))
         ground = Ground(self._stage, self._root, self._host_root, len(filters))
-        etc = hostroot.etc_skeleton(self._layout.shared("etc"))
+        shown = [(self._programs.runner, "runner", False)]
+        if spec.image.kind == "host":
+            shown.append((hostroot.etc_skeleton(self._layout.shared("etc")), "etc", True))
         base = idranges.base_of(slot) if slot is not None else 0
         listener = _listen(cell / "socket")
         try:
@@ -197,12 +205,18 @@ class LocalBackend:
                     if slot is None
                     else {"base": base, "count": idranges.COUNT, "expect": base + RUNNER_ID},
                     "stage": self._stage,
-                    "workspace": self._workspace(cell, spec.limits),
-                    "workspace_owner": base + USER_ID,
-                    "binds": binds([(etc, "etc", True), (self._programs.runner, "runner", False)]),
+                    "root": grounds.root_plan(self._layout, cell, spec),
+                    "workspace": grounds.workspace_plan(self._layout, cell, spec),
+                    "workspace_owner": user_id(spec),
+                    "binds": binds(shown),
+                    "mounts": grounds.mounts_plan(spec),
+                    "masks": {
+                        "files": self._host_root.proc_files,
+                        "directories": self._host_root.proc_dirs,
+                    },
                     "bwrap": bwrap,
                     "args": bwrap_args(spec, ground),
-                    "command": runner_command(ground),
+                    "command": runner_command(spec, ground),
                     "seccomp": [os.fspath(f) for f in filters],
                     "limits": self._rlimits(spec.limits),
                     "terminals": _TERMINALS,
@@ -227,13 +241,6 @@ class LocalBackend:
             lost = list(probe.no_cgroups(str(exc)))
             planned = cgroups.Plan((), missing=("memory", "pids", "cpu"))
         return _Group(planned, tuple(lost))
-
-    def _workspace(self, cell: Path, limits: Limits) -> dict[str, object]:
-        if not probe.loop_usable(root=self._root):
-            return {"kind": "tmpfs", "bytes": limits.workspace_bytes}
-        template = quota.template(self._layout.shared("templates"), limits.workspace_bytes)
-        quota.copy_sparse(template, cell / "volume")
-        return {"kind": "image", "path": os.fspath(cell / "volume")}
 
     def _rlimits(self, limits: Limits) -> list[dict[str, int]]:
         wanted = {resource.RLIMIT_NOFILE: limits.open_files, resource.RLIMIT_CORE: 0}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import (
-    BackendError,
     BackendUnavailable,
     InternalError,
+    InvalidImage,
     IsolationRefused,
     QuotaExceeded,
+    SandkastenError,
 )
 
 if TYPE_CHECKING:
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 # The launcher's own deadline is the inner one; ours only catches a launcher that is itself stuck.
 LAUNCH_DEADLINE_MS = 15_000
 _OUTER_DEADLINE_S = 20.0
-_ENOSPC, _ENOENT = 28, 2
+_ENOSPC, _ENOENT = errno.ENOSPC, errno.ENOENT
+# Of a layer or a place in it, these are the image's own doing; anything else is the host's.
+_IMAGES_FAULT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
 
 _REMEDIES: Mapping[str, str] = {
     "cgroup": "give this process write access to its cgroups, or run it as root",
@@ -33,6 +37,10 @@ _REMEDIES: Mapping[str, str] = {
     ),
     "loop": "make /dev/loop-control usable (modprobe loop), or free loop devices with losetup -D",
     "mount": "this process may not mount; run as root on the host, or allow user namespaces",
+    "image": (
+        "images need overlayfs, and as root idmapped mounts (Linux 5.19) on the file system of the "
+        "data directory; run sandkasten doctor"
+    ),
     "seccomp": "reinstall the package; the compiled filter cannot be read",
     "limits": "raise the hard limits of this process (ulimit -Hn)",
     "bubblewrap": "run sandkasten doctor",
@@ -42,7 +50,7 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int) -> int:
-    """The host pid of the first process inside. Raises BackendError with nothing left running."""
+    """The host pid of the first process inside. SandkastenError: nothing is left running."""
     try:
         done = subprocess.run(
             [os.fspath(launcher)],
@@ -71,20 +79,25 @@ def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int) -> int:
     return int(answer["pid"])
 
 
-def trouble(step: str, message: str, errno: int) -> BackendError | InternalError | QuotaExceeded:
+def trouble(step: str, message: str, number: int) -> SandkastenError:
     """Pure: which error a step's failure is."""
-    reason = f"{message}: {os.strerror(errno)}" if errno else message
+    reason = f"{message}: {os.strerror(number)}" if number else message
     text = f"the sandbox could not be started ({step}): {reason}"
     hint = _REMEDIES.get(step, "run sandkasten doctor")
     if step == "plan":
         return InternalError(text)
     if step == "ids":
         return IsolationRefused(text, hint="report this: the sandbox was ended before any code ran")
-    if errno == _ENOSPC and step not in ("userns",):
+    if step == "image" and number in _IMAGES_FAULT:
+        return InvalidImage(
+            f"the image cannot be used: {reason}",
+            hint="it is incomplete, or has a link where a directory must be; import it again",
+        )
+    if number == _ENOSPC and step not in ("userns",):
         return QuotaExceeded(text, hint="free space below the data directory")
-    if step == "bubblewrap" and errno == _ENOENT:
+    if step == "bubblewrap" and number == _ENOENT:
         hint = "apt-get install bubblewrap"
-    return BackendUnavailable(text, hint=hint, step=step, errno=errno)
+    return BackendUnavailable(text, hint=hint, step=step, errno=number)
 
 
 def binds(pairs: Sequence[tuple[Path, str, bool]]) -> list[dict[str, object]]:

@@ -29,6 +29,8 @@ class CellState:
     """Directories to remove; the last resort when nothing else is known."""
     v2_directory: str | None
     unenforced: tuple[tuple[str, str, str], ...] = ()
+    volume: str | None = None
+    """A workspace that outlives the sandbox, and must be let go of cleanly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ def read_state(cell: Path) -> CellState | None:
             cgroups=tuple(str(c) for c in raw["cgroups"]),
             v2_directory=raw["v2_directory"],
             unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
+            volume=raw["volume"] if isinstance(raw.get("volume"), str) else None,
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,7 +1,9 @@
 """Before the first sandbox of a boot: make a throw-away one and look at it from outside.
 
-A sandbox that is less closed than promised is refused, with the deviations named. The verdict is
-kept in a file named after everything it depends on, so that it is paid once per boot and set-up.
+A sandbox that is less closed than promised is refused, with the deviations named. The host image,
+images and the dev profile are put together differently, so each is looked at when first used; the
+subject is our own program, because an image may have none. A verdict is kept in a file named after
+everything it depends on, so that it is paid once per boot and set-up.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sandkasten.errors import IsolationRefused
-from sandkasten.linux import idranges, posture, processes
+from sandkasten.linux import capabilities, idranges, posture, processes
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec
 from sandkasten.wire.channel import Channel
 
+from .arguments import RUNNER_DIR
 from .cell import LocalCell, remove
 from .layout import Layout, read_pid, read_state
 from .programs import Programs, find_bwrap
 
 _DEADLINE_S = 30.0
 # Long enough to be looked at, short enough not to matter when we are killed meanwhile.
-_SUBJECT = ("sleep", "20")
+_SUBJECT = (f"{RUNNER_DIR}/runner", "--rest")
 _PREFIX = "selftest_"
 _LOOKS, _LOOK_AGAIN_S = 40, 0.005
 
@@ -50,9 +52,15 @@ def _key(programs: Programs) -> str:
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 
 
-async def ensure(layout: Layout, programs: Programs, create: Create) -> None:
+def kind_of(spec: CellSpec) -> str:
+    """Sandboxes of one kind are put together the same way."""
+    return "host" if spec.image.kind == "host" else f"image-{spec.profile}"
+
+
+async def ensure(layout: Layout, programs: Programs, create: Create, spec: CellSpec) -> None:
     """Raises IsolationRefused on a mismatch; quiet when this set-up was seen to be right."""
-    mark = layout.data_dir / f"selftest-{_key(programs)}"
+    key = _key(programs)
+    mark = layout.data_dir / f"selftest-{key}-{kind_of(spec)}"
     if mark.exists():
         return
     async with _turn(layout):
@@ -61,9 +69,10 @@ async def ensure(layout: Layout, programs: Programs, create: Create) -> None:
         # One at a time, so what is there was left by a process that was killed meanwhile.
         for left in layout.cells(_PREFIX):
             await asyncio.to_thread(remove, layout, left)
-        await _judge(layout, create)
+        await _judge(layout, create, spec)
         for old in layout.data_dir.glob("selftest-*"):
-            old.unlink(missing_ok=True)
+            if not old.name.startswith(f"selftest-{key}-"):
+                old.unlink(missing_ok=True)
         mark.touch(mode=0o600)
 
 
@@ -87,8 +96,8 @@ async def _turn(layout: Layout) -> AsyncIterator[None]:
         os.close(fd)
 
 
-async def _judge(layout: Layout, create: Create) -> None:
-    found = await run(layout, create)
+async def _judge(layout: Layout, create: Create, spec: CellSpec) -> None:
+    found = await run(layout, create, spec)
     if found:
         raise IsolationRefused(
             f"a new sandbox is less closed than it must be: {'; '.join(found)}",
@@ -97,19 +106,20 @@ async def _judge(layout: Layout, create: Create) -> None:
         )
 
 
-async def run(layout: Layout, create: Create) -> list[str]:
-    """The deviations of a throw-away sandbox; the sandbox is gone afterwards."""
+async def run(layout: Layout, create: Create, spec: CellSpec) -> list[str]:
+    """The deviations of a throw-away sandbox like this one; it is gone afterwards."""
     # Not an id that `owned` tells of: it has no row in a ledger and must not pass for litter.
     sandbox_id = SandboxId(_PREFIX + secrets.token_hex(8))
-    cell = await create(sandbox_id, CellSpec(image=Image("host")))
+    # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
+    cell = await create(sandbox_id, CellSpec(image=spec.image, profile=spec.profile))
     try:
         async with asyncio.timeout(_DEADLINE_S):
-            return await _examine(layout, cell)
+            return await _examine(layout, cell, spec)
     finally:
         await asyncio.shield(cell.destroy())
 
 
-async def _examine(layout: Layout, cell: LocalCell) -> list[str]:
+async def _examine(layout: Layout, cell: LocalCell, spec: CellSpec) -> list[str]:
     channel = await Channel.open(await cell.dial())
     try:
         await channel.call(
@@ -124,6 +134,9 @@ async def _examine(layout: Layout, cell: LocalCell) -> list[str]:
             base = idranges.base_of(state.slot)
             ids = range(base, base + idranges.COUNT)
         host = posture.read(os.getpid())
+        dev = spec.profile == "dev"
+        kept = capabilities.bits(capabilities.DEV_USER) if dev else 0
+        writable = ("/", "/run") if dev else ()
         # A program that just began may not be itself yet, or still have its loader's descriptor
         # open for an instant; what is truly open stays so.
         for _ in range(_LOOKS):
@@ -131,7 +144,9 @@ async def _examine(layout: Layout, cell: LocalCell) -> list[str]:
             if subject is None:
                 found = ["the command started inside was not found from outside"]
             else:
-                found = posture.deviations(posture.read(subject), host, ids=ids)
+                found = posture.deviations(
+                    posture.read(subject), host, ids=ids, capabilities=kept, writable=writable
+                )
             if not found:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -143,7 +158,7 @@ async def _examine(layout: Layout, cell: LocalCell) -> list[str]:
 def _find_subject(first: int) -> int | None:
     for pid in posture.processes_in(first):
         try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == _SUBJECT[0]:
+            if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:2] == list(_SUBJECT):
                 return pid
         except OSError:
             continue

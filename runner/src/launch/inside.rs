@@ -1,0 +1,59 @@
+//! What is changed in the sandbox's own mounts, from outside, before any code runs there.
+//!
+//! bubblewrap could do most of it, but reads the whole list of mounts for each; and it knows no limit
+//! of terminals.
+
+use crate::plan::{Masks, Plan};
+use crate::{mounts, sys, tree, Outcome};
+use std::os::unix::io::RawFd;
+
+const STEP: &str = "mount";
+
+/// Mounts of an empty directory, taken where there is one: one for each mask.
+pub struct Covers(Vec<RawFd>);
+
+/// Called before `finish`, while the stage can still be seen.
+pub fn covers(plan: &Plan) -> Outcome<Covers> {
+    let empty = format!("{}/empty", plan.stage);
+    let closed = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
+    let mut made = Vec::new();
+    for _ in &plan.masks.directories {
+        let fd = tree::copy(&empty)?;
+        tree::restrict(fd, closed, None)?;
+        made.push(fd);
+    }
+    Ok(Covers(made))
+}
+
+/// Enters the sandbox's mount namespace for good; this process is about to end.
+pub fn finish(first: i32, masks: &Masks, covers: Covers, terminals: u32) -> Outcome<()> {
+    let namespace = sys::open_read(STEP, &format!("/proc/{}/ns/mnt", first))?;
+    let entered = unsafe { libc::setns(namespace, libc::CLONE_NEWNS) };
+    sys::close(namespace);
+    sys::check(STEP, "enter the sandbox's mount namespace", entered)?;
+    // The number of terminals is one for the whole machine, and bubblewrap sets no limit.
+    mounts::mount(
+        "the limit of terminals",
+        Some("devpts"),
+        "/dev/pts",
+        Some("devpts"),
+        libc::MS_REMOUNT | libc::MS_NOSUID | libc::MS_NOEXEC,
+        Some(&format!(
+            "newinstance,ptmxmode=0666,mode=620,max={}",
+            terminals
+        )),
+    )?;
+    mask(masks, covers)
+}
+
+fn mask(masks: &Masks, covers: Covers) -> Outcome<()> {
+    let closed = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
+    tree::bind("/proc/sys", "/proc/sys", closed, None)?;
+    for name in &masks.files {
+        tree::bind("/dev/null", &format!("/proc/{}", name), closed, None)?;
+    }
+    for (name, cover) in masks.directories.iter().zip(covers.0) {
+        tree::put(cover, &format!("/proc/{}", name))?;
+    }
+    Ok(())
+}

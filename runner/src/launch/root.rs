@@ -1,0 +1,185 @@
+//! An image's root file system: its layers laid over one another at `<stage>/root`.
+//!
+//! As root each layer is shown with its ids shifted into the sandbox's range, so nothing on disk is
+//! changed and all sandboxes read the same files. An ordinary user's layers are that user's own.
+//! Layers are bound to short names first and given relative to the stage: a sandbox can read the
+//! options of its root, and they tell nothing then.
+
+use crate::mounts::{mkdir, mount, QUIET};
+use crate::plan::{IdMap, Place, Plan, Root};
+use crate::{sys, tree, volume, Outcome, Trouble};
+use std::os::unix::io::RawFd;
+
+const STEP: &str = "image";
+const QUIETLY: u64 = tree::READ_ONLY | tree::NOSUID | tree::NODEV | tree::NOATIME;
+/// What an image may have put into its layers about other layers is not believed.
+const DISTRUSTFUL: &str = "redirect_dir=nofollow,metacopy=off,index=off";
+
+pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
+    let stage = plan.stage.as_str();
+    let mut lowers = Vec::new();
+    for (i, layer) in root.layers.iter().enumerate() {
+        let name = format!("l{}", i);
+        let target = format!("{}/{}", stage, name);
+        mkdir(&target, 0o755)?;
+        tree::bind(layer, &target, QUIETLY, ids.map(|(_, userns)| userns))
+            .map_err(|t| Trouble { step: STEP, ..t })?;
+        lowers.insert(0, name);
+    }
+    if lowers.len() == 1 && !root.writable {
+        // The kernel lays nothing over nothing.
+        lowers.push("empty".to_owned());
+    }
+    let changes = if root.writable {
+        Some(changes(stage, root, ids)?)
+    } else {
+        None
+    };
+    mkdir(&format!("{}/root", stage), 0o755)?;
+    lay(stage, &lowers, changes.as_deref(), ids.is_none())?;
+    let missing = missing(stage, &root.places)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if root.writable {
+        return make_places(&format!("{}/root", stage), &missing, ids);
+    }
+    // A layer of our own above the image's, for what it lacks.
+    let top = format!("{}/top", stage);
+    mkdir(&top, 0o755)?;
+    give_to_inside_root(&top, ids)?;
+    make_places(&top, &missing, ids)?;
+    unmount(&format!("{}/root", stage))?;
+    lowers.retain(|name| name != "empty");
+    lowers.insert(0, "top".to_owned());
+    lay(stage, &lowers, None, ids.is_none())
+}
+
+/// Where changes go, as an option of the overlay.
+fn changes(stage: &str, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<String> {
+    let at = match &root.volume {
+        None => "volume".to_owned(),
+        Some(own) => {
+            volume::place(own, &format!("{}/changes", stage), ids, &[], 0)?;
+            "changes".to_owned()
+        }
+    };
+    for name in ["root", "root/upper", "root/work"] {
+        let path = format!("{}/{}/{}", stage, at, name);
+        mkdir(&path, 0o755)?;
+        give_to_inside_root(&path, ids)?;
+    }
+    // Nothing of it is read after a crash, so a flush inside need not reach the disk.
+    Ok(format!(
+        "upperdir={0}/root/upper,workdir={0}/root/work,volatile",
+        at
+    ))
+}
+
+fn lay(stage: &str, lowers: &[String], changes: Option<&str>, own: bool) -> Outcome<()> {
+    let mut options = format!("{},lowerdir={}", DISTRUSTFUL, lowers.join(":"));
+    if let Some(changes) = changes {
+        options = format!("{},{}", options, changes);
+    }
+    if own {
+        options.push_str(",userxattr");
+    }
+    let read_only = if changes.is_none() {
+        libc::MS_RDONLY
+    } else {
+        0
+    };
+    let chdir = |to: &str| -> Outcome<()> {
+        let cto = sys::c(STEP, to)?;
+        sys::check(STEP, &format!("enter {}", to), unsafe {
+            libc::chdir(cto.as_ptr())
+        })
+        .map(|_| ())
+    };
+    chdir(stage)?;
+    let laid = mount(
+        "the image's layers",
+        Some("root"),
+        "root",
+        Some("overlay"),
+        QUIET | libc::MS_NOATIME | read_only,
+        Some(&options),
+    )
+    .map_err(|t| Trouble { step: STEP, ..t });
+    chdir("/")?;
+    laid
+}
+
+/// Which places are not there. One that is a symlink, or below one, would be mounted somewhere else.
+fn missing<'a>(stage: &str, places: &'a [Place]) -> Outcome<Vec<&'a Place>> {
+    let path = sys::c(STEP, &format!("{}/root", stage))?;
+    let root = sys::check(STEP, "open the image's root", unsafe {
+        libc::open(
+            path.as_ptr(),
+            libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC,
+        )
+    })?;
+    let mut found = Vec::new();
+    let mut outcome = Ok(());
+    for place in places {
+        match tree::plain_path(root, &place.path, place.directory) {
+            Ok(fd) => sys::close(fd),
+            Err(libc::ENOENT) => found.push(place),
+            Err(errno) => {
+                let what = if place.directory { "directory" } else { "file" };
+                let message = format!("{} is not a plain {} in the image", place.path, what);
+                outcome = Err(Trouble::new(STEP, message, errno));
+                break;
+            }
+        }
+    }
+    sys::close(root);
+    outcome.map(|()| found)
+}
+
+fn make_places(at: &str, places: &[&Place], ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
+    for place in places {
+        let mut path = at.to_owned();
+        let parts: Vec<&str> = place.path.split('/').filter(|p| !p.is_empty()).collect();
+        for (i, part) in parts.iter().enumerate() {
+            path = format!("{}/{}", path, part);
+            if std::path::Path::new(&path).exists() {
+                continue;
+            }
+            let last = i + 1 == parts.len();
+            if last && !place.directory {
+                std::fs::write(&path, b"")
+                    .map_err(sys::failed(STEP, &format!("make {}", place.path)))?;
+            } else {
+                mkdir(&path, 0o755)?;
+            }
+            give_to_inside_root(&path, ids)?;
+            let mode = if last { place.mode } else { 0o755 };
+            let cpath = sys::c(STEP, &path)?;
+            sys::check(STEP, &format!("chmod {}", place.path), unsafe {
+                libc::chmod(cpath.as_ptr(), mode)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn give_to_inside_root(path: &str, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
+    let base = match ids {
+        None => return Ok(()),
+        Some((map, _)) => map.base,
+    };
+    let cpath = sys::c(STEP, path)?;
+    sys::check(STEP, &format!("chown {}", path), unsafe {
+        libc::lchown(cpath.as_ptr(), base, base)
+    })
+    .map(|_| ())
+}
+
+fn unmount(path: &str) -> Outcome<()> {
+    let cpath = sys::c(STEP, path)?;
+    sys::check(STEP, &format!("unmount {}", path), unsafe {
+        libc::umount2(cpath.as_ptr(), libc::MNT_DETACH)
+    })
+    .map(|_| ())
+}

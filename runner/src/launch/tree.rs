@@ -1,0 +1,142 @@
+//! The kernel's newer mount calls: a mount is a descriptor until it is put somewhere.
+//!
+//! Used where a mount must have its final attributes before anybody can see it, and for shifting ids,
+//! which the older call cannot say. Numbers by hand: the same on every architecture, and newer than
+//! some bindings we build with.
+
+use crate::{sys, Outcome};
+use std::os::unix::io::RawFd;
+
+const STEP: &str = "mount";
+const SYS_OPEN_TREE: libc::c_long = 428;
+const SYS_MOVE_MOUNT: libc::c_long = 429;
+const SYS_OPENAT2: libc::c_long = 437;
+const SYS_MOUNT_SETATTR: libc::c_long = 442;
+const OPEN_TREE_CLONE: libc::c_uint = 1;
+const OPEN_TREE_CLOEXEC: libc::c_uint = libc::O_CLOEXEC as libc::c_uint;
+const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
+const ANY_ATIME: u64 = 0x70;
+const ATTR_IDMAP: u64 = 0x0010_0000;
+const RESOLVE_NO_SYMLINKS: u64 = 0x04;
+const RESOLVE_IN_ROOT: u64 = 0x10;
+
+pub const READ_ONLY: u64 = 1;
+pub const NOSUID: u64 = 2;
+pub const NODEV: u64 = 4;
+pub const NOATIME: u64 = 0x10;
+
+/// struct mount_attr of <linux/mount.h>.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    userns: u64,
+}
+
+/// struct open_how of <linux/openat2.h>.
+#[repr(C)]
+struct How {
+    flags: u64,
+    mode: u64,
+    resolve: u64,
+}
+
+/// A mount of `source` alone, without what is mounted below it, that is nowhere yet.
+pub fn copy(source: &str) -> Outcome<RawFd> {
+    let csource = sys::c(STEP, source)?;
+    let fd = unsafe {
+        libc::syscall(
+            SYS_OPEN_TREE,
+            libc::AT_FDCWD,
+            csource.as_ptr(),
+            OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC,
+        )
+    };
+    sys::check(STEP, &format!("take a mount of {}", source), fd as i32)
+}
+
+/// `userns`: ids of the file system are those inside that namespace.
+pub fn restrict(mount: RawFd, set: u64, userns: Option<RawFd>) -> Outcome<()> {
+    let mut attributes = Attributes {
+        set,
+        ..Attributes::default()
+    };
+    if set & NOATIME != 0 {
+        // One of several kinds of the same attribute: the kernel wants the old one cleared by name.
+        attributes.clear |= ANY_ATIME;
+    }
+    if let Some(fd) = userns {
+        attributes.set |= ATTR_IDMAP;
+        attributes.userns = fd as u64;
+    }
+    let r = unsafe {
+        libc::syscall(
+            SYS_MOUNT_SETATTR,
+            mount,
+            b"\0".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &attributes,
+            std::mem::size_of::<Attributes>(),
+        )
+    };
+    let what = if userns.is_some() {
+        "shift the ids of a mount"
+    } else {
+        "restrict a mount"
+    };
+    sys::check(STEP, what, r as i32).map(|_| ())
+}
+
+/// Puts it there and closes the descriptor.
+pub fn put(mount: RawFd, target: &str) -> Outcome<()> {
+    let ctarget = sys::c(STEP, target)?;
+    let r = unsafe {
+        libc::syscall(
+            SYS_MOVE_MOUNT,
+            mount,
+            b"\0".as_ptr(),
+            libc::AT_FDCWD,
+            ctarget.as_ptr(),
+            MOVE_MOUNT_F_EMPTY_PATH,
+        )
+    };
+    let done = sys::check(STEP, &format!("put a mount on {}", target), r as i32);
+    sys::close(mount);
+    done.map(|_| ())
+}
+
+/// A mount of `source` at `target` that had its attributes before it was there.
+pub fn bind(source: &str, target: &str, set: u64, userns: Option<RawFd>) -> Outcome<()> {
+    let mount = copy(source)?;
+    if let Err(trouble) = restrict(mount, set, userns) {
+        sys::close(mount);
+        return Err(trouble);
+    }
+    put(mount, target)
+}
+
+/// A path below `root` without any symlink in it, as O_PATH; the errno when it is not there or not so.
+pub fn plain_path(root: RawFd, path: &str, directory: bool) -> Result<RawFd, i32> {
+    let cpath = sys::c(STEP, path).map_err(|t| t.errno)?;
+    let kind = if directory { libc::O_DIRECTORY } else { 0 };
+    let how = How {
+        flags: (libc::O_PATH | libc::O_CLOEXEC | libc::O_NOFOLLOW | kind) as u64,
+        mode: 0,
+        resolve: RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT,
+    };
+    let fd = unsafe {
+        libc::syscall(
+            SYS_OPENAT2,
+            root,
+            cpath.as_ptr(),
+            &how,
+            std::mem::size_of::<How>(),
+        )
+    };
+    if fd < 0 {
+        return Err(sys::errno());
+    }
+    Ok(fd as RawFd)
+}

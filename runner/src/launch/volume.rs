@@ -1,0 +1,94 @@
+//! Where a sandbox may write: an image of its own, a workspace that outlives it, or memory.
+//!
+//! What is the sandbox's own holds host ids and is nobody's afterwards; what outlives it holds the ids
+//! that were seen inside, shifted on the way, so that the next sandbox with another range can use it.
+
+use crate::mounts::{mkdir, mount, QUIET};
+use crate::plan::{IdMap, Volume};
+use crate::{loopdev, sys, tree, Outcome};
+use std::os::unix::io::RawFd;
+
+const STEP: &str = "mount";
+
+/// Mounts it at `target` and makes `directories` in it, owned by `owner` (an id inside).
+pub fn place(
+    volume: &Volume,
+    target: &str,
+    ids: Option<(IdMap, RawFd)>,
+    directories: &[&str],
+    owner: u32,
+) -> Outcome<()> {
+    mkdir(target, 0o755)?;
+    match volume {
+        Volume::Image { path, keep: false } => {
+            let device = loopdev::attach(path)?;
+            let mounted = mount(
+                "workspace",
+                Some(&device.path),
+                target,
+                Some("ext4"),
+                QUIET | libc::MS_NOATIME,
+                // No barriers: a flush would wait for the host's journal, to keep what nobody needs
+                // after a crash.
+                Some("discard,barrier=0"),
+            );
+            device.close();
+            mounted?;
+            // The mount holds the file from here on; without a name it goes with the sandbox.
+            std::fs::remove_file(path).map_err(sys::failed(STEP, &format!("unlink {}", path)))?;
+        }
+        Volume::Image { path, keep: true } => {
+            let device = loopdev::attach_shared(path)?;
+            let mounted = mount(
+                "workspace",
+                Some(&device.path),
+                target,
+                Some("ext4"),
+                QUIET | libc::MS_NOATIME,
+                Some("discard"),
+            );
+            device.close();
+            mounted?;
+            make_directories(target, directories, owner, ids.is_some())?;
+            return shift(target, ids);
+        }
+        Volume::Directory { path } => {
+            tree::bind(path, target, tree::NOSUID | tree::NODEV, None)?;
+            make_directories(target, directories, owner, ids.is_some())?;
+            return shift(target, ids);
+        }
+        Volume::Tmpfs { bytes } => mount(
+            "workspace",
+            Some("workspace"),
+            target,
+            Some("tmpfs"),
+            QUIET | libc::MS_NOATIME,
+            Some(&format!("size={},mode=755", bytes)),
+        )?,
+    }
+    let owner = ids.map_or(owner, |(map, _)| map.base + owner);
+    make_directories(target, directories, owner, ids.is_some())
+}
+
+/// Covers the mount by itself with its ids shifted.
+fn shift(target: &str, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
+    let userns = match ids {
+        None => return Ok(()),
+        Some((_, userns)) => userns,
+    };
+    tree::bind(target, target, tree::NOSUID | tree::NODEV, Some(userns))
+}
+
+fn make_directories(at: &str, names: &[&str], owner: u32, chown: bool) -> Outcome<()> {
+    for name in names {
+        let path = format!("{}/{}", at, name);
+        mkdir(&path, 0o755)?;
+        if chown {
+            let cpath = sys::c(STEP, &path)?;
+            sys::check(STEP, "chown the workspace", unsafe {
+                libc::lchown(cpath.as_ptr(), owner, owner)
+            })?;
+        }
+    }
+    Ok(())
+}
