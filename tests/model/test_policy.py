@@ -7,11 +7,13 @@ import math
 import pytest
 
 from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+from sandkasten.model.image import Image
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.policy import (
     Lease,
     Policy,
     check_network,
+    check_profile_on,
     checked_profile,
     checked_session_key,
     lease_for,
@@ -98,10 +100,13 @@ def test_a_lease_outside_the_operators_is_refused(field, value):
         lease_for(CreateRequest(**{field: value}), Policy())
 
 
-def test_the_hardened_profile_is_the_default_and_dev_is_refused_by_name():
+def test_the_hardened_profile_is_the_default_and_dev_needs_an_image():
     assert checked_profile(None) == checked_profile("hardened") == "hardened"
+    assert checked_profile("dev") == "dev"
+    check_profile_on("hardened", Image("host"))
+    check_profile_on("dev", Image("debian", "layers"))
     with pytest.raises(UnsupportedByBackend) as refused:
-        checked_profile("dev")
+        check_profile_on("dev", Image("host"))
     assert "dev" in refused.value.message
     assert refused.value.hint
     with pytest.raises(InvalidRequest) as unknown:

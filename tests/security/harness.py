@@ -14,7 +14,7 @@ import re
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -116,14 +116,21 @@ def poll(what: str, check: Callable[[], object], *, timeout_s: float = 10.0) -> 
 class Box:
     """One sandbox. `host_pid` is its first process as the host sees it."""
 
-    def __init__(self, loop: Loop, backend: LocalBackend, data_dir: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        backend: LocalBackend,
+        data_dir: Path,
+        limits: Limits,
+        spec: CellSpec | None = None,
+    ) -> None:
         self.loop = loop
         self.backend = backend
         self.data_dir = data_dir
         self.id: SandboxId = new_sandbox_id()
         self.limits = limits
         self.cell: LocalCell = loop.run(
-            backend.create(self.id, CellSpec(image=Image("host"), limits=limits))
+            backend.create(self.id, replace(spec or CellSpec(image=Image("host")), limits=limits))
         )
         self.channel: Channel = loop.run(self._dial())
         self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())

@@ -16,6 +16,7 @@ from sandkasten.model.policy import (
     Lease,
     Policy,
     check_network,
+    check_profile_on,
     checked_profile,
     checked_session_key,
     lease_for,
@@ -84,6 +85,7 @@ class Planner:
         workspace = workspace_wish(request, self._policy.workspaces)
         rules = choose_mounts(request.mounts, self._policy.mounts)
         image = await self._image(request.image, otherwise)
+        check_profile_on(profile, image)
         spec = CellSpec(
             image=image,
             limits=limits,

@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable
@@ -116,6 +117,46 @@ def abandon(volume: int) -> None:
     # A tmpfs has nothing to write back, and says so.
     with contextlib.suppress(OSError):
         fcntl.ioctl(volume, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+
+
+# <linux/loop.h>: the device and inode of the file come first.
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_INFO_BYTES = 232
+_LOOK_AGAIN_S = 0.002
+
+
+def attached(path: str) -> bool:
+    """Whether a loop device holds this file: it is mounted, or just being unmounted."""
+    try:
+        mine = os.stat(path)
+    except OSError:
+        return False
+    for name in os.listdir("/sys/block"):
+        if not name.startswith("loop") or not os.path.exists(f"/sys/block/{name}/loop"):
+            continue
+        try:
+            device = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            said = fcntl.ioctl(device, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
+        except OSError:
+            continue  # let go meanwhile
+        finally:
+            os.close(device)
+        if struct.unpack_from("=QQ", said) == (mine.st_dev, mine.st_ino):
+            return True
+    return False
+
+
+def await_detached(path: str, timeout_s: float) -> bool:
+    """True once everything written is in the file and nobody has it mounted any more."""
+    deadline = time.monotonic() + timeout_s
+    while attached(path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_AGAIN_S)
+    return True
 
 
 def _copy_extents(src: int, dst: int, size: int) -> None:

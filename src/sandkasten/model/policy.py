@@ -19,6 +19,7 @@ from sandkasten.model.workspace import WorkspaceRules
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from sandkasten.model.image import Image
     from sandkasten.model.mounts import MountRule
     from sandkasten.model.sandbox import CreateRequest, Number
     from sandkasten.model.spec import Profile
@@ -187,13 +188,22 @@ def checked_profile(profile: str | None) -> Profile:
     if profile in (None, "hardened"):
         return "hardened"
     if profile == "dev":
-        # Whether it can be had with this image is the backend's to say.
         return "dev"
     raise InvalidRequest(
         f"there is no profile named {shown(str(profile))}",
         hint=did_you_mean(str(profile), ("hardened", "dev")),
         field="profile",
     )
+
+
+def check_profile_on(profile: Profile, image: Image) -> None:
+    """Root inside needs a root file system of its own; the machine's cannot be given away."""
+    if profile == "dev" and image.kind == "host":
+        raise UnsupportedByBackend(
+            "the dev profile needs an image: nothing can be installed into the machine's own /usr",
+            hint="name an image (sandkasten image ls), or use profile: hardened",
+            profile="dev",
+        )
 
 
 def check_network(network: str | None) -> None:

@@ -9,6 +9,7 @@ launcher, before any code runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from sandkasten.linux import capabilities
@@ -155,6 +156,10 @@ def _image_places(spec: CellSpec, ground: Ground) -> list[str]:
 def _mounts(spec: CellSpec, ground: Ground) -> list[str]:
     args: list[str] = []
     for index, mount in enumerate(spec.mounts):
+        if spec.image.kind == "host":
+            # bubblewrap makes what is missing above a mount, but for itself alone.
+            for parent in reversed(PurePosixPath(mount.target).parents[:-1]):
+                args += ["--perms", "0755", "--dir", str(parent)]
         args += ["--ro-bind", f"{ground.stage}/{mount_name(index)}", mount.target]
     return args
 

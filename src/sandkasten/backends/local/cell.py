@@ -67,6 +67,8 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
         return
     state = read_state(cell) or _guess(sandbox_id)
     _end(cell, sandbox_id, state)
+    if state.volume is not None and not _lived_in(layout, sandbox_id, state.volume):
+        quota.await_detached(state.volume, _DEATH_DEADLINE_S)
     with contextlib.suppress(OSError):
         cgroups.remove(_group(state))
     if not _clear(cell):
@@ -132,11 +134,27 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
                 hint="a process in uninterruptible sleep holds it; the next sweep tries again",
             )
     finally:
-        # What it wrote is nobody's any more, so it is not written out either.
-        close_later(volume, after=quota.abandon)
-        close_later(mounts)
+        if state.volume is None:
+            # What it wrote is nobody's any more, so it is not written out either.
+            close_later(volume, after=quota.abandon)
+            close_later(mounts)
+        else:
+            # Whoever comes next must find it unmounted, so that is done here and now.
+            for held in (volume, mounts):
+                if held is not None:
+                    os.close(held)
         if pinned is not None:
             pinned.close()
+
+
+def _lived_in(layout: Layout, but: SandboxId, volume: str) -> bool:
+    """Whether another sandbox has the same workspace, and so keeps it mounted."""
+    for other in layout.cells():
+        if other != but and alive(layout, other):
+            state = read_state(layout.cell(other))
+            if state is not None and state.volume == volume:
+                return True
+    return False
 
 
 def _await_empty(group: cgroups.Plan) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, InvalidImage, UnsupportedByBackend
 from sandkasten.linux import quota
+from sandkasten.model.policy import check_profile_on
 from sandkasten.model.spec import TMP, WORKSPACE, CellSpec, home
 
 from . import probe
@@ -32,12 +33,7 @@ def refuse(spec: CellSpec, *, root: bool) -> None:
             f"image {spec.image.name} sets an environment name that nobody can use: {bad[0]!r}",
             hint="rebuild the image without it",
         )
-    if spec.profile == "dev" and spec.image.kind == "host":
-        raise UnsupportedByBackend(
-            "the dev profile needs an image: packages cannot be installed into the machine's own",
-            hint="import or build an image and name it, or use profile: hardened",
-            profile="dev",
-        )
+    check_profile_on(spec.profile, spec.image)
     if spec.profile == "dev" and not root:
         raise UnsupportedByBackend(
             "the dev profile needs a range of ids, and an ordinary user has one",
