@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.spec import CellSpec
     from sandkasten.model.usage import Usage
-    from sandkasten.ports import ByteStream, Cell, Store
+    from sandkasten.ports import ByteStream, Cell, HostMounts, Store
 
 
 class Gate:
@@ -137,8 +137,10 @@ class World:
         allowed: Sequence[str] | None = None,
         *,
         spares: bool = False,
+        host_mounts: HostMounts | None = None,
     ) -> None:
         self._spares = spares
+        self._host_mounts = host_mounts
         self._images = HostImages(allowed=allowed)
         self.backend = InjectedBackend()
         self.store: Store = store if store is not None else MemoryStore()
@@ -158,6 +160,8 @@ class World:
             clock=self.clock,
             events=self.events,
             oneshot_spares=self._spares,
+            workspaces=self.backend.real.workspaces,
+            host_mounts=self._host_mounts,
         )
 
     async def left(self) -> tuple[list[str], list[str]]:

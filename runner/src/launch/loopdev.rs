@@ -74,11 +74,8 @@ pub fn attach_shared(image: &str) -> Outcome<Attached> {
             fd,
             turn: None,
         }),
-        None => open_rw("/dev/loop-control").and_then(|control| {
-            let claimed = claim(file, control);
-            sys::close(control);
-            claimed
-        }),
+        // Opened anew: a device keeps the open file it is given, and with it the lock of that one.
+        None => attach(image),
     };
     match found {
         Ok(attached) => Ok(Attached {

@@ -39,6 +39,17 @@ Limits = Annotated[
     typer.Option("--limit", metavar="NAME=N", help="A limit, e.g. mem_limit_mb=256; repeatable."),
 ]
 Image = Annotated[str | None, typer.Option("--image", "-i", metavar="I", help="The image.")]
+Workspace = Annotated[
+    str | None,
+    typer.Option("--workspace", metavar="NAME", help="A workspace that stays; made at first use."),
+]
+Shared = Annotated[
+    bool, typer.Option("--shared", help="Share that workspace with others that share it.")
+]
+Mounts = Annotated[
+    list[str],
+    typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
+]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
 ]
@@ -72,6 +83,9 @@ def build() -> typer.Typer:
     config.callback(help="The settings in force.")(_nothing)
     app.add_typer(config, name="config")
     app.add_typer(image_app(), name="image")
+    from sandkasten.cli.workspaces import commands
+
+    app.add_typer(commands(), name="workspace")
     return app
 
 
@@ -132,6 +146,9 @@ def _run(
     ] = ".",
     stdin: Annotated[bool, typer.Option("--stdin", help="Give it our standard input.")] = False,
     limit: Limits = [],  # noqa: B006
+    workspace: Workspace = None,
+    shared: Shared = False,
+    mount: Mounts = [],  # noqa: B006
     json: Json = False,
 ) -> None:
     """Run code once in a sandbox of its own. The exit status is the code's; 124: out of time."""
@@ -149,6 +166,9 @@ def _run(
         out=out,
         stdin=stdin,
         limits=running.figures(limit),
+        workspace=workspace,
+        workspace_mode="shared" if shared else None,
+        mounts=tuple(mount),
     )
     raise SystemExit(running.run(_state(context, json=json), job))
 
@@ -169,6 +189,9 @@ def _create(
         str | None,
         typer.Option("--session-key", metavar="K", help="Take the one with this key if it lives."),
     ] = None,
+    workspace: Workspace = None,
+    shared: Shared = False,
+    mount: Mounts = [],  # noqa: B006
     json: Json = False,
 ) -> None:
     """Make a sandbox that stays; print its id."""
@@ -182,6 +205,9 @@ def _create(
         limits=running.figures(limit),
         profile=profile,
         session_key=session_key,
+        workspace=workspace,
+        workspace_mode="shared" if shared else None,
+        mounts=tuple(mount),
     )
     go(life.create(_state(context, json=json), wish))
 

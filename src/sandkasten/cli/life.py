@@ -26,6 +26,9 @@ class Wish:
     limits: Mapping[str, float]
     profile: str | None
     session_key: str | None
+    workspace: str | None = None
+    workspace_mode: str | None = None
+    mounts: tuple[str, ...] = ()
 
 
 async def create(state: State, wish: Wish) -> None:
@@ -39,6 +42,9 @@ async def create(state: State, wish: Wish) -> None:
         limits=wish.limits,
         profile=wish.profile,
         session_key=wish.session_key,
+        workspace=wish.workspace,
+        workspace_mode=wish.workspace_mode,
+        mounts=wish.mounts,
         data_dir=state.data_dir,
         backend=state.backend,
     )

@@ -44,6 +44,8 @@ def described(info: Info) -> dict[str, Any]:
         "acquire_source": info.acquire_source,
         "acquire_detail": info.acquire_detail,
         "workspace_id": info.workspace_id,
+        "workspace_mode": _mode(info),
+        "mounts": [asdict(one) for one in info.mounts],
         "created_at": moment(info.created_at),
         "expires_at": moment(info.expires_at),
         "profile": info.profile,
@@ -52,6 +54,12 @@ def described(info: Info) -> dict[str, Any]:
         "unenforced": [asdict(one) for one in info.unenforced],
         "warnings": list(info.warnings),
     }
+
+
+def _mode(info: Info) -> str | None:
+    if info.workspace_id is None:
+        return None
+    return "shared" if info.workspace_shared else "exclusive"
 
 
 async def sandboxes(state: State, *, everything: bool = False) -> None:
@@ -70,7 +78,7 @@ async def sandboxes(state: State, *, everything: bool = False) -> None:
         return
     now = time.time()
     put_table(
-        ("ID", "IMAGE", "STATE", "AGE", "MEMORY", "KEY", "LABELS"),
+        ("ID", "IMAGE", "STATE", "AGE", "MEMORY", "WORKSPACE", "KEY", "LABELS"),
         [
             (
                 info.id,
@@ -78,6 +86,7 @@ async def sandboxes(state: State, *, everything: bool = False) -> None:
                 info.status,
                 age(now - info.created_at),
                 size(used),
+                info.workspace_id or "-",
                 info.session_key or "-",
                 ",".join(f"{name}={value}" for name, value in info.labels.items()) or "-",
             )

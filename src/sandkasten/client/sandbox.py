@@ -17,7 +17,14 @@ from sandkasten.client import transfer
 from sandkasten.client.embedded import Place, connect
 from sandkasten.client.listing import listed
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal, AsyncWatch
-from sandkasten.client.requests import Command, Size, command_of, exec_request
+from sandkasten.client.requests import (
+    Command,
+    Size,
+    command_of,
+    exec_request,
+    names_of,
+    one_workspace,
+)
 from sandkasten.client.results import FileBytes, Number, Result, RunResult, Transfer, result_of
 from sandkasten.client.streams import closing
 from sandkasten.errors import (
@@ -60,9 +67,17 @@ class AsyncSandbox:
         profile: str | None = None,
         backend: str | None = None,
         session_key: str | None = None,
+        workspace: str | None = None,
+        workspace_mode: str | None = None,
+        workspace_id: str | None = None,
+        mounts: Sequence[str] = (),
         data_dir: str | PathLike[str] | None = None,
     ) -> None:
-        """Nothing is made yet. `session_key` finds the live sandbox of that key or makes it."""
+        """Nothing is made yet. `session_key` finds the live sandbox of that key or makes it.
+
+        `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
+        at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
+        """
         self._place = _place(data_dir, backend)
         self._wanted: CreateRequest | None = CreateRequest(
             image=image,
@@ -76,6 +91,9 @@ class AsyncSandbox:
             backend=backend,
             network=network,
             session_key=session_key,
+            workspace_id=one_workspace(workspace, workspace_id),
+            workspace_mode=workspace_mode,
+            mounts=names_of(mounts, "mounts"),
         )
         self._id: str | None = None
         self._info: Info | None = None

@@ -19,7 +19,7 @@ from sandkasten.client.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -210,9 +210,17 @@ class Sandbox:
         profile: str | None = None,
         backend: str | None = None,
         session_key: str | None = None,
+        workspace: str | None = None,
+        workspace_mode: str | None = None,
+        workspace_id: str | None = None,
+        mounts: Sequence[str] = (),
         data_dir: str | PathLike[str] | None = None,
     ) -> None:
-        """Make it. `session_key` finds the live sandbox of that key or makes it."""
+        """Make it. `session_key` finds the live sandbox of that key or makes it.
+
+        `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
+        at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
+        """
         self._twin = AsyncSandbox(
             image,
             ttl_seconds=ttl_seconds,
@@ -225,6 +233,10 @@ class Sandbox:
             profile=profile,
             backend=backend,
             session_key=session_key,
+            workspace=workspace,
+            workspace_mode=workspace_mode,
+            workspace_id=workspace_id,
+            mounts=mounts,
             data_dir=data_dir,
         )
         loop.run(self._twin.begin())

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats, Swept
+    from sandkasten.model.workspace import Workspace
 
 
 class TerminalTransport(Protocol):
@@ -119,9 +120,22 @@ class ImagesTransport(Protocol):
     async def usage(self) -> ImageUsage: ...
 
 
+class WorkspacesTransport(Protocol):
+    """The named workspaces of one server."""
+
+    async def list(self) -> Sequence[Workspace]: ...
+    async def get(self, name: str) -> Workspace: ...
+    async def create(self, name: str, *, size_mb: float | None = None) -> Workspace: ...
+    async def copy(self, source: str, target: str) -> Workspace: ...
+    async def resize(self, name: str, size_mb: float) -> Workspace: ...
+    async def delete(self, name: str) -> None: ...
+
+
 class Transport(Protocol):
     """One server of sandboxes."""
 
+    @property
+    def workspaces(self) -> WorkspacesTransport: ...
     @property
     def files(self) -> FilesTransport: ...
     @property

@@ -13,13 +13,14 @@ from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.images.catalog import Images
 from sandkasten.images.sources import Sources
 from sandkasten.images.store import LayerStore
+from sandkasten.linux.hostmounts import HostMounts
 from sandkasten.telemetry.logs import LogEvents
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.daemon.settings import Settings
-    from sandkasten.ports import Backend, EventSink, Store
+    from sandkasten.ports import Backend, EventSink, Store, Workspaces
 
 
 async def open_engine(settings: Settings, *, events: EventSink | None = None) -> Engine:
@@ -29,7 +30,7 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
             "the embedded engine needs Linux, because sandboxes are made of its namespaces",
             hint="run the daemon on a Linux machine and give its address as url",
         )
-    backend, store = _backend(settings)
+    backend, store, workspaces = _backend(settings)
     layers = LayerStore(settings.data_dir.absolute() / "images")
     images = Images(
         layers,
@@ -53,24 +54,29 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
         clock=SystemClock(),
         events=events if events is not None else LogEvents(),
         oneshot_spares=settings.oneshot_spares,
+        workspaces=workspaces,
+        host_mounts=HostMounts(settings.data_dir),
     )
     engine.sweep_soon()
     return engine
 
 
-def _backend(settings: Settings) -> tuple[Backend, Store]:
+def _backend(settings: Settings) -> tuple[Backend, Store, Workspaces]:
     # Imported one by one: a process uses one backend, and the others need not be importable.
     if settings.backend == "memory":
         from sandkasten.backends.memory import MemoryBackend
         from sandkasten.store.memory import MemoryStore
 
         # Its sandboxes are objects of this process; a ledger that others see would lie.
-        return MemoryBackend(), MemoryStore()
+        memory = MemoryBackend()
+        return memory, MemoryStore(), memory.workspaces
     from sandkasten.backends.local import LocalBackend
+    from sandkasten.linux.volumes import Volumes
     from sandkasten.store.directory import DirectoryStore
 
     data_dir = prepare_data_dir(settings.data_dir)
-    return LocalBackend(data_dir), DirectoryStore(data_dir / "ledger")
+    ledger = DirectoryStore(data_dir / "ledger")
+    return LocalBackend(data_dir), ledger, Volumes(data_dir / "workspaces")
 
 
 def prepare_data_dir(path: Path) -> Path:

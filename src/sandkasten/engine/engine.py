@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from sandkasten.engine.claims import Claims
 from sandkasten.engine.connections import PortStream, connect_port
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.files import Files
@@ -21,6 +22,7 @@ from sandkasten.engine.reaper import Reaper
 from sandkasten.engine.sandboxes import Sandboxes
 from sandkasten.engine.spares import Spares
 from sandkasten.engine.terminals import Terminal, open_terminal
+from sandkasten.engine.workspaces import Workspaces
 from sandkasten.errors import SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
 from sandkasten.model.sandbox import CreateRequest, DiskUsage, Info, Process, Stats, Swept
@@ -32,7 +34,16 @@ if TYPE_CHECKING:
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.policy import Policy
     from sandkasten.model.readiness import Readiness
-    from sandkasten.ports import Backend, Clock, EventSink, ImageLibrary, ImageSource, Store
+    from sandkasten.ports import (
+        Backend,
+        Clock,
+        EventSink,
+        HostMounts,
+        ImageLibrary,
+        ImageSource,
+        Store,
+    )
+    from sandkasten.ports import Workspaces as WorkspacePort
 
 Infos: TypeAlias = list[Info]
 Processes: TypeAlias = list[Process]
@@ -58,15 +69,41 @@ class Engine:
         events: EventSink | None = None,
         oneshot_spares: bool = False,
         library: ImageLibrary | None = None,
+        workspaces: WorkspacePort | None = None,
+        host_mounts: HostMounts | None = None,
     ) -> None:
         self.backend_name = default_backend
         self.policy = policy
         self._handles = Handles(backends, store, clock, events)
         planner = Planner(
-            handles=self._handles, images=images, policy=policy, default_backend=default_backend
+            handles=self._handles,
+            images=images,
+            policy=policy,
+            default_backend=default_backend,
+            host_mounts=host_mounts,
+        )
+        claims = Claims(
+            store=store,
+            handles=self._handles,
+            port=workspaces,
+            rules=policy.workspaces,
+            clock=clock,
         )
         self._sandboxes = Sandboxes(
-            handles=self._handles, store=store, planner=planner, clock=clock, events=events
+            handles=self._handles,
+            store=store,
+            planner=planner,
+            claims=claims,
+            clock=clock,
+            events=events,
+        )
+        self.workspaces = Workspaces(
+            claims=claims,
+            store=store,
+            handles=self._handles,
+            rules=policy.workspaces,
+            finish=self._sandboxes.finish_destroy,
+            events=events,
         )
         self._reaper = Reaper(
             backends=backends,
@@ -201,7 +238,9 @@ class Engine:
 
     async def sweep(self) -> Swept:
         self._sweep_began = True
-        return await self._reaper.sweep()
+        swept = await self._reaper.sweep()
+        await self.workspaces.tidy()
+        return swept
 
     def sweep_soon(self, after_s: float = SWEEP_AFTER_S) -> None:
         """One sweep in the background, or a quick one in `aclose` when that comes first."""

@@ -7,6 +7,8 @@ a result with `ok` false; an interpreter that is not there is CommandNotFound.
 from __future__ import annotations
 
 import asyncio
+import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -70,6 +72,10 @@ _ALIASES = {"linux": "bash", "shell": "bash", "python3": "python", "javascript":
 class _Job:
     name: str
     runtime: Runtime
+    main: str
+    """Where the code itself lies, relative to the workspace."""
+    kept: bool
+    """Whether the workspace outlives the run, so that the code must not stay in it."""
     files: dict[str, bytes]
     globs: tuple[Glob, ...]
     exec: ExecRequest
@@ -97,6 +103,8 @@ class OneShot:
         try:
             return await self._compute(record, job, plan)
         finally:
+            if job.kept:
+                await self._take_back(record, job)
             await self._remove(record)
 
     async def _plan(self, request: RunRequest, job: _Job) -> Plan:
@@ -108,6 +116,9 @@ class OneShot:
                 profile=request.profile,
                 backend=request.backend,
                 network=request.network,
+                workspace_id=request.workspace_id,
+                workspace_mode=request.workspace_mode,
+                mounts=request.mounts,
                 labels={"sandkasten.oneshot": job.name},
             ),
             otherwise=job.runtime.image,
@@ -138,9 +149,7 @@ class OneShot:
         artifacts: tuple[Artifact, ...] = ()
         warnings = record.warnings
         if job.globs and result.status != "lost":
-            collected = await collect_artifacts(
-                self._files, record, job.globs, leave_out=job.runtime.main
-            )
+            collected = await collect_artifacts(self._files, record, job.globs, leave_out=job.main)
             artifacts = collected.artifacts
             warnings += collected.warnings
         return _answer(record, job, result, artifacts, warnings)
@@ -186,6 +195,11 @@ class OneShot:
         except BaseExceptionGroup as several:
             raise _first(several) from several
 
+    async def _take_back(self, record: Record, job: _Job) -> None:
+        """Nobody asked for the code to be kept, only for what it writes."""
+        with suppress(SandkastenError):
+            await self._files.remove(record.id, f"{WORKSPACE}/{job.main}", missing_ok=True)
+
     async def _remove(self, record: Record) -> None:
         try:
             await self._sandboxes.destroy(record.id)
@@ -218,10 +232,13 @@ def _checked(request: RunRequest) -> _Job:
             "open a sandbox and upload an archive",
             limit=MAX_FILES,
         )
-    main = f"{WORKSPACE}/{runtime.main}"
+    kept = request.workspace_id is not None
+    # In a workspace that is somebody's already, the plain name may be taken.
+    code_name = f".{secrets.token_hex(6)}-{runtime.main}" if kept else runtime.main
+    main = f"{WORKSPACE}/{code_name}"
     if main in files:
         raise InvalidRequest(
-            f"{runtime.main} is where the code itself goes",
+            f"{code_name} is where the code itself goes",
             hint="give that file another name",
             field="files",
         )
@@ -235,6 +252,8 @@ def _checked(request: RunRequest) -> _Job:
     return _Job(
         name=request.runtime,
         runtime=runtime,
+        main=code_name,
+        kept=kept,
         files=files,
         globs=compile_globs(request.artifacts),
         exec=ExecRequest(command, stdin=request.stdin, timeout_s=timeout_s),

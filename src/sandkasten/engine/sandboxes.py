@@ -35,6 +35,8 @@ from sandkasten.wire.channel import Channel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.engine.claims import Claims
+
 # Making a place takes milliseconds; a host so busy that it needs this long is not usable.
 CREATE_TIMEOUT_S = 30.0
 # Clean-up runs after its caller was cancelled, so it must end; the reaper does the rest.
@@ -55,9 +57,11 @@ class Sandboxes:
         handles: Handles,
         store: Store,
         planner: Planner,
+        claims: Claims,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
+        self._claims = claims
         self._handles = handles
         self._store = store
         self._planner = planner
@@ -100,9 +104,10 @@ class Sandboxes:
             owner_start=owner.start,
             warnings=plan.warnings,
             acquired=acquired,
+            mounts=plan.mounts,
         )
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
-            await self._store.put(record)
+            record, plan = await self._recorded(record, plan)
             try:
                 # The row keeps the image from now on; it must not have gone just before.
                 await self._planner.check_present(plan)
@@ -232,11 +237,32 @@ class Sandboxes:
             session_key=record.session_key,
             acquire_source="cold" if record.acquired == "cold" else "pool",
             acquire_detail=SPARE_DETAIL if record.acquired == "spare" else "",
+            workspace_id=record.workspace_id,
+            workspace_shared=record.workspace_shared,
+            mounts=record.mounts,
             labels=dict(record.labels),
             env_names=record.env_names,
             unenforced=record.unenforced,
             warnings=record.warnings,
         )
+
+    async def _recorded(self, record: Record, plan: Plan) -> tuple[Record, Plan]:
+        """The row is written when this returns, and a named workspace is this sandbox's."""
+        if plan.workspace is None:
+            await self._store.put(record)
+            return record, plan
+        async with self._claims.claimed(plan.workspace, self.finish_destroy) as claim:
+            limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
+            record = replace(
+                record,
+                limits=limits,
+                workspace_id=plan.workspace.name,
+                workspace_shared=plan.workspace.shared,
+                unenforced=claim.unenforced,
+            )
+            await self._store.put(record)
+        spec = replace(plan.spec, limits=limits, workspace=claim.volume)
+        return record, replace(plan, spec=spec)
 
     async def _start(self, record: Record, plan: Plan) -> Record:
         try:
@@ -256,6 +282,8 @@ class Sandboxes:
             # The request goes out first; the row is written while the runner works.
             await asyncio.sleep(0)
             unenforced = tuple(cell.unenforced) if isinstance(cell, Candid) else ()
+            told = {one.limit for one in unenforced}
+            unenforced += tuple(one for one in record.unenforced if one.limit not in told)
             running = replace(record, state=State.RUNNING, unenforced=unenforced)
             await self._store.put(running)
             await leasing

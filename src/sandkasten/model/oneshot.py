@@ -33,6 +33,10 @@ class RunRequest:
     profile: str | None = None
     backend: str | None = None
     network: str | None = None
+    workspace_id: str | None = None
+    """A workspace that outlives the run: what the code writes there stays."""
+    workspace_mode: str | None = None
+    mounts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

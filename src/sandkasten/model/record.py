@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.lifecycle import State
     from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.mounts import Mounted
 
 Acquired = Literal["cold", "pool", "spare"]
 
@@ -45,3 +46,4 @@ class Record:
     workspace_shared: bool = False
     acquired: Acquired = "cold"
     """Made for whoever asked; or kept ready and claimed; or kept ready and nobody's yet."""
+    mounts: tuple[Mounted, ...] = ()

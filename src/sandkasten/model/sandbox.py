@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.mounts import Mounted
     from sandkasten.model.usage import Usage
 
 Number = int | float
@@ -76,6 +77,10 @@ class Info:
     acquire_source: Literal["pool", "cold"] = "cold"
     acquire_detail: str = ""
     workspace_id: str | None = None
+    """The workspace's name; None for one that goes with the sandbox."""
+    workspace_shared: bool = False
+    mounts: tuple[Mounted, ...] = ()
+    """The operator's host mounts it has, read-only."""
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
     env_names: tuple[str, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()

@@ -15,6 +15,7 @@ from sandkasten.errors import SessionNotFound
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.lifecycle import State
 from sandkasten.model.limits import Limits, Unenforced
+from sandkasten.model.mounts import Mounted
 from sandkasten.model.record import Acquired, Record
 
 # Env names, labels and warnings of one sandbox; a file beyond this is not one of ours.
@@ -45,6 +46,7 @@ def encode_row(record: Record) -> bytes:
         "workspace_id": record.workspace_id,
         "workspace_shared": record.workspace_shared,
         "acquired": record.acquired,
+        "mounts": [asdict(entry) for entry in record.mounts],
     }
     return json.dumps(row, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
@@ -93,6 +95,7 @@ def decode_row(data: bytes) -> Record:
         workspace_id=workspace,
         workspace_shared=shared,
         acquired=_acquired(row.get("acquired", "cold")),
+        mounts=_mounts(row.get("mounts", [])),
     )
 
 
@@ -148,3 +151,9 @@ def _unenforced(value: object) -> tuple[Unenforced, ...]:
     return tuple(
         Unenforced(_text(one, "limit"), _text(one, "reason"), _text(one, "remedy")) for one in value
     )
+
+
+def _mounts(value: object) -> tuple[Mounted, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError("mounts is not a list of objects")
+    return tuple(Mounted(_text(one, "name"), _text(one, "target")) for one in value)
