@@ -63,6 +63,8 @@ def build() -> typer.Typer:
     app.command("ls")(_ls)
     app.command("ps")(_ps)
     app.command("stats")(_stats)
+    app.command("pause")(_pause)
+    app.command("resume")(_resume)
     app.command("rm")(_rm)
     app.command("doctor")(_doctor)
     app.command("version")(_version)
@@ -272,6 +274,27 @@ def _stats(context: typer.Context, id: Id, json: Json = False) -> None:
     from sandkasten.cli import showing
 
     go(showing.stats(_state(context, json=json), id))
+
+
+def _pause(
+    context: typer.Context,
+    id: Id,
+    reclaim: Annotated[
+        bool, typer.Option("--reclaim", help="Also give back the memory it can spare.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Stop everything in a sandbox until it is resumed."""
+    from sandkasten.cli import life
+
+    go(life.pause(_state(context, json=json), id, reclaim=reclaim))
+
+
+def _resume(context: typer.Context, id: Id, json: Json = False) -> None:
+    """Let a paused sandbox go on where it stopped."""
+    from sandkasten.cli import life
+
+    go(life.resume(_state(context, json=json), id))
 
 
 def _rm(

@@ -277,6 +277,9 @@ class Sandbox:
 
     close = _waiting(AsyncSandbox.close)
     info = _waiting(AsyncSandbox.info)
+    pause = _waiting(AsyncSandbox.pause)
+    resume = _waiting(AsyncSandbox.resume)
+    reclaim = _waiting(AsyncSandbox.reclaim)
     stats = _waiting(AsyncSandbox.stats)
     processes = _waiting(AsyncSandbox.processes)
 
