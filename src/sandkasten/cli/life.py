@@ -25,6 +25,7 @@ class Wish:
     labels: Mapping[str, str]
     limits: Mapping[str, float]
     profile: str | None
+    isolation: str | None
     session_key: str | None
 
 
@@ -38,6 +39,7 @@ async def create(state: State, wish: Wish) -> None:
         labels=wish.labels,
         limits=wish.limits,
         profile=wish.profile,
+        isolation=wish.isolation,
         session_key=wish.session_key,
         data_dir=state.data_dir,
         backend=state.backend,

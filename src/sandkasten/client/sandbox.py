@@ -59,6 +59,7 @@ class AsyncSandbox:
         network: str | None = None,
         profile: str | None = None,
         backend: str | None = None,
+        isolation: str | None = None,
         session_key: str | None = None,
         data_dir: str | PathLike[str] | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class AsyncSandbox:
             limits=limits or {},
             profile=profile,
             backend=backend,
+            isolation=isolation,
             network=network,
             session_key=session_key,
         )

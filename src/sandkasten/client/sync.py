@@ -208,6 +208,7 @@ class Sandbox:
         network: str | None = None,
         profile: str | None = None,
         backend: str | None = None,
+        isolation: str | None = None,
         session_key: str | None = None,
         data_dir: str | PathLike[str] | None = None,
     ) -> None:
@@ -223,6 +224,7 @@ class Sandbox:
             network=network,
             profile=profile,
             backend=backend,
+            isolation=isolation,
             session_key=session_key,
             data_dir=data_dir,
         )

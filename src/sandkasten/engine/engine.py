@@ -20,8 +20,10 @@ from sandkasten.engine.planning import Planner
 from sandkasten.engine.reaper import Reaper
 from sandkasten.engine.sandboxes import Sandboxes
 from sandkasten.engine.terminals import Terminal, open_terminal
+from sandkasten.engine.tiers import Survey, Tiers
 from sandkasten.errors import Conflict, SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
+from sandkasten.model.readiness import Tier
 from sandkasten.model.sandbox import CreateRequest, DiskUsage, Info, Process, Stats, Swept
 from sandkasten.wire.messages import decode_processes, decode_stats
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 Infos: TypeAlias = list[Info]
 Processes: TypeAlias = list[Process]
 Results: TypeAlias = list[ExecResult]
+Tiered: TypeAlias = list[Tier]
 
 # Late enough not to slow the first create, early enough that short-lived processes sweep.
 SWEEP_AFTER_S = 1.0
@@ -62,11 +65,18 @@ class Engine:
         self.backend_name = default_backend
         self.policy = policy
         self._handles = Handles(backends, store, clock, events)
-        planner = Planner(
-            handles=self._handles, images=images, policy=policy, default_backend=default_backend
-        )
+        tiers = Tiers(backends=backends, default_backend=default_backend, policy=policy)
+        planner = Planner(tiers=tiers, images=images, policy=policy)
         self._sandboxes = Sandboxes(
             handles=self._handles, store=store, planner=planner, clock=clock, events=events
+        )
+        self._survey = Survey(
+            backends=backends,
+            default_backend=default_backend,
+            policy=policy,
+            images=images,
+            planner=planner,
+            sandboxes=self._sandboxes,
         )
         self._pausing = Pausing(
             handles=self._handles, store=store, policy=policy, clock=clock, events=events
@@ -179,6 +189,10 @@ class Engine:
 
     async def probe(self, backend: str | None = None) -> Readiness:
         return await self._handles.backend(backend or self.backend_name).probe()
+
+    async def tiers(self, *, measure: bool = True) -> Tiered:
+        """Every way to have sandboxes here; `measure` makes a few of each and takes the time."""
+        return await self._survey.tiers(measure=measure)
 
     # ---- commands
 
