@@ -62,6 +62,14 @@ class Handle:
     dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: dict[str, Began] = field(default_factory=dict)
 
+    @property
+    def live(self) -> Channel | None:
+        """The channel, if it can be used as far as this process knows."""
+        channel = self.channel
+        if channel is None or channel.closed or self.record.state is State.PAUSED:
+            return None
+        return channel
+
     def remember(self, exec_id: str, began: Began) -> None:
         if len(self.began) >= _REMEMBERED:
             del self.began[next(iter(self.began))]
@@ -106,19 +114,19 @@ class Handles:
 
     async def channel(self, handle: Handle) -> Channel:
         """The live channel of this handle, dialled anew when the last one ended."""
-        channel = handle.channel
-        if channel is not None and not channel.closed:
+        channel = handle.live
+        if channel is not None:
             return channel
         async with handle.dialing:
-            channel = handle.channel
+            channel = handle.live
             if channel is not None:
-                if not channel.closed:
-                    return channel
-                await channel.aclose()
-            if channel is not None or handle.record.state is State.PAUSED:
+                return channel
+            if handle.channel is not None or handle.record.state is State.PAUSED:
                 # Pausing closes every connection, so only a new one can meet a paused sandbox.
                 await self.refresh(handle)
                 check_not_paused(handle.record)
+            if handle.channel is not None:
+                await handle.channel.aclose()
             try:
                 async with asyncio.timeout(ATTACH_TIMEOUT_S):
                     handle.channel = await Channel.open(await handle.cell.dial())
@@ -137,8 +145,8 @@ class Handles:
 
     async def connect(self, text: str) -> tuple[Handle, Channel]:
         handle = await self.get(text)
-        channel = handle.channel
-        if channel is None or channel.closed:
+        channel = handle.live
+        if channel is None:
             channel = await self.channel(handle)
         return handle, channel
 

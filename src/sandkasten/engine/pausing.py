@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # The runner answers these at once; a sandbox that starves it for longer is not paused.
 TELL_TIMEOUT_S = 5.0
+_LOOK_S = 0.0005
 # Whoever holds the lock is creating, destroying, pausing or resuming it: seconds at most.
 LOCK_WAIT_S = 30.0
 # A sandbox that uses less of a processor than this is at rest: its runner looks about now and then.
@@ -130,11 +131,17 @@ class Pausing:
         try:
             await channel.call("freeze", {"frozen": True}, timeout_s=TELL_TIMEOUT_S)
             await channel.call("quiesce", {"ms": 0}, timeout_s=TELL_TIMEOUT_S)
+            # Its end is on the way. Not ours to close: who follows a command would be cancelled.
+            async with asyncio.timeout(TELL_TIMEOUT_S):
+                while not channel.closed:
+                    await asyncio.sleep(_LOOK_S)
             await cell.pause()
+        except TimeoutError as exc:
+            await self._run_on(handle, cell, running)
+            raise _silent(handle.record) from exc
         except BaseException:
             await self._run_on(handle, cell, running)
             raise
-        await channel.aclose()
 
     async def _run_on(self, handle: Handle, cell: Pausable, running: Record) -> None:
         """After a failed pause; the caller gets the error that began this."""
@@ -169,10 +176,7 @@ class Pausing:
                 async with asyncio.timeout(TELL_TIMEOUT_S):
                     handle.channel = channel = await Channel.open(await handle.cell.dial())
             except TimeoutError as exc:
-                raise Busy(
-                    f"sandbox {handle.record.id} did not answer within {TELL_TIMEOUT_S:g} s",
-                    hint="it may be starved of CPU; try again",
-                ) from exc
+                raise _silent(handle.record) from exc
         await channel.call("freeze", {"frozen": False}, timeout_s=TELL_TIMEOUT_S)
 
     def _emit(self, event: str, record: Record) -> None:
@@ -219,6 +223,13 @@ class _Rest:
     def forget(self, known: set[SandboxId]) -> None:
         for the_id in [one for one in self._looks if one not in known]:
             del self._looks[the_id]
+
+
+def _silent(record: Record) -> Busy:
+    return Busy(
+        f"sandbox {record.id} did not answer within {TELL_TIMEOUT_S:g} s",
+        hint="it may be starved of CPU; try again",
+    )
 
 
 def _pausable(cell: Cell, record: Record) -> Pausable:

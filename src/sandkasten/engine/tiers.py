@@ -24,7 +24,7 @@ from sandkasten.model.sandbox import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sandkasten.engine.planning import Planner
     from sandkasten.engine.sandboxes import Sandboxes
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, ImageSource
 
 _GVISOR: Final = "gvisor"
-# A tier that was not ready is looked at again after this: somebody may have mended it.
-_NOT_READY_KEPT_S: Final = 10.0
 _CREATES: Final = 3
 # Names that a machine with any image at all is likely to know.
 _LIKELY_IMAGES: Final = ("python", "linux", "node", "base")
@@ -50,13 +48,11 @@ class Tiers:
         backends: Mapping[str, Backend],
         default_backend: str,
         policy: Policy,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backends = backends
         self._default = default_backend
         self._policy = policy
-        self._now = now
-        self._seen: dict[str, tuple[float, Readiness]] = {}
+        self._ready_ones: dict[str, Readiness] = {}
 
     async def choose(self, backend: str | None, isolation: str | None) -> Backend:
         """The backend for a request. The default one is not examined: creating says what fails."""
@@ -135,13 +131,13 @@ class Tiers:
         return backend
 
     async def _readiness(self, backend: Backend) -> Readiness:
-        known = self._seen.get(backend.name)
+        """Remembered once it is good; what is missing may be mended at any time."""
+        known = self._ready_ones.get(backend.name)
         if known is not None:
-            at, readiness = known
-            if readiness.ready or self._now() - at < _NOT_READY_KEPT_S:
-                return readiness
+            return known
         readiness = await backend.probe()
-        self._seen[backend.name] = (self._now(), readiness)
+        if readiness.ready:
+            self._ready_ones[backend.name] = readiness
         return readiness
 
 
@@ -205,11 +201,12 @@ class Survey:
         default, backend = not name, wanted.backend or self._default
         create_ms: float | None = None
         try:
-            plan = await self._planner.plan(wanted)
-            backend = plan.backend.name
-            found = await plan.backend.probe()
-            if found.ready and measure:
-                create_ms = await self._create_ms(wanted)
+            if default:
+                backend = (await self._planner.plan(wanted)).backend.name
+            found = await self._backends[backend].probe()
+            if found.ready:
+                plan = await self._planner.plan(wanted)
+                create_ms = await self._create_ms(wanted) if measure else None
         except SandkastenError as exc:
             return _missing(name or backend, backend, exc.message, exc.hint, default=default)
         if not found.ready:
