@@ -50,6 +50,10 @@ Mounts = Annotated[
     list[str],
     typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
 ]
+Isolation = Annotated[
+    str | None,
+    typer.Option("--isolation", metavar="I", help="standard, gvisor or strongest."),
+]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
 ]
@@ -75,6 +79,8 @@ def build() -> typer.Typer:
     app.command("ls")(_ls)
     app.command("ps")(_ps)
     app.command("stats")(_stats)
+    app.command("pause")(_pause)
+    app.command("resume")(_resume)
     app.command("rm")(_rm)
     app.command("doctor")(_doctor)
     app.command("version")(_version)
@@ -149,6 +155,7 @@ def _run(
     workspace: Workspace = None,
     shared: Shared = False,
     mount: Mounts = [],  # noqa: B006
+    isolation: Isolation = None,
     json: Json = False,
 ) -> None:
     """Run code once in a sandbox of its own. The exit status is the code's; 124: out of time."""
@@ -169,6 +176,7 @@ def _run(
         workspace=workspace,
         workspace_mode="shared" if shared else None,
         mounts=tuple(mount),
+        isolation=isolation,
     )
     raise SystemExit(running.run(_state(context, json=json), job))
 
@@ -185,6 +193,7 @@ def _create(
     ] = [],  # noqa: B006
     limit: Limits = [],  # noqa: B006
     profile: Annotated[str | None, typer.Option("--profile", metavar="P")] = None,
+    isolation: Isolation = None,
     session_key: Annotated[
         str | None,
         typer.Option("--session-key", metavar="K", help="Take the one with this key if it lives."),
@@ -204,6 +213,7 @@ def _create(
         labels=running.pairs(label, "--label"),
         limits=running.figures(limit),
         profile=profile,
+        isolation=isolation,
         session_key=session_key,
         workspace=workspace,
         workspace_mode="shared" if shared else None,
@@ -308,6 +318,27 @@ def _stats(context: typer.Context, id: Id, json: Json = False) -> None:
     go(showing.stats(_state(context, json=json), id))
 
 
+def _pause(
+    context: typer.Context,
+    id: Id,
+    reclaim: Annotated[
+        bool, typer.Option("--reclaim", help="Also give back the memory it can spare.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Stop everything in a sandbox until it is resumed."""
+    from sandkasten.cli import life
+
+    go(life.pause(_state(context, json=json), id, reclaim=reclaim))
+
+
+def _resume(context: typer.Context, id: Id, json: Json = False) -> None:
+    """Let a paused sandbox go on where it stopped."""
+    from sandkasten.cli import life
+
+    go(life.resume(_state(context, json=json), id))
+
+
 def _rm(
     context: typer.Context,
     ids: Annotated[
@@ -324,11 +355,18 @@ def _rm(
     raise SystemExit(go(life.remove(_state(context, json=json), ids or [], everything=all_)))
 
 
-def _doctor(context: typer.Context, json: Json = False) -> None:
+def _doctor(
+    context: typer.Context,
+    measure: Annotated[
+        bool,
+        typer.Option(help="Make a few sandboxes of each kind and say how long that takes."),
+    ] = True,
+    json: Json = False,
+) -> None:
     """Say what sandboxes need here, whether it is there, and what to do where it is not."""
     from sandkasten.cli import doctor
 
-    raise SystemExit(go(doctor.examine(_state(context, json=json))))
+    raise SystemExit(go(doctor.examine(_state(context, json=json), measure=measure)))
 
 
 def _config_show(

@@ -45,6 +45,7 @@ class Job:
     workspace: str | None = None
     workspace_mode: str | None = None
     mounts: tuple[str, ...] = ()
+    isolation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ async def _run(
         workspace=job.workspace,
         workspace_mode=job.workspace_mode,
         mounts=job.mounts,
+        isolation=job.isolation,
         data_dir=state.data_dir,
         backend=state.backend,
     )

@@ -34,6 +34,7 @@ async def run_async(
     workspace_id: str | None = None,
     mounts: Sequence[str] = (),
     backend: str | None = None,
+    isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
@@ -60,6 +61,7 @@ async def run_async(
         workspace_id=one_workspace(workspace, workspace_id),
         workspace_mode=workspace_mode,
         mounts=names_of(mounts, "mounts"),
+        isolation=isolation,
     )
     return run_result_of(await transport.run(request))
 
@@ -83,6 +85,7 @@ def run(
     workspace_id: str | None = None,
     mounts: Sequence[str] = (),
     backend: str | None = None,
+    isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
@@ -110,6 +113,7 @@ def run(
             workspace_id=workspace_id,
             mounts=mounts,
             backend=backend,
+            isolation=isolation,
             data_dir=data_dir,
         )
     )

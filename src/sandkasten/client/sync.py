@@ -209,6 +209,7 @@ class Sandbox:
         network: str | None = None,
         profile: str | None = None,
         backend: str | None = None,
+        isolation: str | None = None,
         session_key: str | None = None,
         workspace: str | None = None,
         workspace_mode: str | None = None,
@@ -232,6 +233,7 @@ class Sandbox:
             network=network,
             profile=profile,
             backend=backend,
+            isolation=isolation,
             session_key=session_key,
             workspace=workspace,
             workspace_mode=workspace_mode,
@@ -290,6 +292,9 @@ class Sandbox:
 
     close = _waiting(AsyncSandbox.close)
     info = _waiting(AsyncSandbox.info)
+    pause = _waiting(AsyncSandbox.pause)
+    resume = _waiting(AsyncSandbox.resume)
+    reclaim = _waiting(AsyncSandbox.reclaim)
     stats = _waiting(AsyncSandbox.stats)
     processes = _waiting(AsyncSandbox.processes)
 

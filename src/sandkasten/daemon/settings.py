@@ -17,6 +17,7 @@ from sandkasten.daemon.files import find_file, read_file
 from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
+from sandkasten.model.isolation import ISOLATIONS, MINIMA
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.mounts import MountRule, mount_text, parse_mounts
 from sandkasten.model.numbers import number
@@ -244,6 +245,9 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("workspace.default_mb", _number, None),
         _Setting("workspace.max_mb", _number, 1_048_576),
         _Setting("workspace.max_count", _number, 1000),
+        _Setting("policy.isolation", _choice(*ISOLATIONS), None),
+        _Setting("policy.isolation_minimum", _choice(*MINIMA), None),
+        _Setting("idle.reclaim_after_seconds", seconds, None),
         _Setting("images.strict", _flag, False),
         _Setting("pool.oneshot_spares", _none_or_one, 1),
         _Setting("images.aliases", _aliases, []),
@@ -319,6 +323,14 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
     registries = value("images.registries")
     data_dir = Path(str(value("data_dir")))
     workspaces = _workspaces(origins, limits)
+    rest = value("idle.reclaim_after_seconds")
+    isolation, minimum = value("policy.isolation"), value("policy.isolation_minimum")
+    if isolation == "standard" and minimum == "gvisor":
+        raise InvalidConfiguration(
+            "policy.isolation is standard, which is less than policy.isolation_minimum (gvisor)",
+            hint="leave policy.isolation out, or set it to gvisor or strongest",
+            setting="policy.isolation",
+        )
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -329,6 +341,9 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         env={name: environ[name] for name in allow if name in environ},
         workspaces=workspaces,
         mounts=_mount_rules(_strings(value("policy.mounts")), data_dir),
+        reclaim_after_s=None if rest is None else _figure(rest),
+        isolation=None if isolation is None else str(isolation),
+        isolation_minimum=None if minimum is None else str(minimum),
     )
     return Settings(
         data_dir=data_dir,

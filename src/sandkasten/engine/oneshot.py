@@ -115,6 +115,7 @@ class OneShot:
                 limits=request.limits,
                 profile=request.profile,
                 backend=request.backend,
+                isolation=request.isolation,
                 network=request.network,
                 workspace_id=request.workspace_id,
                 workspace_mode=request.workspace_mode,

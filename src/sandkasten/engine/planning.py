@@ -29,7 +29,7 @@ from sandkasten.ports import Watchful
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.tiers import Tiers
     from sandkasten.model.image import Image
     from sandkasten.model.mounts import MountRule
     from sandkasten.model.record import Record
@@ -57,16 +57,14 @@ class Planner:
     def __init__(
         self,
         *,
-        handles: Handles,
+        tiers: Tiers,
         images: ImageSource,
         policy: Policy,
-        default_backend: str,
         host_mounts: HostMounts | None = None,
     ) -> None:
-        self._handles = handles
+        self._tiers = tiers
         self._images = images
         self._policy = policy
-        self._default_backend = default_backend
         self._host_mounts = host_mounts
 
     async def plan(self, request: CreateRequest, *, otherwise: str = "linux") -> Plan:
@@ -82,9 +80,9 @@ class Planner:
         lease = lease_for(request, self._policy)
         labels = checked_labels(request.labels)
         key = checked_session_key(request.session_key)
-        backend = self._handles.backend(request.backend or self._default_backend)
         workspace = workspace_wish(request, self._policy.workspaces)
         rules = choose_mounts(request.mounts, self._policy.mounts)
+        backend = await self._tiers.choose(request.backend, request.isolation)
         image = await self._image(request.image, otherwise)
         check_profile_on(profile, image)
         spec = CellSpec(
@@ -141,6 +139,7 @@ def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
     asked = (
         ("image", request.image, plan.spec.image.name, found.image),
         ("backend", request.backend, plan.backend.name, found.backend),
+        ("backend", request.isolation, plan.backend.name, found.backend),
         ("profile", request.profile, plan.spec.profile, found.profile),
         ("workspace", request.workspace_id, request.workspace_id, found.workspace_id),
     )

@@ -48,6 +48,12 @@ class Policy:
     workspaces: WorkspaceRules = field(default_factory=WorkspaceRules)
     mounts: tuple[MountRule, ...] = ()
     """What of the host may be shown, read-only; a request can only name one of these."""
+    reclaim_after_s: float | None = None
+    """Seconds of rest after which a sandbox gives back the memory it can spare; None: never."""
+    isolation: str | None = None
+    """What a request gets that names neither isolation nor backend; None: standard."""
+    isolation_minimum: str | None = None
+    """The weakest isolation a request may have; None: any."""
 
 
 @dataclass(frozen=True, slots=True)

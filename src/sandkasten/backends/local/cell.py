@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import BackendUnavailable, SandboxLost
-from sandkasten.linux import cgroups, idranges, processes, quota
+from sandkasten.errors import BackendUnavailable, Busy, SandboxLost, UnsupportedByBackend
+from sandkasten.linux import cgroups, freezing, idranges, processes, quota
 from sandkasten.linux.closing import close_later
 from sandkasten.model.limits import Limits
 from sandkasten.wire.unix import connect_unix
@@ -58,6 +58,64 @@ class LocalCell:
 
     async def destroy(self) -> None:
         await asyncio.to_thread(remove, self.layout, self.id)
+
+    async def pause(self) -> None:
+        """See `ports.Pausable`. UnsupportedByBackend where the sandbox has no cgroup."""
+        way = self._freezer("paused")
+        try:
+            await asyncio.to_thread(freezing.freeze, way)
+        except TimeoutError as exc:
+            raise Busy(
+                f"sandbox {self.id} did not stop within {freezing.FREEZE_DEADLINE_S:g} s",
+                hint="a process waits for the disk; it runs on as before, try again",
+            ) from exc
+        except OSError as exc:
+            raise self._trouble("paused", exc) from exc
+
+    async def resume(self) -> None:
+        way = self._freezer("resumed")
+        try:
+            await asyncio.to_thread(freezing.thaw, way)
+        except OSError as exc:
+            raise self._trouble("resumed", exc) from exc
+
+    async def reclaim(self) -> int:
+        """See `ports.Reclaims`. What has a copy on disk goes; a process's own memory stays."""
+        way = freezing.reclaimer(self.hierarchies, self.id)
+        if way is None:
+            raise self._no_cgroup("its memory cannot be reclaimed", "memory")
+        try:
+            return await asyncio.to_thread(freezing.reclaim, way)
+        except FileNotFoundError as exc:
+            raise self._no_cgroup("its memory cannot be reclaimed", "memory") from exc
+        except OSError as exc:
+            raise self._trouble("relieved of memory", exc) from exc
+
+    def _freezer(self, what: str) -> freezing.Freezer:
+        way = freezing.usable(freezing.freezers(self.hierarchies, self.id))
+        if way is None:
+            raise self._no_cgroup(f"it cannot be {what}", "freezer")
+        return way
+
+    def _no_cgroup(self, so: str, controller: str) -> UnsupportedByBackend | SandboxLost:
+        if not self.layout.cell(self.id).exists():
+            return SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
+        if os.geteuid() != 0:
+            reason, remedy = "an ordinary user has no cgroup here", "run as root"
+        else:
+            reason = f"the sandbox has no {controller} cgroup"
+            remedy = "mount cgroups writable; run sandkasten doctor"
+        return UnsupportedByBackend(
+            f"sandbox {self.id}: {so}, because {reason}", hint=remedy, sandbox_id=self.id
+        )
+
+    def _trouble(self, what: str, exc: OSError) -> BackendUnavailable | SandboxLost:
+        if not self.layout.cell(self.id).exists():
+            return SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
+        return BackendUnavailable(
+            f"sandbox {self.id} could not be {what}: {exc.strerror or exc}",
+            hint="check that the cgroup file systems are writable",
+        )
 
 
 def remove(layout: Layout, sandbox_id: SandboxId) -> None:
@@ -123,11 +181,14 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
             mounts = processes.hold_mounts(pinned.pid)
         # Both: the group also holds a launcher that was interrupted, the pid works without groups.
         killed = cgroups.kill(group)
+        if pinned is not None:
+            pinned.kill()
+        # After the kill, so that nothing inside gets another turn.
+        freezing.thaw_dying(state.cgroups)
         if pinned is None:
             if killed:
                 _await_empty(group)
             return
-        pinned.kill()
         if not pinned.wait(_DEATH_DEADLINE_S):
             raise BackendUnavailable(
                 f"sandbox {sandbox_id} (pid {pinned.pid}) does not die",

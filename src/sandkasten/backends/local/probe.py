@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandkastenError
-from sandkasten.linux import cgroups, quota, seccomp
+from sandkasten.linux import cgroups, freezing, quota, seccomp
 from sandkasten.model.limits import Limits, Unenforced
 from sandkasten.model.readiness import Readiness, Requirement
 
@@ -73,6 +73,7 @@ def look(
     planned = cgroups.plan(hierarchies, "probe", Limits())
     unenforced = tuple(missing_controllers(planned.missing, root=root))
     lines.append(_cgroups(planned, root))
+    lines.append(_pausing(hierarchies, root))
     failed = [line for line in lines if line.required and not line.ok]
     if failed:
         first = failed[0]
@@ -189,3 +190,17 @@ def _cgroups(planned: cgroups.Plan, root: bool) -> Requirement:
         )
         return Requirement("cgroups", False, state, "mount cgroups writable", required=False)
     return Requirement("cgroups", True, "memory, pids and cpu, written directly")
+
+
+def _pausing(hierarchies: cgroups.Hierarchies, root: bool) -> Requirement:
+    if not root:
+        return Requirement(
+            "pausing", False, "not available to an ordinary user here", "run as root",
+            required=False,
+        )  # fmt: skip
+    ways = freezing.freezers(hierarchies, "probe")
+    state = " or ".join(way.file for way in ways) or "no freezer"
+    return Requirement(
+        "pausing", bool(ways), state, "mount the cgroup2 file system, or the v1 freezer",
+        required=False,
+    )  # fmt: skip
