@@ -1,7 +1,8 @@
 """One contract, any backend: which backends a run is about, and a fresh place for each test.
 
-`--backend NAME` (repeatable) chooses them; without it the suite runs on `memory` and `local`.
-A NAME of the form `package.module:factory` opens a backend of somebody else: the factory is
+`--backend NAME` (repeatable) chooses them (see `tests.grounds`: `local/debian` is the local backend
+on a Debian image); without it the suite runs on `memory` and `local`. A NAME of the form
+`package.module:factory` opens a backend of somebody else: the factory is
 called with a scratch directory and answers an object of `ports.Backend`. A backend that cannot
 be used here fails every test with the reason its `probe` gives; nothing is skipped. Tests that
 need a real kernel are deselected on `memory`, and the run says which and why.
@@ -18,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
 from tests.conformance.box import Box
+from tests.grounds import GROUNDS, Ground, spec_on
+from tests.grounds import open_backend as open_ground
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from sandkasten.model.limits import Limits
+    from sandkasten.model.spec import CellSpec
     from sandkasten.ports import Backend, Cell
 
 DEFAULT_BACKENDS = ("memory", "local")
@@ -42,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--backend",
         action="append",
         metavar="NAME",
-        help="a backend to hold to the contract: memory, local or package.module:factory",
+        help=f"what to hold to the contract: {', '.join(GROUNDS)} or package.module:factory",
     )
 
 
@@ -50,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "needs_kernel(reason): the memory backend has no kernel to do this with"
     )
+    config.addinivalue_line("markers", "needs_python(reason): the image must have Python")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -63,10 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
     for item in items:
-        marker = item.get_closest_marker("needs_kernel")
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if marker is not None and params.get("backend_name") == "memory":
-            left_out[item.name] = str(marker.args[0])
+        reason = _not_asked(item, str(params.get("backend_name")))
+        if reason is not None:
+            left_out[item.name] = reason
             dropped.append(item)
         else:
             kept.append(item)
@@ -76,10 +78,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+def _not_asked(item: pytest.Item, name: str) -> str | None:
+    """Why this test has nothing to ask of that ground; None when it has."""
+    kernel = item.get_closest_marker("needs_kernel")
+    if kernel is not None and name == "memory":
+        return f"{name}: {kernel.args[0]}"
+    python = item.get_closest_marker("needs_python")
+    if python is not None and name in GROUNDS and not GROUNDS[name].has_python:
+        return f"{name}: {python.args[0]}"
+    return None
+
+
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     left_out = config.stash.get(_left_out, {})
     lines = [f"  {name}: {reason}" for name, reason in sorted(left_out.items())]
-    return ["not asked of the memory backend:", *lines] if lines else []
+    return ["not asked:", *lines] if lines else []
 
 
 @pytest.fixture(scope="session")
@@ -91,15 +104,11 @@ def scratch() -> Iterator[Path]:
 
 
 def open_backend(name: str, scratch: Path) -> Backend:
-    if name == "memory":
-        return MemoryBackend()
-    if name == "local":
-        from sandkasten.backends.local import LocalBackend
-
-        return LocalBackend(data_dir=scratch)
+    if name in GROUNDS:
+        return open_ground(GROUNDS[name], scratch)
     module, _, factory = name.partition(":")
     if not factory:
-        pytest.fail(f"--backend {name}: known are memory, local and package.module:factory")
+        pytest.fail(f"--backend {name}: known are {', '.join(GROUNDS)} and package.module:factory")
     opened: Backend = getattr(importlib.import_module(module), factory)(scratch)
     return opened
 
@@ -120,9 +129,13 @@ async def backend(backend_name: str, scratch: Path) -> AsyncIterator[Backend]:
         await closing()
 
 
+def _spec(backend_name: str, limits: Limits | None = None) -> CellSpec:
+    return spec_on(GROUNDS.get(backend_name, Ground("other")), limits)
+
+
 @pytest.fixture
-def spec() -> CellSpec:
-    return CellSpec(image=Image("host"))
+def spec(backend_name: str) -> CellSpec:
+    return _spec(backend_name)
 
 
 @pytest.fixture
@@ -141,13 +154,13 @@ async def box(cell: Cell) -> AsyncIterator[Box]:
 
 
 @pytest.fixture
-async def limited(backend: Backend) -> AsyncIterator[Any]:
+async def limited(backend: Backend, backend_name: str) -> AsyncIterator[Any]:
     """Makes places with limits of the test's choice."""
     opened: list[Box] = []
     cells: list[Cell] = []
 
     async def make(limits: Limits) -> Box:
-        made = await backend.create(new_sandbox_id(), CellSpec(image=Image("host"), limits=limits))
+        made = await backend.create(new_sandbox_id(), _spec(backend_name, limits))
         cells.append(made)
         opened.append(await Box.open(made))
         return opened[-1]

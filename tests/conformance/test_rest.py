@@ -90,6 +90,7 @@ async def test_a_full_workspace_does_not_touch_a_neighbour(limited):
     assert (await neighbour.write("mine", bytes(4 * MIB))).size == 4 * MIB
 
 
+@pytest.mark.needs_python("the server it talks to is written in Python")
 async def test_a_port_inside_is_reached_and_talks_both_ways(box: Box):
     port = await box.echo_server()
     async with asyncio.timeout(PATIENCE_S):
@@ -108,6 +109,7 @@ async def test_a_port_inside_is_reached_and_talks_both_ways(box: Box):
             assert await call.result() == {"sent": 5, "received": 5}
 
 
+@pytest.mark.needs_python("the server it talks to is written in Python")
 async def test_much_data_through_a_port_arrives_whole(box: Box):
     port = await box.echo_server()
     data = bytes(range(256)) * 12_000

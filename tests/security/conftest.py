@@ -12,20 +12,31 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend
 from sandkasten.model.limits import MIB, Limits
+from tests.grounds import GROUNDS, Ground, open_backend
 from tests.security.harness import ROOT, Box, Loop, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from sandkasten.backends.local import LocalBackend
+
 # In our environment from the start, so that every sandbox could have inherited it.
 PLANTED = "SANDKASTEN_PLANTED_SECRET"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--ground",
+        default="local",
+        choices=[name for name in GROUNDS if name != "memory"],
+        help="what the attacked sandboxes stand on",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -59,20 +70,25 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture(scope="session")
-def backend(data_dir: Path, planted_secret: str) -> LocalBackend:
-    return LocalBackend(data_dir)
+def ground(request: pytest.FixtureRequest) -> Ground:
+    return GROUNDS[request.config.getoption("ground")]
+
+
+@pytest.fixture(scope="session")
+def backend(data_dir: Path, planted_secret: str, ground: Ground) -> LocalBackend:
+    return cast("LocalBackend", open_backend(ground, data_dir))
 
 
 @pytest.fixture(scope="session")
 def make_box(
-    loop: Loop, backend: LocalBackend, data_dir: Path
+    loop: Loop, backend: LocalBackend, data_dir: Path, ground: Ground
 ) -> Callable[..., AbstractContextManager[Box]]:
     """A context manager of a sandbox with its own limits; nothing of it is left at the end."""
 
     @contextmanager
     def make(limits: Limits | None = None) -> Iterator[Box]:
         limits = limits or Limits(memory_bytes=256 * MIB, workspace_bytes=64 * MIB)
-        box = Box(loop, backend, data_dir, limits)
+        box = Box(loop, backend, data_dir, limits, ground=ground)
         try:
             yield box
         finally:

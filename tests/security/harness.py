@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
+
 from sandkasten.linux import idranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
 from sandkasten.wire.call import Data, Output
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import (
@@ -35,12 +35,14 @@ from sandkasten.wire.messages import (
     decode_shells,
     to_bytes_json,
 )
+from tests.grounds import GROUNDS, Ground, spec_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from sandkasten.backends.local import LocalBackend, LocalCell
     from sandkasten.model.limits import Limits
+    from sandkasten.model.spec import CellSpec
 
 T = TypeVar("T")
 
@@ -123,14 +125,16 @@ class Box:
         data_dir: Path,
         limits: Limits,
         spec: CellSpec | None = None,
+        ground: Ground = GROUNDS["local"],
     ) -> None:
         self.loop = loop
+        self.ground = ground
         self.backend = backend
         self.data_dir = data_dir
         self.id: SandboxId = new_sandbox_id()
         self.limits = limits
         self.cell: LocalCell = loop.run(
-            backend.create(self.id, replace(spec or CellSpec(image=Image("host")), limits=limits))
+            backend.create(self.id, replace(spec or spec_on(ground), limits=limits))
         )
         self.channel: Channel = loop.run(self._dial())
         self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
@@ -251,6 +255,8 @@ class Box:
 
     def python(self, code: str, *arguments: str, **options: Any) -> Any:
         """Runs Python inside, as a fresh process; what it printed last, as JSON."""
+        if not self.ground.has_python:
+            pytest.skip(f"not asked: the {self.ground.image} image has no Python")
         answer = self.exec([PYTHON, "-I", "-c", code, *arguments], **options)
         assert answer.code == 0, (answer.reply, answer.stdout[-2000:], answer.stderr[-2000:])
         return json.loads(answer.stdout.splitlines()[-1])
