@@ -6,7 +6,6 @@ thing is in tests/local/test_pausing.py.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -81,8 +80,7 @@ async def test_a_connection_that_is_still_open_is_no_way_around(world, engine, b
     await world.store.put(replace(row, state=State.PAUSED))
     for stream in world.backend.cells[box].streams:
         await stream.aclose()
-    while not engine._handles.peek(box).channel.closed:
-        await asyncio.sleep(0.01)
+    assert await engine._handles.peek(box).channel.wait_closed(20)
     with pytest.raises(Conflict):
         await engine.exec(box, ExecRequest("echo no"))
     await world.store.put(row)
@@ -128,7 +126,7 @@ async def test_a_running_sandbox_is_given_time_to_end_itself(world, engine, box)
 
 async def test_the_reaper_does_not_end_what_is_idle_by_the_ledger_alone(world, engine):
     info = await engine.create(CreateRequest(ttl_s=60, lifetime_s=3600))
-    started = await engine.exec_start(info.id, ExecRequest(["sleep", "30"]))
+    started = await engine.exec_start(info.id, ExecRequest(("sleep", "30")))
     world.clock.ahead_s = 600
     assert await world.another().sweep() == Swept()
     assert (await engine.exec_get(info.id, started.exec_id)).status == "running"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sandkasten.backends.memory import MemoryBackend
@@ -57,7 +59,7 @@ async def opened():
         await engine.aclose()
 
 
-async def backend_of(engine: Engine, **asked: str) -> str:
+async def backend_of(engine: Engine, **asked: Any) -> str:
     return (await engine.create(CreateRequest(**asked))).backend
 
 
@@ -80,9 +82,9 @@ async def test_strongest_is_the_strongest_that_is_ready_and_the_answer_says_whic
 
 async def test_gvisor_that_is_not_ready_is_refused_with_its_reason_and_never_weakened(opened):
     engine = opened(Named("local"), Named("gvisor", BROKEN))
-    for asked in ({"isolation": "gvisor"}, {"backend": "gvisor"}):
+    for asked in (CreateRequest(isolation="gvisor"), CreateRequest(backend="gvisor")):
         with pytest.raises(BackendUnavailable) as refused:
-            await engine.create(CreateRequest(**asked))
+            await engine.create(asked)
         assert refused.value.message == "backend gvisor is not ready: runsc is too old"
         assert refused.value.hint == "install a newer runsc"
     assert await engine.list() == []
@@ -125,9 +127,9 @@ async def test_the_operator_chooses_what_a_plain_request_gets(opened):
 
 async def test_less_than_the_operators_minimum_is_denied(opened):
     engine = opened(Named("local"), Named("gvisor"), policy=Policy(isolation_minimum="gvisor"))
-    for asked in ({"isolation": "standard"}, {"backend": "local"}):
+    for asked in (CreateRequest(isolation="standard"), CreateRequest(backend="local")):
         with pytest.raises(PolicyDenied) as refused:
-            await engine.create(CreateRequest(**asked))
+            await engine.create(asked)
         assert refused.value.details["rule"] == "policy.isolation_minimum"
     assert await backend_of(engine, isolation="strongest") == "gvisor"
     with pytest.raises(PolicyDenied):

@@ -9,6 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +29,6 @@ from sandkasten.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -72,8 +74,6 @@ class Site:
             await engine.aclose()
 
     def group(self, the_id: str, controller: str) -> Path:
-        from pathlib import Path
-
         return Path("/sys/fs/cgroup", controller, "sandkasten", the_id)
 
 
@@ -105,7 +105,7 @@ async def gone(engine: Engine, the_id: str) -> bool:
 
 async def test_nothing_inside_runs_while_it_is_paused(site, box):
     engine = site.engine
-    await engine.exec_start(box, ExecRequest(["sh", "-c", "while :; do :; done"]))
+    await engine.exec_start(box, ExecRequest(("sh", "-c", "while :; do :; done")))
     info = await engine.pause(box)
     assert info.status == "paused"
     before = (await engine.usage(box)).cpu_usec
@@ -140,7 +140,7 @@ async def test_a_deadline_does_not_count_the_time_it_was_paused(site, box):
     )
 
     async def begun() -> bool:
-        return (await engine.exec(box, ExecRequest(["cat", "f"]))).stdout == b"begun\n"
+        return (await engine.exec(box, ExecRequest(("cat", "f")))).stdout == b"begun\n"
 
     await until(begun, "the command has begun")
     await engine.pause(box)
@@ -166,12 +166,7 @@ async def test_another_process_may_pause_and_everybody_learns_of_it(site, box):
     running = asyncio.create_task(mine.exec(box, ExecRequest("sleep 1; echo late", shell="a")))
     assert (await mine.exec(box, ExecRequest("echo ok"))).stdout == b"ok\n"
     await other.pause(box)
-    handle = mine._handles.peek(box)
-
-    async def noticed() -> bool:
-        return handle.channel.closed
-
-    await until(noticed, "its connection is closed")
+    assert await mine._handles.peek(box).channel.wait_closed(PATIENCE_S)
     with pytest.raises(Conflict, match="is paused"):
         await mine.exec(box, ExecRequest("echo no"))
     with pytest.raises(Conflict, match="is paused"):
@@ -186,7 +181,7 @@ async def test_another_process_may_pause_and_everybody_learns_of_it(site, box):
 
 async def test_what_was_open_says_that_it_was_paused(site, box):
     engine = site.engine
-    started = await engine.exec_start(box, ExecRequest(["sleep", "60"]))
+    started = await engine.exec_start(box, ExecRequest(("sleep", "60")))
     waiting = asyncio.create_task(engine.exec_get(box, started.exec_id, wait_s=30))
     await asyncio.sleep(0.2)
     await site.open().pause(box)
@@ -207,14 +202,20 @@ time.sleep(100)
 """
 
 
-async def test_it_survives_kill_9_of_who_paused_it_and_another_resumes_it(site):
+def paused_by_one_that_was_killed(data_dir: Path) -> str:
     maker = subprocess.Popen(
-        [sys.executable, "-c", MAKER, str(site.data_dir)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MAKER, str(data_dir)], stdout=subprocess.PIPE, text=True
     )
     with maker:
-        the_id = (await asyncio.to_thread(maker.stdout.readline)).strip()
+        assert maker.stdout is not None
+        the_id = maker.stdout.readline().strip()
         maker.send_signal(signal.SIGKILL)
         maker.wait(PATIENCE_S)
+    return the_id
+
+
+async def test_it_survives_kill_9_of_who_paused_it_and_another_resumes_it(site):
+    the_id = await asyncio.to_thread(paused_by_one_that_was_killed, site.data_dir)
     assert await site.engine.sweep() == Swept()
     assert (await site.engine.get(the_id)).status == "paused"
     await site.engine.resume(the_id)
@@ -224,9 +225,8 @@ async def test_it_survives_kill_9_of_who_paused_it_and_another_resumes_it(site):
 async def test_a_pause_that_was_cut_short_is_finished_by_the_reaper(site, box):
     """What a process leaves that is killed after the row and before the freezer."""
     store = DirectoryStore(site.data_dir / "ledger")
-    from dataclasses import replace
-
     row = await store.get(box)
+    assert row is not None
     await store.put(replace(row, state=State.PAUSED))
     other = site.open()
     frozen = site.group(box, "freezer") / "freezer.state"
@@ -262,10 +262,10 @@ async def test_the_lifetime_goes_on_while_it_is_paused(site):
     info = await site.engine.create(CreateRequest(lifetime_s=3))
     await site.engine.pause(info.id)
     await asyncio.sleep(3.2)
-    with pytest.raises((NotFound, SandboxLost)):
+    # Either it ends before it has answered, or right after.
+    with suppress(NotFound, SandboxLost):
         await site.engine.resume(info.id)
-        await until(lambda: gone(site.engine, info.id), "it has ended")
-        await site.engine.exec(info.id, ExecRequest("echo no"))
+    await until(lambda: gone(site.engine, info.id), "it has ended")
 
 
 async def test_the_idle_time_stands_still_while_it_is_paused(site):
@@ -279,6 +279,7 @@ async def test_the_idle_time_stands_still_while_it_is_paused(site):
 async def test_a_sandbox_without_the_v1_freezer_is_paused_by_v2(tmp_path):
     site = Site(tmp_path)
     backend = site.engine._handles.backend("local")
+    assert isinstance(backend, LocalBackend)
     hybrid = backend._hierarchies
     backend._hierarchies = type(hybrid)(
         {name: where for name, where in hybrid.v1.items() if name != "freezer"}, hybrid.v2
@@ -370,7 +371,7 @@ async def test_a_living_child_is_work_and_its_end_is_the_end_of_it(site, command
 
 async def test_what_a_finished_program_left_behind_is_work(site):
     info = await site.engine.create(CreateRequest(ttl_s=1))
-    await site.engine.exec(info.id, ExecRequest(["sh", "-c", "sleep 6 >/dev/null 2>&1 &"]))
+    await site.engine.exec(info.id, ExecRequest(("sh", "-c", "sleep 6 >/dev/null 2>&1 &")))
     began = time.monotonic()
     await until(lambda: gone(site.engine, info.id), "it ends when its child has ended")
     assert time.monotonic() - began > 4
@@ -382,7 +383,7 @@ async def test_a_connection_that_the_other_side_left_is_no_work(site):
         "import socket,time; s=socket.create_server(('127.0.0.1',7777)); "
         "open('/tmp/up','w'); c,_=s.accept(); time.sleep(2)"
     )
-    await site.engine.exec_start(info.id, ExecRequest(["/usr/bin/python3", "-c", server]))
+    await site.engine.exec_start(info.id, ExecRequest(("/usr/bin/python3", "-c", server)))
     held = await site.engine.exec(
         info.id,
         ExecRequest(
@@ -400,7 +401,7 @@ async def test_a_stream_to_a_port_inside_is_work(site):
         "import socket,os; s=socket.create_server(('127.0.0.1',7777)); "
         "open('/tmp/up','w'); c,_=s.accept(); s.close(); c.recv(1)"
     )
-    await site.engine.exec_start(info.id, ExecRequest(["/usr/bin/python3", "-c", server]))
+    await site.engine.exec_start(info.id, ExecRequest(("/usr/bin/python3", "-c", server)))
     await site.engine.exec(info.id, ExecRequest("while ! [ -e /tmp/up ]; do sleep 0.05; done"))
     async with site.engine.connect(info.id, 7777):
         await asyncio.sleep(4)

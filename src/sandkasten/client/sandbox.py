@@ -226,10 +226,7 @@ class AsyncSandbox:
         return self._info
 
     async def pause(self) -> Info:
-        """Stop everything inside until `resume`: no processor time, no deadline runs.
-
-        Meanwhile commands and files answer Conflict; its lifetime goes on. Again is quiet.
-        """
+        """Stop everything inside until `resume`; commands and files answer Conflict meanwhile."""
         self._info = await (await self.transport()).pause(self.id)
         return self._info
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # The runner answers these at once; a sandbox that starves it for longer is not paused.
 TELL_TIMEOUT_S = 5.0
-_LOOK_S = 0.0005
 # Whoever holds the lock is creating, destroying, pausing or resuming it: seconds at most.
 LOCK_WAIT_S = 30.0
 # A sandbox that uses less of a processor than this is at rest: its runner looks about now and then.
@@ -132,13 +131,9 @@ class Pausing:
             await channel.call("freeze", {"frozen": True}, timeout_s=TELL_TIMEOUT_S)
             await channel.call("quiesce", {"ms": 0}, timeout_s=TELL_TIMEOUT_S)
             # Its end is on the way. Not ours to close: who follows a command would be cancelled.
-            async with asyncio.timeout(TELL_TIMEOUT_S):
-                while not channel.closed:
-                    await asyncio.sleep(_LOOK_S)
+            if not await channel.wait_closed(TELL_TIMEOUT_S):
+                raise _silent(running)
             await cell.pause()
-        except TimeoutError as exc:
-            await self._run_on(handle, cell, running)
-            raise _silent(handle.record) from exc
         except BaseException:
             await self._run_on(handle, cell, running)
             raise

@@ -61,7 +61,7 @@ class LocalCell:
 
     async def pause(self) -> None:
         """See `ports.Pausable`. UnsupportedByBackend where the sandbox has no cgroup."""
-        way = self._freezer("paused")
+        way = self._freezer()
         try:
             await asyncio.to_thread(freezing.freeze, way)
         except TimeoutError as exc:
@@ -73,7 +73,7 @@ class LocalCell:
             raise self._trouble("paused", exc) from exc
 
     async def resume(self) -> None:
-        way = self._freezer("resumed")
+        way = self._freezer()
         try:
             await asyncio.to_thread(freezing.thaw, way)
         except OSError as exc:
@@ -91,10 +91,10 @@ class LocalCell:
         except OSError as exc:
             raise self._trouble("relieved of memory", exc) from exc
 
-    def _freezer(self, what: str) -> freezing.Freezer:
+    def _freezer(self) -> freezing.Freezer:
         way = freezing.usable(freezing.freezers(self.hierarchies, self.id))
         if way is None:
-            raise self._no_cgroup(f"it cannot be {what}", "freezer")
+            raise self._no_cgroup("it cannot be paused or resumed", "freezer")
         return way
 
     def _no_cgroup(self, so: str, controller: str) -> UnsupportedByBackend | SandboxLost:
