@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 
 import pytest
 
@@ -66,7 +67,7 @@ async def test_an_empty_file_is_a_file(box: Box):
 
 
 async def test_a_file_larger_than_any_window_survives_the_round_trip(box: Box):
-    data = b"".join(number.to_bytes(8, "big") for number in range(1_500_000))
+    data = array("Q", range(1_500_000)).tobytes()
     assert (await box.write("large", data)).size == len(data)
     assert await box.read("large") == data
 
@@ -255,9 +256,9 @@ async def test_writing_over_a_directory_or_a_fifo_is_refused(box: Box):
 
 async def test_writing_where_the_user_may_not_is_refused(box: Box):
     with pytest.raises((FilePermission, SandkastenError)):
-        await box.write("/usr/bin/mine", b"x")
+        await box.write("/proc/mine", b"x")
     with pytest.raises(FileNotFound):
-        await box.stat("/usr/bin/mine")
+        await box.stat("/proc/mine")
 
 
 async def names(box: Box) -> list[str]:
@@ -364,7 +365,7 @@ async def test_remove_counts_what_went(box: Box):
     with pytest.raises(FileNotFound):
         await box.remove("d", recursive=True)
     assert await box.remove("d", missing_ok=True) == 0
-    assert (await box.stat("/usr")).type == "directory"
+    assert (await box.stat("/dev")).type == "directory"
 
 
 async def test_remove_takes_the_link_and_never_its_target(box: Box):
