@@ -90,18 +90,27 @@ def sdk() -> str:
     import sandkasten
 
     lines = [NOTE, "# Python SDK\n"]
-    lines.append("`AsyncSandbox` has the same methods to await; a test holds the two together.\n")
-    box = sandkasten.Sandbox
-    lines.append(f"## Sandbox\n\n```python\nSandbox{_signature(box.__init__)}\n```\n")
-    for name, member in inspect.getmembers(box):
+    lines.append(
+        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`) with the same"
+    )
+    lines.append("methods to await; a test holds the two together.\n")
+    lines += _class("Sandbox", sandkasten.Sandbox)
+    lines.append(_entry("##", "run", sandkasten.run))
+    lines += _class("Images", sandkasten.Images)
+    return "\n".join(lines)
+
+
+def _class(title: str, kind: type) -> list[str]:
+    made = _signature(kind.__init__)  # type: ignore[misc]
+    lines = [f"## {title}\n\n```python\n{title}{made}\n```\n"]
+    for name, member in inspect.getmembers(kind):
         if name.startswith("_"):
             continue
         if isinstance(member, property):
             lines.append(f"### {name}\n\n{_first(member.fget)}\n")
         elif callable(member):
             lines.append(_entry("###", name, member))
-    lines.append(_entry("##", "run", sandkasten.run))
-    return "\n".join(lines)
+    return lines
 
 
 def _entry(level: str, name: str, of: object) -> str:

@@ -136,6 +136,11 @@ async def test_a_duration_that_is_none_is_refused(text):
         ("images:\n  strict: perhaps", "images.strict"),
         ("pool:\n  oneshot_spares: 2", "pool.oneshot_spares"),
         ("pool:\n  oneshot_spares: true", "pool.oneshot_spares"),
+        ("images:\n  aliases: {a: b, b: a}", "images.aliases"),
+        ("images:\n  aliases: {--x: b}", "images.aliases"),
+        ("images:\n  aliases: {a: ../b}", "images.aliases"),
+        ("images:\n  aliases: {host: b}", "images.aliases"),
+        ("images:\n  aliases: 7", "images.aliases"),
         ("data_dir: 7", "data_dir"),
         ("backend: memory\nbackend: local", "backend"),
     ],
@@ -248,3 +253,18 @@ async def test_without_linux_the_engine_says_why_in_one_sentence(tmp_path, monke
     with pytest.raises(BackendUnavailable) as refused:
         await open_engine(load({"backend": "memory"}, {}, tmp_path))
     assert "needs Linux" in refused.value.message
+
+
+def test_aliases_are_a_mapping_in_a_file_and_pairs_in_the_environment(file):
+    cwd = file("images:\n  aliases:\n    python: my/python:1\n    py: python\n")
+    settings = load({}, {}, cwd)
+    assert settings.image_aliases == {"python": "my/python:1", "py": "python"}
+    assert origin(settings, "images.aliases").value == ["python=my/python:1", "py=python"]
+    environ = {"SANDKASTEN_IMAGES_ALIASES": "ml=h:5000/ml:2, x=host"}
+    assert load({}, environ, cwd).image_aliases == {"ml": "h:5000/ml:2", "x": "host"}
+    assert load({}, {}, None).image_aliases == {}
+
+
+def test_aliases_that_lead_in_a_circle_refuse_to_start_and_the_circle_is_named(file):
+    with pytest.raises(InvalidConfiguration, match="a → b → a"):
+        load({}, {"SANDKASTEN_IMAGES_ALIASES": "a=b,b=a"})

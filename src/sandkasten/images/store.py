@@ -284,7 +284,8 @@ class LayerStore:
         return (self.root / "records").is_dir()
 
     def _prepare(self) -> None:
-        if self._ready:
+        # Looked at each time: whoever empties a data directory does not ask its users.
+        if self._ready and all((self.root / name).is_dir() for name in _DIRECTORIES):
             return
         with translated("prepare the store of images"):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,228 @@
+"""Names resolved: the store, aliases, the allow-list, strictness, and the host in between."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import InvalidConfiguration, InvalidImage, PolicyDenied
+from sandkasten.images.archives import Import, import_file
+from sandkasten.images.catalog import Images
+from sandkasten.images.names import all_aliases, canonical_name, chain
+from sandkasten.model.image import Image
+from tests import imagekit
+from tests.imagekit import FOREIGN, MACHINE, docker_members, sketch, write_tar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def usr(tmp_path) -> Path:
+    """A machine with Python and no node."""
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    for name in ("python3", "bash", "sh"):
+        program = tmp_path / "usr" / "bin" / name
+        program.write_text("")
+        program.chmod(0o755)
+    return tmp_path / "usr"
+
+
+@pytest.fixture
+def put(store, tmp_path):
+    """Imports the sketch under a name; its id."""
+
+    def put(name: str, **changes) -> str:
+        path = write_tar(tmp_path / "archive", docker_members(sketch(**changes)))
+        return import_file(store, Import(path, name=name))[0].id
+
+    return put
+
+
+async def test_an_image_of_the_store_becomes_trees_with_its_environment(store, usr, put):
+    the_id = put("debian")
+    image = await Images(store, usr=usr).resolve("debian")
+    assert (image.name, image.kind, image.id) == ("debian:latest", "layers", the_id)
+    assert len(image.layers) == 4
+    assert image.layers == store.trees(store.find("debian"))
+    assert image.layers[-1].endswith(f"skeletons/{the_id[7:]}/tree")
+    assert dict(image.env) == {"PATH": "/bin", "A": "1"}
+    assert image.warning == ""
+    assert (await Images(store, usr=usr).resolve(the_id)).id == the_id
+
+
+async def test_an_alias_is_answered_by_its_target_in_the_store(store, usr, put):
+    the_id = put("python:3.11-slim")
+    image = await Images(store, usr=usr, strict=True).resolve("python")
+    assert (image.name, image.id, image.warning) == ("python:3.11-slim", the_id, "")
+
+
+async def test_an_alias_without_a_target_falls_back_and_a_full_name_never(store, usr):
+    images = Images(store, usr=usr)
+    image = await images.resolve("python")
+    assert (image.name, image.kind) == ("host", "host")
+    assert image.warning == "alias python (python:3.11-slim) answered by the host image"
+    for name in ("python:3.11-slim", "python:latest", "python@sha256:" + "0" * 64):
+        with pytest.raises(InvalidImage, match="not in the store"):
+            await images.resolve(name)
+    with pytest.raises(InvalidImage, match="no node"):
+        await images.resolve("node")
+    with pytest.raises(InvalidImage) as refused:
+        await Images(store, usr=usr, strict=True).resolve("python")
+    assert "images.strict" in refused.value.hint
+    assert await images.resolve("host") == Image("host")
+
+
+async def test_an_image_called_like_a_usual_alias_counts_as_itself(store, usr, put):
+    the_id = put("python")
+    put("python:3.11-slim", layers=[])
+    image = await Images(store, usr=usr).resolve("python")
+    assert (image.name, image.id) == ("python:latest", the_id)
+
+
+async def test_the_operators_alias_counts_before_any_image_of_that_name(store, usr, put):
+    put("python", layers=[])
+    the_id = put("my/python:1")
+    images = Images(store, usr=usr, aliases={"python": "my/python:1", "py": "python"})
+    for name in ("python", "py"):
+        image = await images.resolve(name)
+        assert (image.name, image.id) == ("my/python:1", the_id)
+    hosted = Images(store, usr=usr, aliases={"mine": "host"}, strict=True)
+    assert await hosted.resolve("mine") == Image("host")
+
+
+async def test_an_alias_of_the_operators_falls_back_only_where_the_program_is_known(store, usr):
+    images = Images(store, usr=usr, aliases={"py": "python", "ml": "my/ml:1"})
+    assert (await images.resolve("py")).warning.startswith("alias py (python:3.11-slim)")
+    with pytest.raises(InvalidImage, match="stands for my/ml:1"):
+        await images.resolve("ml")
+
+
+@pytest.mark.parametrize(
+    ("aliases", "loop"),
+    [
+        ({"a": "a"}, "a → a"),
+        ({"a": "b", "b": "c", "c": "a"}, "a → b → c → a"),
+        ({"python": "node", "node": "python"}, "python → node → python"),
+        ({"x": "y", "y": "z", "z": "y"}, "y → z → y"),
+    ],
+)
+def test_aliases_that_lead_in_a_circle_are_named(store, aliases, loop):
+    with pytest.raises(InvalidConfiguration) as refused:
+        Images(store, aliases=aliases)
+    assert loop in refused.value.message
+    assert refused.value.details["setting"] == "images.aliases"
+
+
+@pytest.mark.parametrize("aliases", [{"--x": "y"}, {"x": "../y"}, {"x": ""}, {"X": "y"}])
+def test_an_alias_that_is_no_name_is_refused(aliases):
+    with pytest.raises(InvalidImage):
+        all_aliases(aliases)
+
+
+def test_host_keeps_its_meaning():
+    with pytest.raises(InvalidConfiguration):
+        all_aliases({"host": "evil:1"})
+    assert chain("python", all_aliases({})) == ("python", "python:3.11-slim")
+
+
+async def test_the_allow_list_comes_before_the_store(store, usr, put):
+    put("debian")
+    put("python:3.11-slim")
+    images = Images(store, usr=usr, allowed=["python:3.11-slim", "debian:latest"])
+    assert (await images.resolve("python")).id
+    assert (await images.resolve("debian")).id
+    for name in ("host", "bash", "nothing:1", store.find("debian").id):
+        with pytest.raises(PolicyDenied) as refused:
+            await images.resolve(name)
+        assert refused.value.hint == "allowed_images: python:3.11-slim, debian:latest"
+
+
+async def test_an_image_for_another_machine_names_both(store, usr):
+    import_file(store, Import(imagekit.foreign_archive()))
+    with pytest.raises(InvalidImage) as refused:
+        await Images(store, usr=usr).resolve("foreign:1")
+    assert f"linux/{FOREIGN}" in refused.value.message
+    assert f"linux/{MACHINE}" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "name", ["--privileged", "-v", "../x", "/etc", "", "a b", "a\0", "a\n", "x" * 10_000, None, 7]
+)
+async def test_a_text_that_is_no_name_is_refused_by_every_operation(store, usr, name):
+    images = Images(store, usr=usr)
+    for refuse in (
+        lambda: images.resolve(name),
+        lambda: images.inspect(name),
+        lambda: images.tag(name, "x"),
+        lambda: images.remove(name, in_use=set()),
+        lambda: images.export(name, "/nowhere"),
+    ):
+        with pytest.raises(InvalidImage) as refused:
+            await refuse()
+        assert len(refused.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("a", "a:latest"),
+        ("a:1", "a:1"),
+        ("h:5000/a", "h:5000/a:latest"),
+        ("h:5000/a/b:c", "h:5000/a/b:c"),
+        (f"a:1@sha256:{'0' * 64}", f"a@sha256:{'0' * 64}"),
+    ],
+)
+def test_names_have_one_spelling(name, canonical):
+    assert canonical_name(name) == canonical
+    assert canonical_name(canonical) == canonical
+
+
+async def test_an_import_that_is_cancelled_ends_and_leaves_nothing(store, usr):
+    """The work is in a thread; it must not outlive the wish for it by much."""
+    images = Images(store, usr=usr)
+    started = asyncio.Event()
+
+    def heard(_: object) -> None:
+        started.set()
+
+    path = str(imagekit.debian_tar())
+    task = asyncio.create_task(images.import_archive(path, name="n", progress=heard))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(200):
+        if not list((store.root / "making").iterdir()):
+            break
+        await asyncio.sleep(0.05)
+    assert list((store.root / "making").iterdir()) == []
+    assert list((store.root / "layers").iterdir()) == []
+    assert await images.list() == []
+
+
+async def test_what_is_shown_of_an_image_counts_who_shares_its_layers(store, usr, put):
+    put("a")
+    put("b", config={"User": "x"})
+    put("c", layers=[])
+    found = {image.names[0]: image for image in await Images(store, usr=usr).list()}
+    assert [layer.shared for layer in found["a:latest"].layers] == [2, 2, 2]
+    assert found["c:latest"].layers == ()
+    usage = await Images(store, usr=usr).usage(in_use=set())
+    assert (usage.images, usage.layers) == (3, 3)
+    assert usage.separate_bytes == 2 * usage.bytes
+    assert usage.reclaimable_bytes == 0
+
+
+async def test_an_image_that_was_removed_is_no_longer_present(store, usr, put):
+    put("a")
+    images = Images(store, usr=usr)
+    image = await images.resolve("a")
+    assert await images.present(image)
+    assert await images.present(Image("host"))
+    await images.remove("a", in_use=set())
+    assert not await images.present(image)

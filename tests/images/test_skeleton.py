@@ -1,0 +1,111 @@
+"""The layer we add: what a sandbox needs, whatever the image is made of."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from sandkasten.images.elf import architecture_of
+from sandkasten.images.overlay import has_program, read_merged
+from sandkasten.images.skeleton import MAX_ACCOUNTS_BYTES, group, passwd
+from sandkasten.images.store import ImageConfig, LayerStore
+from tests.imagekit import MACHINE, busybox_tar, empty_tar, layer, odd_tar
+
+PASSWD = b"root:x:0:0:root:/root:/bin/bash\n"
+
+
+def skeleton(store: LayerStore, *layers: bytes) -> Path:
+    ids = [store.add_layer(io.BytesIO(one)).diff_id for one in layers]
+    return Path(store.trees(store.put_image(ids, ImageConfig(), ["x"]))[-1])
+
+
+def trees(store: LayerStore, *layers: bytes) -> list[str]:
+    return [store.tree(store.add_layer(io.BytesIO(one)).diff_id) for one in layers]
+
+
+def test_it_has_every_place_that_is_mounted_over(store):
+    made = skeleton(store, layer({"x": b""}))
+    for name in ("proc", "dev", "sys", "run", "tmp", "etc", "var", "home", "workspace"):
+        assert stat.S_ISDIR((made / name).lstat().st_mode), name
+    assert stat.S_IMODE((made / "tmp").lstat().st_mode) == 0o1777
+    assert os.readlink(made / "work") == "workspace"
+    for name in ("workspace", "home/sandbox"):
+        assert ((made / name).stat().st_uid, (made / name).stat().st_gid) == (1000, 1000)
+    assert (made / "etc").stat().st_uid == 0
+    assert (made / "etc" / "hostname").read_text() == "sandbox\n"
+    assert (made / "etc" / "resolv.conf").read_text() == ""
+
+
+def test_links_of_an_image_are_hidden_and_never_followed(store):
+    data = odd_tar().read_bytes()
+    made = skeleton(store, data)
+    for name in ("proc", "dev", "sys", "run", "tmp", "workspace"):
+        assert stat.S_ISDIR((made / name).lstat().st_mode), name
+    # Its /etc/passwd leads to the host's; what we took from it must not.
+    assert (made / "etc" / "passwd").read_text().splitlines() == [
+        "root:x:0:0:root:/root:/bin/sh",
+        "nobody:x:65534:65534:nobody:/:/bin/false",
+        "sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/sh",
+        "runner:x:999:999:runner:/:/bin/false",
+    ]
+
+
+def test_the_images_own_accounts_stay_and_ours_are_added(store):
+    made = skeleton(store, layer({"etc": None, "etc/passwd": PASSWD, "etc/group": b"staff:x:50:"}))
+    assert (made / "etc" / "passwd").read_bytes().startswith(PASSWD)
+    assert b"\nsandbox:x:1000:1000:" in (made / "etc" / "passwd").read_bytes()
+    assert (made / "etc" / "group").read_text() == ("staff:x:50:\nsandbox:x:1000:\nrunner:x:999:\n")
+
+
+def test_an_account_with_our_number_is_left_as_it_is():
+    found = passwd(b"me:x:1000:1000::/home/me:/bin/zsh\nthey:x:999:999::/:/bin/sh\n", "/bin/sh")
+    assert found == b"me:x:1000:1000::/home/me:/bin/zsh\nthey:x:999:999::/:/bin/sh\n"
+
+
+def test_accounts_beyond_the_bound_end_with_a_whole_line():
+    line = b"u%d:x:%d:%d::/:/bin/sh\n"
+    many = b"".join(line % (n, n + 2000, n) for n in range(60_000))[:MAX_ACCOUNTS_BYTES]
+    assert all(one.count(b":") == 6 for one in passwd(many, "/bin/sh").splitlines())
+    assert passwd(b"no colon at all\n", "/bin/sh").startswith(b"no colon at all\nsandbox")
+    assert group(None).endswith(b"sandbox:x:1000:\nrunner:x:999:\n")
+
+
+@pytest.mark.parametrize(
+    ("layers", "seen"),
+    [
+        ([{"etc": None, "etc/passwd": b"low"}, {"etc": None, "etc/passwd": b"high"}], b"high"),
+        ([{"etc": None, "etc/passwd": b"low"}, {"etc": None, "etc/x": b""}], b"low"),
+        ([{"etc": None, "etc/passwd": b"low"}, {"etc": None, "etc/.wh.passwd": b""}], None),
+        ([{"etc": None, "etc/passwd": b"low"}, {".wh.etc": b""}], None),
+        ([{"etc": None, "etc/passwd": b"low"}, {"etc": None, "etc/.wh..wh..opq": b""}], None),
+        ([{"etc": None, "etc/passwd": b"low"}, {"etc": b"a file"}], None),
+        ([{"real": None, "real/passwd": b"there"}, {"etc": "real"}], b"there"),
+        ([{"real": None, "real/passwd": b"there"}, {"etc": "/../../real"}], b"there"),
+        ([{"p": b"there"}, {"etc": None, "etc/passwd": "../../../p"}], b"there"),
+        ([{"etc": None, "etc/passwd": "passwd"}], None),
+        ([{"etc": None, "etc/passwd": "/proc/self/environ"}], None),
+        ([{"etc": None, "etc/passwd": None}], None),
+    ],
+)
+def test_a_file_is_read_as_the_layers_would_show_it(store, layers, seen):
+    found = trees(store, *(layer(one) for one in layers))
+    assert read_merged(found, "/etc/passwd", 100) == seen
+
+
+def test_the_shell_of_the_account_is_one_that_is_there(store):
+    bash = layer({"usr": None, "usr/bin": None, "bin": "usr/bin", "usr/bin/bash": b"#!"})
+    assert not has_program(trees(store, bash), "/bin/bash")
+    assert has_program(trees(store, busybox_tar().read_bytes()), "/bin/sh")
+
+
+def test_the_machine_a_tree_was_made_for_is_told_by_its_programs(store):
+    assert architecture_of(trees(store, busybox_tar().read_bytes())) == MACHINE
+    assert architecture_of(trees(store, empty_tar().read_bytes())) == MACHINE
+    foreign = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00" + (183).to_bytes(2, "little")
+    assert architecture_of(trees(store, layer({"bin": None, "bin/sh": foreign}))) == "arm64"
+    assert architecture_of(trees(store, layer({"x": b"#!/bin/sh"}))) == ""
+    assert architecture_of(trees(store, layer({"bin": "/bin"}))) == ""
