@@ -101,6 +101,13 @@ def sdk() -> str:
         elif callable(member):
             lines.append(_entry("###", name, member))
     lines.append(_entry("##", "run", sandkasten.run))
+    kept = sandkasten.Workspaces
+    lines.append(f"## Workspaces\n\n```python\nWorkspaces{_signature(kept.__init__)}\n```\n")
+    lines += [
+        _entry("###", name, member)
+        for name, member in inspect.getmembers(kept, inspect.isfunction)
+        if not name.startswith("_")
+    ]
     return "\n".join(lines)
 
 
