@@ -9,6 +9,7 @@ The caller holds the lock of a name; who lives in a workspace is not known here.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import os
@@ -236,13 +237,7 @@ class Volumes:
             try:
                 yield half
                 _write_meta(half, stored)
-                if place.exists():
-                    raise Conflict(
-                        f"there is a workspace named {stored.name} already",
-                        hint="choose another name, or delete it first",
-                        workspace=stored.name,
-                    )
-                half.rename(place)
+                _rename_new(half, place)
                 _sync(self._root)
             except BaseException:
                 _remove_tree(half)
@@ -280,6 +275,22 @@ async def _finished(work: Callable[..., T], *args: object) -> T:
                 continue
         task.exception()
         raise
+
+
+def _rename_new(half: Path, place: Path) -> None:
+    """Only to a name that is free, whoever else tries at the same moment."""
+    try:
+        if place.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        half.rename(place)
+    except OSError as exc:
+        if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        raise Conflict(
+            f"there is a workspace named {place.name} already",
+            hint="choose another name, or delete it first",
+            workspace=place.name,
+        ) from exc
 
 
 def _is_name(name: str) -> bool:
