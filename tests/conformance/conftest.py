@@ -42,7 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--backend",
         action="append",
         metavar="NAME",
-        help="a backend to hold to the contract: memory, local or package.module:factory",
+        help="a backend to hold to the contract: memory, local, oci, gvisor or "
+        "package.module:factory",
     )
 
 
@@ -97,9 +98,15 @@ def open_backend(name: str, scratch: Path) -> Backend:
         from sandkasten.backends.local import LocalBackend
 
         return LocalBackend(data_dir=scratch)
+    if name in ("oci", "gvisor"):
+        from sandkasten.backends.oci import OciBackend
+
+        return OciBackend(data_dir=scratch, runtime="runc" if name == "oci" else "runsc")
     module, _, factory = name.partition(":")
     if not factory:
-        pytest.fail(f"--backend {name}: known are memory, local and package.module:factory")
+        pytest.fail(
+            f"--backend {name}: known are memory, local, oci, gvisor and package.module:factory"
+        )
     opened: Backend = getattr(importlib.import_module(module), factory)(scratch)
     return opened
 
