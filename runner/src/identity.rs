@@ -30,6 +30,9 @@ pub struct Identity {
     pub kept: u64,
     /// The umask we were started with; ours is 0, so that modes are exact.
     pub umask: libc::mode_t,
+    /// gVisor has no ids for files alone: there the effective ones are changed. Who may signal us is
+    /// decided by the real and the saved one, which stay ours.
+    effective_ids: bool,
 }
 
 #[repr(C)]
@@ -89,15 +92,35 @@ fn clear_ambient() {
     };
 }
 
+/// From root to the runner's own id, with the capabilities it will need: for kernels that know no
+/// ambient ones, where a program that is not root would begin without any.
+pub fn step_down(ids: Ids) -> Result<(), Errno> {
+    // SAFETY: plain credential calls, each checked.
+    unsafe {
+        sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
+        sys::check(libc::setgroups(0, std::ptr::null()))?;
+        sys::check(libc::setresgid(ids.gid, ids.gid, ids.gid))?;
+        sys::check(libc::setresuid(ids.uid, ids.uid, ids.uid))?;
+    }
+    let mut caps = cap_get()?;
+    for set in &mut caps {
+        set.effective = set.permitted;
+    }
+    cap_set(caps)
+}
+
 impl Identity {
     pub fn current(user: Option<Ids>, kept: u64) -> Identity {
         // SAFETY: these calls only read or set process attributes.
         let (uid, gid, umask) = unsafe { (libc::getuid(), libc::getgid(), libc::umask(0)) };
+        // SAFETY: an id that does not exist changes nothing, and the present one is answered.
+        let effective_ids = unsafe { libc::setfsuid(KEEP) } < 0;
         Identity {
             own: Ids { uid, gid },
             user,
             kept,
             umask,
+            effective_ids,
         }
     }
 
@@ -128,10 +151,16 @@ impl Identity {
     }
 
     fn files_as(&self, uid: u32, gid: u32) {
-        // SAFETY: both calls only change how this thread is seen by file systems.
+        // SAFETY: these calls only change how this thread is seen by file systems.
         unsafe {
-            libc::setfsgid(gid);
-            libc::setfsuid(uid);
+            if self.effective_ids {
+                libc::setresgid(KEEP, gid, KEEP);
+                libc::setresuid(KEEP, uid, KEEP);
+                libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+            } else {
+                libc::setfsgid(gid);
+                libc::setfsuid(uid);
+            }
         }
     }
 

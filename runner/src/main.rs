@@ -51,7 +51,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
-[--user UID:GID] [--user-capabilities HEX] [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]";
+[--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--state-dir DIR] [--workspace DIR] \
+[--home DIR] [--shell PROGRAM]";
 
 #[derive(Default)]
 struct Options {
@@ -59,6 +60,7 @@ struct Options {
     listen: Option<Vec<u8>>,
     stdio: bool,
     ready_fd: Option<RawFd>,
+    run_as: Option<Ids>,
     user: Option<Ids>,
     user_capabilities: u64,
     state_dir: Option<Vec<u8>>,
@@ -123,7 +125,8 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             "--workspace" => options.workspace = Some(value),
             "--home" => options.home = Some(value),
             "--shell" => options.shell = Some(value),
-            "--user" => options.user = Some(parse_user(&text)?),
+            "--run-as" => options.run_as = Some(parse_ids(&name, &text)?),
+            "--user" => options.user = Some(parse_ids(&name, &text)?),
             "--user-capabilities" => {
                 options.user_capabilities = u64::from_str_radix(&text, 16)
                     .map_err(|_| format!("{name}: {text} is no hexadecimal number"))?;
@@ -143,20 +146,23 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
     Ok(options)
 }
 
-fn parse_user(text: &str) -> Result<Ids, String> {
+fn parse_ids(name: &str, text: &str) -> Result<Ids, String> {
     let ids = text.split_once(':').and_then(|(uid, gid)| {
         Some(Ids {
             uid: uid.parse().ok()?,
             gid: gid.parse().ok()?,
         })
     });
-    ids.ok_or_else(|| "--user must be UID:GID".to_owned())
+    ids.ok_or_else(|| format!("{name} must be UID:GID"))
 }
 
 fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
     let (listen, ready) = take_descriptors(&options)?;
     settle()?;
     let signals = block_signals().map_err(|errno| ("cannot take signals", errno))?;
+    if let Some(ids) = options.run_as {
+        identity::step_down(ids).map_err(|errno| ("cannot take the runner's id", errno))?;
+    }
     let identity = Identity::current(options.user, options.user_capabilities);
     let state_dir = make_state_dir(options.state_dir, &identity)?;
     identity

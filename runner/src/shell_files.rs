@@ -161,7 +161,10 @@ fn write_file(path: &[u8], content: &[u8]) -> Result<(), Errno> {
 /// Our end of a command's output; the FIFO is made when it is not there, or not what it should be.
 fn output_fifo(path: &[u8]) -> Result<OwnedFd, Errno> {
     if let Ok(fd) = open_fifo(path, libc::O_RDONLY) {
-        return Ok(fd);
+        // gVisor remembers the writers of earlier commands, and would say at once that all have left.
+        if !sys::is_hung_up(fd.as_raw_fd()) {
+            return Ok(fd);
+        }
     }
     sys::unlink(path);
     sys::make_fifo(path, 0o622)?;

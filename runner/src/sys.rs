@@ -302,6 +302,18 @@ pub fn close_between(first: RawFd, last: RawFd) {
     }
 }
 
+/// Whether the FIFO behind this reading end had writers and has none any more.
+pub fn is_hung_up(fd: RawFd) -> bool {
+    let mut state = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&mut state, 1, 0) };
+    state.revents & libc::POLLHUP != 0
+}
+
 /// Whether anybody has the FIFO behind this writing end open for reading.
 pub fn has_reader(fd: RawFd) -> bool {
     let mut state = libc::pollfd {

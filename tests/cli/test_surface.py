@@ -39,6 +39,12 @@ def test_every_command_of_the_contract_is_there():
         "shell",
         "stats",
         "version",
+        "workspace cp",
+        "workspace create",
+        "workspace du",
+        "workspace ls",
+        "workspace resize",
+        "workspace rm",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -342,6 +343,15 @@ async def test_a_workspace_of_a_process_that_crashed_is_free_again(tmp_path, mom
     await engine.destroy(info.id)
     assert (await engine.workspaces.get("w")).used_by == ()
     await engine.aclose()
+
+
+async def test_what_a_crash_left_of_a_name_goes_when_the_name_is_used_again(tmp_path):
+    engine = engine_at(tmp_path)
+    (tmp_path / "workspaces" / ".making-00112233-w").mkdir(parents=True)
+    await engine.workspaces.create("w", size_mb=8)
+    (tmp_path / "workspaces" / ".removing-00112233-x").mkdir(parents=True)
+    await engine.workspaces.copy("w", "x")
+    assert sorted(os.listdir(tmp_path / "workspaces")) == ["w", "x"]
 
 
 async def test_a_sweep_leaves_what_somebody_is_making(tmp_path):

@@ -33,7 +33,7 @@ def test_a_mapping_and_its_text_say_the_same():
     [
         "/", "/proc", "/proc/1/root", "/sys", "/dev", "/dev/shm", "/run", "/run/docker.sock",
         "/var/run/docker.sock", "/var", "/var/lib", "/etc", "/etc/shadow", "/etc/ssh", "/root",
-        "/root/.ssh", "/home", "/home/alice", "/home/alice/.ssh", "/srv/backup/.aws",
+        "/root/keys", "/home", "/home/alice", "/home/alice/.ssh", "/srv/backup/.aws",
         "/var/lib/mine", "/var/lib/mine/cells", "/var/lib/docker/volumes", "/boot",
     ],
 )  # fmt: skip

@@ -5,8 +5,7 @@
 //! mount namespace) cannot be done safely in a threaded Python process, and is slow in a forked one.
 //!
 //! It reads one plan (JSON) on stdin and answers one JSON object on stdout: `{pid, start}` of the
-//! sandbox's first process (bubblewrap), or `{status, stdout, stderr}` of a runtime that ended, or
-//! `{error: {step, message, errno}}` with nothing left running.
+//! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running.
 //! It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
 
 #![allow(unknown_lints)]
@@ -25,7 +24,7 @@ mod userns;
 mod volume;
 
 use plan::{Plan, Program};
-use serde_json::{json, Value};
+use serde_json::json;
 use std::io::{Read, Write};
 
 /// Where it stopped and why; `step` is a closed set that the caller turns into a remedy.
@@ -52,7 +51,7 @@ impl Trouble {
     }
 }
 
-fn launch() -> Outcome<Value> {
+fn launch() -> Outcome<spawn::Born> {
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
@@ -77,23 +76,16 @@ fn launch() -> Outcome<Value> {
         }
     };
     mounts::stage(&plan, userns)?;
+    sys::set_limits(&plan)?;
     match &plan.program {
-        Program::Bubblewrap(bwrap) => {
-            sys::set_limits(&plan)?;
-            let born = spawn::bubblewrap(&plan, bwrap, userns)?;
-            Ok(json!({"pid": born.pid, "start": born.start}))
-        }
-        // A runtime sets the limits of the plan's sandbox itself; they are not its own.
-        Program::Runtime(runtime) => {
-            let ended = runtime::run(&plan, runtime)?;
-            Ok(json!({"status": ended.status, "stdout": ended.stdout, "stderr": ended.stderr}))
-        }
+        Program::Bubblewrap(bwrap) => spawn::bubblewrap(&plan, bwrap, userns),
+        Program::Runtime(runtime) => runtime::run(&plan, runtime, userns),
     }
 }
 
 fn main() {
     let (answer, code) = match launch() {
-        Ok(answer) => (answer, 0),
+        Ok(born) => (json!({"pid": born.pid, "start": born.start}), 0),
         Err(t) => (
             json!({"error": {"step": t.step, "message": t.message, "errno": t.errno}}),
             1,

@@ -58,6 +58,11 @@ pub struct Runtime {
     pub program: String,
     /// The whole vector, the program's name first.
     pub argv: Vec<String>,
+    /// Where the runtime writes the pid of the sandbox's first process, as its arguments say.
+    pub runtime_pid_file: String,
+    pub pid_file: String,
+    /// What it and the sandbox's own kernel, if it has one, say on their standard output.
+    pub log: String,
 }
 
 /// Names below /proc that tell of the host: hidden before any code runs.
@@ -77,6 +82,7 @@ pub struct Bind {
 
 #[derive(Debug)]
 pub struct Plan {
+    /// 0: there is none, the runner binds a socket itself.
     pub listen_fd: i32,
     /// v1: files we write ourselves to.
     pub cgroup_tasks: Vec<String>,
@@ -268,6 +274,9 @@ fn program(v: &Value) -> Outcome<Program> {
         return Ok(Program::Runtime(Runtime {
             program: text(runtime, "program")?,
             argv: texts(runtime, "argv")?,
+            runtime_pid_file: text(runtime, "runtime_pid_file")?,
+            pid_file: text(v, "pid_file")?,
+            log: text(runtime, "log")?,
         }));
     }
     Ok(Program::Bubblewrap(Bubblewrap {

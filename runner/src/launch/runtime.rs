@@ -1,82 +1,129 @@
 //! Running an OCI runtime on the stage instead of bubblewrap.
 //!
-//! The runtime makes the sandbox itself, from a bundle that refers to paths of the stage, and ends; so
-//! it is waited for and what it said is handed back. Its view of the host's mounts is our private one.
+//! The runtime makes the sandbox from a bundle that refers to paths of the stage, and ends; what it
+//! started is nobody's child then. It says the first process's pid in a file, and the runner says on
+//! a pipe that it serves. Its view of the host's mounts is our private one, so nothing it mounts is
+//! seen elsewhere and all of it goes with the sandbox.
 
 use crate::plan::{Plan, Runtime};
-use crate::{spawn, sys};
+use crate::spawn::{self, Born};
+use crate::{mounts, sys, tree};
 use crate::{Outcome, Trouble};
 use std::ffi::CString;
 use std::os::unix::io::RawFd;
 use std::time::{Duration, Instant};
 
 const STEP: &str = "runtime";
-/// What is kept of each stream; the rest is read and dropped.
-const KEPT: usize = 64 << 10;
+const LISTEN: RawFd = 3;
+const READY: RawFd = 4;
+const SYS_PIDFD_OPEN: libc::c_long = 434;
+/// What of the log is told when it fails; the whole of it stays in the file.
+const TOLD: usize = 2000;
 
-pub struct Ended {
-    /// The exit code, or 128 + the signal.
-    pub status: i32,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-pub fn run(plan: &Plan, runtime: &Runtime) -> Outcome<Ended> {
+pub fn run(plan: &Plan, runtime: &Runtime, userns: Option<RawFd>) -> Outcome<Born> {
+    let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
+    let left = || deadline.saturating_duration_since(Instant::now());
+    prepare(plan, userns)?;
     let program = sys::c(STEP, &runtime.program)?;
     let mut argv: Vec<CString> = Vec::new();
     for word in &runtime.argv {
         argv.push(sys::c(STEP, word)?);
     }
-    let (out_r, out_w) = sys::pipe()?;
-    let (err_r, err_w) = sys::pipe()?;
+    // A file and not a pipe: a sandbox that writes to a pipe nobody reads any more would die of it.
+    let log = sys::open_log(STEP, &runtime.log)?;
+    let (ready_r, ready_w) = sys::pipe()?;
+    let mut moves = vec![(ready_w, READY)];
+    if plan.listen_fd > 2 {
+        moves.push((plan.listen_fd, LISTEN));
+    }
     let pid = spawn::born_in(plan.cgroup_v2.as_deref())?;
     if pid == 0 {
-        spawn::become_program(&program, &argv, &[(plan.listen_fd, 3)], out_w, err_w);
+        spawn::become_program(&program, &argv, &moves, log, log);
     }
-    sys::close(out_w);
-    sys::close(err_w);
-    let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
-    // Descriptors that it leaves to what it started stay open after it; its exit is what counts.
-    let mut said = [Vec::new(), Vec::new()];
-    let status = loop {
-        take(&[out_r, err_r], &mut said);
-        let mut status = 0;
-        match unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } {
-            0 if Instant::now() < deadline => continue,
-            0 => {
-                spawn::kill_and_reap(pid);
-                let message = format!("{} did not end in time", runtime.program);
-                return Err(Trouble::new(STEP, message, libc::ETIMEDOUT));
-            }
-            n if n == pid => break status,
-            _ => return Err(Trouble::last(STEP, "wait for the runtime")),
+    sys::close(ready_w);
+    sys::close(log);
+    let outcome = wait_for_end(pid, left())
+        .and_then(|()| spawn::wait_born(plan, &runtime.pid_file, ready_r, left, || first(runtime)));
+    outcome.map_err(|t| {
+        if let Ok(pid) = first(runtime) {
+            unsafe { libc::kill(pid, libc::SIGKILL) };
         }
-    };
-    take(&[out_r, err_r], &mut said);
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ok(Ended {
-        status: if libc::WIFEXITED(status) {
-            libc::WEXITSTATUS(status)
-        } else {
-            128 + libc::WTERMSIG(status)
-        },
-        stdout: text(&said[0]),
-        stderr: text(&said[1]),
+        with_log(t, &runtime.log)
     })
 }
 
-/// Whatever comes within a few milliseconds.
-fn take(from: &[RawFd; 2], said: &mut [Vec<u8>; 2]) {
-    let mut buffer = [0u8; 4096];
-    for (fd, kept) in from.iter().zip(said.iter_mut()) {
-        while let Some(n) = spawn::read_within(*fd, &mut buffer, Duration::from_millis(2)) {
-            if n == 0 {
-                // Closed, and poll says so at once; the exit is near.
-                std::thread::sleep(Duration::from_millis(1));
-                break;
-            }
-            let room = KEPT.saturating_sub(kept.len());
-            kept.extend_from_slice(&buffer[..n.min(room)]);
-        }
+/// What a runtime needs on the stage beyond what bubblewrap does.
+fn prepare(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
+    if let Some(fd) = userns {
+        // A name for the namespace that a configuration can refer to.
+        let name = format!("{}/userns", plan.stage);
+        std::fs::write(&name, b"").map_err(sys::failed(STEP, &format!("make {}", name)))?;
+        let source = format!("/proc/self/fd/{}", fd);
+        mounts::mount(
+            "the user namespace",
+            Some(&source),
+            &name,
+            None,
+            libc::MS_BIND,
+            None,
+        )?;
     }
+    // Devices and masks inside are binds of these and inherit what we say here. Writing to a device
+    // needs no writable mount.
+    tree::bind("/dev", "/dev", tree::READ_ONLY | tree::NOSUID, None)
+}
+
+fn wait_for_end(pid: i32, within: Duration) -> Outcome<()> {
+    let pidfd = unsafe { libc::syscall(SYS_PIDFD_OPEN, pid, 0) } as libc::c_int;
+    let pidfd = sys::check(STEP, "watch the runtime", pidfd)?;
+    let ended = spawn::readable_within(pidfd, within);
+    sys::close(pidfd);
+    if !ended {
+        spawn::kill_and_reap(pid);
+        let message = "the runtime did not end in time";
+        return Err(Trouble::new(STEP, message, libc::ETIMEDOUT));
+    }
+    let mut status = 0;
+    sys::check(STEP, "wait for the runtime", unsafe {
+        libc::waitpid(pid, &mut status, 0)
+    })?;
+    if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
+        return Ok(());
+    }
+    let (message, errno) = if !libc::WIFEXITED(status) {
+        (
+            format!("the runtime was ended by signal {}", libc::WTERMSIG(status)),
+            0,
+        )
+    } else if libc::WEXITSTATUS(status) == spawn::NOT_EXECUTED {
+        ("the runtime could not be executed".to_owned(), libc::ENOENT)
+    } else {
+        (
+            format!(
+                "the runtime ended with status {}",
+                libc::WEXITSTATUS(status)
+            ),
+            0,
+        )
+    };
+    Err(Trouble::new(STEP, message, errno))
+}
+
+/// The pid that the runtime wrote down.
+fn first(runtime: &Runtime) -> Outcome<i32> {
+    std::fs::read_to_string(&runtime.runtime_pid_file)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .filter(|pid| *pid > 1)
+        .ok_or_else(|| Trouble::new(STEP, "the runtime did not say the sandbox's pid", 0))
+}
+
+fn with_log(mut trouble: Trouble, path: &str) -> Trouble {
+    let said = std::fs::read(path).unwrap_or_default();
+    let end = String::from_utf8_lossy(&said[said.len().saturating_sub(TOLD)..]).into_owned();
+    let end = end.trim();
+    if !end.is_empty() {
+        trouble.message = format!("{}: {}", trouble.message, end);
+    }
+    trouble
 }

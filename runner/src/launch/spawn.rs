@@ -24,6 +24,9 @@ const SECCOMP: RawFd = 8;
 /// Sources are moved above this first, so that no dup2 overwrites one that is still needed.
 const SAFE: RawFd = 64;
 
+/// The exit status of a child that never became the program.
+pub const NOT_EXECUTED: i32 = 127;
+
 /// <linux/sched.h>; newer than the bindings we build with.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
@@ -142,19 +145,35 @@ pub fn become_program(
         let last = moves.iter().map(|m| m.1).max().unwrap_or(2);
         libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, 0);
         libc::execve(program.as_ptr(), pointers.as_ptr(), environment.as_ptr());
-        libc::_exit(127);
+        libc::_exit(NOT_EXECUTED);
     }
 }
 
 fn wait_ready(plan: &Plan, bwrap: &Bubblewrap, ready: RawFd, info: RawFd) -> Outcome<Born> {
     let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
     let left = || deadline.saturating_duration_since(Instant::now());
-    let pid = first_pid(info, left())
-        .ok_or_else(|| Trouble::new(STEP, "bubblewrap did not start the sandbox", 0))?;
+    let born = wait_born(plan, &bwrap.pid_file, ready, left, || {
+        first_pid(info, left())
+            .ok_or_else(|| Trouble::new(STEP, "bubblewrap did not start the sandbox", 0))
+    })?;
+    let covers = inside::covers(plan)?;
+    inside::finish(born.pid, &plan.masks, covers, bwrap.terminals)?;
+    Ok(born)
+}
+
+/// Notes the first process down and waits until its runner serves and has the ids it must have.
+pub fn wait_born(
+    plan: &Plan,
+    pid_file: &str,
+    ready: RawFd,
+    left: impl Fn() -> Duration,
+    first: impl FnOnce() -> Outcome<i32>,
+) -> Outcome<Born> {
+    let pid = first()?;
     let start = sys::start_time(pid)
         .ok_or_else(|| Trouble::new(STEP, "the sandbox ended at once", libc::ESRCH))?;
     // Written before the sandbox is known to work, so that whoever finds the litter can end it.
-    write_pid_file(&bwrap.pid_file, pid, start)?;
+    write_pid_file(pid_file, pid, start)?;
     let mut byte = [0u8; 1];
     match read_within(ready, &mut byte, left()) {
         Some(1) => {}
@@ -176,8 +195,6 @@ fn wait_ready(plan: &Plan, bwrap: &Bubblewrap, ready: RawFd, info: RawFd) -> Out
     if let Some(map) = plan.id_map {
         verify_host_ids(pid, map.expect)?;
     }
-    let covers = inside::covers(plan)?;
-    inside::finish(pid, &plan.masks, covers, bwrap.terminals)?;
     Ok(Born { pid, start })
 }
 
@@ -238,7 +255,7 @@ fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
     ))
 }
 
-pub fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usize> {
+pub fn readable_within(fd: RawFd, within: Duration) -> bool {
     let deadline = Instant::now() + within;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -248,10 +265,17 @@ pub fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usi
             revents: 0,
         };
         match unsafe { libc::poll(&mut p, 1, left.as_millis() as libc::c_int) } {
-            0 => return None,
             n if n < 0 && sys::errno() == libc::EINTR => continue,
-            n if n < 0 => return None,
-            _ => {}
+            n => return n > 0,
+        }
+    }
+}
+
+pub fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usize> {
+    let deadline = Instant::now() + within;
+    loop {
+        if !readable_within(fd, deadline.saturating_duration_since(Instant::now())) {
+            return None;
         }
         let n = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
         if n >= 0 {

@@ -98,6 +98,14 @@ pub fn failed(step: &'static str, what: &str) -> impl FnOnce(std::io::Error) -> 
     move |e| Trouble::new(step, what, e.raw_os_error().unwrap_or(0))
 }
 
+pub fn open_log(step: &'static str, path: &str) -> Outcome<RawFd> {
+    let cpath = c(step, path)?;
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
+    check(step, &format!("open {}", path), unsafe {
+        libc::open(cpath.as_ptr(), flags, 0o600)
+    })
+}
+
 pub fn open_read(step: &'static str, path: &str) -> Outcome<RawFd> {
     let cpath = c(step, path)?;
     check(step, &format!("open {}", path), unsafe {

@@ -61,8 +61,7 @@ def _nothing() -> None:
 
 def _ls(context: typer.Context, json: Json = False) -> None:
     """List workspaces."""
-    state = _state(context, json)
-    go(_list(state, measured=None))
+    go(_list(_state(context, json), measured=None))
 
 
 def _du(context: typer.Context, names: Names = None, json: Json = False) -> None:
@@ -79,8 +78,8 @@ def _create(
     json: Json = False,
 ) -> None:
     """Make an empty workspace."""
-    size_mb = None if size is None else megabytes(size)
     state = _state(context, json)
+    size_mb = None if size is None else megabytes(size)
 
     async def make(door: AsyncWorkspaces) -> Workspace:
         return await door.create(name, size_mb=size_mb)
@@ -110,8 +109,8 @@ def _resize(
     json: Json = False,
 ) -> None:
     """Make a workspace larger; never smaller."""
-    size_mb = megabytes(size)
     state = _state(context, json)
+    size_mb = megabytes(size)
 
     async def grow(door: AsyncWorkspaces) -> Workspace:
         return await door.resize(name, size_mb)

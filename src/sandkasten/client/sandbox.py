@@ -27,12 +27,7 @@ from sandkasten.client.requests import (
 )
 from sandkasten.client.results import FileBytes, Number, Result, RunResult, Transfer, result_of
 from sandkasten.client.streams import closing
-from sandkasten.errors import (
-    FileNotFound,
-    InvalidRequest,
-    NotFound,
-    SessionNotFound,
-)
+from sandkasten.errors import FileNotFound, InvalidRequest, NotFound, SessionNotFound
 from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats
 
 if TYPE_CHECKING:

@@ -84,6 +84,17 @@ def parse_mounts(mountinfo: str, v2_controllers: str = "") -> Hierarchies:
     return Hierarchies(v1, v2, frozenset(v2_controllers.split()) & frozenset(CONTROLLERS))
 
 
+def everywhere(mountinfo: str, name: str, *, parent: str = GROUP) -> tuple[str, ...]:
+    """The group's directory in every hierarchy that is mounted: a runtime joins them all."""
+    found: dict[str, None] = {}
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) >= 5 and kind and kind[0] in ("cgroup", "cgroup2"):
+            found[f"{fields[4]}/{parent}/{name}"] = None
+    return tuple(found)
+
+
 def detect() -> Hierarchies:
     text = Path("/proc/self/mountinfo").read_text()
     first = parse_mounts(text)

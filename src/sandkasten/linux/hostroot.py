@@ -71,6 +71,21 @@ def look() -> HostRoot:
     )
 
 
+def root_skeleton(directory: Path, root: HostRoot) -> Path:
+    """The names of a root that lead elsewhere; what is mounted over is made when it is."""
+    links = {**dict(root.links), "work": "workspace", "var/tmp": "../tmp", "var/run": "../run"}
+    path = directory / hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:16]
+    if path.is_dir():
+        return path
+    making = Path(tempfile.mkdtemp(dir=directory))
+    making.chmod(0o755)
+    (making / "var").mkdir()
+    (making / "var").chmod(0o755)
+    for name, target in links.items():
+        (making / name).symlink_to(target)
+    return _settle(making, path)
+
+
 def etc_skeleton(directory: Path) -> Path:
     """A directory to show as /etc: our own files, and copies of what is public on this machine.
 
@@ -94,6 +109,10 @@ def etc_skeleton(directory: Path) -> Path:
         (making / "localtime").symlink_to(zone)
     for source in sources:
         _copy_public(source, making / source.removeprefix("/etc/"))
+    return _settle(making, path)
+
+
+def _settle(making: Path, path: Path) -> Path:
     try:
         making.rename(path)
     except OSError:

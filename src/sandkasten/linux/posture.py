@@ -20,7 +20,12 @@ _GIVEN_SETS = ("CapPrm", "CapEff", "CapBnd")
 _FORBIDDEN_TYPES = frozenset({"sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs"})
 # bwrap's own device nodes are bind mounts of these; they cannot be nodev.
 _DEVICE_PREFIX = "/dev/"
-_WRITABLE = ("/workspace", "/home/sandbox", "/tmp", "/proc", "/run/sandkasten")  # noqa: S108
+_WRITABLE = (
+    "/workspace", "/home/sandbox", "/tmp", "/proc",  # noqa: S108
+    "/run/sandkasten", "/run/sandkasten/state",
+)  # fmt: skip
+
+_MASKS = frozenset({("/null", "devtmpfs"), ("/null", "tmpfs"), ("/", "tmpfs")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,37 @@ def deviations(
     return found
 
 
+# What a kernel in user space needs to serve files of any owner, to close itself in and to hold the
+# processes it runs code in: CHOWN to SETPCAP, SYS_CHROOT, SYS_PTRACE; all within its own namespace.
+_KERNEL_CAPABILITIES = 0x000C_01FF
+
+
+def kernel_deviations(seen: Posture, host: Posture, *, ids: range) -> list[str]:
+    """The same of a process that is a sandbox's own kernel, or serves files to one.
+
+    Its capabilities are those of its user namespace: they reach the sandbox's files, nothing else.
+    """
+    found = [
+        f"{name} holds too much: {seen.status.get(name)}"
+        for name in _CAPABILITY_SETS
+        if int(seen.status.get(name, "-1"), 16) & ~_KERNEL_CAPABILITIES
+    ]
+    if seen.status.get("NoNewPrivs") != "1":
+        found.append("no_new_privs is not set")
+    if seen.status.get("Seccomp") != "2":
+        found.append("no seccomp filter is in force")
+    found += [
+        f"the {name} namespace is the host's"
+        for name in ("user", "net", "ipc", "uts", "mnt")
+        if seen.namespaces[name] == host.namespaces[name]
+    ]
+    for field in ("Uid", "Gid"):
+        values = [int(v) for v in seen.status.get(field, "0").split()]
+        if not all(v in ids for v in values):
+            found.append(f"{field} {values} is outside the sandbox's range")
+    return found
+
+
 def mount_deviations(mountinfo: str, writable: Sequence[str] = ()) -> list[str]:
     found = []
     open_to_all = (*_WRITABLE, *writable)
@@ -104,6 +140,9 @@ def mount_deviations(mountinfo: str, writable: Sequence[str] = ()) -> list[str]:
         kind = right.split()[0]
         if kind in _FORBIDDEN_TYPES:
             found.append(f"{kind} is mounted on {where}")
+        # What hides an entry of /proc: the null device, or a directory in which nothing is.
+        if where.startswith("/proc/") and "ro" in options and (fields[3], kind) in _MASKS:
+            continue
         if "nosuid" not in options:
             found.append(f"{where} is not nosuid")
         if "nodev" not in options and not where.startswith(_DEVICE_PREFIX):

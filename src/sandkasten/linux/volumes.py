@@ -9,11 +9,11 @@ The caller holds the lock of a name; who lives in a workspace is not known here.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import os
 import secrets
-import shutil
 import threading
 import time
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux import ext4
+from sandkasten.linux import ext4, trees
 from sandkasten.model.spec import Volume
 from sandkasten.model.workspace import (
     Measure,
@@ -52,7 +52,6 @@ _REMOVING: Final = ".removing-"
 _MAX_META: Final = 64 * 1024
 # The last unmount writes out what is still in memory before the loop device lets go.
 _SETTLE_S: Final = 20.0
-_CHUNK: Final = 16 * 1024 * 1024
 
 
 class Volumes:
@@ -159,7 +158,7 @@ class Volumes:
             return Measure(ext4.look(content).used_bytes, allocated)
         used = allocated = 0
         seen: set[tuple[int, int]] = set()
-        for entry in _walk(content):
+        for entry in trees.walk(content):
             if stop.is_set():
                 break
             if (entry.st_dev, entry.st_ino) not in seen:
@@ -178,9 +177,9 @@ class Volumes:
             self._settle(source, content, stop)
         with self._making(stored) as place:
             if found.kind == "image":
-                _copy_sparse(content, place / _FILE, stop)
+                trees.copy_sparse(content, place / _FILE, stop)
             else:
-                _copy_tree(content, place / _TREE, stop)
+                trees.copy_tree(content, place / _TREE, stop)
         return stored
 
     def _resize(self, name: str, size_bytes: int, stop: threading.Event) -> StoredWorkspace:
@@ -214,12 +213,12 @@ class Volumes:
                     workspace=name,
                 ) from exc
             _sync(self._root)
-            _remove_tree(gone)
+            trees.remove_tree(gone)
 
     def _clear(self, name: str, stop: threading.Event) -> None:
         for entry in self._entries():
             if _begun(entry) == name:
-                _remove_tree(self._root / entry)
+                trees.remove_tree(self._root / entry)
 
     def _place(self, name: str) -> Path:
         # Checked here too: this is where a name becomes a path.
@@ -236,16 +235,10 @@ class Volumes:
             try:
                 yield half
                 _write_meta(half, stored)
-                if place.exists():
-                    raise Conflict(
-                        f"there is a workspace named {stored.name} already",
-                        hint="choose another name, or delete it first",
-                        workspace=stored.name,
-                    )
-                half.rename(place)
+                _rename_new(half, place)
                 _sync(self._root)
             except BaseException:
-                _remove_tree(half)
+                trees.remove_tree(half)
                 raise
 
     def _settle(self, name: str, volume: Path, stop: threading.Event) -> None:
@@ -280,6 +273,22 @@ async def _finished(work: Callable[..., T], *args: object) -> T:
                 continue
         task.exception()
         raise
+
+
+def _rename_new(half: Path, place: Path) -> None:
+    """Only to a name that is free, whoever else tries at the same moment."""
+    try:
+        if place.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        half.rename(place)
+    except OSError as exc:
+        if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        raise Conflict(
+            f"there is a workspace named {place.name} already",
+            hint="choose another name, or delete it first",
+            workspace=place.name,
+        ) from exc
 
 
 def _is_name(name: str) -> bool:
@@ -334,58 +343,6 @@ def _sync(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _copy_sparse(source: Path, target: Path, stop: threading.Event) -> None:
-    with source.open("rb") as src, target.open("xb") as dst:
-        size = os.fstat(src.fileno()).st_size
-        dst.truncate(size)
-        at = 0
-        while at < size:
-            try:
-                at = os.lseek(src.fileno(), at, os.SEEK_DATA)
-            except OSError:
-                break  # ENXIO: only a hole is left
-            end = os.lseek(src.fileno(), at, os.SEEK_HOLE)
-            while at < end:
-                if stop.is_set():
-                    raise Cancelled("the copy was ended half way", hint="try again")
-                part = min(end - at, _CHUNK)
-                at += os.copy_file_range(src.fileno(), dst.fileno(), part, at, at)
-        os.fsync(dst.fileno())
-
-
-def _copy_tree(source: Path, target: Path, stop: threading.Event) -> None:
-    words = ("cp", "-a", "--reflink=auto", "-T", "--", os.fspath(source), os.fspath(target))
-    status, said = ext4.command(words, stop, 24 * 3600)
-    if status != 0:
-        if "No space left" in said:
-            raise ext4.full("copy a workspace")
-        raise BackendUnavailable(
-            f"a workspace could not be copied: {said[-200:]}",
-            hint="files that their own owner may not read cannot be copied",
-        )
-
-
-def _walk(tree: Path) -> Iterator[os.stat_result]:
-    for folder, _, files in os.walk(tree):
-        for name in (".", *files):
-            try:
-                yield os.lstat(os.path.join(folder, name))
-            except OSError:
-                continue
-
-
-def _remove_tree(tree: Path) -> None:
-    """Whatever modes its former user left there."""
-    if not tree.exists():
-        return
-    for folder, below, _ in os.walk(tree):
-        for name in below:
-            path = os.path.join(folder, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
-    shutil.rmtree(tree)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from sandkasten.linux import capabilities
+from sandkasten.linux.ground import mount_name
 from sandkasten.model.spec import (
     HOME,
     RUNNER_ID,
@@ -162,11 +163,6 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[str]:
                 args += ["--perms", "0755", "--dir", str(parent)]
         args += ["--ro-bind", f"{ground.stage}/{mount_name(index)}", mount.target]
     return args
-
-
-def mount_name(index: int) -> str:
-    """What the launcher calls it on the stage: nothing of the host's names is seen inside."""
-    return f"m{index}"
 
 
 def _environment(spec: CellSpec) -> list[str]:

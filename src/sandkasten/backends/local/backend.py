@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import os
 import resource
-import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,35 +22,28 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.linux import cgroups, hostroot, idranges, processes, seccomp
+from sandkasten.linux import ground as grounds
+from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
+from sandkasten.linux.layout import CellState, Layout, write_state
+from sandkasten.linux.programs import Programs, find_bwrap
+from sandkasten.linux.removal import alive, remove
+from sandkasten.linux.requirements import make_group
 from sandkasten.model.spec import RUNNER_ID, CellSpec, user_id
 
-from . import ground as grounds
 from . import probe, selftest
 from .arguments import Ground, bwrap_args, runner_command
-from .cell import LocalCell, alive, remove
-from .launch import LAUNCH_DEADLINE_MS, binds, launch
-from .layout import CellState, Layout, write_state
-from .programs import Programs, find_bwrap
+from .cell import LocalCell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.limits import Limits
     from sandkasten.model.readiness import Readiness
 
-_BACKLOG = 128
 # Of some 3,000 that the whole machine has; a session uses one or two.
 _TERMINALS = 32
-
-
-@dataclass(slots=True)
-class _Group:
-    """The cgroups of one sandbox and what could not be had of them."""
-
-    plan: cgroups.Plan
-    unenforced: tuple[Unenforced, ...]
 
 
 class LocalBackend:
@@ -173,7 +165,7 @@ class LocalBackend:
         )
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         write_state(cell, state)
-        group = self._make_group(planned, spec.limits)
+        group = make_group(self._hierarchies, planned, root=self._root)
         unenforced = group.unenforced
         if unenforced:
             lost = tuple((u.limit, u.reason, u.remedy) for u in unenforced)
@@ -193,7 +185,7 @@ class LocalBackend:
         if spec.image.kind == "host":
             shown.append((hostroot.etc_skeleton(self._layout.shared("etc")), "etc", True))
         base = idranges.base_of(slot) if slot is not None else 0
-        listener = _listen(cell / "socket")
+        listener = listen(cell / "socket")
         try:
             launch(
                 self._programs.launcher,
@@ -229,19 +221,6 @@ class LocalBackend:
             listener.close()
         return LocalCell(sandbox_id, self._layout, self._hierarchies, unenforced)
 
-    def _make_group(self, planned: cgroups.Plan, limits: Limits) -> _Group:
-        lost = list(probe.missing_controllers(planned.missing, root=self._root))
-        if not planned.directories:
-            return _Group(planned, tuple(lost))
-        try:
-            cgroups.make(self._hierarchies, planned)
-        except OSError as exc:
-            with contextlib.suppress(OSError):
-                cgroups.remove(planned)
-            lost = list(probe.no_cgroups(str(exc)))
-            planned = cgroups.Plan((), missing=("memory", "pids", "cpu"))
-        return _Group(planned, tuple(lost))
-
     def _rlimits(self, limits: Limits) -> list[dict[str, int]]:
         wanted = {resource.RLIMIT_NOFILE: limits.open_files, resource.RLIMIT_CORE: 0}
         if not self._root:
@@ -249,19 +228,3 @@ class LocalBackend:
             wanted[resource.RLIMIT_NPROC] = limits.pids
             wanted[resource.RLIMIT_DATA] = limits.memory_bytes
         return [{"resource": r, "value": v} for r, v in wanted.items()]
-
-
-def _listen(path: Path) -> socket.socket:
-    """The runner's listener, made here so that nothing inside can unlink or replace it."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # Through /proc: a socket's path may have 107 bytes, a data directory's may be longer.
-        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    finally:
-        os.close(directory)
-    return listener

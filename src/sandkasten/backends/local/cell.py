@@ -1,41 +1,31 @@
 """A local sandbox that is alive, or was: dialling it, measuring it, removing it.
 
-Removal works from what is on disk, so it does not matter who made the sandbox or how far they got:
-`remove` is the one way out, for `destroy`, for a failed `create`, and for litter.
+`linux.removal.remove` is the one way out, for `destroy`, for a failed `create`, and for litter.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import shutil
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import BackendUnavailable, Busy, SandboxLost, UnsupportedByBackend
-from sandkasten.linux import cgroups, freezing, idranges, processes, quota
-from sandkasten.linux.closing import close_later
-from sandkasten.model.limits import Limits
+from sandkasten.errors import SandboxLost
+from sandkasten.linux import cgroups
+from sandkasten.linux.pausable import GroupPausable
+from sandkasten.linux.removal import remove
 from sandkasten.wire.unix import connect_unix
 
-from .layout import CellState, Layout, read_pid, read_state
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from sandkasten.linux.layout import Layout
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.limits import Unenforced
     from sandkasten.model.usage import Usage
     from sandkasten.ports import ByteStream
 
-# Killing takes about a millisecond; a workspace with much unwritten data is flushed first.
-_DEATH_DEADLINE_S = 30.0
-
 
 @dataclass(slots=True)
-class LocalCell:
+class LocalCell(GroupPausable):
     id: SandboxId
     layout: Layout
     hierarchies: cgroups.Hierarchies
@@ -58,180 +48,3 @@ class LocalCell:
 
     async def destroy(self) -> None:
         await asyncio.to_thread(remove, self.layout, self.id)
-
-    async def pause(self) -> None:
-        """See `ports.Pausable`. UnsupportedByBackend where the sandbox has no cgroup."""
-        way = self._freezer()
-        try:
-            await asyncio.to_thread(freezing.freeze, way)
-        except TimeoutError as exc:
-            raise Busy(
-                f"sandbox {self.id} did not stop within {freezing.FREEZE_DEADLINE_S:g} s",
-                hint="a process waits for the disk; it runs on as before, try again",
-            ) from exc
-        except OSError as exc:
-            raise self._trouble("paused", exc) from exc
-
-    async def resume(self) -> None:
-        way = self._freezer()
-        try:
-            await asyncio.to_thread(freezing.thaw, way)
-        except OSError as exc:
-            raise self._trouble("resumed", exc) from exc
-
-    async def reclaim(self) -> int:
-        """See `ports.Reclaims`. What has a copy on disk goes; a process's own memory stays."""
-        way = freezing.reclaimer(self.hierarchies, self.id)
-        if way is None:
-            raise self._no_cgroup("its memory cannot be reclaimed", "memory")
-        try:
-            return await asyncio.to_thread(freezing.reclaim, way)
-        except FileNotFoundError as exc:
-            raise self._no_cgroup("its memory cannot be reclaimed", "memory") from exc
-        except OSError as exc:
-            raise self._trouble("relieved of memory", exc) from exc
-
-    def _freezer(self) -> freezing.Freezer:
-        way = freezing.usable(freezing.freezers(self.hierarchies, self.id))
-        if way is None:
-            raise self._no_cgroup("it cannot be paused or resumed", "freezer")
-        return way
-
-    def _no_cgroup(self, so: str, controller: str) -> UnsupportedByBackend | SandboxLost:
-        if not self.layout.cell(self.id).exists():
-            return SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
-        if os.geteuid() != 0:
-            reason, remedy = "an ordinary user has no cgroup here", "run as root"
-        else:
-            reason = f"the sandbox has no {controller} cgroup"
-            remedy = "mount cgroups writable; run sandkasten doctor"
-        return UnsupportedByBackend(
-            f"sandbox {self.id}: {so}, because {reason}", hint=remedy, sandbox_id=self.id
-        )
-
-    def _trouble(self, what: str, exc: OSError) -> BackendUnavailable | SandboxLost:
-        if not self.layout.cell(self.id).exists():
-            return SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
-        return BackendUnavailable(
-            f"sandbox {self.id} could not be {what}: {exc.strerror or exc}",
-            hint="check that the cgroup file systems are writable",
-        )
-
-
-def remove(layout: Layout, sandbox_id: SandboxId) -> None:
-    """End it and take away everything. Twice is fine; so is a half-made cell. Blocking."""
-    cell = layout.cell(sandbox_id)
-    if not cell.exists():
-        return
-    state = read_state(cell) or _guess(sandbox_id)
-    _end(cell, sandbox_id, state)
-    if state.volume is not None and not _lived_in(layout, sandbox_id, state.volume):
-        quota.await_detached(state.volume, _DEATH_DEADLINE_S)
-    with contextlib.suppress(OSError):
-        cgroups.remove(_group(state))
-    if not _clear(cell):
-        raise BackendUnavailable(
-            f"the files of sandbox {sandbox_id} could not be removed",
-            hint=f"look at {cell}; the next sweep tries again",
-        )
-    if state.slot is not None:
-        # Last: until now the range could still have been in use.
-        idranges.release(idranges.HOST_DIRECTORY, state.slot, sandbox_id)
-
-
-def _clear(cell: Path) -> bool:
-    """Our own few files by name, because that is quickest; whatever else lies there, too."""
-    for name in ("socket", "pid", "volume", "state"):
-        with contextlib.suppress(OSError):
-            os.unlink(cell / name)
-    try:
-        os.rmdir(cell)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        shutil.rmtree(cell, ignore_errors=True)
-        return not cell.exists()
-    return True
-
-
-def _guess(sandbox_id: SandboxId) -> CellState:
-    """What the state must have been, from the id alone: it was damaged, or never written."""
-    root = os.geteuid() == 0
-    planned = cgroups.plan(cgroups.detect(), sandbox_id, Limits()) if root else cgroups.Plan(())
-    slot = idranges.slot_of(idranges.HOST_DIRECTORY, sandbox_id) if root else None
-    return CellState(processes.boot_id(), slot, planned.directories, planned.v2_directory)
-
-
-def _group(state: CellState) -> cgroups.Plan:
-    return cgroups.Plan(state.cgroups, v2_directory=state.v2_directory)
-
-
-def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
-    if state.boot_id != processes.boot_id():
-        return  # the machine was restarted: nothing of it can be alive
-    group = _group(state)
-    known = read_pid(cell)
-    pinned = processes.pin(*known) if known else None
-    volume = mounts = None
-    try:
-        if pinned is not None:
-            # Before the kill, because the way there goes with the first process. Held, so that its
-            # death need not wait for some thirty unmounts.
-            volume = quota.pin_volume(pinned.pid)
-            mounts = processes.hold_mounts(pinned.pid)
-        # Both: the group also holds a launcher that was interrupted, the pid works without groups.
-        killed = cgroups.kill(group)
-        if pinned is not None:
-            pinned.kill()
-        # After the kill, so that nothing inside gets another turn.
-        freezing.thaw_dying(state.cgroups)
-        if pinned is None:
-            if killed:
-                _await_empty(group)
-            return
-        if not pinned.wait(_DEATH_DEADLINE_S):
-            raise BackendUnavailable(
-                f"sandbox {sandbox_id} (pid {pinned.pid}) does not die",
-                hint="a process in uninterruptible sleep holds it; the next sweep tries again",
-            )
-    finally:
-        if state.volume is None:
-            # What it wrote is nobody's any more, so it is not written out either.
-            close_later(volume, after=quota.abandon)
-            close_later(mounts)
-        else:
-            # Whoever comes next must find it unmounted, so that is done here and now.
-            for held in (volume, mounts):
-                if held is not None:
-                    os.close(held)
-        if pinned is not None:
-            pinned.close()
-
-
-def _lived_in(layout: Layout, but: SandboxId, volume: str) -> bool:
-    """Whether another sandbox has the same workspace, and so keeps it mounted."""
-    for other in layout.cells():
-        if other != but and alive(layout, other):
-            state = read_state(layout.cell(other))
-            if state is not None and state.volume == volume:
-                return True
-    return False
-
-
-def _await_empty(group: cgroups.Plan) -> None:
-    deadline = time.monotonic() + _DEATH_DEADLINE_S
-    while cgroups.populated(group) and time.monotonic() < deadline:
-        time.sleep(0.001)
-
-
-def alive(layout: Layout, sandbox_id: SandboxId) -> bool:
-    """Whether the sandbox's first process lives, on this boot."""
-    cell = layout.cell(sandbox_id)
-    state, known = read_state(cell), read_pid(cell)
-    if state is None or known is None or state.boot_id != processes.boot_id():
-        return False
-    pinned = processes.pin(*known)
-    if pinned is None:
-        return False
-    pinned.close()
-    return True

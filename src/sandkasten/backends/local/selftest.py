@@ -19,14 +19,15 @@ from pathlib import Path
 
 from sandkasten.errors import IsolationRefused
 from sandkasten.linux import capabilities, idranges, posture, processes
+from sandkasten.linux.layout import Layout, read_pid, read_state
+from sandkasten.linux.programs import Programs, find_bwrap
+from sandkasten.linux.removal import remove
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.spec import CellSpec
 from sandkasten.wire.channel import Channel
 
 from .arguments import RUNNER_DIR
-from .cell import LocalCell, remove
-from .layout import Layout, read_pid, read_state
-from .programs import Programs, find_bwrap
+from .cell import LocalCell
 
 _DEADLINE_S = 30.0
 # Long enough to be looked at, short enough not to matter when we are killed meanwhile.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ _OUTER_DEADLINE_S = 20.0
 _ENOSPC, _ENOENT = errno.ENOSPC, errno.ENOENT
 # Of a layer or a place in it, these are the image's own doing; anything else is the host's.
 _IMAGES_FAULT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
+_BACKLOG = 128
 
 _REMEDIES: Mapping[str, str] = {
     "cgroup": "give this process write access to its cgroups, or run it as root",
@@ -44,19 +46,20 @@ _REMEDIES: Mapping[str, str] = {
     "seccomp": "reinstall the package; the compiled filter cannot be read",
     "limits": "raise the hard limits of this process (ulimit -Hn)",
     "bubblewrap": "run sandkasten doctor",
+    "runtime": "run sandkasten doctor; it tries the runtime and says what it lacks",
     "runner": "run sandkasten doctor; the runner did not answer from inside the sandbox",
     "pid file": "check free space below the data directory",
 }
 
 
-def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int) -> int:
+def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int | None = None) -> int:
     """The host pid of the first process inside. SandkastenError: nothing is left running."""
     try:
         done = subprocess.run(
             [os.fspath(launcher)],
             input=json.dumps(plan).encode(),
             capture_output=True,
-            pass_fds=(listen_fd,),
+            pass_fds=() if listen_fd is None else (listen_fd,),
             env={},
             start_new_session=True,
             timeout=_OUTER_DEADLINE_S,
@@ -102,3 +105,19 @@ def trouble(step: str, message: str, number: int) -> SandkastenError:
 
 def binds(pairs: Sequence[tuple[Path, str, bool]]) -> list[dict[str, object]]:
     return [{"source": os.fspath(s), "name": n, "directory": d} for s, n, d in pairs]
+
+
+def listen(path: Path) -> socket.socket:
+    """The runner's listener, made here so that nothing inside can unlink or replace it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Through /proc: a socket's path may have 107 bytes, a data directory's may be longer.
+        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.close(directory)
+    return listener

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_BUNDLED = Path(__file__).resolve().parents[2] / "_bin"
+_BUNDLED = Path(__file__).resolve().parents[1] / "_bin"
 
 
 def find_bwrap() -> str | None:

@@ -1,7 +1,7 @@
-"""Where the local backend keeps its things below the data directory: names, and one state file.
+"""Where a backend of this machine keeps its things below its directory: names, and one state file.
 
 cells/<id>/       socket (the runner's listener), state (JSON), pid (the launcher's), volume
-templates/ seccomp/ etc/ programs/ stage/     shared, made at first use
+templates/ seccomp/ etc/ root/ programs/ stage/     shared, made at first use
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandkasten.model.ids import SandboxId
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SHARED = ("cells", "templates", "seccomp", "etc", "programs", "stage")
+_SHARED = ("cells", "templates", "seccomp", "etc", "root", "programs", "stage")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, InvalidImage, UnsupportedByBackend
 from sandkasten.linux import quota
+from sandkasten.linux.requirements import loop_usable
 from sandkasten.model.policy import check_profile_on
 from sandkasten.model.spec import TMP, WORKSPACE, CellSpec, home
-
-from . import probe
-from .arguments import mount_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .layout import Layout
+    from sandkasten.linux.layout import Layout
 
 
 def refuse(spec: CellSpec, *, root: bool) -> None:
@@ -41,7 +39,7 @@ def refuse(spec: CellSpec, *, root: bool) -> None:
             profile="dev",
         )
     volume = spec.workspace
-    if volume is not None and volume.kind == "image" and not probe.loop_usable(root=root):
+    if volume is not None and volume.kind == "image" and not loop_usable(root=root):
         raise BackendUnavailable(
             "the workspace is an ext4 image, and no loop device can be used here",
             hint="run as root with /dev/loop-control, or use a workspace of kind directory",
@@ -87,10 +85,15 @@ def workspace_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, obje
 def scratch(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
     """Somewhere to write that goes with the sandbox, of the size of its quota."""
     size = spec.limits.workspace_bytes
-    if not probe.loop_usable(root=os.geteuid() == 0):
+    if not loop_usable(root=os.geteuid() == 0):
         return {"kind": "tmpfs", "bytes": size}
     quota.copy_sparse(quota.template(layout.shared("templates"), size), cell / "volume")
     return {"kind": "image", "path": os.fspath(cell / "volume")}
+
+
+def mount_name(index: int) -> str:
+    """What the launcher calls it on the stage: nothing of the host's names is seen inside."""
+    return f"m{index}"
 
 
 def mounts_plan(spec: CellSpec) -> list[dict[str, str]]:

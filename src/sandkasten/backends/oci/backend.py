@@ -1,0 +1,299 @@
+"""The oci backend: runc (or crun) under the name `oci`, gVisor's runsc under the name `gvisor`.
+
+Knows isolation and nothing else. Every sandbox has its own range of host ids, its own cgroups and a
+workspace image, as those of the local backend; the launcher runs the runtime in a mount namespace
+of its own, so that no mount is ever seen on the host. Needs root. Nothing here is a parent of a
+sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    SandboxLost,
+    SandkastenError,
+)
+from sandkasten.linux import cgroups, hostroot, idranges, processes, seccomp, seccomp_oci
+from sandkasten.linux import ground as grounds
+from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
+from sandkasten.linux.layout import CellState, Layout, write_state
+from sandkasten.linux.programs import Programs
+from sandkasten.linux.removal import alive, remove
+from sandkasten.linux.requirements import make_group
+from sandkasten.model.image import Image
+from sandkasten.model.spec import RUNNER_ID, CellSpec, user_id
+
+from . import probe, runtimes, trial
+from .cell import OciCell
+from .config import Ground, config, places
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.readiness import Readiness
+
+    from .runtimes import Name, Platform
+
+_BUNDLE = "bundle"
+
+
+class OciBackend:
+    """See `ports.Backend`. One instance per data directory is enough; more do no harm.
+
+    `strict`: a runc with known ways out is refused instead of warned of.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        runtime: Name = "runc",
+        *,
+        strict: bool = False,
+        runner: Path | None = None,
+        launcher: Path | None = None,
+    ) -> None:
+        self._runtime: Name = runtime
+        self._kind = runtimes.kind_of(runtime)
+        # Of its own: `owned` must not tell of another backend's sandboxes.
+        self._layout = Layout(data_dir / self.name)
+        self._shipped = self._programs = Programs.found(runner, launcher)
+        self._strict = strict
+        self._root = os.geteuid() == 0
+        self._platform: Platform | None = None
+        self._prepared: set[str] = set()
+        self._preparing = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        return "gvisor" if self._kind == "gvisor" else "oci"
+
+    @cached_property
+    def _hierarchies(self) -> cgroups.Hierarchies:
+        return cgroups.detect() if self._root else cgroups.Hierarchies({})
+
+    @cached_property
+    def _host_root(self) -> hostroot.HostRoot:
+        return hostroot.look()
+
+    @cached_property
+    def _stage(self) -> str:
+        # Covered by a private mount; short, because a runtime's own socket must fit 107 bytes.
+        return "/mnt" if os.path.isdir("/mnt") else "/run"
+
+    async def probe(self) -> Readiness:
+        found = await asyncio.to_thread(self._look)
+        if not found.ready:
+            return found
+        try:
+            await self._prepare(CellSpec(image=Image("host")))
+        except SandkastenError as exc:
+            return probe.refused(found, self._runtime, exc)
+        return found
+
+    def _look(self) -> Readiness:
+        return probe.look(
+            self._layout, self._programs, self._hierarchies, self._runtime, strict=self._strict
+        )
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
+        grounds.refuse(spec, root=self._root)
+        await self._prepare(spec)
+        making = asyncio.ensure_future(asyncio.to_thread(self._create, sandbox_id, spec))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped half-way; wait for its end, then undo what it made.
+            with contextlib.suppress(SandkastenError):
+                await asyncio.shield(making)
+            await asyncio.shield(asyncio.to_thread(remove, self._layout, sandbox_id))
+            raise
+
+    async def attach(self, sandbox_id: SandboxId) -> OciCell:
+        if not alive(self._layout, sandbox_id):
+            raise SandboxLost(f"sandbox {sandbox_id} is not running", hint="create a new one")
+        return OciCell(sandbox_id, self._layout, self._hierarchies, self._kind)
+
+    async def owned(self) -> Sequence[SandboxId]:
+        return self._layout.cells()
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        """What `destroy` does, for a sandbox that is not alive any more."""
+        await asyncio.to_thread(remove, self._layout, sandbox_id)
+
+    async def _prepare(self, spec: CellSpec) -> None:
+        """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
+        kind = trial.kind_of(spec)
+        if kind in self._prepared:
+            return
+        async with self._preparing:
+            if kind in self._prepared:
+                return
+            found = await asyncio.to_thread(self._look)
+            if not found.ready:
+                raise BackendUnavailable(
+                    f"{self.name} cannot be used: {found.reason}", hint=found.remedy
+                )
+            await asyncio.to_thread(self._lay_out)
+            self._platform = await trial.ensure(
+                self._layout, self._programs, self._runtime, self._create_on, spec
+            )
+            self._prepared.add(kind)
+
+    def _lay_out(self) -> None:
+        try:
+            self._layout.prepare()
+            self._programs = self._shipped.installed(self._layout.shared("programs"))
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the data directory cannot be used: {exc}",
+                hint="check free space and permissions, or set SANDKASTEN_DATA_DIR",
+            ) from exc
+
+    async def _create_on(
+        self, platform: Platform | None, sandbox_id: SandboxId, spec: CellSpec
+    ) -> OciCell:
+        self._platform = platform
+        return await asyncio.to_thread(self._create, sandbox_id, spec)
+
+    def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
+        cell = self._layout.cell(sandbox_id)
+        try:
+            cell.mkdir(mode=0o700)
+        except FileExistsError as exc:
+            raise Conflict(f"sandbox {sandbox_id} exists already") from exc
+        try:
+            return self._fill(sandbox_id, cell, spec)
+        except BaseException as exc:
+            with contextlib.suppress(SandkastenError):
+                remove(self._layout, sandbox_id)
+            if isinstance(exc, OSError):
+                raise BackendUnavailable(
+                    f"sandbox {sandbox_id} could not be made: {exc}",
+                    hint="check free space and permissions below the data directory",
+                ) from exc
+            raise
+
+    def _fill(self, sandbox_id: SandboxId, cell: Path, spec: CellSpec) -> OciCell:
+        program = runtimes.find(self._runtime)
+        if program is None:
+            absent = runtimes.missing(self._runtime)
+            raise BackendUnavailable(f"{absent.name} is {absent.state}", hint=absent.remedy)
+        slot = idranges.lease(idranges.HOST_DIRECTORY, sandbox_id)
+        planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
+        everywhere = cgroups.everywhere(Path("/proc/self/mountinfo").read_text(), sandbox_id)
+        state = CellState(
+            processes.boot_id(),
+            slot,
+            everywhere,
+            planned.v2_directory,
+            volume=spec.workspace.path if spec.workspace else None,
+        )
+        # On disk before any of it exists, so that whoever comes after a crash can take it away.
+        write_state(cell, state)
+        group = make_group(self._hierarchies, planned, root=True)
+        if group.unenforced:
+            lost = tuple((u.limit, u.reason, u.remedy) for u in group.unenforced)
+            write_state(cell, replace(state, unenforced=lost))
+        base = idranges.base_of(slot)
+        ground = self._ground(sandbox_id, spec, base)
+        shared = [
+            (hostroot.etc_skeleton(self._layout.shared("etc")), "etc", True),
+            (self._programs.runner, "runner", False),
+            (self._bundle(cell, spec, ground), _BUNDLE, True),
+        ]
+        if self._kind == "gvisor":
+            shared.append((_socket_directory(cell, base), "listen", True))
+        bundle = f"{self._stage}/{_BUNDLE}"
+        plan: dict[str, object] = {
+            "id_map": {"base": base, "count": idranges.COUNT, "expect": self._expect(base)},
+            "stage": self._stage,
+            "root": self._image_root(cell, spec, ground),
+            "workspace": grounds.workspace_plan(self._layout, cell, spec),
+            "workspace_owner": user_id(spec),
+            "binds": binds(shared),
+            "mounts": grounds.mounts_plan(spec),
+            "runtime": {
+                "program": program,
+                "argv": runtimes.command(
+                    self._runtime, program, sandbox_id, bundle, self._platform
+                ),
+                "runtime_pid_file": f"{bundle}/{runtimes.PID_FILE}",
+                "log": os.fspath(cell / "log"),
+            },
+            "limits": self._rlimits(spec),
+            "pid_file": os.fspath(cell / "pid"),
+            "timeout_ms": LAUNCH_DEADLINE_MS,
+            **self._joined(group.plan),
+        }
+        self._launch(cell, plan)
+        return OciCell(sandbox_id, self._layout, self._hierarchies, self._kind, group.unenforced)
+
+    def _launch(self, cell: Path, plan: dict[str, object]) -> None:
+        if self._kind == "gvisor":
+            launch(self._programs.launcher, {**plan, "listen_fd": 0})
+            return
+        with listen(cell / "socket") as listener:
+            fd = listener.fileno()
+            launch(self._programs.launcher, {**plan, "listen_fd": fd}, fd)
+
+    def _joined(self, group: cgroups.Plan) -> dict[str, object]:
+        """gVisor begins its life in the group; runc wants to find it empty and joins it itself."""
+        if self._kind == "gvisor":
+            return {"cgroup_tasks": list(group.tasks), "cgroup_v2": group.v2_directory}
+        return {"cgroup_tasks": [], "cgroup_v2": None}
+
+    def _expect(self, base: int) -> int:
+        """The host id of the first process: the runner's, or gVisor's own, which is 0 inside."""
+        return base if self._kind == "gvisor" else base + RUNNER_ID
+
+    def _ground(self, sandbox_id: SandboxId, spec: CellSpec, base: int) -> Ground:
+        shared_kernel = self._kind == "runc"
+        return Ground(
+            kind=self._kind,
+            stage=self._stage,
+            base=base,
+            host=self._host_root,
+            cgroups_path=f"/{cgroups.GROUP}/{sandbox_id}" if shared_kernel else None,
+            seccomp=seccomp_oci.profile(seccomp.machine()),
+            files=frozenset(m.source for m in spec.mounts if not os.path.isdir(m.source)),
+        )
+
+    def _rlimits(self, spec: CellSpec) -> list[dict[str, int]]:
+        if self._kind == "gvisor":
+            return []  # its own kernel holds them; of the host's it needs more
+        wanted = {resource.RLIMIT_NOFILE: spec.limits.open_files, resource.RLIMIT_CORE: 0}
+        return [{"resource": r, "value": v} for r, v in wanted.items()]
+
+    def _bundle(self, cell: Path, spec: CellSpec, ground: Ground) -> Path:
+        bundle = cell / _BUNDLE
+        bundle.mkdir(mode=0o700)
+        (bundle / "config.json").write_text(json.dumps(config(spec, ground)))
+        return bundle
+
+    def _image_root(self, cell: Path, spec: CellSpec, ground: Ground) -> dict[str, object]:
+        """The host image too is laid together by the launcher: its names, and where to mount."""
+        plan = grounds.root_plan(self._layout, cell, spec)
+        if plan is None:
+            skeleton = hostroot.root_skeleton(self._layout.shared("root"), self._host_root)
+            plan = {"layers": [os.fspath(skeleton)], "writable": False}
+        return {**plan, "places": [asdict(place) for place in places(spec, ground)]}
+
+
+def _socket_directory(cell: Path, base: int) -> Path:
+    """Where the runner binds its socket: its own, and closed to the user's code."""
+    directory = cell / "listen"
+    directory.mkdir(mode=0o700)
+    os.chown(directory, base + RUNNER_ID, base + RUNNER_ID)
+    return directory

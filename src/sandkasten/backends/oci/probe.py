@@ -1,0 +1,82 @@
+"""What this machine has and lacks for an OCI runtime, each with its remedy. Blocking."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandkasten.linux import cgroups, requirements
+from sandkasten.model.limits import Limits
+from sandkasten.model.readiness import Requirement
+
+from . import runtimes
+
+if TYPE_CHECKING:
+    from sandkasten.errors import SandkastenError
+    from sandkasten.linux.layout import Layout
+    from sandkasten.linux.programs import Programs
+    from sandkasten.model.readiness import Readiness
+
+    from .runtimes import Name
+
+
+def look(
+    layout: Layout,
+    programs: Programs,
+    hierarchies: cgroups.Hierarchies,
+    runtime: Name,
+    *,
+    strict: bool,
+) -> Readiness:
+    lines = [
+        requirements.linux_kernel(),
+        *_runtime(runtime, hierarchies, strict=strict),
+        _root(runtime),
+        requirements.shipped_programs(programs),
+        requirements.data_directory(layout.data_dir),
+        *requirements.workspace_quota(os.geteuid() == 0),
+    ]
+    planned = cgroups.plan(hierarchies, "probe", Limits())
+    lines.append(requirements.control_groups(planned, os.geteuid() == 0))
+    lines.append(requirements.pausing(hierarchies, os.geteuid() == 0))
+    lost = tuple(requirements.missing_controllers(planned.missing, root=True))
+    return requirements.verdict(lines, lost)
+
+
+def refused(looked: Readiness, runtime: Name, exc: SandkastenError) -> Readiness:
+    """Everything is there, and yet a sandbox made with it is not as it must be."""
+    line = Requirement(f"{runtime} tried", False, exc.message, exc.hint)
+    return replace(
+        looked,
+        ready=False,
+        reason=exc.message,
+        remedy=exc.hint,
+        requirements=(*looked.requirements, line),
+    )
+
+
+def _root(runtime: Name) -> Requirement:
+    return Requirement(
+        "root",
+        os.geteuid() == 0,
+        "yes" if os.geteuid() == 0 else f"{runtime} is driven by root alone in this version",
+        "run as root, or use the local backend, which needs none",
+    )
+
+
+def _runtime(name: Name, on: cgroups.Hierarchies, *, strict: bool) -> list[Requirement]:
+    program = runtimes.find(name)
+    if program is None:
+        return [runtimes.missing(name)]
+    try:
+        version = runtimes.ask_version(program)
+    except (OSError, subprocess.SubprocessError) as exc:
+        return [Requirement(name, False, f"{program} does not run: {exc}", "reinstall it")]
+    lines = [Requirement(name, True, f"{program} {version.text}")]
+    if name == "runc":
+        lines.append(runtimes.judge_runc(version, strict=strict))
+    if name == "crun":
+        lines.append(runtimes.judge_crun(hybrid=bool(on.v1) and on.v2 is not None))
+    return lines

@@ -1,0 +1,125 @@
+"""The runtimes we drive: where they are, which version they say they are, how they are called.
+
+What a version means is a pure function of its number. Whether a runtime works is not decided here:
+`trial` makes a sandbox with it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.model.readiness import Requirement
+
+from .config import READY_FD
+
+if TYPE_CHECKING:
+    from .config import Kind
+
+Name = Literal["runc", "crun", "runsc"]
+Platform = Literal["systrap", "ptrace"]
+# The supported one first; the older one runs where the newer does not.
+PLATFORMS: tuple[Platform, ...] = ("systrap", "ptrace")
+
+PID_FILE = "pid"
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
+_PACKAGES: dict[Name, str] = {
+    "runc": "apt-get install runc",
+    "crun": "apt-get install crun",
+    "runsc": "scripts/runsc.sh, or install gVisor of 2024 or newer",
+}
+# The release that mends all three ways of 2025 out of a container.
+_RUNC_SAFE = (1, 2, 8)
+_RUNC_CVES = "CVE-2024-21626, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881"
+_NUMBER = re.compile(r"(\d+(?:\.\d+)+)")
+
+
+def kind_of(name: Name) -> Kind:
+    return "gvisor" if name == "runsc" else "runc"
+
+
+def find(name: Name) -> str | None:
+    """On the fixed system path: what runs as root is not looked up in the caller's PATH."""
+    return shutil.which(name, path=_PATH)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """As the program said it, and its number; `number` is empty when it said none."""
+
+    text: str
+    number: tuple[int, ...] = ()
+
+
+def parse_version(said: str) -> Version:
+    """From the first line: `runc version 1.1.5+ds1`, `runsc version 0.0~20240729.0`."""
+    first = said.strip().splitlines()[0].strip() if said.strip() else ""
+    text = first.split(" version ", 1)[-1][:80]
+    found = _NUMBER.search(text.partition("+")[0].partition("~")[0])
+    return Version(text, tuple(int(p) for p in found[1].split(".")) if found else ())
+
+
+def ask_version(program: str) -> Version:
+    """OSError or SubprocessError when it does not run."""
+    done = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, timeout=10, check=True, env={}
+    )
+    return parse_version(done.stdout)
+
+
+def judge_runc(version: Version, *, strict: bool) -> Requirement:
+    """Whether it has known ways out: a warning, or a refusal if `strict`."""
+    ok = version.number >= _RUNC_SAFE
+    if ok:
+        return Requirement("runc release", True, version.text, required=strict)
+    return Requirement(
+        "runc release",
+        False,
+        f"{version.text} is before 1.2.8, the release without {_RUNC_CVES}; "
+        "distributions mend older ones in place",
+        "install the newest security update (Debian: apt-get install --only-upgrade runc, and look "
+        "for these names in its changelog) or runc 1.2.8; oci.strict: true refuses older ones",
+        required=strict,
+    )
+
+
+def judge_crun(*, hybrid: bool) -> Requirement:
+    if not hybrid:
+        return Requirement("crun on these cgroups", True, "one hierarchy")
+    return Requirement(
+        "crun on these cgroups",
+        False,
+        "crun does not work with hybrid cgroups (v1 controllers beside a v2 tree)",
+        "use runc, or boot with systemd.unified_cgroup_hierarchy=1",
+    )
+
+
+def missing(name: Name) -> Requirement:
+    return Requirement(name, False, "not installed", _PACKAGES[name])
+
+
+def command(
+    name: Name, program: str, sandbox_id: str, bundle: str, platform: Platform | None
+) -> list[str]:
+    """The whole vector that makes the sandbox and ends. All it keeps lies below `bundle`."""
+    start = ["run", "--detach", "--bundle", bundle, "--pid-file", f"{bundle}/{PID_FILE}"]
+    state = ["--root", f"{bundle}/state"]
+    if name == "runsc":
+        return [
+            program, *state,
+            "--platform", platform or PLATFORMS[0],
+            # We have put it into its group; a group of its own making would be a second one.
+            "--ignore-cgroups",
+            "--network", "none",
+            # The runner binds its socket, and programs inside theirs.
+            "--host-uds", "all",
+            # Writes go to the volume and its quota, not to a file of gVisor's own.
+            "--overlay2", "none",
+            *start,
+            "--pass-fd", f"{READY_FD}:{READY_FD}",
+            sandbox_id,
+        ]  # fmt: skip
+    return [program, *state, *start, "--preserve-fds", "2", sandbox_id]

@@ -1,0 +1,224 @@
+"""Before the first sandbox of a boot: make a throw-away one with the runtime and look at it.
+
+With runc what is looked at is a command inside, from outside, as closed as the local backend's.
+With gVisor it is gVisor's own processes on the host, and whether ordinary programs work inside:
+builds of 2022 answer EINVAL to statx, so that `ls` and `stat` fail; they are refused by trying.
+The verdict is kept in a file named after all it depends on, so it is paid once per boot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable, IsolationRefused, SandkastenError
+from sandkasten.linux import capabilities, idranges, posture, processes
+from sandkasten.linux.layout import read_pid, read_state
+from sandkasten.linux.removal import remove
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.spec import CellSpec
+from sandkasten.wire.channel import Channel
+from sandkasten.wire.messages import decode_exec
+
+from . import config, runtimes
+from .runtimes import PLATFORMS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from sandkasten.linux.layout import CellState, Layout
+    from sandkasten.linux.programs import Programs
+
+    from .cell import OciCell
+    from .runtimes import Name, Platform
+
+    Create = Callable[[Platform | None, SandboxId, CellSpec], Awaitable[OciCell]]
+
+_DEADLINE_S = 30.0
+_PREFIX = "trial_"
+# Long enough to be looked at, short enough not to matter when we are killed meanwhile.
+_SUBJECT = (f"{config.RUNNER_DIR}/runner", "--rest")
+_LOOKS, _LOOK_AGAIN_S = 40, 0.005
+# What Debian 12's own build gets wrong.
+_ORDINARY = (("stat", "/"), ("ls", "/"))
+
+
+def kind_of(spec: CellSpec) -> str:
+    """Sandboxes of one kind are put together the same way."""
+    return "host" if spec.image.kind == "host" else f"image-{spec.profile}"
+
+
+async def ensure(
+    layout: Layout, programs: Programs, runtime: Name, create: Create, spec: CellSpec
+) -> Platform | None:
+    """The platform to use (gVisor), or None. Raises when no sandbox is as it must be."""
+    key = _key(programs, runtime)
+    mark = layout.data_dir / f"trial-{key}-{kind_of(spec)}"
+    # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
+    subject = CellSpec(image=spec.image, profile=spec.profile)
+    async with _turn(layout):
+        with contextlib.suppress(FileNotFoundError):
+            return _platform(mark.read_text())
+        # One at a time, so what is there was left by a process that was killed meanwhile.
+        for left in layout.cells(_PREFIX):
+            await asyncio.to_thread(remove, layout, left)
+        chosen = await _choose(layout, runtime, create, subject)
+        for old in layout.data_dir.glob("trial-*"):
+            if not old.name.startswith(f"trial-{key}-"):
+                old.unlink(missing_ok=True)
+        mark.write_text(chosen or "")
+        return chosen
+
+
+def _platform(text: str) -> Platform | None:
+    return next((known for known in PLATFORMS if known == text), None)
+
+
+def _key(programs: Programs, runtime: Name) -> str:
+    parts = [processes.boot_id(), os.uname().release, runtime]
+    # Our own sources decide what is asked for; a changed one asks again.
+    sources = (__file__, config.__file__, runtimes.__file__, posture.__file__)
+    for path in (runtimes.find(runtime) or "", programs.runner, programs.launcher, *sources):
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            parts.append(f"{found.st_mtime_ns}:{found.st_size}")
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
+
+
+@asynccontextmanager
+async def _turn(layout: Layout) -> AsyncIterator[None]:
+    """Waits until no other process is at it; closing the file, or dying, gives the turn away."""
+    fd = os.open(layout.data_dir / "trial", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+async def _choose(layout: Layout, runtime: Name, create: Create, spec: CellSpec) -> Platform | None:
+    if runtime != "runsc":
+        await _judge(layout, create, None, spec)
+        return None
+    failures = []
+    for platform in PLATFORMS:
+        try:
+            await _judge(layout, create, platform, spec)
+        except IsolationRefused:
+            raise
+        except SandkastenError as exc:
+            failures.append(f"{platform}: {exc.message}")
+        else:
+            return platform
+    raise BackendUnavailable(
+        f"runsc was tried and does not work here ({'; '.join(failures)})",
+        hint=runtimes.missing("runsc").remedy,
+    )
+
+
+async def _judge(layout: Layout, create: Create, platform: Platform | None, spec: CellSpec) -> None:
+    # Not an id that `owned` tells of: it has no row in a ledger and must not pass for litter.
+    sandbox_id = SandboxId(_PREFIX + secrets.token_hex(8))
+    cell = await create(platform, sandbox_id, spec)
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            channel = await Channel.open(await cell.dial())
+            try:
+                found = await _examine(layout, cell, channel, spec)
+            finally:
+                await channel.aclose()
+    except TimeoutError as exc:
+        raise BackendUnavailable("a new sandbox does not answer in time") from exc
+    finally:
+        await asyncio.shield(cell.destroy())
+    if found:
+        raise IsolationRefused(
+            f"a new sandbox is less closed than it must be: {'; '.join(found)}",
+            hint="run sandkasten doctor; no sandbox is made until this is right",
+            deviations=found,
+        )
+
+
+async def _examine(layout: Layout, cell: OciCell, channel: Channel, spec: CellSpec) -> list[str]:
+    directory = layout.cell(cell.id)
+    first, state = read_pid(directory), read_state(directory)
+    if first is None or state is None or state.slot is None:
+        return ["the sandbox left no record of itself"]
+    base = idranges.base_of(state.slot)
+    ids = range(base, base + idranges.COUNT)
+    host = await asyncio.to_thread(posture.read, os.getpid())
+    if cell.kind == "gvisor":
+        if spec.image.kind == "host":
+            await _try_ordinary_programs(channel)
+        return await asyncio.to_thread(_of_gvisor, state, host, ids)
+    await channel.call("exec.start", {"exec_id": "t", "argv": list(_SUBJECT), "follow": False})
+    found = ["the command started inside was not found from outside"]
+    dev = spec.profile == "dev"
+    kept = capabilities.bits(capabilities.DEV_USER) if dev else 0
+    writable = ("/", "/run") if dev else ("/run",)
+    # A program that just began may not be itself yet; what is truly open stays so.
+    for _ in range(_LOOKS):
+        subject = await asyncio.to_thread(_find_subject, first[0])
+        if subject is not None:
+            found = posture.deviations(
+                posture.read(subject), host, ids=ids, capabilities=kept, writable=writable
+            )
+        if not found:
+            break
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    return found
+
+
+async def _try_ordinary_programs(channel: Channel) -> None:
+    for number, argv in enumerate(_ORDINARY):
+        exec_id = f"try-{number}"
+        await channel.call("exec.start", {"exec_id": exec_id, "argv": list(argv), "follow": False})
+        fields = {"exec_id": exec_id, "timeout_ms": int(_DEADLINE_S * 1000)}
+        code = decode_exec(await channel.call("exec.wait", fields)).exit_code
+        if code != 0:
+            raise BackendUnavailable(
+                f"{' '.join(argv)} fails inside with status {code}, as in builds before 2024",
+                hint=runtimes.missing("runsc").remedy,
+            )
+
+
+def _of_gvisor(state: CellState, host: posture.Posture, ids: range) -> list[str]:
+    found: list[str] = []
+    members = _members(state)
+    if len(members) < 2:
+        found.append("gVisor's processes were not found in their group")
+    for pid in members:
+        with contextlib.suppress(OSError):
+            seen = posture.read(pid)
+            found += [
+                f"{seen.status.get('Name')}: {line}"
+                for line in posture.kernel_deviations(seen, host, ids=ids)
+            ]
+    return found
+
+
+def _members(state: CellState) -> list[int]:
+    for directory in (state.v2_directory, *state.cgroups):
+        with contextlib.suppress(OSError, TypeError):
+            return [int(pid) for pid in Path(str(directory), "cgroup.procs").read_text().split()]
+    return []
+
+
+def _find_subject(first: int) -> int | None:
+    for pid in posture.processes_in(first):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:2] == list(_SUBJECT):
+                return pid
+    return None

@@ -1,0 +1,88 @@
+"""Pausing and memory reclaim of a sandbox through its cgroups, for every backend that makes them.
+
+A mix-in of cells: knows an id, the host's hierarchies and nothing of how the sandbox was made.
+UnsupportedByBackend where there is no cgroup to do it with, SandboxLost when the sandbox is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable, Busy, SandboxLost, UnsupportedByBackend
+from sandkasten.linux import freezing
+
+if TYPE_CHECKING:
+    from sandkasten.linux.cgroups import Hierarchies
+    from sandkasten.linux.layout import Layout
+    from sandkasten.model.ids import SandboxId
+
+
+class GroupPausable:
+    """Implements `ports.Pausable` and `ports.Reclaims`."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        id: SandboxId
+        layout: Layout
+        hierarchies: Hierarchies
+
+    async def pause(self) -> None:
+        """See `ports.Pausable`. UnsupportedByBackend where the sandbox has no cgroup."""
+        way = self._freezer()
+        try:
+            await asyncio.to_thread(freezing.freeze, way)
+        except TimeoutError as exc:
+            raise Busy(
+                f"sandbox {self.id} did not stop within {freezing.FREEZE_DEADLINE_S:g} s",
+                hint="a process waits for the disk; it runs on as before, try again",
+            ) from exc
+        except OSError as exc:
+            raise self._trouble("paused", exc) from exc
+
+    async def resume(self) -> None:
+        way = self._freezer()
+        try:
+            await asyncio.to_thread(freezing.thaw, way)
+        except OSError as exc:
+            raise self._trouble("resumed", exc) from exc
+
+    async def reclaim(self) -> int:
+        """See `ports.Reclaims`. What has a copy on disk goes; a process's own memory stays."""
+        way = freezing.reclaimer(self.hierarchies, self.id)
+        if way is None:
+            raise self._no_cgroup("its memory cannot be reclaimed", "memory")
+        try:
+            return await asyncio.to_thread(freezing.reclaim, way)
+        except FileNotFoundError as exc:
+            raise self._no_cgroup("its memory cannot be reclaimed", "memory") from exc
+        except OSError as exc:
+            raise self._trouble("relieved of memory", exc) from exc
+
+    def _freezer(self) -> freezing.Freezer:
+        way = freezing.usable(freezing.freezers(self.hierarchies, self.id))
+        if way is None:
+            raise self._no_cgroup("it cannot be paused or resumed", "freezer")
+        return way
+
+    def _no_cgroup(self, so: str, controller: str) -> UnsupportedByBackend | SandboxLost:
+        if not self.layout.cell(self.id).exists():
+            return SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
+        if os.geteuid() != 0:
+            reason, remedy = "an ordinary user has no cgroup here", "run as root"
+        else:
+            reason = f"the sandbox has no {controller} cgroup"
+            remedy = "mount cgroups writable; run sandkasten doctor"
+        return UnsupportedByBackend(
+            f"sandbox {self.id}: {so}, because {reason}", hint=remedy, sandbox_id=self.id
+        )
+
+    def _trouble(self, what: str, exc: OSError) -> BackendUnavailable | SandboxLost:
+        if not self.layout.cell(self.id).exists():
+            return SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
+        return BackendUnavailable(
+            f"sandbox {self.id} could not be {what}: {exc.strerror or exc}",
+            hint="check that the cgroup file systems are writable",
+        )

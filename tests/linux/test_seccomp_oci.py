@@ -1,0 +1,86 @@
+"""The OCI form says the same as the compiled filters."""
+
+from __future__ import annotations
+
+import random
+from errno import ENOSYS, EPERM
+
+import pytest
+
+from sandkasten.linux import syscalls
+from sandkasten.linux.seccomp_oci import all_but, profile
+
+
+def answer(name: str, *arguments: int) -> str | int:
+    """What a runtime makes of the profile: the rule that matches, else the default."""
+    made = profile("x86_64")
+    found = {_outcome(rule) for rule in made["syscalls"] if _matches(rule, name, arguments)}
+    assert len(found) <= 1, f"{name}{arguments} has two answers: {found}"
+    return found.pop() if found else made["defaultErrnoRet"]
+
+
+def _outcome(rule) -> str | int:
+    return rule["errnoRet"] if rule["action"] == "SCMP_ACT_ERRNO" else "allow"
+
+
+def _matches(rule, name, arguments) -> bool:
+    if name not in rule["names"]:
+        return False
+    for one in rule.get("args", ()):
+        given = arguments[one["index"]]
+        match one["op"]:
+            case "SCMP_CMP_EQ":
+                ok = given == one["value"]
+            case "SCMP_CMP_GE":
+                ok = given >= one["value"]
+            case "SCMP_CMP_MASKED_EQ":
+                ok = given & one["value"] == one["valueTwo"]
+        if not ok:
+            return False
+    return True
+
+
+def test_every_listed_call_has_the_answer_of_its_list():
+    by_argument = {"clone", "ioctl", "personality", "socket", "socketpair"}
+    for name in syscalls.ALLOWED - by_argument:
+        assert answer(name) == "allow"
+    for name in syscalls.REFUSED - by_argument:
+        assert answer(name) == EPERM
+    assert answer("clone3") == ENOSYS
+    assert answer("a_call_of_tomorrow") == ENOSYS
+
+
+def test_clone_may_make_threads_and_no_namespace():
+    assert answer("clone", 0x003D_0F00) == "allow"
+    for flag in syscalls.CLONE_NEW_FLAGS:
+        assert answer("clone", 17 | flag) == EPERM
+
+
+def test_terminal_injection_is_refused_whatever_the_high_bits_are():
+    for request in syscalls.REFUSED_IOCTLS:
+        assert answer("ioctl", 0, request) == EPERM
+        assert answer("ioctl", 0, request | 0xDEAD_0000_0000) == EPERM
+    for request in (0x5401, 0x5413, 0x541B, 0x5411, 0, 0xFFFF_FFFF):
+        assert answer("ioctl", 0, request) == "allow"
+
+
+def test_socket_families_are_those_of_the_list():
+    for family in (*range(60), 1 << 20):
+        wanted = "allow" if family in syscalls.ALLOWED_FAMILIES else EPERM
+        assert answer("socket", family) == wanted
+        assert answer("socketpair", family) == wanted
+
+
+def test_personality_is_allowed_for_known_values_alone():
+    assert answer("personality", 0xFFFF_FFFF) == "allow"
+    assert answer("personality", 0x0040_0000) == ENOSYS
+
+
+@pytest.mark.parametrize("values", [(), (0,), (5,), (0x5412, 0x541C), (1, 2, 3, 0xFFFF)])
+def test_masks_match_all_but_the_values(values):
+    masks = all_but(values, bits=16)
+    pick = random.Random(7)
+    for number in [*values, *(v ^ 1 for v in values), *(pick.getrandbits(16) for _ in range(500))]:
+        matched = sum(number & mask == value for mask, value in masks)
+        # Exactly one: masks that overlapped would only make the filter longer.
+        assert matched == (0 if number in values else 1)
