@@ -23,6 +23,7 @@ test=(
     busybox-static            # a shell that is not bash, and an image with nothing in it
     mmdebstrap skopeo         # images: a Debian to import, and somebody else's tool to compare with
     zstd xz-utils bzip2       # archives as people compress them
+    docker-registry openssl   # a registry to pull from, and certificates for it
     git                       # tests/repo asks it which files belong to the repository
 )
 bench=(

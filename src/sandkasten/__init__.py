@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from sandkasten.model.execution import Why
     from sandkasten.model.files import Change, FileEntry
     from sandkasten.model.images import (
+        BuiltImage,
         CollectedImages,
         Exported,
         ImageInfo,
@@ -147,6 +148,7 @@ _HOME = {
     "sandkasten.model.execution": ("Why",),
     "sandkasten.model.files": ("Change", "FileEntry"),
     "sandkasten.model.images": (
+        "BuiltImage",
         "CollectedImages",
         "Exported",
         "ImageInfo",
@@ -174,6 +176,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "BuildFailed",
+    "BuiltImage",
     "Busy",
     "Cancelled",
     "Change",

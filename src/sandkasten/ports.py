@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.image import Image
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sandkasten.model.mounts import MountRule
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.record import Record
-    from sandkasten.model.spec import CellSpec, HostMount, Volume
+    from sandkasten.model.spec import CellSpec, HostMount, RootChanges, Volume
     from sandkasten.model.usage import Usage
     from sandkasten.model.workspace import Measure, StoredWorkspace
 
@@ -116,6 +116,30 @@ class Reclaims(Protocol):
         ...
 
 
+@runtime_checkable
+class Readable(Protocol):
+    """A cell with a writable root, whose changes can be read out."""
+
+    def changes(self) -> AbstractContextManager[RootChanges]:
+        """For as long as the block lasts; they go on changing while anything inside runs."""
+        ...
+
+
+class Workbench(Protocol):
+    """Runs one command in a throw-away sandbox of an image, and shows what it changed."""
+
+    def run(
+        self,
+        image: Image,
+        command: tuple[str, ...],
+        *,
+        cwd: str,
+        said: Callable[[str], None],
+    ) -> AbstractAsyncContextManager[RootChanges]:
+        """BuildFailed when the command fails; nothing of the sandbox is left after the block."""
+        ...
+
+
 class Store(Protocol):
     """The ledger: a record is written before its resource is made and dropped after it is gone."""
 
@@ -197,6 +221,14 @@ class ImageLibrary(Protocol):
         include: Sequence[str] = (),
         variant: str = "minbase",
         mirror: str | None = None,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage: ...
+    async def build_steps(
+        self,
+        name: str,
+        file: str,
+        *,
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage: ...

@@ -27,11 +27,13 @@ from urllib.parse import parse_qs, urlsplit
 import urllib3
 
 from sandkasten.images import manifests
+from sandkasten.images.reference import this_platform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+HERE = this_platform().architecture
 USER, PASSWORD = "ada", "sesame"
 # bcrypt of PASSWORD, as htpasswd -B writes it.
 HTPASSWD = f"{USER}:$2b$05$abcdefghijklmnopqrstuuKcS.CYWVYVaLiiCKrrc0A5s3mGesJ9O\n"

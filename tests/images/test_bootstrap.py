@@ -302,7 +302,7 @@ def litter(store: LayerStore) -> list[str]:
 def test_an_image_is_made_from_a_mirror_of_files(store, mirror):
     told: list[str] = []
     built = Bootstrap(store).build(
-        "tiny:1", recipe_of(mirror), progress=lambda one: told.append(one.step)
+        "tiny:1", recipe_of(mirror), progress=lambda one: told.append(one.text)
     )
     assert (built.cached, built.image.names) == (False, ("tiny:1",))
     assert built.image.source == "debian stable extract tiny"

@@ -24,17 +24,15 @@ from sandkasten.errors import (
 from sandkasten.images.auth import Access, Keyring
 from sandkasten.images.connections import Patience
 from sandkasten.images.pull import Puller
-from sandkasten.images.reference import this_platform
 from sandkasten.images.store import LayerStore
 from tests.images import registries
-from tests.images.registries import PASSWORD, USER, Asked, Front, Running
+from tests.images.registries import HERE, PASSWORD, USER, Asked, Front, Running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sandkasten.model.images import ImageProgress
 
-HERE = this_platform().architecture
 OTHER = "s390x" if HERE != "s390x" else "amd64"
 QUICK = Patience(attempts=3, first_pause_s=0.01, connect_s=5, silence_s=5, whole_s=60)
 BOTTOM = registries.layer({"etc/motd": b"below\n", "both": b"below\n"})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
+from sandkasten.cli.image_sources import add_sources
 from sandkasten.cli.state import EXIT_OURS, State, go
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def image_app() -> typer.Typer:
     app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
     app.callback(help="The images of this machine.")(_nothing)
     app.command("ls")(_ls)
+    add_sources(app)
     app.command("import")(_import)
     app.command("export")(_export)
     app.command("rm")(_rm)

@@ -13,11 +13,12 @@ from sandkasten.client.embedded import Place, connect
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sandkasten.client.transport import ImagesTransport
     from sandkasten.model.images import (
         ArchiveFormat,
+        BuiltImage,
         CollectedImages,
         Exported,
         ImageInfo,
@@ -77,6 +78,64 @@ class AsyncImages:
         """Write an image to one file: `docker` as docker save does, `oci` as a tar of a layout."""
         images = await self.transport()
         return await images.export(name, _absolute(path), format=format, progress=progress)
+
+    async def pull(
+        self,
+        name: str,
+        *,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> ImageInfo:
+        """Bring an image from its registry: `python:3.11-slim`, `host:5000/a/b:tag`, `…@sha256:…`.
+
+        What is already here is not fetched; everything fetched is verified by its digest.
+        RegistryUnavailable when the registry is down, Unauthorized when it refuses the login.
+        """
+        images = await self.transport()
+        return await images.pull(name, platform=platform, progress=progress)
+
+    async def build_debian(
+        self,
+        name: str,
+        suite: str,
+        *,
+        include: Sequence[str] = (),
+        variant: str = "minbase",
+        mirror: str | None = None,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """An image of Debian's packages, by mmdebstrap.
+
+        `mirror` is an address or a line of sources.list; without one, what this machine's apt
+        uses. The same again comes from the cache, unless `refresh`. BuildFailed says why not.
+        """
+        images = await self.transport()
+        return await images.build_debian(
+            name,
+            suite,
+            include=include,
+            variant=variant,
+            mirror=mirror,
+            refresh=refresh,
+            progress=progress,
+        )
+
+    async def build_steps(
+        self,
+        name: str,
+        file: str | PathLike[str],
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """An image by the steps of a recipe (`base`, then `copy`, `run`, `env`, `workdir`, `user`).
+
+        Files to copy lie in the recipe's directory. A step that was done before on the same
+        parent comes from the cache, unless `refresh`. BuildFailed names the step that failed.
+        """
+        images = await self.transport()
+        return await images.build_steps(name, _absolute(file), refresh=refresh, progress=progress)
 
     async def tag(self, name: str, new: str) -> ImageInfo:
         """Another name for an image; if that name was another's, it moves."""

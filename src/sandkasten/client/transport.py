@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sandkasten.model.files import Change, FileContent, FileEntry, Listing, TarSummary
     from sandkasten.model.images import (
         ArchiveFormat,
+        BuiltImage,
         CollectedImages,
         Exported,
         ImageInfo,
@@ -115,6 +116,32 @@ class ImagesTransport(Protocol):
         format: ArchiveFormat = "docker",
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Exported: ...
+    async def pull(
+        self,
+        name: str,
+        *,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> ImageInfo: ...
+    async def build_debian(
+        self,
+        name: str,
+        suite: str,
+        *,
+        include: Sequence[str] = (),
+        variant: str = "minbase",
+        mirror: str | None = None,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage: ...
+    async def build_steps(
+        self,
+        name: str,
+        file: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage: ...
     async def tag(self, name: str, new: str) -> ImageInfo: ...
     async def remove(self, name: str) -> RemovedImage: ...
     async def collect(self) -> CollectedImages: ...

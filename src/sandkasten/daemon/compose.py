@@ -7,6 +7,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
+from sandkasten.daemon.files import read_tree
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
@@ -32,17 +33,19 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
         )
     backend, store, workspaces = _backend(settings)
     layers = LayerStore(settings.data_dir.absolute() / "images")
+    sources = Sources(
+        layers,
+        registries=settings.registries,
+        pull_timeout_s=settings.pull_timeout_s,
+        read_recipe=read_tree,
+    )
     images = Images(
         layers,
         allowed=settings.allowed_images,
         strict=settings.images_strict,
         aliases=settings.image_aliases,
         pull=settings.images_pull,
-        sources=Sources(
-            layers,
-            registries=settings.registries,
-            pull_timeout_s=settings.pull_timeout_s,
-        ),
+        sources=sources,
     )
     engine = Engine(
         backends={backend.name: backend},
@@ -57,6 +60,7 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
         workspaces=workspaces,
         host_mounts=HostMounts(settings.data_dir),
     )
+    sources.bench = engine.bench
     engine.sweep_soon()
     return engine
 

@@ -39,14 +39,7 @@ def find_file(named: str | None, cwd: Path | None) -> Path | None:
 
 def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
     """Dotted names and their values; InvalidConfiguration for a name that is not `known`."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as exc:
-        raise _refuse(path, f"cannot be read: {exc.strerror}", "check its owner and mode") from exc
-    if len(data) > MAX_BYTES:
-        raise _refuse(path, f"is larger than {MAX_BYTES} bytes", "settings are small")
-    tree = _parse(path, data)
+    tree = read_tree(path)
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -72,6 +65,18 @@ def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in flat.items() if value is not None}
 
 
+def read_tree(path: Path) -> object:
+    """A small YAML file as plain values; InvalidConfiguration for one that is none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as exc:
+        raise _refuse(path, f"cannot be read: {exc.strerror}", "check its owner and mode") from exc
+    if len(data) > MAX_BYTES:
+        raise _refuse(path, f"is larger than {MAX_BYTES} bytes", "write less")
+    return _parse(path, data)
+
+
 def _parse(path: Path, data: bytes) -> object:
     # Imported here: most processes have no settings file, and the import takes longer than
     # making a sandbox.
@@ -88,7 +93,7 @@ def _parse(path: Path, data: bytes) -> object:
                 raise _refuse(path, "uses a YAML tag", "write a plain value")
             depth = getattr(self, "_depth", 0) + 1
             if depth > _MAX_DEPTH:
-                raise _refuse(path, "is nested too deep", "settings have one level of sections")
+                raise _refuse(path, "is nested too deep", "no key lies that deep")
             self._depth = depth
             try:
                 return super().compose_node(parent, index)

@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from sandkasten.engine.bench import Bench
 from sandkasten.engine.claims import Claims
 from sandkasten.engine.connections import PortStream, connect_port
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
@@ -133,6 +134,7 @@ class Engine:
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._oneshot = OneShot(planner, self._sandboxes, self._spares, self._execution, self.files)
         self.images = Images(library, store)
+        self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 

@@ -101,6 +101,17 @@ class Images:
             progress=progress,
         )
 
+    async def build_steps(
+        self,
+        name: str,
+        file: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """Make an image by the steps of a recipe; only what changed is done again."""
+        return await self.library.build_steps(name, file, refresh=refresh, progress=progress)
+
     async def tag(self, name: str, new: str) -> ImageInfo:
         return _used(await self.library.tag(name, new), await self._users())
 

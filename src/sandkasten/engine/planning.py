@@ -67,11 +67,13 @@ class Planner:
         self._policy = policy
         self._host_mounts = host_mounts
 
-    async def plan(self, request: CreateRequest, *, otherwise: str = "linux") -> Plan:
+    async def plan(
+        self, request: CreateRequest, *, otherwise: str = "linux", image: Image | None = None
+    ) -> Plan:
         """Check everything that can be checked before anything is made.
 
         `otherwise` is the alias meant by a request that names no image, where the operator's
-        allow-list does not hold the default one.
+        allow-list does not hold the default one. `image` is one that was resolved already.
         """
         check_network(request.network)
         profile = checked_profile(request.profile)
@@ -83,7 +85,7 @@ class Planner:
         workspace = workspace_wish(request, self._policy.workspaces)
         rules = choose_mounts(request.mounts, self._policy.mounts)
         backend = await self._tiers.choose(request.backend, request.isolation)
-        image = await self._image(request.image, otherwise)
+        image = await self._image(request.image, otherwise) if image is None else image
         check_profile_on(profile, image)
         spec = CellSpec(
             image=image,

@@ -181,7 +181,7 @@ class Bootstrap:
 
         def said(text: str) -> None:
             if progress is not None:
-                progress(ImageProgress(text, 0))
+                progress(ImageProgress(f"{_PROGRAM} {recipe.suite}", 0, text=text))
 
         with ExitStack() as stack:
             scratch = stack.enter_context(self._scratch(mode))

@@ -215,6 +215,25 @@ class Images:
 
         return await in_thread(work, progress, called_off)
 
+    async def build_steps(
+        self,
+        name: str,
+        file: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        from sandkasten.model.images import BuiltImage
+
+        path = Path(file)
+        recipe = await self._sources.recipe(path)
+        base = await self._base(recipe.base)
+        built = await self._sources.steps(
+            name, base, recipe, path.parent, refresh=refresh, progress=progress
+        )
+        info = await asyncio.to_thread(self._info, built.image)
+        return BuiltImage(info, cached=built.cached)
+
     async def tag(self, name: str, new: str) -> ImageInfo:
         return await asyncio.to_thread(lambda: self._info(self.store.tag(name, new)))
 
@@ -255,6 +274,19 @@ class Images:
             return self._sources.pull(name, platform, report, called_off)
 
         return await in_thread(work, progress, called_off)
+
+    async def _base(self, name: str) -> StoredImage:
+        """What a build begins with; fetched where the operator lets images be fetched."""
+        meant = self._host.meaning(name)
+        if meant[-1] == HOST:
+            raise InvalidImage(
+                "the host image cannot be built upon: it is this machine's own /usr",
+                hint="take an image of the store as base (sandkasten image ls)",
+                image=name,
+            )
+        if self._pull != "never" and self.store.lookup(meant[-1]) is None:
+            await self._pulled(meant[-1])
+        return await asyncio.to_thread(self._get, name)
 
     def _get(self, name: str) -> StoredImage:
         """By name, by id, or by what an alias stands for."""

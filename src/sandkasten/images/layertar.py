@@ -26,8 +26,13 @@ _OURS: Final = ("trusted.overlay.", "user.overlay.", "system.")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def write_layer(tree: str, out: BinaryIO, progress: Callable[[int], None]) -> None:
-    """Write the tree to `out`, which is told how many bytes of files went by."""
+def write_layer(
+    tree: str, out: BinaryIO, progress: Callable[[int], None], *, first_id: int = 0
+) -> None:
+    """Write the tree to `out`; `progress` is told how many bytes of files went by.
+
+    `first_id` is taken off every owner: a sandbox's changes hold ids of its own range.
+    """
     linked: dict[tuple[int, int], str] = {}
     root = os.open(tree, _DIRECTORY)
     try:
@@ -36,7 +41,7 @@ def write_layer(tree: str, out: BinaryIO, progress: Callable[[int], None]) -> No
     finally:
         os.close(root)
     for name, fd, entry in _walk(tree):
-        info = _header(name, fd, entry, linked)
+        info = _header(name, fd, entry, linked, first_id)
         if info is None:
             continue
         out.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
@@ -82,7 +87,7 @@ def _descend(tree: str, path: str) -> int:
 
 
 def _header(
-    name: str, fd: int, entry: str, linked: dict[tuple[int, int], str]
+    name: str, fd: int, entry: str, linked: dict[tuple[int, int], str], first_id: int
 ) -> tarfile.TarInfo | None:
     found = os.stat(entry, dir_fd=fd, follow_symlinks=False)
     if is_whiteout(found):
@@ -93,7 +98,7 @@ def _header(
     info.mtime = int(found.st_mtime)
     # An ordinary user's store has one owner for everything, who means nothing elsewhere.
     if os.geteuid() == 0:
-        info.uid, info.gid = found.st_uid, found.st_gid
+        info.uid, info.gid = max(0, found.st_uid - first_id), max(0, found.st_gid - first_id)
     if stat.S_ISDIR(found.st_mode):
         info.type = tarfile.DIRTYPE
     elif stat.S_ISLNK(found.st_mode):

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -120,3 +121,57 @@ def _descend(opened: ExitStack, directories: Sequence[int], name: str) -> list[i
 def _keep(opened: ExitStack, fd: int) -> int:
     opened.callback(os.close, fd)
     return fd
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A directory of an image, or one that has to be made; `path` has no leading slash."""
+
+    path: str
+    mode: int = 0o755
+    uid: int = 0
+    gid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a path of an image really lies: the directories on the way, links resolved."""
+
+    parents: tuple[Parent, ...]
+    there: bool
+    """Whether the last of them is a directory of the image already."""
+
+
+def landing(trees: Sequence[str], path: str) -> Landing | None:
+    """The directories that lead to `path`, itself the last; None when something is in the way."""
+    with ExitStack() as opened:
+        roots = [_keep(opened, os.open(tree, _DIRECTORY)) for tree in reversed(trees)]
+        above: list[tuple[list[int], tuple[Parent, ...]]] = [(roots, ())]
+        waiting = [part for part in path.split("/") if part]
+        links, there = 0, True
+        while waiting:
+            part = waiting.pop(0)
+            if part in (".", ".."):
+                above = above if part == "." else above[:-1] or [(roots, ())]
+                continue
+            directories, before = above[-1]
+            name = f"{before[-1].path}/{part}" if before else part
+            found = _visible(directories, part)
+            if found is None:
+                there = False
+                above.append(([], (*before, Parent(name))))
+                continue
+            where, seen = found
+            if stat.S_ISLNK(seen.st_mode):
+                links += 1
+                if links > MOST_LINKS:
+                    return None
+                target = os.readlink(part, dir_fd=where)
+                above = [(roots, ())] if target.startswith("/") else above
+                waiting = [*(p for p in target.split("/") if p), *waiting]
+            elif stat.S_ISDIR(seen.st_mode):
+                mine = Parent(name, stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid)
+                above.append((_descend(opened, directories, part), (*before, mine)))
+            else:
+                return None
+        return Landing(above[-1][1], there)

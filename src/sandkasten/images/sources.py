@@ -6,16 +6,22 @@ processes never fetch or build anything. Blocking; an event calls it off.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
+
+from sandkasten.errors import UnsupportedByBackend
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from sandkasten.images.auth import Access
     from sandkasten.images.bootstrap import Built
+    from sandkasten.images.recipe import Recipe
     from sandkasten.images.store import LayerStore, StoredImage
     from sandkasten.model.images import ImageProgress
+    from sandkasten.ports import Workbench
 
     Report = Callable[[ImageProgress], None]
 
@@ -24,7 +30,7 @@ BUILD_TIMEOUT_S = 3600.0
 
 
 class Sources:
-    """`registries` says how each registry is reached, by host."""
+    """`registries` says how each registry is reached, by host; `read_recipe` reads YAML."""
 
     def __init__(
         self,
@@ -32,8 +38,12 @@ class Sources:
         *,
         registries: Mapping[str, Access] | None = None,
         pull_timeout_s: float = 3600.0,
+        read_recipe: Callable[[Path], object] | None = None,
     ) -> None:
         self._store = store
+        self._read_recipe = read_recipe
+        self.bench: Workbench | None = None
+        """Where commands of steps run; given by whoever has sandboxes."""
         self._registries = dict(registries or {})
         self._pull_timeout_s = pull_timeout_s
 
@@ -66,4 +76,32 @@ class Sources:
         recipe = debian_recipe(suite, include, variant, mirror)
         return Bootstrap(self._store, timeout_s=BUILD_TIMEOUT_S).build(
             name, recipe, refresh=refresh, progress=report, called_off=called_off
+        )
+
+    async def recipe(self, file: Path) -> Recipe:
+        """A recipe of steps, read and checked whole."""
+        from sandkasten.images.recipe import parse_recipe
+
+        if self._read_recipe is None:
+            raise UnsupportedByBackend(
+                "recipes cannot be read here", hint="use the embedded engine"
+            )
+        return parse_recipe(await asyncio.to_thread(self._read_recipe, file))
+
+    async def steps(
+        self,
+        name: str,
+        base: StoredImage,
+        recipe: Recipe,
+        context: Path,
+        *,
+        refresh: bool,
+        progress: Report | None,
+    ) -> Built:
+        from sandkasten.images.steps import StepBuilder
+
+        if self.bench is None:
+            raise UnsupportedByBackend("nothing can be run here", hint="use the embedded engine")
+        return await StepBuilder(self._store, self.bench).build(
+            name, base, recipe, context, refresh=refresh, progress=progress
         )

@@ -20,6 +20,8 @@ class ImageProgress:
     step: str
     done: int
     total: int | None = None
+    text: str = ""
+    """A line that a program said meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,17 @@ class CellSpec:
     mounts: tuple[HostMount, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RootChanges:
+    """What was changed in a writable root, as overlayfs keeps it: a directory of this machine.
+
+    Ids in it are the sandbox's plus `first_id`. Written by strangers: never follow a link in it.
+    """
+
+    tree: str
+    first_id: int
+
+
 def user_id(spec: CellSpec) -> int:
     """Who commands run as, inside."""
     return 0 if spec.profile == "dev" else USER_ID

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandboxLost
 from sandkasten.linux import cgroups
+from sandkasten.linux.changes import changes_of
 from sandkasten.linux.pausable import GroupPausable
 from sandkasten.linux.removal import remove
 from sandkasten.wire.unix import connect_unix
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from sandkasten.linux.layout import Layout
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.limits import Unenforced
+    from sandkasten.model.spec import RootChanges
     from sandkasten.model.usage import Usage
     from sandkasten.ports import ByteStream
 
@@ -45,6 +49,9 @@ class LocalCell(GroupPausable):
             raise SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
         # A dozen small reads of kernel files: quicker than a hand-over to a thread.
         return cgroups.usage(self.hierarchies, self.id)
+
+    def changes(self) -> AbstractContextManager[RootChanges]:
+        return changes_of(self.layout, self.id)
 
     async def destroy(self) -> None:
         await asyncio.to_thread(remove, self.layout, self.id)
