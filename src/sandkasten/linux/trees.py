@@ -6,6 +6,7 @@ Only for what no sandbox has at the moment; nobody may change a tree while it is
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from typing import TYPE_CHECKING, Final
@@ -37,7 +38,10 @@ def copy_sparse(source: Path, target: Path, stop: threading.Event) -> None:
                 if stop.is_set():
                     raise Cancelled("the copy was ended half way", hint="try again")
                 part = min(end - at, _CHUNK)
-                at += os.copy_file_range(src.fileno(), dst.fileno(), part, at, at)
+                moved = os.copy_file_range(src.fileno(), dst.fileno(), part, at, at)
+                if moved == 0:
+                    raise OSError(errno.EIO, "the file became shorter while it was copied")
+                at += moved
         os.fsync(dst.fileno())
 
 
