@@ -87,6 +87,18 @@ def test_whiteouts_and_opaque_directories_are_written_as_formats_want_them(fille
     assert names == ["d", "d/.wh..wh..opq", ".wh.old", "d/above"]
 
 
+def test_entries_are_in_one_order_whatever_the_disk_says(store, tmp_path):
+    names = [f"{n * 7919 % 1000:03}" for n in range(200)]
+    data = layer({"etc": None, **{f"etc/{name}": b"" for name in names}})
+    import_file(store, Import(write_tar(tmp_path / "in", docker_members(sketch(layers=[data])))))
+    export(store, "sketch:1", tmp_path / "out")
+    with tarfile.open(tmp_path / "out") as outer:
+        manifest = json.load(outer.extractfile("manifest.json"))  # type: ignore[arg-type]
+        with tarfile.open(fileobj=outer.extractfile(manifest[0]["Layers"][0])) as tar:
+            found = tar.getnames()
+    assert found == ["etc", *sorted(f"etc/{name}" for name in names)]
+
+
 def test_links_owners_modes_and_attributes_survive(store, tmp_path):
     root = tmp_path / "root"
     (root / "etc").mkdir(parents=True)

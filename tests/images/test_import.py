@@ -252,15 +252,24 @@ def damaged() -> dict[str, dict[str, bytes]]:
         name for name in docker if name.endswith(".json") and name != "manifest.json"
     )
     blobs = sorted((name for name in oci if name.startswith("blobs/")), key=lambda n: len(oci[n]))
+    config_blob = next(name for name in blobs if b"diff_ids" in oci[name])
+    manifest_blob = next(name for name in blobs if b'"layers"' in oci[name] and name != config_blob)
     config = json.loads(docker[config_name])
     fewer = {**config, "rootfs": {"diff_ids": config["rootfs"]["diff_ids"][:1]}}
     manifest = json.loads(docker["manifest.json"])
     index = json.loads(oci["index.json"])
-    deep = b"[" * 200_000
+    deep, padding = b"[" * 200_000, b" " * (5 << 20)
     return {
         "another layer": _changed(docker, layer_name, layer({"x": b"y"})),
         "a layer that is no tar": _changed(docker, layer_name, b"x" * 2000),
         "another configuration": _changed(docker, config_name, json.dumps(fewer).encode()),
+        "a configuration that says more": _changed(
+            docker, config_name, docker[config_name].replace(b"A=1", b"A=2")
+        ),
+        "a changed blob of a configuration": _changed(
+            oci, config_blob, oci[config_blob].replace(b"A=1", b"A=2")
+        ),
+        "a changed blob of a manifest": _changed(oci, manifest_blob, oci[manifest_blob] + b" "),
         "a missing layer": {k: v for k, v in docker.items() if k != layer_name},
         "a missing configuration": {k: v for k, v in docker.items() if k != config_name},
         "fewer layers": _changed(
@@ -272,7 +281,7 @@ def damaged() -> dict[str, dict[str, bytes]]:
         "a manifest of numbers": _changed(docker, "manifest.json", b"[1]"),
         "a manifest that is no json": _changed(docker, "manifest.json", b"{"),
         "a manifest that is too deep": _changed(docker, "manifest.json", deep),
-        "a huge manifest": _changed(docker, "manifest.json", b" " * (5 << 20) + b"[]"),
+        "a huge manifest": _changed(docker, "manifest.json", padding + docker["manifest.json"]),
         "a blob that was changed": _changed(oci, blobs[0], oci[blobs[0]] + b" "),
         "a blob that is missing": {k: v for k, v in oci.items() if k != blobs[1]},
         "an index of nonsense": _changed(oci, "index.json", b'{"manifests": [{"digest": "x"}]}'),
@@ -407,10 +416,11 @@ def test_a_second_import_unpacks_nothing_and_takes_its_name(store, tmp_path, kin
 
 
 def test_a_file_that_was_changed_is_read_anew(store, tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(layer({"etc": None, "etc/x": b"1"}))
+    path, much = tmp_path / "x", b"x" * 200_000
+    path.write_bytes(layer({"etc": None, "etc/x": much + b"1"}))
     [first] = bring(store, path, name="n")
-    path.write_bytes(layer({"etc": None, "etc/x": b"2"}))
+    # In place, of the same size, behind what is looked at.
+    path.write_bytes(layer({"etc": None, "etc/x": much + b"2"}))
     [second] = bring(store, path, name="n")
     assert first.id != second.id
     assert store.find("n") == second

@@ -16,6 +16,7 @@ import pytest
 
 from sandkasten.errors import Busy, Conflict, InvalidImage
 from sandkasten.images.disk import remove_tree
+from sandkasten.images.locking import StoreLocks
 from sandkasten.images.records import image_id
 from sandkasten.images.store import ImageConfig, LayerStore
 from tests.imagekit import digest, layer, tree_of
@@ -65,6 +66,25 @@ def test_a_layer_that_is_there_is_not_read_again(store):
 
     again = store.add_layer(Untouchable(), expect_diff_id=digest(ONE))
     assert again.diff_id == digest(ONE)
+
+
+def test_a_layer_that_came_while_one_waited_for_it_is_not_read(store):
+    add(store, TWO)
+    found = []
+
+    class Untouchable(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            raise AssertionError("it was read")
+
+    def wait() -> None:
+        found.append(store.add_layer(Untouchable(), expect_diff_id=digest(ONE)))
+
+    with StoreLocks(store.root).alone(digest(ONE)[7:]):
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        add(store, ONE)
+    waiter.join()
+    assert [one.diff_id for one in found] == [digest(ONE)]
 
 
 @pytest.mark.parametrize("what", ["expect_digest", "expect_diff_id"])
@@ -192,9 +212,11 @@ def test_garbage_is_what_no_name_and_no_sandbox_needs(store):
 def test_layers_that_a_sandbox_uses_outlive_name_and_record(store):
     image = put(store, ONE)
     trees = store.trees(image)
+    put(store, TWO, names=("y",))
     store.remove("x", in_use=set())
+    store.remove("y", in_use=set())
     # A sandbox that began just before the name went is in the ledger by now.
-    assert store.collect({image.id}).layers == ()
+    assert store.collect({image.id}).layers == (digest(TWO),)
     assert all(Path(tree).is_dir() for tree in trees)
     assert not store.there(image.id)
     assert store.collect(set()).layers == (digest(ONE),)

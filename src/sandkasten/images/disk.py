@@ -105,18 +105,18 @@ def remove_tree(root: Path) -> None:
     if not stat.S_ISDIR(os.lstat(root).st_mode):
         root.unlink()
         return
+    # Reading a directory needs its mode, and so does moving it and emptying it.
+    root.chmod(0o700)
     waiting = [root]
     emptied: list[Path] = []
     while waiting:
         directory = waiting.pop()
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.fchmod(fd, 0o700)
             for entry in list(os.scandir(fd)):
                 if not entry.is_dir(follow_symlinks=False):
                     os.unlink(entry.name, dir_fd=fd)
                     continue
-                # Reading needs the mode, and so does being moved.
                 os.chmod(entry.name, 0o700, dir_fd=fd)
                 try:
                     os.rmdir(entry.name, dir_fd=fd)

@@ -87,7 +87,7 @@ def _open(opened: ExitStack, trees: Sequence[str], path: str) -> int | None:
 
 
 def _visible(directories: Sequence[int], name: str) -> tuple[int, os.stat_result] | None:
-    """The topmost entry of that name, unless a whiteout says that there is none."""
+    """The topmost entry of that name. A whiteout is a device, and those lead nowhere here."""
     for fd in directories:
         try:
             found = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -95,7 +95,7 @@ def _visible(directories: Sequence[int], name: str) -> tuple[int, os.stat_result
             if exc.errno in _NOT_THERE:
                 continue
             raise
-        return None if is_whiteout(found) else (fd, found)
+        return fd, found
     return None
 
 
