@@ -1,0 +1,514 @@
+"""Recipes of steps: read, copied, run in sandboxes, and not done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sandkasten
+from sandkasten.cli.main import main
+from sandkasten.errors import (
+    BuildFailed,
+    InvalidConfiguration,
+    InvalidImage,
+    InvalidRequest,
+    UnsupportedByBackend,
+)
+from sandkasten.images.copied import pick, write_copy
+from sandkasten.images.overlay import Landing, Parent, landing
+from sandkasten.images.recipe import (
+    Copy,
+    Recipe,
+    Run,
+    SetEnv,
+    SetUser,
+    SetWorkdir,
+    parse_recipe,
+)
+from tests import imagekit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# ---- the recipe --------------------------------------------------------------------------------
+
+
+def test_a_recipe_is_a_base_and_steps():
+    tree = {
+        "base": "debian:12",
+        "steps": [
+            {"copy": {"from": "./app/", "to": "/srv//app/", "mode": "0644", "owner": "1000:5"}},
+            {"run": "make\nmake install", "network": False},
+            {"env": {"A": "b", "N": 1}},
+            {"workdir": "/srv/"},
+            {"user": 1000},
+        ],
+    }
+    assert parse_recipe(tree) == Recipe(
+        "debian:12",
+        (
+            Copy("app", "/srv/app/", 0o644, 1000, 5),
+            Run("make\nmake install"),
+            SetEnv({"A": "b", "N": "1"}),
+            SetWorkdir("/srv/"),
+            SetUser("1000"),
+        ),
+    )
+
+
+def test_a_recipe_without_steps_is_its_base():
+    assert parse_recipe({"base": "a"}) == Recipe("a", ())
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        None,
+        [],
+        {},
+        {"base": "../x"},
+        {"base": "a", "stepps": []},
+        {"base": "a", "steps": {}},
+        {"base": "a", "steps": [{"run": "x"}] * 101},
+    ],
+)
+def test_something_that_is_no_recipe_is_refused(tree):
+    with pytest.raises((InvalidRequest, InvalidImage)):
+        parse_recipe(tree)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "run x",
+        {},
+        {"run": "x", "copy": {}},
+        {"rum": "x"},
+        {"run": ""},
+        {"run": ["ls"]},
+        {"run": "a\0b"},
+        {"run": "x", "netwrok": True},
+        {"env": {"A": "b"}, "network": True},
+        {"copy": "a"},
+        {"copy": {"from": "a"}},
+        {"copy": {"to": "/a"}},
+        {"copy": {"from": "/etc/passwd", "to": "/a"}},
+        {"copy": {"from": "../a", "to": "/a"}},
+        {"copy": {"from": "a/../../b", "to": "/a"}},
+        {"copy": {"from": "a", "to": "relative"}},
+        {"copy": {"from": "a", "to": "/a/../../b"}},
+        {"copy": {"from": "a", "to": "/workspace/a"}},
+        {"copy": {"from": "a", "to": "/proc/a"}},
+        {"copy": {"from": "a", "to": "/tmp"}},
+        {"copy": {"from": "a", "to": "/a", "mode": 644}},
+        {"copy": {"from": "a", "to": "/a", "mode": "4755"}},
+        {"copy": {"from": "a", "to": "/a", "owner": "root"}},
+        {"copy": {"from": "a", "to": "/a", "owner": "70000"}},
+        {"copy": {"from": "a", "to": "/a", "chown": "1"}},
+        {"env": ["A=b"]},
+        {"env": {"A=": "b"}},
+        {"env": {"A": True}},
+        {"workdir": "srv"},
+        {"user": "--privileged"},
+        {"user": True},
+    ],
+)
+def test_a_step_that_makes_no_sense_is_refused_by_its_number(step):
+    with pytest.raises(InvalidRequest) as refused:
+        parse_recipe({"base": "a", "steps": [{"run": "true"}, step]})
+    assert refused.value.message.startswith("step 2 ")
+    assert refused.value.hint
+
+
+def test_a_network_is_refused_and_never_left_out_quietly():
+    with pytest.raises(UnsupportedByBackend) as refused:
+        parse_recipe({"base": "a", "steps": [{"run": "x", "network": True}]})
+    assert refused.value.message == "step 1 asks for a network, which sandboxes do not have"
+
+
+# ---- copying -----------------------------------------------------------------------------------
+
+
+def members(data: bytes) -> dict[str, tuple[str, int, tuple[int, int], str]]:
+    """Kind, mode, owner and content or target of each member."""
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for one in tar:
+            kind = "dir" if one.isdir() else "link" if one.issym() else "file"
+            file = tar.extractfile(one) if one.isreg() else None
+            content = one.linkname if file is None else file.read().decode()
+            assert one.mtime == 315_532_800
+            found[one.name] = (kind, one.mode, (one.uid, one.gid), content)
+    return found
+
+
+def written(context: Path, source: str, to: str, parents=(), mode=None, owner=(0, 0)):
+    out = io.BytesIO()
+    write_copy(
+        context,
+        pick(context, source),
+        parents,
+        to,
+        out,
+        mode=mode,
+        owner=owner,
+        progress=lambda _: None,
+    )
+    return members(out.getvalue())
+
+
+@pytest.fixture
+def context(tmp_path) -> Path:
+    folder = tmp_path / "context"
+    (folder / "app" / "lib").mkdir(parents=True)
+    (folder / "app" / "main.py").write_text("main")
+    (folder / "app" / "main.py").chmod(0o640)
+    (folder / "app" / "run").write_text("run")
+    (folder / "app" / "run").chmod(0o4755)
+    (folder / "app" / "lib" / "passwd").symlink_to("/etc/passwd")
+    (folder / "out").symlink_to("/etc")
+    for path in (folder / "app", folder / "app" / "lib"):
+        path.chmod(0o755)
+    return folder
+
+
+def test_a_directory_is_copied_with_links_as_links_and_without_setuid(context):
+    assert written(context, "app", "srv") == {
+        "srv": ("dir", 0o755, (0, 0), ""),
+        "srv/lib": ("dir", 0o755, (0, 0), ""),
+        "srv/lib/passwd": ("link", 0o777, (0, 0), "/etc/passwd"),
+        "srv/main.py": ("file", 0o640, (0, 0), "main"),
+        "srv/run": ("file", 0o755, (0, 0), "run"),
+    }
+
+
+def test_mode_and_owner_are_those_of_the_step_and_directories_stay_searchable(context):
+    found = written(context, "app", "srv", mode=0o640, owner=(7, 8))
+    assert found["srv/main.py"] == ("file", 0o640, (7, 8), "main")
+    assert found["srv/lib"] == ("dir", 0o750, (7, 8), "")
+
+
+def test_a_directory_that_the_image_has_keeps_its_looks(context):
+    parents = (Parent("root", 0o700, 3, 4),)
+    assert written(context, "app/lib", "root", parents)["root"] == ("dir", 0o700, (3, 4), "")
+
+
+def test_a_link_is_copied_and_never_followed(context):
+    assert written(context, "out", "etc2") == {"etc2": ("link", 0o777, (0, 0), "/etc")}
+    with pytest.raises(BuildFailed) as refused:
+        pick(context, "out/passwd")
+    assert "leads through a link" in refused.value.message
+
+
+@pytest.mark.parametrize("source", ["missing", "app/missing/x", "app/main.py/x"])
+def test_what_is_not_there_is_named(context, source):
+    with pytest.raises(BuildFailed) as refused:
+        pick(context, source)
+    assert source in refused.value.message
+
+
+def test_what_is_no_file_is_refused_at_once(context):
+    os.mkfifo(context / "app" / "fifo")
+    with pytest.raises(BuildFailed) as refused:
+        pick(context, "app")
+    assert "fifo is neither" in refused.value.message
+
+
+def test_content_counts_and_time_does_not(context):
+    first = pick(context, "app").digest
+    os.utime(context / "app" / "main.py", (1, 1))
+    assert pick(context, "app").digest == first
+    (context / "app" / "main.py").write_text("niam")
+    changed = pick(context, "app").digest
+    assert changed != first
+    (context / "app" / "main.py").chmod(0o644)
+    assert pick(context, "app").digest != changed
+    (context / "app" / "empty").mkdir()
+    assert pick(context, "app").digest != changed
+
+
+def test_a_file_that_changes_meanwhile_is_noticed(context):
+    picked = pick(context, "app")
+    (context / "app" / "main.py").write_text("niam")
+    with pytest.raises(BuildFailed) as refused:
+        write_copy(
+            context, picked, (), "a", io.BytesIO(), mode=None, owner=(0, 0), progress=lambda _: None
+        )
+    assert refused.value.message == "app/main.py changed while it was copied"
+
+
+def test_names_of_any_bytes_are_copied_exactly(context):
+    odd = os.fsdecode(b"new\nline \xff")
+    (context / "app" / "lib" / odd).write_text("odd")
+    assert written(context, "app/lib", "x")[f"x/{odd}"][3] == "odd"
+
+
+def test_a_path_lies_where_the_images_links_lead(tmp_path):
+    low, high = tmp_path / "low", tmp_path / "high"
+    (low / "usr" / "bin").mkdir(parents=True)
+    (low / "usr").chmod(0o755)
+    (low / "usr" / "bin").chmod(0o711)
+    (low / "bin").symlink_to("usr/bin")
+    (low / "abs").symlink_to("/usr/../bin")
+    (low / "loop").symlink_to("loop")
+    (low / "file").write_text("x")
+    (low / "host").symlink_to(str(tmp_path))
+    high.mkdir()
+    trees = [str(low), str(high)]
+    usr = Parent("usr", 0o755, os.getuid(), os.getgid())
+    both = (usr, Parent("usr/bin", 0o711, os.getuid(), os.getgid()))
+    for path in ("/usr/bin", "/bin", "/abs", "/abs/.", "/../bin"):
+        assert landing(trees, path) == Landing(both, there=True), path
+    assert landing(trees, "/bin/new/er") == Landing(
+        (*both, Parent("usr/bin/new"), Parent("usr/bin/new/er")), there=False
+    )
+    assert landing(trees, "/loop") is None
+    assert landing(trees, "/file/x") is None
+    # A link of an image leads to the image's own files, whatever it says.
+    outside = landing(trees, "/host")
+    assert outside is not None
+    assert not outside.there
+    os.mknod(high / "usr", 0o20666, os.makedev(0, 0))
+    assert landing(trees, "/usr/bin") == Landing((Parent("usr"), Parent("usr/bin")), there=False)
+
+
+# ---- building ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Path]:
+    """One data directory for the module, with a busybox in its store."""
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-steps-", dir="/var/tmp"))
+    sandkasten.Images(data_dir=path).import_archive(imagekit.busybox_tar(), name="box")
+    sandkasten.Images(data_dir=path).import_archive(imagekit.empty_tar(), name="bare")
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def images(shared) -> sandkasten.AsyncImages:
+    return sandkasten.AsyncImages(data_dir=shared)
+
+
+def recipe(folder: Path, *steps: Mapping[str, object], base: str = "box") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "Steps.yaml"
+    # JSON is YAML.
+    file.write_text(json.dumps({"base": base, "steps": steps}))
+    return file
+
+
+async def inside(shared: Path, name: str, command: str) -> str:
+    async with sandkasten.AsyncSandbox(name, data_dir=shared) as box:
+        result = await box.exec(["/bin/sh", "-c", command])
+        assert result.exit_code == 0, result.output
+        return str(result.stdout)
+
+
+async def test_steps_make_an_image_that_sandboxes_run_on(shared, images, context):
+    file = recipe(
+        context,
+        {"copy": {"from": "app", "to": "/srv/app", "owner": "1000"}},
+        {"env": {"GREETING": "hello"}},
+        {"workdir": "/opt/made here"},
+        {"run": 'echo "$GREETING $(id -u) $PWD" > said\nchown 5:6 said\nrm /bin/vi'},
+        {"user": "1000"},
+    )
+    told: list[sandkasten.ImageProgress] = []
+    built = await images.build_steps("app:1", file, progress=told.append)
+    assert (built.cached, built.image.names) == (False, ("app:1",))
+    assert (built.image.workdir, built.image.user) == ("/opt/made here", "1000")
+    assert built.image.env["GREETING"] == "hello"
+    assert len(built.image.layers) == 3
+    assert [one.step for one in told][:3] == [
+        "step 1/5: copy app to /srv/app",
+        "step 2/5: env GREETING",
+        "step 3/5: workdir /opt/made here",
+    ]
+    said = await inside(
+        shared,
+        "app:1",
+        "cat '/opt/made here/said'; stat -c %u:%g '/opt/made here/said' /srv/app/main.py; "
+        "ls /bin/vi /srv/app 2>/dev/null; echo $GREETING",
+    )
+    assert said.splitlines() == [
+        "hello 0 /opt/made here",
+        "5:6",
+        "1000:1000",
+        "/srv/app:",
+        "lib",
+        "main.py",
+        "run",
+        "hello",
+    ]
+    assert [one.names for one in await images.list() if not one.names] == []
+
+
+async def test_what_was_built_is_not_built_again_until_something_changed(shared, images, context):
+    file = recipe(
+        context,
+        {"copy": {"from": "app/main.py", "to": "/srv/"}},
+        {"run": "cat /srv/main.py > /made; date +%N >> /made"},
+    )
+    first = await images.build_steps("twice:1", file)
+    os.utime(context / "app" / "main.py", (1, 1))
+    began = time.monotonic()
+    told: list[sandkasten.ImageProgress] = []
+    again = await images.build_steps("twice:1", file, progress=told.append)
+    assert time.monotonic() - began < 2
+    assert (again.cached, again.image.id) == (True, first.image.id)
+    assert all(one.step.endswith("(cached)") for one in told)
+    (context / "app" / "main.py").write_text("other")
+    changed = await images.build_steps("twice:1", file)
+    assert changed.cached is False
+    assert changed.image.id != first.image.id
+    fresh = await images.build_steps("twice:1", file, refresh=True)
+    assert fresh.cached is False
+    assert (await inside(shared, "twice:1", "head -c 5 /made")) == "other"
+
+
+async def test_a_step_that_changed_leaves_those_before_it_cached(images, context):
+    one, two = {"run": "echo 1 > /one"}, {"run": "echo 2 > /two"}
+    await images.build_steps("part:1", recipe(context, one, two))
+    told: list[sandkasten.ImageProgress] = []
+    built = await images.build_steps(
+        "part:1", recipe(context, one, {"run": "echo 3 > /two"}), progress=told.append
+    )
+    assert built.cached is False
+    assert [step.step for step in told] == [
+        "step 1/2: run echo 1 > /one (cached)",
+        "step 2/2: run echo 3 > /two",
+    ]
+
+
+async def test_what_a_step_removed_is_gone_and_what_it_replaced_is_new(shared, images, context):
+    file = recipe(
+        context,
+        {"copy": {"from": "app", "to": "/srv/app"}},
+        {"run": "rm -r /srv/app/lib; rm -r /srv/app; mkdir /srv/app; echo new > /srv/app/new"},
+        {"run": "echo more > /srv/app/more; ln /srv/app/more /srv/app/same; chmod 700 /srv"},
+    )
+    await images.build_steps("gone:1", file)
+    said = await inside(shared, "gone:1", "ls -a /srv/app 2>/dev/null || true; stat -c %a /srv")
+    # The mode of /srv was changed with it, and the sandbox's own user sees that.
+    assert said == "700\n"
+    async with sandkasten.AsyncSandbox("gone:1", profile="dev", data_dir=shared) as box:
+        listed = await box.exec(["/bin/ls", "/srv/app"])
+        assert listed.stdout.split() == ["more", "new", "same"]
+        linked = await box.exec(["/bin/stat", "-c", "%h", "/srv/app/more"])
+        assert linked.stdout == "2\n"
+
+
+async def test_a_failed_command_names_its_step_and_ends_with_its_output(shared, images, context):
+    file = recipe(
+        context, {"run": "true"}, {"run": "seq 1 50\necho why >&2\nfalse\necho not reached"}
+    )
+    before = await images.list()
+    with pytest.raises(BuildFailed) as failed:
+        await images.build_steps("bad:1", file)
+    first, *rest = failed.value.message.splitlines()
+    assert first == "step 2/2 (run seq 1 50 …): the command failed with status 1:"
+    assert rest[-2:] == ["50", "why"]
+    assert len(rest) == 20
+    assert failed.value.details["exit_code"] == 1
+    assert await images.list() == before
+    assert await sandkasten.AsyncSandbox.list(data_dir=shared) == []
+
+
+async def test_a_step_cannot_reach_the_network(shared, images, context):
+    file = recipe(context, {"run": "cat /proc/net/dev > /devices; ! nc -w 1 127.0.0.1 22"})
+    await images.build_steps("net:1", file)
+    devices = (await inside(shared, "net:1", "cat /devices")).splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in devices] == ["lo"]
+    with pytest.raises(UnsupportedByBackend):
+        await images.build_steps("net:1", recipe(context, {"run": "true", "network": True}))
+
+
+async def test_what_a_step_leaves_running_ends_with_it(shared, images, context):
+    file = recipe(context, {"run": "(while :; do date > /beat; done) & sleep 0.3"})
+    await images.build_steps("beat:1", file)
+    assert await sandkasten.AsyncSandbox.list(data_dir=shared) == []
+    assert await inside(shared, "beat:1", "sleep 0.1; wc -l < /beat")
+
+
+async def test_an_image_without_a_shell_cannot_run_and_can_be_copied_to(images, context):
+    copied = {"copy": {"from": "app/main.py", "to": "/main.py"}}
+    built = await images.build_steps("bare:1", recipe(context, copied, base="bare"))
+    assert len(built.image.layers) == 2
+    with pytest.raises(BuildFailed) as failed:
+        await images.build_steps("bare:1", recipe(context, copied, {"run": "x"}, base="bare"))
+    assert failed.value.message == "step 2/2 (run x): the image has no /bin/sh"
+
+
+async def test_a_build_that_is_cancelled_leaves_nothing(shared, images, context):
+    began = asyncio.Event()
+    before = await images.list()
+    file = recipe(context, {"run": "true"}, {"run": "echo begun; sleep 600"})
+    building = asyncio.ensure_future(
+        images.build_steps(
+            "off:1", file, progress=lambda told: began.set() if told.text == "begun" else None
+        )
+    )
+    await asyncio.wait_for(began.wait(), 30)
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    assert await sandkasten.AsyncSandbox.list(data_dir=shared) == []
+    assert await images.list() == before
+    assert os.listdir(shared / "images" / "making") == []
+
+
+@pytest.mark.parametrize(
+    ("base", "said"), [("none:1", "is not in the store"), ("host", "cannot be built upon")]
+)
+async def test_a_base_that_cannot_be_is_named(images, context, base, said):
+    with pytest.raises(InvalidImage) as refused:
+        await images.build_steps("x:1", recipe(context, base=base))
+    assert said in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["base: [", "base: &a b\nsteps: [*a]", "!!python/object:x {}", "base: a\nbase: b"]
+)
+async def test_a_file_that_is_no_plain_yaml_is_refused(images, tmp_path, text):
+    (tmp_path / "Steps.yaml").write_text(text)
+    with pytest.raises(InvalidConfiguration) as refused:
+        await images.build_steps("x:1", tmp_path / "Steps.yaml")
+    assert "Steps.yaml" in refused.value.message
+
+
+async def test_a_backend_without_a_root_of_its_own_says_so(shared, context):
+    images = sandkasten.AsyncImages(data_dir=shared, backend="memory")
+    with pytest.raises(UnsupportedByBackend):
+        await images.build_steps("x:1", recipe(context, {"run": "echo unsupported > /x"}))
+
+
+def test_the_command_line_counts_steps_and_quotes_output(shared, context, capfd):
+    file = recipe(context, {"env": {"A": "b"}}, {"run": "echo said $A"})
+    words = ["--data-dir", str(shared), "image", "build", "cli:1", "-f", str(file)]
+    for cached in (False, True):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        out, err = capfd.readouterr()
+        assert (ended.value.code or 0, out) == (0, "cli:1\n")
+        lines = err.splitlines()
+        assert lines[0] == "step 1/2: env A"
+        if cached:
+            assert lines[1] == "step 2/2: run echo said $A (cached)"
+            assert lines[2].startswith("cached: ")
+        else:
+            assert lines[1:3] == ["step 2/2: run echo said $A", "  said b"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--debian", "bookworm"])
+    assert ended.value.code == 2
