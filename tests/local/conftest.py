@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from sandkasten.model.image import Image
 
+# An ordinary user has nobody to become, and root nothing to find missing.
+collect_ignore = ["test_ordinary_volumes.py"] if ROOT else ["test_as_ordinary_user.py"]
 LIMITS = Limits(memory_bytes=512 * MIB, workspace_bytes=256 * MIB, pids=256)
 
 

@@ -27,7 +27,9 @@ class OnImage(LocalBackend):
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
         image, profile = self._variant
-        return await super().create(sandbox_id, replace(spec, image=image, profile=profile))
+        if spec.image.kind == "host":
+            spec = replace(spec, image=image, profile=profile)
+        return await super().create(sandbox_id, spec)
 
 
 def _trees(data_dir: Path) -> Path:
