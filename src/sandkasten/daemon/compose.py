@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
@@ -14,6 +14,7 @@ from sandkasten.images.host import HostImages
 from sandkasten.telemetry.logs import LogEvents
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sandkasten.daemon.settings import Settings
@@ -27,10 +28,10 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
             "the embedded engine needs Linux, because sandboxes are made of its namespaces",
             hint="run the daemon on a Linux machine and give its address as url",
         )
-    backend, store = _backend(settings)
+    backends, store = _backends(settings)
     engine = Engine(
-        backends={backend.name: backend},
-        default_backend=backend.name,
+        backends=backends,
+        default_backend=settings.backend,
         store=store,
         images=HostImages(allowed=settings.allowed_images, strict=settings.images_strict),
         policy=settings.policy,
@@ -41,19 +42,37 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
     return engine
 
 
-def _backend(settings: Settings) -> tuple[Backend, Store]:
+def _backends(settings: Settings) -> tuple[Mapping[str, Backend], Store]:
     # Imported one by one: a process uses one backend, and the others need not be importable.
     if settings.backend == "memory":
         from sandkasten.backends.memory import MemoryBackend
         from sandkasten.store.memory import MemoryStore
 
         # Its sandboxes are objects of this process; a ledger that others see would lie.
-        return MemoryBackend(), MemoryStore()
+        return {"memory": MemoryBackend()}, MemoryStore()
     from sandkasten.backends.local import LocalBackend
+    from sandkasten.daemon.later import LaterBackend
     from sandkasten.store.directory import DirectoryStore
 
     data_dir = prepare_data_dir(settings.data_dir)
-    return LocalBackend(data_dir), DirectoryStore(data_dir / "ledger")
+
+    def oci() -> Backend:
+        from sandkasten.backends.oci import OciBackend
+
+        runtime: Literal["runc", "crun"] = "crun" if settings.oci_runtime == "crun" else "runc"
+        return OciBackend(data_dir, runtime, strict=settings.oci_strict)
+
+    def gvisor() -> Backend:
+        from sandkasten.backends.oci import OciBackend
+
+        return OciBackend(data_dir, "runsc")
+
+    backends: dict[str, Backend] = {
+        "local": LocalBackend(data_dir),
+        "oci": LaterBackend("oci", data_dir / "oci", oci),
+        "gvisor": LaterBackend("gvisor", data_dir / "gvisor", gvisor),
+    }
+    return backends, DirectoryStore(data_dir / "ledger")
 
 
 def prepare_data_dir(path: Path) -> Path:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Value = str | int | float | bool | list[str] | None
-BACKENDS = ("local", "memory")
+BACKENDS = ("local", "oci", "gvisor", "memory")
+RUNTIMES = ("runc", "crun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class Settings:
     """Holds values of the operator's environment: never printed."""
     env_allow: tuple[str, ...] = ()
     values: tuple[Origin, ...] = ()
+    oci_runtime: str = "runc"
+    oci_strict: bool = False
+    """Whether a runc with known ways out is refused, and not only warned of."""
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -193,6 +197,8 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
         _Setting("policy.env_allow", _names, []),
         _Setting("images.strict", _flag, False),
+        _Setting("oci.runtime", _choice(*RUNTIMES), "runc"),
+        _Setting("oci.strict", _flag, False),
     ]
     return {setting.name: setting for setting in known}
 
@@ -276,6 +282,8 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         policy=policy,
         env_allow=allow,
         values=tuple(origins.values()),
+        oci_runtime=str(value("oci.runtime")),
+        oci_strict=bool(value("oci.strict")),
     )
 
 
