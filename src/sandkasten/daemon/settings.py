@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from sandkasten.images.auth import Access
 
 Value = str | int | float | bool | list[str] | None
-BACKENDS = ("local", "memory")
 PULL_POLICIES = ("never", "missing", "always")
+BACKENDS = ("local", "oci", "gvisor", "memory")
+RUNTIMES = ("runc", "crun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ class Settings:
     """Holds values of the operator's environment: never printed."""
     env_allow: tuple[str, ...] = ()
     values: tuple[Origin, ...] = ()
+    oci_runtime: str = "runc"
+    oci_strict: bool = False
+    """Whether a runc with known ways out is refused, and not only warned of."""
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -254,6 +258,8 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("images.pull", _choice(*PULL_POLICIES), "never"),
         _Setting("images.pull_timeout_seconds", seconds, 3600.0),
         _Setting("images.registries", parse_registries, []),
+        _Setting("oci.runtime", _choice(*RUNTIMES), "runc"),
+        _Setting("oci.strict", _flag, False),
     ]
     return {setting.name: setting for setting in known}
 
@@ -358,6 +364,8 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         policy=policy,
         env_allow=allow,
         values=tuple(origins.values()),
+        oci_runtime=str(value("oci.runtime")),
+        oci_strict=bool(value("oci.strict")),
     )
 
 
