@@ -238,6 +238,15 @@ impl Server {
         }
     }
 
+    /// A child of the runner was stopped. Nobody has reason to do that to a supervisor, and one that
+    /// stands still ends nothing at its deadline; its death is noticed as any other. Only where user code
+    /// may signal us can it happen at all. An orphan's pauses are its own business.
+    pub fn supervisor_stopped(&mut self, pid: i32) {
+        if self.supervisors.contains_key(&pid) || self.registry.knows(pid) {
+            let _gone = sys::kill(pid, libc::SIGKILL);
+        }
+    }
+
     /// A child of the runner is dead: a supervisor, or somebody's orphan.
     pub fn supervisor_reaped(&mut self, pid: i32, status: i32) {
         self.registry.strike(pid);

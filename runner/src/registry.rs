@@ -60,6 +60,10 @@ impl Registry {
         }
     }
 
+    pub fn knows(&self, pid: i32) -> bool {
+        self.slot(pid).is_some()
+    }
+
     fn slot(&self, pid: i32) -> Option<&AtomicI32> {
         let mut slots = self.0.pids.iter();
         slots.find(|slot| slot.load(Ordering::SeqCst) == pid)

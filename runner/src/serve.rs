@@ -209,11 +209,15 @@ impl Server {
         loop {
             let mut status = 0;
             // SAFETY: `status` is a valid out pointer.
-            let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+            let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::WUNTRACED) };
             if pid <= 0 {
                 return;
             }
-            self.supervisor_reaped(pid, status);
+            if libc::WIFSTOPPED(status) {
+                self.supervisor_stopped(pid);
+            } else {
+                self.supervisor_reaped(pid, status);
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::shell_files::{self, Directory};
 use crate::shell_words::{self, Heard};
 use crate::spawn::{self, Program, Wiring};
 use crate::supervise::{Order, Report, Usage};
-use crate::sys;
+use crate::sys::{self, Errno};
 use crate::timers::Due;
 use std::os::unix::io::AsRawFd;
 
@@ -32,9 +32,7 @@ impl Server {
     pub fn launch(&mut self, id: u64) -> Result<(), Failure> {
         let failed = |errno| Failure::from_errno(errno, "cannot start a shell");
         let serial = self.next_serial();
-        let identity = &self.config.identity;
-        let directory =
-            Directory::make(identity, &self.config.state_dir, serial).map_err(failed)?;
+        let directory = self.shell_directory(serial).map_err(failed)?;
         let shell = match self.shells.get_mut(&id) {
             Some(shell) => shell,
             None => return Ok(()),
@@ -74,6 +72,28 @@ impl Server {
             shell.phase = Phase::Starting;
         }
         Ok(())
+    }
+
+    /// Where user code may do as it likes with our state directory, it may be gone or no longer ours; one
+    /// beside it does as well.
+    fn shell_directory(&mut self, serial: u64) -> Result<Directory, Errno> {
+        let identity = &self.config.identity;
+        let first = Directory::make(identity, &self.config.state_dir, serial);
+        let refused = match first {
+            Err(errno) if errno != libc::ENOSPC => errno,
+            other => return other,
+        };
+        let other = [
+            &self.config.state_dir[..],
+            format!("-{serial}").as_bytes(),
+        ]
+        .concat();
+        identity
+            .as_runner(|| sys::make_dir(&other, 0o711))
+            .map_err(|_| refused)?;
+        let made = Directory::make(identity, &other, serial)?;
+        self.config.state_dir = other;
+        Ok(made)
     }
 
     pub fn shell_report(&mut self, id: u64, report: Report) {
@@ -146,15 +166,23 @@ impl Server {
                     Some(shell) => shell,
                     None => return,
                 };
-                if failure.code == "not_found" && shell.restarts == 0 {
-                    // Where uids are equal, user code can remove the directory of its shell: a fresh
-                    // shell has a fresh one.
+                let tampered = matches!(
+                    failure.code,
+                    "not_found" | "exists" | "permission" | "not_directory" | "invalid"
+                );
+                if tampered && shell.restarts == 0 {
+                    // Where uids are equal, or the user is root, user code can do as it likes with
+                    // the directory of its shell: a fresh shell has a fresh one.
                     shell.restarts += 1;
                     let supervisor = shell.supervisor;
                     self.order(supervisor, Order::End);
                     self.clear_shell(id);
                 } else {
                     shell.phase = Phase::Idle;
+                    if let Some(directory) = shell.directory.as_mut() {
+                        // What was half written would be in the way of the next command.
+                        directory.clean(&self.config.identity, None);
+                    }
                     self.refuse_current(id, &failure);
                 }
                 self.advance(id);

@@ -14,7 +14,7 @@ from sandkasten.backends.local import LocalBackend
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.spec import CellSpec
 from tests.local import trees
-from tests.security.harness import Box, Loop, poll
+from tests.security.harness import ROOT, Box, Loop, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
     from sandkasten.model.image import Image
 
+# An ordinary user has nobody to become, and root nothing to find missing.
+collect_ignore = ["test_ordinary_volumes.py"] if ROOT else ["test_as_ordinary_user.py"]
 LIMITS = Limits(memory_bytes=512 * MIB, workspace_bytes=256 * MIB, pids=256)
+
+
+@pytest.fixture(autouse=True)
+def _only_as_root(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("root") and not ROOT:
+        pytest.skip("an ordinary user has one id and cannot mount images")
 
 
 @pytest.fixture(scope="session")

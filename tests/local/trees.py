@@ -57,7 +57,9 @@ def run(*argv: str) -> None:
 
 
 def busybox(at: Path, *, applets: Sequence[str] | None = None) -> Path:
-    """/bin/busybox and its applets; nothing else, not even a /tmp."""
+    """/bin/busybox and its applets; nothing else, not even a /tmp. Twice is fine."""
+    if at.exists():
+        return at
     at.mkdir(parents=True)
     (at / "bin").mkdir()
     shutil.copy(BUSYBOX, at / "bin" / "busybox")
@@ -72,6 +74,8 @@ def busybox(at: Path, *, applets: Sequence[str] | None = None) -> Path:
 
 def skeleton(at: Path) -> Path:
     """Real directories that are mounted over, hiding whatever the image has in their place."""
+    if at.exists():
+        return at
     for name in (
         *("proc", "dev", "tmp", "run", "workspace", "home", "home/sandbox", "etc", "var", "sys"),
         *("run/sandkasten",),
@@ -97,6 +101,8 @@ def skeleton(at: Path) -> Path:
 
 def debian_skeleton(at: Path) -> Path:
     """As the store does it: the image's own users, and ours."""
+    if at.exists():
+        return at
     skeleton(at)
     for name in ("passwd", "group"):
         own = (debian() / "etc" / name).read_text()

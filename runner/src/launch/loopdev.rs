@@ -64,29 +64,27 @@ impl Attached {
 
 /// The device this file has already, or a new one; held so that nobody else decides meanwhile.
 pub fn attach_shared(image: &str) -> Outcome<Attached> {
-    let file = open_rw(image)?;
+    // Opened for this alone: a lock lives as long as what was opened, and the device keeps its own.
+    let turn = open_rw(image)?;
     sys::check(STEP, "wait for others that attach the image", unsafe {
-        libc::flock(file, libc::LOCK_EX)
+        libc::flock(turn, libc::LOCK_EX)
     })?;
-    let found = match find(file)? {
-        Some((path, fd)) => Ok(Attached {
+    let found = match find(turn) {
+        Ok(Some((path, fd))) => Ok(Attached {
             path,
             fd,
             turn: None,
         }),
-        None => open_rw("/dev/loop-control").and_then(|control| {
-            let claimed = claim(file, control);
-            sys::close(control);
-            claimed
-        }),
+        Ok(None) => attach(image),
+        Err(trouble) => Err(trouble),
     };
     match found {
         Ok(attached) => Ok(Attached {
-            turn: Some(file),
+            turn: Some(turn),
             ..attached
         }),
         Err(trouble) => {
-            sys::close(file);
+            sys::close(turn);
             Err(trouble)
         }
     }

@@ -11,7 +11,7 @@ use crate::{sys, tree, volume, Outcome, Trouble};
 use std::os::unix::io::RawFd;
 
 const STEP: &str = "image";
-const QUIETLY: u64 = tree::READ_ONLY | tree::NOSUID | tree::NODEV | tree::NOATIME;
+const QUIETLY: u64 = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
 /// What an image may have put into its layers about other layers is not believed.
 const DISTRUSTFUL: &str = "redirect_dir=nofollow,metacopy=off,index=off";
 

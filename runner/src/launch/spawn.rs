@@ -56,6 +56,9 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Out
     let argv = argv(bwrap)?;
     let pid = born_in(plan.cgroup_v2.as_deref())?;
     if pid == 0 {
+        // bubblewrap reads the whole list of mounts for each of its own, and most of ours lie here.
+        // Where we may not take them away, they stay.
+        unsafe { libc::umount2(b"/sys\0".as_ptr().cast(), libc::MNT_DETACH) };
         become_program(&program, &argv, &moves, -1, err_w);
     }
     for fd in [ready_w, info_w, err_w] {

@@ -15,7 +15,6 @@ const SYS_MOUNT_SETATTR: libc::c_long = 442;
 const OPEN_TREE_CLONE: libc::c_uint = 1;
 const OPEN_TREE_CLOEXEC: libc::c_uint = libc::O_CLOEXEC as libc::c_uint;
 const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
-const ANY_ATIME: u64 = 0x70;
 const ATTR_IDMAP: u64 = 0x0010_0000;
 const RESOLVE_NO_SYMLINKS: u64 = 0x04;
 const RESOLVE_IN_ROOT: u64 = 0x10;
@@ -23,7 +22,6 @@ const RESOLVE_IN_ROOT: u64 = 0x10;
 pub const READ_ONLY: u64 = 1;
 pub const NOSUID: u64 = 2;
 pub const NODEV: u64 = 4;
-pub const NOATIME: u64 = 0x10;
 
 /// struct mount_attr of <linux/mount.h>.
 #[repr(C)]
@@ -63,10 +61,6 @@ pub fn restrict(mount: RawFd, set: u64, userns: Option<RawFd>) -> Outcome<()> {
         set,
         ..Attributes::default()
     };
-    if set & NOATIME != 0 {
-        // One of several kinds of the same attribute: the kernel wants the old one cleared by name.
-        attributes.clear |= ANY_ATIME;
-    }
     if let Some(fd) = userns {
         attributes.set |= ATTR_IDMAP;
         attributes.userns = fd as u64;

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from typing import TYPE_CHECKING
 
-from sandkasten.linux import cgroups, requirements
+from sandkasten.errors import SandkastenError
+from sandkasten.linux import cgroups, hostroot, idranges, launcher, requirements
 from sandkasten.linux.programs import find_bwrap
 from sandkasten.model.limits import Limits
 from sandkasten.model.readiness import Readiness, Requirement
@@ -28,11 +31,66 @@ def look(
         _user_namespaces(),
         requirements.data_directory(layout.data_dir),
         *requirements.workspace_quota(root),
+        _images(layout, programs, root=root),
     ]
     planned = cgroups.plan(hierarchies, "probe", Limits())
     unenforced = tuple(requirements.missing_controllers(planned.missing, root=root))
     lines.append(requirements.control_groups(planned, root))
     return requirements.verdict(lines, unenforced)
+
+
+def _shown() -> list[str]:
+    """Enough of the host to run a program; mounts of others may come and go elsewhere."""
+    root = hostroot.look()
+    args = ["--ro-bind", "/usr", "/usr"]
+    for name, target in root.links:
+        args += ["--symlink", target, f"/{name}"]
+    for name in root.directories:
+        args += ["--ro-bind", f"/{name}", f"/{name}"]
+    return args
+
+
+def _images(layout: Layout, programs: Programs, *, root: bool) -> Requirement:
+    """By trying: the launcher lays two empty layers over one another, and ends."""
+    remedy = (
+        "a kernel with overlayfs (5.11 for an ordinary user; 5.19 and idmapped mounts as root), "
+        "and the data directory on ext4, xfs, btrfs or tmpfs; the host image works without"
+    )
+    if programs.missing():
+        return Requirement("images", False, "not tried: no launcher", remedy, required=False)
+    at = layout.data_dir if os.access(layout.data_dir, os.W_OK) else None
+    try:
+        with tempfile.TemporaryDirectory(prefix="trial-", dir=at) as place:
+            for name in ("lower", "upper", "stage"):
+                os.mkdir(os.path.join(place, name))
+            launcher.launch(programs.launcher, trial_plan(place, root=root), None)
+    except (OSError, SandkastenError) as exc:
+        return Requirement("images", False, str(exc)[:300], remedy, required=False)
+    how = "overlay over idmapped layers" if root else "overlay in a user namespace"
+    return Requirement("images", True, how, required=False)
+
+
+def trial_plan(place: str, *, root: bool) -> dict[str, object]:
+    base = idranges.base_of(idranges.SLOTS)
+    return {
+        "trial": True,
+        "listen_fd": 0,
+        "cgroup_tasks": [],
+        "cgroup_v2": None,
+        # Beyond the last range that is ever leased: nobody's.
+        "id_map": {"base": base, "count": idranges.COUNT, "expect": base} if root else None,
+        "stage": f"{place}/stage",
+        "root": {
+            "layers": [f"{place}/lower", f"{place}/upper"],
+            "writable": False,
+            "places": [{"path": "/proc", "mode": 0o555, "directory": True}],
+        },
+        "workspace": {"kind": "tmpfs", "bytes": 65536},
+        "workspace_owner": 0,
+        "binds": [],
+        "limits": [],
+        "timeout_ms": 5000,
+    }
 
 
 def _bubblewrap() -> Requirement:
@@ -60,7 +118,7 @@ def _user_namespaces() -> Requirement:
         return Requirement("user namespaces", False, "not tried: no bubblewrap", remedy)
     try:
         tried = subprocess.run(
-            [path, "--unshare-user", "--ro-bind", "/", "/", "--", "/bin/true"],
+            [path, "--unshare-user", *_shown(), "--", "/usr/bin/true"],
             capture_output=True,
             text=True,
             timeout=10,

@@ -1,0 +1,36 @@
+"""What an ordinary user can and cannot have: a kept directory, no kept image, no dev profile.
+
+Collected only where there is no root to do better; `test_as_ordinary_user` runs it so.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
+from sandkasten.model.image import Image
+from sandkasten.model.spec import Volume
+
+
+def test_a_kept_directory_is_the_users_own(make_box, busybox, tmp_path):
+    volume = Volume(str(tmp_path), "directory")
+    with make_box(Image("host"), workspace=volume) as box:
+        box.exec("echo one > /workspace/x; echo two > ~/y")
+    assert (tmp_path / "workspace" / "x").read_text() == "one\n"
+    with make_box(busybox, workspace=volume) as box:
+        assert box.exec("cat /workspace/x ~/y").text == "one\ntwo\n"
+        text = box.exec(["cat", "/proc/self/mountinfo"]).text
+        (line,) = [n for n in text.splitlines() if n.split()[4] == "/workspace"]
+        assert {"nosuid", "nodev"} <= set(line.split()[5].split(","))
+
+
+def test_a_kept_image_is_refused_by_name(make_box, tmp_path):
+    with pytest.raises(BackendUnavailable, match="loop device") as caught:
+        make_box(Image("host"), workspace=Volume(str(tmp_path / "v"), "image")).__enter__()
+    assert "directory" in caught.value.hint
+
+
+def test_the_dev_profile_is_refused_by_name(make_box, busybox):
+    with pytest.raises(UnsupportedByBackend, match="range of ids") as caught:
+        make_box(busybox, profile="dev").__enter__()
+    assert "root" in caught.value.hint
