@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from sandkasten.backends.local import LocalBackend, LocalCell
+    from sandkasten.backends.oci import OciBackend, OciCell
     from sandkasten.model.limits import Limits
 
 T = TypeVar("T")
@@ -119,7 +120,7 @@ class Box:
     def __init__(
         self,
         loop: Loop,
-        backend: LocalBackend,
+        backend: LocalBackend | OciBackend,
         data_dir: Path,
         limits: Limits,
         spec: CellSpec | None = None,
@@ -129,7 +130,7 @@ class Box:
         self.data_dir = data_dir
         self.id: SandboxId = new_sandbox_id()
         self.limits = limits
-        self.cell: LocalCell = loop.run(
+        self.cell: LocalCell | OciCell = loop.run(
             backend.create(self.id, replace(spec or CellSpec(image=Image("host")), limits=limits))
         )
         self.channel: Channel = loop.run(self._dial())
