@@ -68,9 +68,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, under 90 seconds")
     parser.add_argument("--check", action="store_true", help="fail when a promise is missed")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument(
-        "--without", nargs="+", choices=("docker", "runc", "bwrap", "runsc"), default=()
-    )
+    peers = ("docker", "runc", "bwrap", "runsc")
+    parser.add_argument("--without", nargs="+", choices=peers, default=())
     parser.add_argument("--json", type=Path, default=LATEST, help="where the results go")
     return parser.parse_args(argv)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "runsc"
+_NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 _FLAGS = ("--platform", "systrap", "--ignore-cgroups", "--network", "none")
 
 
@@ -40,9 +41,7 @@ class Runsc:
             "process": process,
             "root": {"path": str(rootfs), "readonly": True},
             "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
-            "linux": {
-                "namespaces": [{"type": t} for t in ("pid", "network", "ipc", "uts", "mount")]
-            },
+            "linux": {"namespaces": [{"type": t} for t in _NAMESPACES]},
         }
         (folder / "config.json").write_text(json.dumps(config))
         return cls(folder)

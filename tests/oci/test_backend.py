@@ -30,7 +30,11 @@ def members(box: Box) -> list[int]:
     state = read_state(box.cell.layout.cell(box.cell.id))
     assert state is not None
     directory = next(d for d in state.cgroups if "memory" in d or d.endswith(box.cell.id))
-    return [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()]
+    return pids_in(directory)
+
+
+def pids_in(group: str) -> list[int]:
+    return [int(pid) for pid in Path(group, "cgroup.procs").read_text().split()]
 
 
 def id_range(box: Box) -> range:
@@ -61,11 +65,14 @@ async def test_a_command_under_runc_is_as_closed_as_under_the_local_backend(box:
     assert first is not None
     host = posture.read(os.getpid())
 
-    async def found() -> list[str]:
+    def look() -> list[str]:
         for pid in posture.processes_in(first[0]):
             if Path(f"/proc/{pid}/cmdline").read_text().startswith("sleep\0"):
                 return posture.deviations(posture.read(pid), host, ids=id_range(box))
         return ["not started yet"]
+
+    async def found() -> list[str]:
+        return look()
 
     await eventually(found, [])
 
@@ -118,17 +125,24 @@ async def test_destroy_takes_everything_away_at_once(backend: OciBackend):
     state, first = read_state(directory), read_pid(directory)
     assert state is not None
     assert first is not None
-    pids = [int(p) for p in Path(str(state.v2_directory), "cgroup.procs").read_text().split()]
+    pids = pids_in(str(state.v2_directory))
     began = time.monotonic()
     await cell.destroy()
     # `runsc delete` alone would take longer.
     assert time.monotonic() - began < 1.0
-    assert not directory.exists()
-    assert [d for d in state.cgroups if os.path.exists(d)] == []
-    assert idranges.slot_of(idranges.HOST_DIRECTORY, cell.id) is None
-    alive = [p for p in pids if Path(f"/proc/{p}/stat").exists() and not _dead(p)]
-    assert alive == []
-    assert cell.id not in Path("/proc/self/mountinfo").read_text()
+    assert left_of(cell.id, directory, state.cgroups, pids) == []
+
+
+def left_of(
+    sandbox_id: str, directory: Path, cgroups: tuple[str, ...], pids: list[int]
+) -> list[str]:
+    found = [path for path in (str(directory), *cgroups) if os.path.exists(path)]
+    found += [f"process {pid}" for pid in pids if not _dead(pid)]
+    if idranges.slot_of(idranges.HOST_DIRECTORY, sandbox_id) is not None:
+        found.append("a lease of an id range")
+    if sandbox_id in Path("/proc/self/mountinfo").read_text():
+        found.append("a mount")
+    return found
 
 
 def _dead(pid: int) -> bool:
