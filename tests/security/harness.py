@@ -135,7 +135,9 @@ class Box:
         )
         self.channel: Channel = loop.run(self._dial())
         self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
-        self.pid_namespace = os.readlink(f"/proc/{self.host_pid}/ns/pid")
+        # gVisor's own processes live in the host's: there only their ids tell them from others.
+        own = os.readlink(f"/proc/{self.host_pid}/ns/pid")
+        self.pid_namespace = own if own != os.readlink("/proc/self/ns/pid") else None
         self.state: dict[str, Any] = json.loads((self.directory / "state").read_text())
         self.destroyed = False
         self.ended_at = float("inf")
@@ -157,6 +159,8 @@ class Box:
 
     def host_processes(self) -> list[int]:
         """Host pids of everything inside, the first process included."""
+        if self.pid_namespace is None:
+            return self._living()
         return posture.processes_in(self.host_pid)
 
     def usage(self) -> Any:
