@@ -38,6 +38,10 @@ Limits = Annotated[
     typer.Option("--limit", metavar="NAME=N", help="A limit, e.g. mem_limit_mb=256; repeatable."),
 ]
 Image = Annotated[str | None, typer.Option("--image", "-i", metavar="I", help="The image.")]
+Isolation = Annotated[
+    str | None,
+    typer.Option("--isolation", metavar="I", help="standard, gvisor or strongest."),
+]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
 ]
@@ -63,6 +67,8 @@ def build() -> typer.Typer:
     app.command("ls")(_ls)
     app.command("ps")(_ps)
     app.command("stats")(_stats)
+    app.command("pause")(_pause)
+    app.command("resume")(_resume)
     app.command("rm")(_rm)
     app.command("doctor")(_doctor)
     app.command("version")(_version)
@@ -130,6 +136,7 @@ def _run(
     ] = ".",
     stdin: Annotated[bool, typer.Option("--stdin", help="Give it our standard input.")] = False,
     limit: Limits = [],  # noqa: B006
+    isolation: Isolation = None,
     json: Json = False,
 ) -> None:
     """Run code once in a sandbox of its own. The exit status is the code's; 124: out of time."""
@@ -147,6 +154,7 @@ def _run(
         out=out,
         stdin=stdin,
         limits=running.figures(limit),
+        isolation=isolation,
     )
     raise SystemExit(running.run(_state(context, json=json), job))
 
@@ -163,6 +171,7 @@ def _create(
     ] = [],  # noqa: B006
     limit: Limits = [],  # noqa: B006
     profile: Annotated[str | None, typer.Option("--profile", metavar="P")] = None,
+    isolation: Isolation = None,
     session_key: Annotated[
         str | None,
         typer.Option("--session-key", metavar="K", help="Take the one with this key if it lives."),
@@ -179,6 +188,7 @@ def _create(
         labels=running.pairs(label, "--label"),
         limits=running.figures(limit),
         profile=profile,
+        isolation=isolation,
         session_key=session_key,
     )
     go(life.create(_state(context, json=json), wish))
@@ -274,6 +284,27 @@ def _stats(context: typer.Context, id: Id, json: Json = False) -> None:
     go(showing.stats(_state(context, json=json), id))
 
 
+def _pause(
+    context: typer.Context,
+    id: Id,
+    reclaim: Annotated[
+        bool, typer.Option("--reclaim", help="Also give back the memory it can spare.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Stop everything in a sandbox until it is resumed."""
+    from sandkasten.cli import life
+
+    go(life.pause(_state(context, json=json), id, reclaim=reclaim))
+
+
+def _resume(context: typer.Context, id: Id, json: Json = False) -> None:
+    """Let a paused sandbox go on where it stopped."""
+    from sandkasten.cli import life
+
+    go(life.resume(_state(context, json=json), id))
+
+
 def _rm(
     context: typer.Context,
     ids: Annotated[
@@ -290,11 +321,18 @@ def _rm(
     raise SystemExit(go(life.remove(_state(context, json=json), ids or [], everything=all_)))
 
 
-def _doctor(context: typer.Context, json: Json = False) -> None:
+def _doctor(
+    context: typer.Context,
+    measure: Annotated[
+        bool,
+        typer.Option(help="Make a few sandboxes of each kind and say how long that takes."),
+    ] = True,
+    json: Json = False,
+) -> None:
     """Say what sandboxes need here, whether it is there, and what to do where it is not."""
     from sandkasten.cli import doctor
 
-    raise SystemExit(go(doctor.examine(_state(context, json=json))))
+    raise SystemExit(go(doctor.examine(_state(context, json=json), measure=measure)))
 
 
 def _config_show(

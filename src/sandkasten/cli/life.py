@@ -1,12 +1,12 @@
-"""`create` and `rm`: sandboxes that stay, and their end."""
+"""`create`, `pause`, `resume` and `rm`: sandboxes that stay, and their end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandkasten.cli.names import resolve_all
-from sandkasten.cli.output import put, put_json, report, say, visible
+from sandkasten.cli.names import resolve, resolve_all
+from sandkasten.cli.output import put, put_json, report, say, size, visible
 from sandkasten.cli.showing import described
 from sandkasten.cli.state import EXIT_OURS, State
 from sandkasten.errors import SandkastenError
@@ -25,6 +25,7 @@ class Wish:
     labels: Mapping[str, str]
     limits: Mapping[str, float]
     profile: str | None
+    isolation: str | None
     session_key: str | None
 
 
@@ -38,6 +39,7 @@ async def create(state: State, wish: Wish) -> None:
         labels=wish.labels,
         limits=wish.limits,
         profile=wish.profile,
+        isolation=wish.isolation,
         session_key=wish.session_key,
         data_dir=state.data_dir,
         backend=state.backend,
@@ -51,6 +53,32 @@ async def create(state: State, wish: Wish) -> None:
     for limit in info.unenforced:
         say(f"warning: {limit.limit} is not enforced: {limit.reason}")
     put(info.id)
+
+
+async def pause(state: State, start: str, *, reclaim: bool) -> None:
+    """Stopped, and with `reclaim` also relieved of the memory it can spare."""
+    from sandkasten.client.embedded import connect
+
+    transport = await connect(state.place)
+    info = await transport.pause(await resolve(state, start))
+    freed = await transport.reclaim(info.id) if reclaim else None
+    if state.json:
+        put_json({**described(info), "reclaimed_bytes": freed})
+        return
+    if freed is not None:
+        say(f"{size(freed)} given back")
+    put(info.id)
+
+
+async def resume(state: State, start: str) -> None:
+    from sandkasten.client.embedded import connect
+
+    transport = await connect(state.place)
+    info = await transport.resume(await resolve(state, start))
+    if state.json:
+        put_json(described(info))
+    else:
+        put(info.id)
 
 
 async def remove(state: State, starts: Sequence[str], *, everything: bool) -> int:

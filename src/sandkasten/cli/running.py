@@ -42,6 +42,7 @@ class Job:
     out: str = "."
     stdin: bool = False
     limits: Mapping[str, float] = field(default_factory=dict)
+    isolation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ async def _run(
         artifacts=job.artifacts,
         image=job.image,
         limits=job.limits,
+        isolation=job.isolation,
         data_dir=state.data_dir,
         backend=state.backend,
     )

@@ -87,11 +87,12 @@ async def sandboxes(state: State) -> None:
 
 
 async def _memory(transport: Transport, info: Info) -> int | None:
-    if info.status != "running":
+    if info.status not in ("running", "paused"):
         return None
     try:
         async with asyncio.timeout(STATS_TIMEOUT_S):
-            return (await transport.stats(info.id)).usage.memory_bytes
+            # The kernel's count, and not the sandbox's word: to be listed is no activity.
+            return (await transport.usage(info.id)).memory_bytes
     except (SandkastenError, TimeoutError):
         return None
 
@@ -141,18 +142,22 @@ async def stats(state: State, start: str) -> None:
 def _figures(found: Stats) -> list[tuple[str, str, str]]:
     usage = found.usage
     cpu = "-" if usage.cpu_usec is None else f"{usage.cpu_usec / 1e6:.2f}s"
-    pids = str(found.processes if usage.pids is None else usage.pids)
+    pids = _count(found.processes if usage.pids is None else usage.pids)
     rows = [
         ("memory", size(usage.memory_bytes), size(usage.memory_limit_bytes)),
         ("memory, most", size(usage.memory_peak_bytes), size(usage.memory_limit_bytes)),
         ("cpu", cpu, "-"),
-        ("processes", pids, "-" if usage.pids_limit is None else str(usage.pids_limit)),
-        ("commands running", str(found.running), "-"),
-        ("shells", str(found.shells), "-"),
+        ("processes", pids, _count(usage.pids_limit)),
+        ("commands running", _count(found.running), "-"),
+        ("shells", _count(found.shells), "-"),
         ("up", age(found.uptime_ms / 1000), "-"),
     ]
     rows += [(disk.path, size(disk.used_bytes), size(disk.total_bytes)) for disk in found.disk]
     return rows
+
+
+def _count(figure: int | None) -> str:
+    return "-" if figure is None else str(figure)
 
 
 def configuration(state: State, *, origin: bool) -> None:

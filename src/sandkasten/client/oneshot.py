@@ -30,6 +30,7 @@ async def run_async(
     limits: Mapping[str, Number] | None = None,
     profile: str | None = None,
     backend: str | None = None,
+    isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
@@ -52,6 +53,7 @@ async def run_async(
         limits=limits or {},
         profile=profile,
         backend=backend,
+        isolation=isolation,
     )
     return run_result_of(await transport.run(request))
 
@@ -71,6 +73,7 @@ def run(
     limits: Mapping[str, Number] | None = None,
     profile: str | None = None,
     backend: str | None = None,
+    isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
@@ -93,6 +96,7 @@ def run(
             limits=limits,
             profile=profile,
             backend=backend,
+            isolation=isolation,
             data_dir=data_dir,
         )
     )

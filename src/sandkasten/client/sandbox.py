@@ -59,6 +59,7 @@ class AsyncSandbox:
         network: str | None = None,
         profile: str | None = None,
         backend: str | None = None,
+        isolation: str | None = None,
         session_key: str | None = None,
         data_dir: str | PathLike[str] | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class AsyncSandbox:
             limits=limits or {},
             profile=profile,
             backend=backend,
+            isolation=isolation,
             network=network,
             session_key=session_key,
         )
@@ -205,8 +207,22 @@ class AsyncSandbox:
         self._info = await transport.get(self.id)
         return self._info
 
+    async def pause(self) -> Info:
+        """Stop everything inside until `resume`; commands and files answer Conflict meanwhile."""
+        self._info = await (await self.transport()).pause(self.id)
+        return self._info
+
+    async def resume(self) -> Info:
+        """Everything inside goes on where it stopped. Again is quiet."""
+        self._info = await (await self.transport()).resume(self.id)
+        return self._info
+
+    async def reclaim(self) -> int:
+        """Give back the memory it can spare (what was read from files); how many bytes."""
+        return await (await self.transport()).reclaim(self.id)
+
     async def stats(self) -> Stats:
-        """Memory, cpu, processes and disk, now."""
+        """Memory, cpu, processes and disk, now; of a paused one only what the kernel counts."""
         return await (await self.transport()).stats(self.id)
 
     async def processes(self) -> builtins.list[Process]:

@@ -208,6 +208,7 @@ class Sandbox:
         network: str | None = None,
         profile: str | None = None,
         backend: str | None = None,
+        isolation: str | None = None,
         session_key: str | None = None,
         data_dir: str | PathLike[str] | None = None,
     ) -> None:
@@ -223,6 +224,7 @@ class Sandbox:
             network=network,
             profile=profile,
             backend=backend,
+            isolation=isolation,
             session_key=session_key,
             data_dir=data_dir,
         )
@@ -277,6 +279,9 @@ class Sandbox:
 
     close = _waiting(AsyncSandbox.close)
     info = _waiting(AsyncSandbox.info)
+    pause = _waiting(AsyncSandbox.pause)
+    resume = _waiting(AsyncSandbox.resume)
+    reclaim = _waiting(AsyncSandbox.reclaim)
     stats = _waiting(AsyncSandbox.stats)
     processes = _waiting(AsyncSandbox.processes)
 

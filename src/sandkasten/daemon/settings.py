@@ -16,6 +16,7 @@ from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import checked_name
+from sandkasten.model.isolation import ISOLATIONS, MINIMA
 from sandkasten.model.limits import Limits
 from sandkasten.model.paths import sandbox_path
 from sandkasten.model.policy import (
@@ -196,6 +197,9 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("defaults.readonly_rootfs", _only_true, True),
         _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
         _Setting("policy.env_allow", _names, []),
+        _Setting("policy.isolation", _choice(*ISOLATIONS), None),
+        _Setting("policy.isolation_minimum", _choice(*MINIMA), None),
+        _Setting("idle.reclaim_after_seconds", seconds, None),
         _Setting("images.strict", _flag, False),
         _Setting("oci.runtime", _choice(*RUNTIMES), "runc"),
         _Setting("oci.strict", _flag, False),
@@ -265,6 +269,14 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
     allow = _strings(value("policy.env_allow"))
     lifetime_s = _figure(value("session_max_lifetime_seconds"))
     allowed = value("allowed_images")
+    rest = value("idle.reclaim_after_seconds")
+    isolation, minimum = value("policy.isolation"), value("policy.isolation_minimum")
+    if isolation == "standard" and minimum == "gvisor":
+        raise InvalidConfiguration(
+            "policy.isolation is standard, which is less than policy.isolation_minimum (gvisor)",
+            hint="leave policy.isolation out, or set it to gvisor or strongest",
+            setting="policy.isolation",
+        )
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -273,6 +285,9 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         lifetime_s=lifetime_s,
         blocked_paths=_strings(value("policy.blocked_paths")),
         env={name: environ[name] for name in allow if name in environ},
+        reclaim_after_s=None if rest is None else _figure(rest),
+        isolation=None if isolation is None else str(isolation),
+        isolation_minimum=None if minimum is None else str(minimum),
     )
     return Settings(
         data_dir=Path(str(value("data_dir"))),

@@ -98,6 +98,7 @@ class OneShot:
                 limits=request.limits,
                 profile=request.profile,
                 backend=request.backend,
+                isolation=request.isolation,
                 network=request.network,
                 labels={"sandkasten.oneshot": job.name},
             ),

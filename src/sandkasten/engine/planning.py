@@ -23,7 +23,7 @@ from sandkasten.model.policy import (
 from sandkasten.model.spec import CellSpec
 
 if TYPE_CHECKING:
-    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.tiers import Tiers
     from sandkasten.model.image import Image
     from sandkasten.model.record import Record
     from sandkasten.model.sandbox import CreateRequest
@@ -44,13 +44,10 @@ class Plan:
 
 
 class Planner:
-    def __init__(
-        self, *, handles: Handles, images: ImageSource, policy: Policy, default_backend: str
-    ) -> None:
-        self._handles = handles
+    def __init__(self, *, tiers: Tiers, images: ImageSource, policy: Policy) -> None:
+        self._tiers = tiers
         self._images = images
         self._policy = policy
-        self._default_backend = default_backend
 
     async def plan(self, request: CreateRequest, *, otherwise: str = "linux") -> Plan:
         """Check everything that can be checked before anything is made.
@@ -65,7 +62,7 @@ class Planner:
         lease = lease_for(request, self._policy)
         labels = checked_labels(request.labels)
         key = checked_session_key(request.session_key)
-        backend = self._handles.backend(request.backend or self._default_backend)
+        backend = await self._tiers.choose(request.backend, request.isolation)
         image = await self._image(request.image, otherwise)
         check_profile_on(profile, image)
         spec = CellSpec(
@@ -97,6 +94,7 @@ def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
     asked = (
         ("image", request.image, plan.spec.image.name, found.image),
         ("backend", request.backend, plan.backend.name, found.backend),
+        ("backend", request.isolation, plan.backend.name, found.backend),
         ("profile", request.profile, plan.spec.profile, found.profile),
     )
     for what, named, wanted, has in asked:

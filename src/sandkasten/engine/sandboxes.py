@@ -26,7 +26,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
-from sandkasten.model.lifecycle import State
+from sandkasten.model.lifecycle import State, is_there
 from sandkasten.model.record import Record
 from sandkasten.model.sandbox import CreateRequest, Info
 from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, Store
@@ -172,6 +172,9 @@ class Sandboxes:
         used = handle.last_used if handle is not None else record.created_boottime
         ends_idle = now + max(0.0, used + record.idle_timeout_s - boottime)
         ends = now + max(0.0, record.created_boottime + record.lifetime_s - boottime)
+        if record.state is State.PAUSED:
+            # Idleness is no fault of a sandbox that may not run; its lifetime goes on.
+            ends_idle = ends
         return Info(
             id=record.id,
             image=record.image,
@@ -255,11 +258,11 @@ class Sandboxes:
             return
 
     async def _usable(self, record: Record) -> bool:
-        return record.state is State.RUNNING and await self._handles.alive(record)
+        return is_there(record.state) and await self._handles.alive(record)
 
     async def _looked_at(self, record: Record) -> Record:
         """The record with its state as it is now, not as it was when somebody last looked."""
-        if record.state is not State.RUNNING:
+        if not is_there(record.state):
             return record
         try:
             alive = await self._handles.alive(record)

@@ -32,6 +32,7 @@ class RunRequest:
     limits: Mapping[str, Number] = field(default_factory=lambda: MappingProxyType({}))
     profile: str | None = None
     backend: str | None = None
+    isolation: str | None = None
     network: str | None = None
 
 

@@ -43,6 +43,12 @@ class Policy:
     blocked_paths: tuple[str, ...] = DEFAULT_BLOCKED_PATHS
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the operator lets in of its own environment; the caller's names win."""
+    reclaim_after_s: float | None = None
+    """Seconds of rest after which a sandbox gives back the memory it can spare; None: never."""
+    isolation: str | None = None
+    """What a request gets that names neither isolation nor backend; None: standard."""
+    isolation_minimum: str | None = None
+    """The weakest isolation a request may have; None: any."""
 
 
 @dataclass(frozen=True, slots=True)

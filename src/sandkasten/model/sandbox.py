@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sandkasten.model.usage import Usage
 
 Number = int | float
-SandboxStatus = Literal["creating", "running", "destroying", "lost"]
+SandboxStatus = Literal["creating", "running", "paused", "destroying", "lost"]
 
 _NO_TEXT: Mapping[str, str] = MappingProxyType({})
 _NO_NUMBERS: Mapping[str, Number] = MappingProxyType({})
@@ -106,15 +106,18 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`usage` is what the kernel counts from outside, the rest is what the runner says."""
+    """`usage` is what the kernel counts from outside, the rest is what the runner says.
+
+    A paused sandbox cannot be asked: what only its runner knows is None.
+    """
 
     usage: Usage
     uptime_ms: int
-    processes: int
-    running: int
+    processes: int | None
+    running: int | None
     """Commands that have not ended."""
-    shells: int
-    connections: int
+    shells: int | None
+    connections: int | None
     disk: tuple[DiskUsage, ...] = ()
 
 
