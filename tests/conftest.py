@@ -31,10 +31,23 @@ _left = pytest.StashKey[list[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--ground",
+        default="local",
+        metavar="NAME",
+        help="what the sandboxes of tests/security stand on; see tests/grounds.py",
+    )
+    parser.addoption(
         "--hostwatch",
         action="store_true",
         help="fail when the run leaves a process, mount, cgroup, namespace, loop device or file, "
         "or changes a sysctl or the canary",
+    )
+    parser.addoption(
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="a backend to hold to the contract (memory, local, oci, gvisor or "
+        "package.module:factory) and to attack (local, oci or gvisor)",
     )
 
 

@@ -5,7 +5,8 @@ on a Debian image); without it the suite runs on `memory` and `local`. A NAME of
 `package.module:factory` opens a backend of somebody else: the factory is
 called with a scratch directory and answers an object of `ports.Backend`. A backend that cannot
 be used here fails every test with the reason its `probe` gives; nothing is skipped. Tests that
-need a real kernel are deselected on `memory`, and the run says which and why.
+need a real kernel are deselected on `memory`, and those that a backend answers differently by its
+nature on that backend; the run says which and why.
 """
 
 from __future__ import annotations
@@ -38,20 +39,14 @@ _left_out = pytest.StashKey[dict[str, str]]()
 collect_ignore = [] if os.geteuid() == 0 else ["test_as_ordinary_user.py"]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--backend",
-        action="append",
-        metavar="NAME",
-        help=f"what to hold to the contract: {', '.join(GROUNDS)} or package.module:factory",
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "needs_kernel(reason): the memory backend has no kernel to do this with"
     )
     config.addinivalue_line("markers", "needs_python(reason): the image must have Python")
+    config.addinivalue_line(
+        "markers", "differs_on(backend, reason): not asked of this backend, by its nature"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -80,6 +75,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _not_asked(item: pytest.Item, name: str) -> str | None:
     """Why this test has nothing to ask of that ground; None when it has."""
+    backend = GROUNDS[name].backend if name in GROUNDS else name
+    for marker in item.iter_markers("differs_on"):
+        if marker.args[0] == backend:
+            return f"{name}: {marker.args[1]}"
     kernel = item.get_closest_marker("needs_kernel")
     if kernel is not None and name == "memory":
         return f"{name}: {kernel.args[0]}"

@@ -28,15 +28,42 @@ if TYPE_CHECKING:
 
 # In our environment from the start, so that every sandbox could have inherited it.
 PLANTED = "SANDKASTEN_PLANTED_SECRET"
+_left_out = pytest.StashKey[dict[str, str]]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--ground",
-        default="local",
-        choices=[name for name in GROUNDS if name != "memory"],
-        help="what the attacked sandboxes stand on",
+def chosen_backend(config: pytest.Config) -> str:
+    return GROUNDS[config.getoption("ground")].backend
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "differs_on(backend, reason): not asked of this backend, by its nature"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a backend answers differently by its nature is left out there, and the run says so."""
+    backend = chosen_backend(config)
+    left_out: dict[str, str] = {}
+    kept, dropped = [], []
+    for item in items:
+        reason = next(
+            (m.args[1] for m in item.iter_markers("differs_on") if m.args[0] == backend), None
+        )
+        if reason is None or "tests/security" not in item.nodeid:
+            kept.append(item)
+        else:
+            left_out[item.name] = str(reason)
+            dropped.append(item)
+    if dropped:
+        config.stash[_left_out] = left_out
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    lines = [f"  {name}: {why}" for name, why in sorted(config.stash.get(_left_out, {}).items())]
+    return [f"not asked of {chosen_backend(config)}:", *lines] if lines else []
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +81,13 @@ def planted_secret() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir="/var/tmp"))
+def data_dir(ground: Ground) -> Iterator[Path]:
+    """Where the backend under attack keeps its sandboxes."""
+    root = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir="/var/tmp"))
+    path = root if ground.backend == "local" else root / ground.backend
     yield path
     left = [cell.name for cell in (path / "cells").glob("*")]
-    shutil.rmtree(path)
+    shutil.rmtree(root)
     assert left == []
 
 
@@ -76,7 +105,8 @@ def ground(request: pytest.FixtureRequest) -> Ground:
 
 @pytest.fixture(scope="session")
 def backend(data_dir: Path, planted_secret: str, ground: Ground) -> LocalBackend:
-    return cast("LocalBackend", open_backend(ground, data_dir))
+    root = data_dir if ground.backend == "local" else data_dir.parent
+    return cast("LocalBackend", open_backend(ground, root))
 
 
 @pytest.fixture(scope="session")
