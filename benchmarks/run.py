@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from benchmarks import files, footprint, gvisor, latency, load, report
+from benchmarks import files, footprint, gvisor, images, latency, load, report
 from benchmarks.peers import Peers, bwrap, rootfs
 from benchmarks.peers import docker as docker_peer
 from benchmarks.peers import runc as runc_peer
@@ -30,7 +30,7 @@ from benchmarks.samples import Samples
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SECTIONS = ("sessions", "oneshots", "files", "load", "idle", "output", "gvisor")
+SECTIONS = ("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -116,6 +116,9 @@ def _measure(
     if "files" in only:
         _say("files in and out")
         files.measure(found.samples, peers, plan, scratch)
+    if "images" in only:
+        _say("images: import, and a sandbox on one")
+        images.measure(found.samples, plan, scratch)
     if "load" in only:
         _say("throughput")
         found.rates = load.measure(peers, plan)
