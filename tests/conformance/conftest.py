@@ -4,8 +4,7 @@
 A NAME of the form `package.module:factory` opens a backend of somebody else: the factory is
 called with a scratch directory and answers an object of `ports.Backend`. A backend that cannot
 be used here fails every test with the reason its `probe` gives; nothing is skipped. Tests that
-need a real kernel are deselected on `memory`, and those that a backend answers differently by its
-nature on that backend; the run says which and why.
+need a real kernel are deselected on `memory`, and the run says which and why.
 """
 
 from __future__ import annotations
@@ -38,12 +37,19 @@ _left_out = pytest.StashKey[dict[str, str]]()
 collect_ignore = [] if os.geteuid() == 0 else ["test_as_ordinary_user.py"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="a backend to hold to the contract: memory, local, oci, gvisor or "
+        "package.module:factory",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "needs_kernel(reason): the memory backend has no kernel to do this with"
-    )
-    config.addinivalue_line(
-        "markers", "differs_on(backend, reason): not asked of this backend, by its nature"
     )
 
 
@@ -58,10 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
     for item in items:
+        marker = item.get_closest_marker("needs_kernel")
         params = getattr(getattr(item, "callspec", None), "params", {})
-        reason = _reason_to_leave_out(item, params.get("backend_name"))
-        if reason is not None:
-            left_out[item.name] = reason
+        if marker is not None and params.get("backend_name") == "memory":
+            left_out[item.name] = str(marker.args[0])
             dropped.append(item)
         else:
             kept.append(item)
@@ -71,18 +77,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def _reason_to_leave_out(item: pytest.Item, backend: object) -> str | None:
-    for marker in item.iter_markers("differs_on"):
-        if marker.args[0] == backend:
-            return str(marker.args[1])
-    marker = item.get_closest_marker("needs_kernel")
-    return str(marker.args[0]) if marker is not None and backend == "memory" else None
-
-
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     left_out = config.stash.get(_left_out, {})
     lines = [f"  {name}: {reason}" for name, reason in sorted(left_out.items())]
-    return ["not asked of every backend:", *lines] if lines else []
+    return ["not asked of the memory backend:", *lines] if lines else []
 
 
 @pytest.fixture(scope="session")

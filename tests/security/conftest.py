@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,43 +26,6 @@ if TYPE_CHECKING:
 
 # In our environment from the start, so that every sandbox could have inherited it.
 PLANTED = "SANDKASTEN_PLANTED_SECRET"
-_left_out = pytest.StashKey[dict[str, str]]()
-
-
-def chosen_backend(config: pytest.Config) -> str:
-    named = [n for n in config.getoption("backend", None) or () if n in ("local", "oci", "gvisor")]
-    return named[-1] if named else "local"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "differs_on(backend, reason): not asked of this backend, by its nature"
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What a backend answers differently by its nature is left out there, and the run says so."""
-    backend = chosen_backend(config)
-    left_out: dict[str, str] = {}
-    kept, dropped = [], []
-    for item in items:
-        reason = next(
-            (m.args[1] for m in item.iter_markers("differs_on") if m.args[0] == backend), None
-        )
-        if reason is None or "tests/security" not in item.nodeid:
-            kept.append(item)
-        else:
-            left_out[item.name] = str(reason)
-            dropped.append(item)
-    if dropped:
-        config.stash[_left_out] = left_out
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    lines = [f"  {name}: {why}" for name, why in sorted(config.stash.get(_left_out, {}).items())]
-    return [f"not asked of {chosen_backend(config)}:", *lines] if lines else []
 
 
 @pytest.fixture(autouse=True)
@@ -80,13 +43,11 @@ def planted_secret() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def data_dir(backend_name: str) -> Iterator[Path]:
-    """Where the backend under attack keeps its sandboxes."""
-    root = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir="/var/tmp"))
-    path = root if backend_name == "local" else root / backend_name
+def data_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir="/var/tmp"))
     yield path
     left = [cell.name for cell in (path / "cells").glob("*")]
-    shutil.rmtree(root)
+    shutil.rmtree(path)
     assert left == []
 
 
@@ -98,23 +59,13 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture(scope="session")
-def backend_name(pytestconfig: pytest.Config) -> str:
-    """The last `--backend` that names a real one; the suite attacks one at a time."""
-    return chosen_backend(pytestconfig)
-
-
-@pytest.fixture(scope="session")
-def backend(data_dir: Path, backend_name: str, planted_secret: str) -> Any:
-    if backend_name == "local":
-        return LocalBackend(data_dir)
-    from sandkasten.backends.oci import OciBackend
-
-    return OciBackend(data_dir.parent, "runc" if backend_name == "oci" else "runsc")
+def backend(data_dir: Path, planted_secret: str) -> LocalBackend:
+    return LocalBackend(data_dir)
 
 
 @pytest.fixture(scope="session")
 def make_box(
-    loop: Loop, backend: Any, data_dir: Path
+    loop: Loop, backend: LocalBackend, data_dir: Path
 ) -> Callable[..., AbstractContextManager[Box]]:
     """A context manager of a sandbox with its own limits; nothing of it is left at the end."""
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from sandkasten.backends.local import LocalBackend, LocalCell
-    from sandkasten.backends.oci import OciBackend, OciCell
     from sandkasten.model.limits import Limits
 
 T = TypeVar("T")
@@ -120,7 +119,7 @@ class Box:
     def __init__(
         self,
         loop: Loop,
-        backend: LocalBackend | OciBackend,
+        backend: LocalBackend,
         data_dir: Path,
         limits: Limits,
         spec: CellSpec | None = None,
@@ -130,14 +129,12 @@ class Box:
         self.data_dir = data_dir
         self.id: SandboxId = new_sandbox_id()
         self.limits = limits
-        self.cell: LocalCell | OciCell = loop.run(
+        self.cell: LocalCell = loop.run(
             backend.create(self.id, replace(spec or CellSpec(image=Image("host")), limits=limits))
         )
         self.channel: Channel = loop.run(self._dial())
         self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
-        # gVisor's own processes live in the host's: there only their ids tell them from others.
-        own = os.readlink(f"/proc/{self.host_pid}/ns/pid")
-        self.pid_namespace = own if own != os.readlink("/proc/self/ns/pid") else None
+        self.pid_namespace = os.readlink(f"/proc/{self.host_pid}/ns/pid")
         self.state: dict[str, Any] = json.loads((self.directory / "state").read_text())
         self.destroyed = False
         self.ended_at = float("inf")
@@ -159,8 +156,6 @@ class Box:
 
     def host_processes(self) -> list[int]:
         """Host pids of everything inside, the first process included."""
-        if self.pid_namespace is None:
-            return self._living()
         return posture.processes_in(self.host_pid)
 
     def usage(self) -> Any:
