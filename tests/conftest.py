@@ -42,13 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail when the run leaves a process, mount, cgroup, namespace, loop device or file, "
         "or changes a sysctl or the canary",
     )
-    parser.addoption(
-        "--backend",
-        action="append",
-        metavar="NAME",
-        help="a backend to hold to the contract (memory, local, oci, gvisor or "
-        "package.module:factory) and to attack (local, oci or gvisor)",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.oci import OciBackend, probe, trial
+from sandkasten.backends.oci import OciBackend, OciCell, probe, trial
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.linux import idranges, posture
 from sandkasten.linux.layout import Layout, read_pid, read_state
@@ -25,11 +25,21 @@ from tests.oci.conftest import RUNTIMES
 HOST = CellSpec(image=Image("host"))
 
 
+def cell_of(box: Box) -> OciCell:
+    assert isinstance(box.cell, OciCell)
+    return box.cell
+
+
+def directory_of(box: Box) -> Path:
+    cell = cell_of(box)
+    return cell.layout.cell(cell.id)
+
+
 def members(box: Box) -> list[int]:
     """Host pids of everything in the sandbox's group."""
-    state = read_state(box.cell.layout.cell(box.cell.id))
+    state = read_state(directory_of(box))
     assert state is not None
-    directory = next(d for d in state.cgroups if "memory" in d or d.endswith(box.cell.id))
+    directory = next(d for d in state.cgroups if "memory" in d or d.endswith(cell_of(box).id))
     return pids_in(directory)
 
 
@@ -38,7 +48,7 @@ def pids_in(group: str) -> list[int]:
 
 
 def id_range(box: Box) -> range:
-    state = read_state(box.cell.layout.cell(box.cell.id))
+    state = read_state(directory_of(box))
     assert state is not None
     assert state.slot is not None
     base = idranges.base_of(state.slot)
@@ -61,7 +71,7 @@ async def test_no_process_of_a_sandbox_has_a_host_id_outside_its_range(box: Box)
 @pytest.mark.parametrize("name", ["oci"], indirect=True)
 async def test_a_command_under_runc_is_as_closed_as_under_the_local_backend(box: Box):
     await box.begin(["sleep", "1001"])
-    first = read_pid(box.cell.layout.cell(box.cell.id))
+    first = read_pid(directory_of(box))
     assert first is not None
     host = posture.read(os.getpid())
 
@@ -74,7 +84,8 @@ async def test_a_command_under_runc_is_as_closed_as_under_the_local_backend(box:
     async def found() -> list[str]:
         return look()
 
-    await eventually(found, [])
+    wanted: list[str] = []
+    await eventually(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
@@ -285,7 +296,7 @@ async def test_a_missing_runtime_is_named_with_its_remedy(
 ):
     monkeypatch.setattr("sandkasten.backends.oci.runtimes.find", lambda name: None)
     for runtime in ("runc", "runsc"):
-        readiness = await OciBackend(tmp_path, runtime).probe()  # type: ignore[arg-type]
+        readiness = await OciBackend(tmp_path, runtime).probe()
         assert (readiness.ready, readiness.reason) == (False, f"{runtime}: not installed")
         assert runtime in readiness.remedy
 
@@ -294,7 +305,7 @@ def test_an_ordinary_user_is_told_that_root_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     backend = OciBackend(tmp_path, "runsc")
-    monkeypatch.setattr(probe.os, "geteuid", lambda: 4711)
+    monkeypatch.setattr("sandkasten.backends.oci.probe.os.geteuid", lambda: 4711)
     found = probe.look(
         Layout(tmp_path), backend._programs, backend._hierarchies, "runsc", strict=False
     )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sandkasten.backends.oci.config import Ground, config, places
+from sandkasten.backends.oci.config import Ground, places
+from sandkasten.backends.oci.config import config as config_of
 from sandkasten.linux import idranges, seccomp_oci
 from sandkasten.linux.hostroot import HostRoot
 from sandkasten.model.image import Image
@@ -40,6 +42,10 @@ def ground(kind: str) -> Ground:
     filters = {"defaultAction": "SCMP_ACT_ERRNO"} if on_host else None
     path = "/sandkasten/sbx_x" if on_host else None
     return Ground(kind, "/mnt", BASE, HOST, path, filters)  # type: ignore[arg-type]
+
+
+def config(spec: CellSpec, on: Ground) -> Any:
+    return config_of(spec, on)
 
 
 def made(kind: str, spec: str) -> dict[str, object]:

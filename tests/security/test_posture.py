@@ -205,6 +205,7 @@ def test_proc_offers_nothing_writable_but_ones_own_processes(shared_box):
 def test_dev_is_minimal(shared_box):
     code = "import json, os; print(json.dumps(sorted(os.listdir('/dev'))))"
     wanted = [
+        "core",
         "fd",
         "full",
         "null",
@@ -220,9 +221,8 @@ def test_dev_is_minimal(shared_box):
         "zero",
     ]
     found = shared_box.python(code)
-    # A console is there only where the caller had a terminal; it never has one here. Some runtimes
-    # make a link to the masked /proc/kcore.
-    assert [name for name in found if name not in ("console", "core")] == wanted
+    # A console is there only where the caller had a terminal; it never has one here.
+    assert [name for name in found if name != "console"] == wanted
 
 
 def test_the_root_shows_the_documented_names_only(shared_box):
