@@ -8,6 +8,7 @@ store of its own. Used by tests/conformance and tests/security; tests/matrix run
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,8 +33,19 @@ class Ground:
     profile: Profile = "hardened"
 
     @property
-    def has_python(self) -> bool:
-        return self.image != "busybox"
+    def traits(self) -> frozenset[str]:
+        """What a test can be asked only of, or not of."""
+        kind = "host" if self.image == "host" else "image"
+        return frozenset({self.backend, kind, self.image, self.profile})
+
+    def has(self, program: str) -> bool:
+        match self.image:
+            case "debian":
+                return program not in _NOT_IN_DEBIAN
+            case "busybox":
+                return program in (*imagekit.APPLETS, "busybox")
+            case _:
+                return program == "python3" or shutil.which(program) is not None
 
 
 GROUNDS = {
@@ -47,6 +59,8 @@ GROUNDS = {
     "gvisor": Ground("gvisor"),
     "gvisor/debian": Ground("gvisor", "debian"),
 }
+# Of the programs a test of ours asks for: what a minimal Debian lacks.
+_NOT_IN_DEBIAN = frozenset({"bwrap", "node", "sudo", "pkexec"})
 _TARS: dict[str, Callable[[], Path]] = {
     "debian": imagekit.debian_tar,
     "busybox": imagekit.busybox_tar,

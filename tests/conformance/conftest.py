@@ -5,8 +5,7 @@ on a Debian image); without it the suite runs on `memory` and `local`. A NAME of
 `package.module:factory` opens a backend of somebody else: the factory is
 called with a scratch directory and answers an object of `ports.Backend`. A backend that cannot
 be used here fails every test with the reason its `probe` gives; nothing is skipped. Tests that
-need a real kernel are deselected on `memory`, and those that a backend answers differently by its
-nature on that backend; the run says which and why.
+need a real kernel are deselected on `memory`, and the run says which and why.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.model.ids import new_sandbox_id
+from tests import asked
 from tests.conformance.box import Box
 from tests.grounds import GROUNDS, Ground, spec_on
 from tests.grounds import open_backend as open_ground
@@ -33,20 +33,9 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, Cell
 
 DEFAULT_BACKENDS = ("memory", "local")
-_left_out = pytest.StashKey[dict[str, str]]()
 
-# As root the suite is run once more by an ordinary user; an ordinary user has nobody to become.
+# An ordinary user has nobody to become.
 collect_ignore = [] if os.geteuid() == 0 else ["test_as_ordinary_user.py"]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "needs_kernel(reason): the memory backend has no kernel to do this with"
-    )
-    config.addinivalue_line("markers", "needs_python(reason): the image must have Python")
-    config.addinivalue_line(
-        "markers", "differs_on(backend, reason): not asked of this backend, by its nature"
-    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -56,42 +45,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out: dict[str, str] = {}
-    kept: list[pytest.Item] = []
-    dropped: list[pytest.Item] = []
-    for item in items:
-        params = getattr(getattr(item, "callspec", None), "params", {})
-        reason = _not_asked(item, str(params.get("backend_name")))
-        if reason is not None:
-            left_out[item.name] = reason
-            dropped.append(item)
-        else:
-            kept.append(item)
-    if dropped:
-        config.stash[_left_out] = left_out
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
+    asked.select(config, items, "contract", _ground_of)
 
 
-def _not_asked(item: pytest.Item, name: str) -> str | None:
-    """Why this test has nothing to ask of that ground; None when it has."""
-    backend = GROUNDS[name].backend if name in GROUNDS else name
-    for marker in item.iter_markers("differs_on"):
-        if marker.args[0] == backend:
-            return f"{name}: {marker.args[1]}"
-    kernel = item.get_closest_marker("needs_kernel")
-    if kernel is not None and name == "memory":
-        return f"{name}: {kernel.args[0]}"
-    python = item.get_closest_marker("needs_python")
-    if python is not None and name in GROUNDS and not GROUNDS[name].has_python:
-        return f"{name}: {python.args[0]}"
-    return None
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    left_out = config.stash.get(_left_out, {})
-    lines = [f"  {name}: {reason}" for name, reason in sorted(left_out.items())]
-    return ["not asked:", *lines] if lines else []
+def _ground_of(item: pytest.Item) -> str | None:
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    name = params.get("backend_name") if Path(__file__).parent in item.path.parents else None
+    return None if name is None else str(name)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sandkasten.model.limits import MIB, Limits
+from tests import asked
 from tests.grounds import GROUNDS, Ground, open_backend
 from tests.security.harness import ROOT, Box, Loop, poll
 
@@ -28,48 +29,22 @@ if TYPE_CHECKING:
 
 # In our environment from the start, so that every sandbox could have inherited it.
 PLANTED = "SANDKASTEN_PLANTED_SECRET"
-_left_out = pytest.StashKey[dict[str, str]]()
+AGAIN = "test_as_ordinary_user.py"
 
 
-def chosen_backend(config: pytest.Config) -> str:
-    return GROUNDS[config.getoption("ground")].backend
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "differs_on(backend, reason): not asked of this backend, by its nature"
-    )
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What runs the suite once more is for the run that is about the first ground."""
+    again = collection_path.name == AGAIN
+    return True if again and (not ROOT or config.getoption("ground") != "local") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What a backend answers differently by its nature is left out there, and the run says so."""
-    backend = chosen_backend(config)
-    left_out: dict[str, str] = {}
-    kept, dropped = [], []
-    for item in items:
-        reason = next(
-            (m.args[1] for m in item.iter_markers("differs_on") if m.args[0] == backend), None
-        )
-        if reason is None or "tests/security" not in item.nodeid:
-            kept.append(item)
-        else:
-            left_out[item.name] = str(reason)
-            dropped.append(item)
-    if dropped:
-        config.stash[_left_out] = left_out
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
+    asked.select(config, items, "security", lambda item: _ground_of(config, item))
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    lines = [f"  {name}: {why}" for name, why in sorted(config.stash.get(_left_out, {}).items())]
-    return [f"not asked of {chosen_backend(config)}:", *lines] if lines else []
-
-
-@pytest.fixture(autouse=True)
-def _only_as_root(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("root") and not ROOT:
-        pytest.skip("an ordinary user has no cgroups and no id range")
+def _ground_of(config: pytest.Config, item: pytest.Item) -> str | None:
+    ours = item.path.parent == Path(__file__).parent and item.path.name != AGAIN
+    return str(config.getoption("ground")) if ours else None
 
 
 @pytest.fixture(scope="session")
@@ -81,13 +56,11 @@ def planted_secret() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def data_dir(ground: Ground) -> Iterator[Path]:
-    """Where the backend under attack keeps its sandboxes."""
-    root = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir="/var/tmp"))
-    path = root if ground.backend == "local" else root / ground.backend
+def data_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir="/var/tmp"))
     yield path
-    left = [cell.name for cell in (path / "cells").glob("*")]
-    shutil.rmtree(root)
+    left = [cell.name for place in ("cells", "*/cells") for cell in path.glob(f"{place}/*")]
+    shutil.rmtree(path)
     assert left == []
 
 
@@ -105,8 +78,7 @@ def ground(request: pytest.FixtureRequest) -> Ground:
 
 @pytest.fixture(scope="session")
 def backend(data_dir: Path, planted_secret: str, ground: Ground) -> LocalBackend:
-    root = data_dir if ground.backend == "local" else data_dir.parent
-    return cast("LocalBackend", open_backend(ground, root))
+    return cast("LocalBackend", open_backend(ground, data_dir))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A real sandbox of the local backend as a plain synchronous object, for hostile tests.
+"""A real sandbox as a plain synchronous object, for hostile tests.
 
 Goes through the same two seams as the engine (backend, channel) and no further, so that what is
 attacked is the isolation and the runner themselves. Runs an event loop of its own in a thread.
@@ -17,8 +17,6 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import pytest
 
 from sandkasten.linux import idranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from sandkasten.backends.local import LocalBackend, LocalCell
-    from sandkasten.backends.oci import OciBackend, OciCell
     from sandkasten.model.limits import Limits
     from sandkasten.model.spec import CellSpec
 
@@ -122,7 +119,7 @@ class Box:
     def __init__(
         self,
         loop: Loop,
-        backend: LocalBackend | OciBackend,
+        backend: LocalBackend,
         data_dir: Path,
         limits: Limits,
         spec: CellSpec | None = None,
@@ -134,15 +131,15 @@ class Box:
         self.data_dir = data_dir
         self.id: SandboxId = new_sandbox_id()
         self.limits = limits
-        self.cell: LocalCell | OciCell = loop.run(
+        self.cell: LocalCell = loop.run(
             backend.create(self.id, replace(spec or spec_on(ground), limits=limits))
         )
         self.channel: Channel = loop.run(self._dial())
         self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
-        # gVisor's own processes live in the host's: there only their ids tell them from others.
-        own = os.readlink(f"/proc/{self.host_pid}/ns/pid")
-        self.pid_namespace = own if own != os.readlink("/proc/self/ns/pid") else None
         self.state: dict[str, Any] = json.loads((self.directory / "state").read_text())
+        # gVisor's processes are in the host's; what runs inside is no process of the host at all.
+        own = None if self.gvisor else os.readlink(f"/proc/{self.host_pid}/ns/pid")
+        self.pid_namespace = own
         self.destroyed = False
         self.ended_at = float("inf")
 
@@ -151,7 +148,16 @@ class Box:
 
     @property
     def directory(self) -> Path:
-        return self.data_dir / "cells" / self.id
+        top = self.data_dir if self.ground.backend == "local" else self.data_dir / self.backend.name
+        return top / "cells" / self.id
+
+    @property
+    def gvisor(self) -> bool:
+        return self.ground.backend == "gvisor"
+
+    @property
+    def dev(self) -> bool:
+        return self.ground.profile == "dev"
 
     @property
     def host_ids(self) -> range | None:
@@ -162,10 +168,8 @@ class Box:
         return range(base, base + idranges.COUNT)
 
     def host_processes(self) -> list[int]:
-        """Host pids of everything inside, the first process included."""
-        if self.pid_namespace is None:
-            return self._living()
-        return posture.processes_in(self.host_pid)
+        """Host pids of everything inside, the first process included; or of gVisor itself."""
+        return self._living() if self.gvisor else posture.processes_in(self.host_pid)
 
     def usage(self) -> Any:
         return self.loop.run(self.cell.usage())
@@ -260,8 +264,6 @@ class Box:
 
     def python(self, code: str, *arguments: str, **options: Any) -> Any:
         """Runs Python inside, as a fresh process; what it printed last, as JSON."""
-        if not self.ground.has_python:
-            pytest.skip(f"not asked: the {self.ground.image} image has no Python")
         answer = self.exec([PYTHON, "-I", "-c", code, *arguments], **options)
         assert answer.code == 0, (answer.reply, answer.stdout[-2000:], answer.stderr[-2000:])
         return json.loads(answer.stdout.splitlines()[-1])
