@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import asked
 from tests.hostwatch import canary as canary_tree
 from tests.hostwatch import loopwatch, snapshot
 from tests.hostwatch.difference import settled
@@ -31,15 +32,29 @@ _left = pytest.StashKey[list[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--ground",
+        default="local",
+        metavar="NAME",
+        help="what the sandboxes of tests/security stand on; see tests/grounds.py",
+    )
+    parser.addoption(
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="what to hold to the contract: a ground of tests/grounds.py or package.module:factory",
+    )
+    parser.addoption(
         "--hostwatch",
         action="store_true",
         help="fail when the run leaves a process, mount, cgroup, namespace, loop device or file, "
         "or changes a sysctl or the canary",
     )
+    asked.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     loopwatch.install()
+    asked.configure(config)
     # World-readable on purpose: only isolation keeps a sandbox from it.
     root = Path(tempfile.mkdtemp(prefix="pytest-of-canary-", dir="/var/tmp"))
     root.chmod(0o755)
@@ -56,6 +71,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     os.environ[snapshot.MARKER] = secrets.token_hex(8)
     if session.config.getoption("--hostwatch"):
         session.config.stash[_before] = snapshot.take(session.config.stash[_canary])
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return asked.told(config)
 
 
 @pytest.hookimpl(trylast=True)

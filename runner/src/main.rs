@@ -42,6 +42,7 @@ mod supervise;
 mod sweep;
 mod sys;
 mod timers;
+mod work;
 
 use identity::{Identity, Ids};
 use serve::{Config, Listen, Server};

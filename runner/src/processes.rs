@@ -14,6 +14,8 @@ pub struct Process {
     pub state: u8,
     pub threads: u64,
     pub cpu_ticks: u64,
+    /// Of its children that ended and were waited for, and of theirs.
+    pub child_ticks: u64,
     /// Clock ticks since boot; with the pid it names a process for good.
     pub start: u64,
     pub rss_pages: u64,
@@ -53,6 +55,7 @@ fn parse_stat(pid: i32, text: &[u8]) -> Option<Process> {
         ppid: number(1)? as i32,
         group: number(2)? as i32,
         cpu_ticks: (number(11)? + number(12)?).max(0) as u64,
+        child_ticks: (number(13)? + number(14)?).max(0) as u64,
         threads: number(17)?.max(0) as u64,
         start: number(19)?.max(0) as u64,
         rss_pages: number(21)?.max(0) as u64,
@@ -167,11 +170,11 @@ mod tests {
 
     #[test]
     fn a_name_full_of_parentheses_does_not_shift_the_fields() {
-        let text = b"42 (a) R (b\n)) S 7 8 9 0 -1 4194304 1 2 3 4 50 60 0 0 20 0 3 0 12345 1000 77 18446744073709551615";
+        let text = b"42 (a) R (b\n)) S 7 8 9 0 -1 4194304 1 2 3 4 50 60 5 6 20 0 3 0 12345 1000 77 18446744073709551615";
         let process = parse_stat(42, text).unwrap();
         assert_eq!(process.name, b"a) R (b\n)");
         assert_eq!((process.state, process.ppid, process.group), (b'S', 7, 8));
-        assert_eq!(process.cpu_ticks, 110);
+        assert_eq!((process.cpu_ticks, process.child_ticks), (110, 11));
         assert_eq!(
             (process.threads, process.start, process.rss_pages),
             (3, 12345, 77)

@@ -21,14 +21,20 @@ pub fn open(size: Size) -> Result<Pair, Errno> {
         sys::check(libc::ioctl(fd, libc::TIOCGPTN, &mut number))?;
     }
     resize(fd, size)?;
+    let slave_path = format!("/dev/pts/{number}").into_bytes();
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: takes open flags by value. Opening by the master cannot be led astray by a path.
-    let slave = sys::check(unsafe { libc::ioctl(fd, libc::TIOCGPTPEER, flags) }).map(sys::own)?;
+    let slave = match sys::check(unsafe { libc::ioctl(fd, libc::TIOCGPTPEER, flags) }) {
+        Ok(slave) => sys::own(slave),
+        // gVisor has the path alone.
+        Err(libc::ENOTTY) => sys::open(&slave_path, flags | libc::O_NOFOLLOW, 0)?,
+        Err(errno) => return Err(errno),
+    };
     sys::set_nonblocking(fd)?;
     Ok(Pair {
         master,
         slave,
-        slave_path: format!("/dev/pts/{number}").into_bytes(),
+        slave_path,
     })
 }
 

@@ -16,6 +16,7 @@ use crate::shell::Shell;
 use crate::spawn::Env;
 use crate::sys::{self, Errno};
 use crate::timers::{Due, TimerId, Timers};
+use crate::work;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::unix::io::{AsRawFd, OwnedFd};
@@ -373,7 +374,9 @@ impl Server {
     }
 
     /// Closes every connection, and the listener when it is ours, and comes back after `ms`.
-    pub fn quiesce(&mut self, ms: u64) {
+    ///
+    /// The one that `asked` goes last: who reads its answer knows that the others are closed.
+    pub fn quiesce(&mut self, ms: u64, asked: u64) {
         if let Some(path) = &self.path {
             if let Some(listener) = self.listener.take() {
                 drop(self.poll.unwatch(listener));
@@ -382,7 +385,8 @@ impl Server {
         } else if let Some(listener) = &self.listener {
             let _still_there = self.poll.change(listener.raw(), listener.token, 0);
         }
-        let ids: Vec<u64> = self.connections.keys().copied().collect();
+        let others = self.connections.keys().copied().filter(|&id| id != asked);
+        let ids: Vec<u64> = others.chain([asked]).collect();
         for id in ids {
             self.close_connection(id);
         }
@@ -400,14 +404,20 @@ impl Server {
         }
     }
 
-    pub fn check_lease(&mut self) {
-        let now = self.timers.work_now();
-        let streams = self.connections.values().any(|c| !c.streams.is_empty());
-        let busy = streams || self.active() > 0;
+    /// Looks for work, and ends the sandbox when it was without any for too long, or is too old.
+    fn check_lease(&mut self) {
+        if self.lease.counts_idle() {
+            let signs = work::look(self);
+            self.lease.look(self.timers.work_now(), &signs);
+        }
+        self.arm_lease();
+    }
+
+    pub fn arm_lease(&mut self) {
         if let Some(timer) = self.lease_timer.take() {
             self.timers.cancel(timer);
         }
-        match self.lease.next(now, busy) {
+        match self.lease.next(self.timers.work_now(), sys::boot_ns()) {
             None => {}
             Some(0) => self.exit = Some(0),
             Some(ns) => self.lease_timer = Some(self.timers.after_ns(ns, Due::Lease)),

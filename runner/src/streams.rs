@@ -9,6 +9,7 @@ use crate::protocol;
 use crate::request::Fields;
 use crate::serve::{Owner, Server};
 use crate::stats;
+use crate::sys;
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -81,7 +82,7 @@ impl Server {
         let body = self.answer_at_once(verb, &fields)?;
         self.answer(id, stream, &body);
         if verb == "quiesce" {
-            self.quiesce(fields.needed_number("ms")?);
+            self.quiesce(fields.needed_number("ms")?, id);
         }
         Ok(())
     }
@@ -100,13 +101,15 @@ impl Server {
                 let (idle, life) = (fields.number("idle_ms")?, fields.number("lifetime_ms")?);
                 fields.flag("close_idle", false)?;
                 let now = self.timers.work_now();
-                self.lease.set(now, idle, life);
-                self.check_lease();
+                self.lease.set(now, sys::boot_ns(), idle, life);
+                self.arm_lease();
                 Ok(empty())
             }
             "freeze" => match fields.get("frozen").and_then(Value::as_bool) {
                 Some(frozen) => {
                     self.timers.freeze(frozen);
+                    // The lifetime went on meanwhile.
+                    self.arm_lease();
                     Ok(empty())
                 }
                 None => Err(Failure::invalid("frozen must be true or false")),

@@ -74,6 +74,7 @@ fn send(fd: RawFd, message: Message) -> Result<(), Errno> {
 /// `Ok(None)` when the other side is gone.
 fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
     let mut message: Message = [0; WORDS];
+    let mut reset = false;
     loop {
         // SAFETY: the pointer and length describe `message`.
         let rc = unsafe {
@@ -86,9 +87,14 @@ fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
         };
         if rc < 0 {
             match sys::errno() {
-                // The other side closed with orders unread. That is said once, and before what it
-                // had sent; its last words are still to come.
-                libc::EINTR | libc::ECONNRESET => continue,
+                libc::EINTR => continue,
+                // The other side closed with orders unread. Linux says that once, and before what it
+                // had sent; its last words are still to come. gVisor says it afterwards, for ever.
+                libc::ECONNRESET if !reset => {
+                    reset = true;
+                    continue;
+                }
+                libc::ECONNRESET => return Ok(None),
                 errno => return Err(errno),
             }
         }

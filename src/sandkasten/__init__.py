@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.client.sync import ExecStream, Images, Process, Sandbox, Terminal, Watch
+    from sandkasten.client.workspaces import AsyncWorkspaces, Workspaces
     from sandkasten.errors import (
         BackendError,
         BackendUnavailable,
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
         ShellNotFound,
         Unauthorized,
         UnsupportedByBackend,
+        WorkspaceDamaged,
+        WorkspaceNotFound,
     )
     from sandkasten.model.execution import Why
     from sandkasten.model.files import Change, FileEntry
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from sandkasten.model.oneshot import Artifact
     from sandkasten.model.sandbox import Info, Stats
     from sandkasten.model.usage import ExecUsage, Usage
+    from sandkasten.model.workspace import Workspace
 
 __version__ = "0.1.0"
 
@@ -97,6 +101,7 @@ _HOME = {
     "sandkasten.client.results": ("FileBytes", "Output", "Result", "RunResult", "Transfer"),
     "sandkasten.client.sandbox": ("AsyncSandbox",),
     "sandkasten.client.sync": ("ExecStream", "Images", "Process", "Sandbox", "Terminal", "Watch"),
+    "sandkasten.client.workspaces": ("AsyncWorkspaces", "Workspaces"),
     "sandkasten.errors": (
         "BackendError",
         "BackendUnavailable",
@@ -137,6 +142,8 @@ _HOME = {
         "ShellNotFound",
         "Unauthorized",
         "UnsupportedByBackend",
+        "WorkspaceDamaged",
+        "WorkspaceNotFound",
     ),
     "sandkasten.model.execution": ("Why",),
     "sandkasten.model.files": ("Change", "FileEntry"),
@@ -153,6 +160,7 @@ _HOME = {
     "sandkasten.model.oneshot": ("Artifact",),
     "sandkasten.model.sandbox": ("Info", "Stats"),
     "sandkasten.model.usage": ("ExecUsage", "Usage"),
+    "sandkasten.model.workspace": ("Workspace",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -164,6 +172,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncTerminal",
     "AsyncWatch",
+    "AsyncWorkspaces",
     "BackendError",
     "BackendUnavailable",
     "BuildFailed",
@@ -229,6 +238,10 @@ __all__ = [
     "Usage",
     "Watch",
     "Why",
+    "Workspace",
+    "WorkspaceDamaged",
+    "WorkspaceNotFound",
+    "Workspaces",
     "__version__",
     "run",
     "run_async",

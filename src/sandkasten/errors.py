@@ -19,7 +19,8 @@ SandkastenError
 │   ├── ExecNotFound            EXEC_NOT_FOUND
 │   ├── FileNotFound            FILE_NOT_FOUND
 │   ├── CommandNotFound         COMMAND_NOT_FOUND
-│   └── ShellNotFound           SHELL_NOT_FOUND
+│   ├── ShellNotFound           SHELL_NOT_FOUND
+│   └── WorkspaceNotFound       WORKSPACE_NOT_FOUND
 ├── FileError                   a file verb that the sandbox's own kernel refused
 │   ├── FileExists              FILE_EXISTS
 │   ├── NotRegular              NOT_REGULAR
@@ -29,6 +30,7 @@ SandkastenError
 │   ├── FilePermission          FILE_PERMISSION
 │   └── FileTrouble             FILE_TROUBLE
 ├── QuotaExceeded               QUOTA_EXCEEDED
+├── WorkspaceDamaged            WORKSPACE_DAMAGED
 ├── CommandTimeout              COMMAND_TIMEOUT (only where a timeout was asked to be an error)
 ├── CommandNotExecutable        COMMAND_NOT_EXECUTABLE
 ├── ConnectionRefused           CONNECTION_REFUSED (a port inside the sandbox)
@@ -131,6 +133,10 @@ class ShellNotFound(NotFound):
     code = "SHELL_NOT_FOUND"
 
 
+class WorkspaceNotFound(NotFound):
+    code = "WORKSPACE_NOT_FOUND"
+
+
 class FileError(SandkastenError):
     code = "FILE_TROUBLE"
 
@@ -165,6 +171,12 @@ class FileTrouble(FileError):
 
 class QuotaExceeded(SandkastenError):
     code = "QUOTA_EXCEEDED"
+
+
+class WorkspaceDamaged(SandkastenError):
+    """A named workspace is there, but what describes or holds it cannot be used as it is."""
+
+    code = "WORKSPACE_DAMAGED"
 
 
 class CommandTimeout(SandkastenError):

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
         RemovedImage,
     )
     from sandkasten.model.limits import Unenforced
+    from sandkasten.model.mounts import MountRule
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.record import Record
-    from sandkasten.model.spec import CellSpec, RootChanges
+    from sandkasten.model.spec import CellSpec, HostMount, RootChanges, Volume
     from sandkasten.model.usage import Usage
+    from sandkasten.model.workspace import Measure, StoredWorkspace
 
 
 class ByteStream(Protocol):
@@ -240,6 +242,49 @@ class ImageLibrary(Protocol):
         ...
 
     async def usage(self, *, in_use: AbstractSet[str]) -> ImageUsage: ...
+
+
+class Workspaces(Protocol):
+    """Where named workspaces are kept. The caller holds the lock of the name it speaks of."""
+
+    async def names(self) -> Sequence[str]: ...
+    async def get(self, name: str) -> StoredWorkspace:
+        """WorkspaceNotFound when there is none, WorkspaceDamaged when it cannot be used."""
+        ...
+
+    async def create(self, name: str, size_bytes: int, created_at: float) -> StoredWorkspace:
+        """A new, empty one, or an error and nothing left behind; Conflict when it is there."""
+        ...
+
+    async def open(self, name: str, *, in_use: bool) -> Volume:
+        """What a backend can show. Checked and repaired first, unless a living sandbox has it."""
+        ...
+
+    async def measure(self, name: str) -> Measure: ...
+    async def copy(self, source: str, target: str, created_at: float) -> StoredWorkspace: ...
+    async def resize(self, name: str, size_bytes: int) -> StoredWorkspace:
+        """Only upwards; InvalidRequest otherwise."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Also one that is damaged."""
+        ...
+
+    async def half_made(self) -> Sequence[str]:
+        """Names of which a crash left something that is no workspace."""
+        ...
+
+    async def clear(self, name: str) -> None:
+        """Remove what `half_made` found of the name; the workspace itself stays."""
+        ...
+
+
+class HostMounts(Protocol):
+    """Looks at what an operator lets sandboxes see of the host, at the moment it is used."""
+
+    async def resolve(self, rules: Sequence[MountRule]) -> Sequence[HostMount]:
+        """Real paths; BackendUnavailable when one is not there, PolicyDenied when it is secret."""
+        ...
 
 
 class Clock(Protocol):

@@ -69,7 +69,7 @@ async def test_exec_tells_its_answer_in_json(box, state, capfd):
 async def test_ls_shows_what_is_there(box, state, capfd):
     await showing.sandboxes(state)
     head, row = capfd.readouterr().out.splitlines()
-    assert head.split() == ["ID", "IMAGE", "STATE", "AGE", "MEMORY", "KEY", "LABELS"]
+    assert " ".join(head.split()) == "ID IMAGE STATE AGE MEMORY WORKSPACE KEY LABELS"
     assert row.startswith(box.id)
     assert "running" in row
     assert "team=a" in row

@@ -33,12 +33,20 @@ def test_every_command_of_the_contract_is_there():
         "image rm",
         "image tag",
         "ls",
+        "pause",
         "ps",
+        "resume",
         "rm",
         "run",
         "shell",
         "stats",
         "version",
+        "workspace cp",
+        "workspace create",
+        "workspace du",
+        "workspace ls",
+        "workspace resize",
+        "workspace rm",
     ]
 
 

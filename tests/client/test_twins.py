@@ -16,6 +16,7 @@ TWINS = [
     (sandkasten.AsyncExecStream, sandkasten.ExecStream),
     (sandkasten.AsyncWatch, sandkasten.Watch),
     (sandkasten.AsyncImages, sandkasten.Images),
+    (sandkasten.AsyncWorkspaces, sandkasten.Workspaces),
 ]
 # How each world begins, ends and iterates; and what only a loop can be asked for.
 WORLD = {"begin", "transport", "known", "aclose", "close"}
@@ -56,6 +57,8 @@ def test_twins_take_the_same_arguments_and_answer_the_same(one, other):
 def test_twins_are_made_with_the_same_arguments():
     assert _signature(sandkasten.AsyncSandbox.__init__) == _signature(sandkasten.Sandbox.__init__)
     assert _signature(sandkasten.AsyncImages.__init__) == _signature(sandkasten.Images.__init__)
+    there, here = sandkasten.AsyncWorkspaces.__init__, sandkasten.Workspaces.__init__
+    assert _signature(there) == _signature(here)
 
 
 def test_the_two_one_shots_take_the_same_arguments():

@@ -1,7 +1,8 @@
 """One contract, any backend: which backends a run is about, and a fresh place for each test.
 
-`--backend NAME` (repeatable) chooses them; without it the suite runs on `memory` and `local`.
-A NAME of the form `package.module:factory` opens a backend of somebody else: the factory is
+`--backend NAME` (repeatable) chooses them (see `tests.grounds`: `local/debian` is the local backend
+on a Debian image); without it the suite runs on `memory` and `local`. A NAME of the form
+`package.module:factory` opens a backend of somebody else: the factory is
 called with a scratch directory and answers an object of `ports.Backend`. A backend that cannot
 be used here fails every test with the reason its `probe` gives; nothing is skipped. Tests that
 need a real kernel are deselected on `memory`, and the run says which and why.
@@ -18,39 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from tests import asked
 from tests.conformance.box import Box
+from tests.grounds import GROUNDS, Ground, spec_on
+from tests.grounds import open_backend as open_ground
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from sandkasten.model.limits import Limits
+    from sandkasten.model.spec import CellSpec
     from sandkasten.ports import Backend, Cell
 
 DEFAULT_BACKENDS = ("memory", "local")
-_left_out = pytest.StashKey[dict[str, str]]()
 
-# As root the suite is run once more by an ordinary user; an ordinary user has nobody to become.
+# An ordinary user has nobody to become.
 collect_ignore = [] if os.geteuid() == 0 else ["test_as_ordinary_user.py"]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--backend",
-        action="append",
-        metavar="NAME",
-        help="a backend to hold to the contract: memory, local, oci, gvisor or "
-        "package.module:factory",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "needs_kernel(reason): the memory backend has no kernel to do this with"
-    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -60,27 +45,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out: dict[str, str] = {}
-    kept: list[pytest.Item] = []
-    dropped: list[pytest.Item] = []
-    for item in items:
-        marker = item.get_closest_marker("needs_kernel")
-        params = getattr(getattr(item, "callspec", None), "params", {})
-        if marker is not None and params.get("backend_name") == "memory":
-            left_out[item.name] = str(marker.args[0])
-            dropped.append(item)
-        else:
-            kept.append(item)
-    if dropped:
-        config.stash[_left_out] = left_out
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
+    asked.select(config, items, "contract", _ground_of)
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    left_out = config.stash.get(_left_out, {})
-    lines = [f"  {name}: {reason}" for name, reason in sorted(left_out.items())]
-    return ["not asked of the memory backend:", *lines] if lines else []
+def _ground_of(item: pytest.Item) -> str | None:
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    name = params.get("backend_name") if Path(__file__).parent in item.path.parents else None
+    return None if name is None else str(name)
 
 
 @pytest.fixture(scope="session")
@@ -92,21 +63,11 @@ def scratch() -> Iterator[Path]:
 
 
 def open_backend(name: str, scratch: Path) -> Backend:
-    if name == "memory":
-        return MemoryBackend()
-    if name == "local":
-        from sandkasten.backends.local import LocalBackend
-
-        return LocalBackend(data_dir=scratch)
-    if name in ("oci", "gvisor"):
-        from sandkasten.backends.oci import OciBackend
-
-        return OciBackend(data_dir=scratch, runtime="runc" if name == "oci" else "runsc")
+    if name in GROUNDS:
+        return open_ground(GROUNDS[name], scratch)
     module, _, factory = name.partition(":")
     if not factory:
-        pytest.fail(
-            f"--backend {name}: known are memory, local, oci, gvisor and package.module:factory"
-        )
+        pytest.fail(f"--backend {name}: known are {', '.join(GROUNDS)} and package.module:factory")
     opened: Backend = getattr(importlib.import_module(module), factory)(scratch)
     return opened
 
@@ -127,9 +88,13 @@ async def backend(backend_name: str, scratch: Path) -> AsyncIterator[Backend]:
         await closing()
 
 
+def _spec(backend_name: str, limits: Limits | None = None) -> CellSpec:
+    return spec_on(GROUNDS.get(backend_name, Ground("other")), limits)
+
+
 @pytest.fixture
-def spec() -> CellSpec:
-    return CellSpec(image=Image("host"))
+def spec(backend_name: str) -> CellSpec:
+    return _spec(backend_name)
 
 
 @pytest.fixture
@@ -148,13 +113,13 @@ async def box(cell: Cell) -> AsyncIterator[Box]:
 
 
 @pytest.fixture
-async def limited(backend: Backend) -> AsyncIterator[Any]:
+async def limited(backend: Backend, backend_name: str) -> AsyncIterator[Any]:
     """Makes places with limits of the test's choice."""
     opened: list[Box] = []
     cells: list[Cell] = []
 
     async def make(limits: Limits) -> Box:
-        made = await backend.create(new_sandbox_id(), CellSpec(image=Image("host"), limits=limits))
+        made = await backend.create(new_sandbox_id(), _spec(backend_name, limits))
         cells.append(made)
         opened.append(await Box.open(made))
         return opened[-1]

@@ -201,7 +201,8 @@ async def test_closing_an_unknown_shell_is_not_found(box: Box):
 async def test_a_background_job_does_not_hold_the_command(box: Box):
     ran = await box.run("sleep 1000 & echo started")
     assert ran.stdout == b"started\n"
-    assert await sleeping(box) == 1
+    # The job is there, but need not have become `sleep` yet.
+    await eventually(lambda: sleeping(box), 1)
     assert (await box.run("kill $!; wait; echo gone")).stdout == b"gone\n"
     assert await sleeping(box) == 0
 

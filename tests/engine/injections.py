@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.spec import CellSpec
     from sandkasten.model.usage import Usage
-    from sandkasten.ports import ByteStream, Cell, Store
+    from sandkasten.ports import ByteStream, Cell, HostMounts, Store
 
 
 class Gate:
@@ -135,7 +135,12 @@ class World:
         store: Store | None = None,
         policy: Policy | None = None,
         allowed: Sequence[str] | None = None,
+        *,
+        spares: bool = False,
+        host_mounts: HostMounts | None = None,
     ) -> None:
+        self._spares = spares
+        self._host_mounts = host_mounts
         self._images = HostImages(allowed=allowed)
         self.backend = InjectedBackend()
         self.store: Store = store if store is not None else MemoryStore()
@@ -154,6 +159,9 @@ class World:
             policy=self.policy,
             clock=self.clock,
             events=self.events,
+            oneshot_spares=self._spares,
+            workspaces=self.backend.real.workspaces,
+            host_mounts=self._host_mounts,
         )
 
     async def left(self) -> tuple[list[str], list[str]]:

@@ -61,6 +61,23 @@ async def test_args_env_files_and_stdin_reach_the_code(world):
     assert result.stdout == b"one two words\nvalue\ntext\nraw\nstdin\n"
 
 
+async def test_every_file_is_there_when_the_code_begins(world):
+    files = {f"f{i}": bytes(10) for i in range(200)}
+    assert (await sh(world, "cat f199 | wc -c", files=files)).stdout.strip() == b"10"
+    files = {"big": bytes(3_000_000)}
+    assert (await sh(world, "cat big | wc -c", files=files)).stdout.strip() == b"3000000"
+    long = "#" * 500_000 + "\necho long"
+    assert (await sh(world, long)).stdout == b"long\n"
+
+
+async def test_code_that_does_not_fit_is_a_named_error(world):
+    with pytest.raises(QuotaExceeded):
+        await world.engine.run(
+            RunRequest("#" * 2_000_000, runtime="sh", limits={"workspace_mb": 1})
+        )
+    assert await world.left() == ([], [])
+
+
 async def test_artifacts_come_by_glob(world):
     result = await sh(
         world,

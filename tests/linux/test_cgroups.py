@@ -18,6 +18,7 @@ HYBRID = """\
 27 26 0:24 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
 28 26 0:25 / /sys/fs/cgroup/cpuacct rw,relatime - cgroup cgroup rw,cpuacct
 31 26 0:28 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+33 26 0:30 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
 36 26 0:33 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
 38 26 0:35 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 """
@@ -40,6 +41,7 @@ def test_hybrid_limits_go_to_v1_and_killing_to_v2() -> None:
             f"{root}/pids/sandkasten/sbx_1",
             f"{root}/cpu/sandkasten/sbx_1",
             f"{root}/cpuacct/sandkasten/sbx_1",
+            f"{root}/freezer/sandkasten/sbx_1",
             f"{root}/unified/sandkasten/sbx_1",
         ),
         writes=(
@@ -54,7 +56,8 @@ def test_hybrid_limits_go_to_v1_and_killing_to_v2() -> None:
             Write(f"{root}/cpu/sandkasten/sbx_1/cpu.cfs_quota_us", "150000"),
         ),
         tasks=tuple(
-            f"{root}/{c}/sandkasten/sbx_1/tasks" for c in ("memory", "pids", "cpu", "cpuacct")
+            f"{root}/{c}/sandkasten/sbx_1/tasks"
+            for c in ("memory", "pids", "cpu", "cpuacct", "freezer")
         ),
         v2_directory=f"{root}/unified/sandkasten/sbx_1",
         missing=(),

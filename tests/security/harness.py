@@ -1,4 +1,4 @@
-"""A real sandbox of the local backend as a plain synchronous object, for hostile tests.
+"""A real sandbox as a plain synchronous object, for hostile tests.
 
 Goes through the same two seams as the engine (backend, channel) and no further, so that what is
 attacked is the isolation and the runner themselves. Runs an event loop of its own in a thread.
@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.linux import idranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
 from sandkasten.wire.call import Data, Output
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import (
@@ -35,12 +33,14 @@ from sandkasten.wire.messages import (
     decode_shells,
     to_bytes_json,
 )
+from tests.grounds import GROUNDS, Ground, spec_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from sandkasten.backends.local import LocalBackend, LocalCell
     from sandkasten.model.limits import Limits
+    from sandkasten.model.spec import CellSpec
 
 T = TypeVar("T")
 
@@ -123,19 +123,23 @@ class Box:
         data_dir: Path,
         limits: Limits,
         spec: CellSpec | None = None,
+        ground: Ground = GROUNDS["local"],
     ) -> None:
         self.loop = loop
+        self.ground = ground
         self.backend = backend
         self.data_dir = data_dir
         self.id: SandboxId = new_sandbox_id()
         self.limits = limits
         self.cell: LocalCell = loop.run(
-            backend.create(self.id, replace(spec or CellSpec(image=Image("host")), limits=limits))
+            backend.create(self.id, replace(spec or spec_on(ground), limits=limits))
         )
         self.channel: Channel = loop.run(self._dial())
         self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
-        self.pid_namespace = os.readlink(f"/proc/{self.host_pid}/ns/pid")
         self.state: dict[str, Any] = json.loads((self.directory / "state").read_text())
+        # gVisor's processes are in the host's; what runs inside is no process of the host at all.
+        own = None if self.gvisor else os.readlink(f"/proc/{self.host_pid}/ns/pid")
+        self.pid_namespace = own
         self.destroyed = False
         self.ended_at = float("inf")
 
@@ -144,7 +148,16 @@ class Box:
 
     @property
     def directory(self) -> Path:
-        return self.data_dir / "cells" / self.id
+        top = self.data_dir if self.ground.backend == "local" else self.data_dir / self.backend.name
+        return top / "cells" / self.id
+
+    @property
+    def gvisor(self) -> bool:
+        return self.ground.backend == "gvisor"
+
+    @property
+    def dev(self) -> bool:
+        return self.ground.profile == "dev"
 
     @property
     def host_ids(self) -> range | None:
@@ -155,8 +168,8 @@ class Box:
         return range(base, base + idranges.COUNT)
 
     def host_processes(self) -> list[int]:
-        """Host pids of everything inside, the first process included."""
-        return posture.processes_in(self.host_pid)
+        """Host pids of everything inside, the first process included; or of gVisor itself."""
+        return self._living() if self.gvisor else posture.processes_in(self.host_pid)
 
     def usage(self) -> Any:
         return self.loop.run(self.cell.usage())

@@ -9,30 +9,31 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend
 from sandkasten.errors import SandboxLost
 from sandkasten.linux import idranges, processes
 from sandkasten.wire.channel import Channel
+from tests.grounds import Ground, open_backend
 from tests.security.harness import ROOT, Box, poll
 
 MAKER = """
 import asyncio, sys, time
 from pathlib import Path
-from sandkasten.backends.local import LocalBackend
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from tests.grounds import Ground, open_backend, spec_on
 
 async def main():
-    backend = LocalBackend(Path(sys.argv[1]))
+    ground = Ground(*sys.argv[3:])
+    backend = open_backend(ground, Path(sys.argv[1]))
     for _ in range(int(sys.argv[2])):
         sandbox_id = new_sandbox_id()
         print("making", sandbox_id, flush=True)
-        await backend.create(sandbox_id, CellSpec(image=Image("host")))
+        await backend.create(sandbox_id, spec_on(ground))
         print("made", sandbox_id, flush=True)
     time.sleep(60)
 
@@ -40,17 +41,17 @@ asyncio.run(main())
 """
 
 
-def _maker(data_dir: Path, count: int) -> subprocess.Popen[str]:
+def _maker(data_dir: Path, count: int, ground: Ground) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", MAKER, str(data_dir), str(count)],
+        [sys.executable, "-c", MAKER, str(data_dir), str(count), *astuple(ground)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
 
 
-def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, neighbour):
-    with _maker(data_dir, 1) as maker:
+def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, neighbour, ground):
+    with _maker(data_dir, 1, ground) as maker:
         assert maker.stdout is not None
         made = [maker.stdout.readline().split() for _ in range(2)][1]
         assert made[0] == "made"
@@ -73,18 +74,18 @@ def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, ne
     assert made[1] not in loop.run(backend.owned())
 
 
-def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop, tmp_path):
+def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop, tmp_path, ground):
     """kill -9 in the middle of create, at spread moments; what is left is found and removed."""
     data_dir = tmp_path / "d"
-    backend = LocalBackend(data_dir)
+    backend: Any = open_backend(ground, data_dir)
     # Once whole, so that what is killed later is a create and not the self-test before it.
-    with _maker(data_dir, 1) as first:
+    with _maker(data_dir, 1, ground) as first:
         assert first.stdout is not None
         assert [first.stdout.readline().split()[0] for _ in range(2)] == ["making", "made"]
         first.kill()
     tries = 12
     for attempt in range(tries):
-        with _maker(data_dir, 50) as maker:
+        with _maker(data_dir, 50, ground) as maker:
             assert maker.stdout is not None
             maker.stdout.readline()
             time.sleep(0.004 * attempt)  # the moment is the point
@@ -111,7 +112,7 @@ def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop
 
 def _states(data_dir: Path) -> list[str]:
     found: list[str] = []
-    for state in data_dir.glob("cells/*/state"):
+    for state in data_dir.rglob("cells/*/state"):
         found += json.loads(state.read_text())["cgroups"]
     return found
 

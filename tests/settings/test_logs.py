@@ -18,6 +18,12 @@ def test_routine_is_debug_and_trouble_is_a_warning(caplog):
     assert caplog.records[1].__dict__["sandkasten"] == {"sandbox": "sbx_1", "backend": "memory"}
 
 
+def test_a_spare_that_could_not_be_made_is_no_trouble(caplog):
+    caplog.set_level(logging.DEBUG, "sandkasten")
+    LogEvents().emit("sandbox.spare_failed", {"backend": "memory", "error": "QUOTA_EXCEEDED"})
+    assert caplog.records[0].levelname == "DEBUG"
+
+
 def test_a_field_cannot_forge_a_line(caplog):
     caplog.set_level(logging.DEBUG, "sandkasten")
     LogEvents().emit("sandbox.created", {"image": "x\nERROR forged %s"})

@@ -75,6 +75,7 @@ async def test_every_default_is_the_public_contracts(tmp_path):
         ("SANDKASTEN_DEFAULT_IMAGE", "python", "default_image", "python"),
         ("SANDKASTEN_DEFAULTS_CPU_LIMIT", "0.5", "defaults.cpu_limit", 0.5),
         ("SANDKASTEN_IMAGES_STRICT", "yes", "images.strict", True),
+        ("SANDKASTEN_POOL_ONESHOT_SPARES", "0", "pool.oneshot_spares", 0),
     ],
 )
 async def test_every_environment_spelling_is_understood(tmp_path, variable, text, name, value):
@@ -133,6 +134,8 @@ async def test_a_duration_that_is_none_is_refused(text):
         ("policy:\n  blocked_paths: [etc]", "blocked_paths"),
         ("policy:\n  blocked_paths: [/etc/../x]", "blocked_paths"),
         ("images:\n  strict: perhaps", "images.strict"),
+        ("pool:\n  oneshot_spares: 2", "pool.oneshot_spares"),
+        ("pool:\n  oneshot_spares: true", "pool.oneshot_spares"),
         ("images:\n  aliases: {a: b, b: a}", "images.aliases"),
         ("images:\n  aliases: {--x: b}", "images.aliases"),
         ("images:\n  aliases: {a: ../b}", "images.aliases"),

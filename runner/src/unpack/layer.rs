@@ -230,7 +230,12 @@ impl Layer {
         let kept = self.kept_xattrs(member)?;
         let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
         self.tree.touch();
-        let mode = member.mode & 0o1777;
+        let last_mode = member.mode & 0o1777;
+        // Attributes can be set by those who may write, however the file was opened.
+        let mode = match kept.is_empty() {
+            true => last_mode,
+            false => last_mode | 0o600,
+        };
         let mut made = sys::create(self.tree.here(), name, mode);
         if exists(&made) {
             // Never written through: the old file may have other names.
@@ -262,6 +267,9 @@ impl Layer {
             sys::set_owner(&file, member.uid as u32, member.gid as u32).map_err(failed)?;
         }
         set_xattrs(&file, &kept, member)?;
+        if mode != last_mode {
+            sys::set_mode(&file, last_mode).map_err(failed)?;
+        }
         sys::set_time(&file, member.mtime).map_err(failed)
     }
 
@@ -370,14 +378,20 @@ fn set_xattrs(fd: &OwnedFd, kept: &[(CString, &[u8])], member: &Member) -> Outco
         match sys::set_xattr(fd, name, value) {
             // A file system without them loses them, like every other program's.
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(()),
-            // The kernel also says "no space" where one file has no room for more of them.
             Err(e) => {
-                return Err(limit(format!(
-                    "{}: the attribute {} cannot be kept: {}",
+                let what = format!(
+                    "{}: attribute {}",
                     show(&member.name),
-                    show(name.to_bytes()),
-                    e
-                )))
+                    show(name.to_bytes())
+                );
+                // The kernel says "no space" also where one file has no room for more of them.
+                if e.raw_os_error() == Some(libc::ENOSPC) && !sys::is_full(fd) {
+                    return Err(limit(format!("{}: {}", what, e)));
+                }
+                return Err(match e.raw_os_error() {
+                    Some(libc::E2BIG | libc::ERANGE) => limit(format!("{}: {}", what, e)),
+                    _ => Failure::kernel(what, &e),
+                });
             }
             Ok(()) => {}
         }

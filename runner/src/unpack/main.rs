@@ -10,6 +10,8 @@
 mod archive;
 mod confine;
 mod failure;
+#[cfg(test)]
+mod fuzz;
 mod header;
 mod input;
 mod layer;

@@ -118,6 +118,16 @@ pub fn remove_xattr(fd: &OwnedFd, name: &CStr) -> Result<()> {
     check(unsafe { libc::fremovexattr(fd.as_raw_fd(), name.as_ptr()) }).map(drop)
 }
 
+/// Whether the file system has next to no room left.
+pub fn is_full(fd: &OwnedFd) -> bool {
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    if unsafe { libc::fstatvfs(fd.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // Safety: the kernel filled it.
+    unsafe { stat.assume_init() }.f_bavail < 64
+}
+
 pub fn change_directory(fd: &OwnedFd) -> Result<()> {
     check(unsafe { libc::fchdir(fd.as_raw_fd()) }).map(drop)
 }

@@ -39,6 +39,21 @@ Limits = Annotated[
     typer.Option("--limit", metavar="NAME=N", help="A limit, e.g. mem_limit_mb=256; repeatable."),
 ]
 Image = Annotated[str | None, typer.Option("--image", "-i", metavar="I", help="The image.")]
+Workspace = Annotated[
+    str | None,
+    typer.Option("--workspace", metavar="NAME", help="A workspace that stays; made at first use."),
+]
+Shared = Annotated[
+    bool, typer.Option("--shared", help="Share that workspace with others that share it.")
+]
+Mounts = Annotated[
+    list[str],
+    typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
+]
+Isolation = Annotated[
+    str | None,
+    typer.Option("--isolation", metavar="I", help="standard, gvisor or strongest."),
+]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
 ]
@@ -64,6 +79,8 @@ def build() -> typer.Typer:
     app.command("ls")(_ls)
     app.command("ps")(_ps)
     app.command("stats")(_stats)
+    app.command("pause")(_pause)
+    app.command("resume")(_resume)
     app.command("rm")(_rm)
     app.command("doctor")(_doctor)
     app.command("version")(_version)
@@ -72,6 +89,9 @@ def build() -> typer.Typer:
     config.callback(help="The settings in force.")(_nothing)
     app.add_typer(config, name="config")
     app.add_typer(image_app(), name="image")
+    from sandkasten.cli.workspaces import commands
+
+    app.add_typer(commands(), name="workspace")
     return app
 
 
@@ -132,6 +152,10 @@ def _run(
     ] = ".",
     stdin: Annotated[bool, typer.Option("--stdin", help="Give it our standard input.")] = False,
     limit: Limits = [],  # noqa: B006
+    workspace: Workspace = None,
+    shared: Shared = False,
+    mount: Mounts = [],  # noqa: B006
+    isolation: Isolation = None,
     json: Json = False,
 ) -> None:
     """Run code once in a sandbox of its own. The exit status is the code's; 124: out of time."""
@@ -149,6 +173,10 @@ def _run(
         out=out,
         stdin=stdin,
         limits=running.figures(limit),
+        workspace=workspace,
+        workspace_mode="shared" if shared else None,
+        mounts=tuple(mount),
+        isolation=isolation,
     )
     raise SystemExit(running.run(_state(context, json=json), job))
 
@@ -165,10 +193,14 @@ def _create(
     ] = [],  # noqa: B006
     limit: Limits = [],  # noqa: B006
     profile: Annotated[str | None, typer.Option("--profile", metavar="P")] = None,
+    isolation: Isolation = None,
     session_key: Annotated[
         str | None,
         typer.Option("--session-key", metavar="K", help="Take the one with this key if it lives."),
     ] = None,
+    workspace: Workspace = None,
+    shared: Shared = False,
+    mount: Mounts = [],  # noqa: B006
     json: Json = False,
 ) -> None:
     """Make a sandbox that stays; print its id."""
@@ -181,7 +213,11 @@ def _create(
         labels=running.pairs(label, "--label"),
         limits=running.figures(limit),
         profile=profile,
+        isolation=isolation,
         session_key=session_key,
+        workspace=workspace,
+        workspace_mode="shared" if shared else None,
+        mounts=tuple(mount),
     )
     go(life.create(_state(context, json=json), wish))
 
@@ -255,11 +291,17 @@ def _cp(
     go(copying.copy(_state(context, json=json), source, destination))
 
 
-def _ls(context: typer.Context, json: Json = False) -> None:
+def _ls(
+    context: typer.Context,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also what is kept ready for the next one-shot.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """List sandboxes."""
     from sandkasten.cli import showing
 
-    go(showing.sandboxes(_state(context, json=json)))
+    go(showing.sandboxes(_state(context, json=json), everything=all_))
 
 
 def _ps(context: typer.Context, id: Id, json: Json = False) -> None:
@@ -274,6 +316,27 @@ def _stats(context: typer.Context, id: Id, json: Json = False) -> None:
     from sandkasten.cli import showing
 
     go(showing.stats(_state(context, json=json), id))
+
+
+def _pause(
+    context: typer.Context,
+    id: Id,
+    reclaim: Annotated[
+        bool, typer.Option("--reclaim", help="Also give back the memory it can spare.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Stop everything in a sandbox until it is resumed."""
+    from sandkasten.cli import life
+
+    go(life.pause(_state(context, json=json), id, reclaim=reclaim))
+
+
+def _resume(context: typer.Context, id: Id, json: Json = False) -> None:
+    """Let a paused sandbox go on where it stopped."""
+    from sandkasten.cli import life
+
+    go(life.resume(_state(context, json=json), id))
 
 
 def _rm(
@@ -292,11 +355,18 @@ def _rm(
     raise SystemExit(go(life.remove(_state(context, json=json), ids or [], everything=all_)))
 
 
-def _doctor(context: typer.Context, json: Json = False) -> None:
+def _doctor(
+    context: typer.Context,
+    measure: Annotated[
+        bool,
+        typer.Option(help="Make a few sandboxes of each kind and say how long that takes."),
+    ] = True,
+    json: Json = False,
+) -> None:
     """Say what sandboxes need here, whether it is there, and what to do where it is not."""
     from sandkasten.cli import doctor
 
-    raise SystemExit(go(doctor.examine(_state(context, json=json))))
+    raise SystemExit(go(doctor.examine(_state(context, json=json), measure=measure)))
 
 
 def _config_show(

@@ -1,12 +1,12 @@
-"""`create` and `rm`: sandboxes that stay, and their end."""
+"""`create`, `pause`, `resume` and `rm`: sandboxes that stay, and their end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandkasten.cli.names import resolve_all
-from sandkasten.cli.output import put, put_json, report, say, visible
+from sandkasten.cli.names import resolve, resolve_all
+from sandkasten.cli.output import put, put_json, report, say, size, visible
 from sandkasten.cli.showing import described
 from sandkasten.cli.state import EXIT_OURS, State
 from sandkasten.errors import SandkastenError
@@ -25,7 +25,11 @@ class Wish:
     labels: Mapping[str, str]
     limits: Mapping[str, float]
     profile: str | None
+    isolation: str | None
     session_key: str | None
+    workspace: str | None = None
+    workspace_mode: str | None = None
+    mounts: tuple[str, ...] = ()
 
 
 async def create(state: State, wish: Wish) -> None:
@@ -38,7 +42,11 @@ async def create(state: State, wish: Wish) -> None:
         labels=wish.labels,
         limits=wish.limits,
         profile=wish.profile,
+        isolation=wish.isolation,
         session_key=wish.session_key,
+        workspace=wish.workspace,
+        workspace_mode=wish.workspace_mode,
+        mounts=wish.mounts,
         data_dir=state.data_dir,
         backend=state.backend,
     )
@@ -53,13 +61,39 @@ async def create(state: State, wish: Wish) -> None:
     put(info.id)
 
 
+async def pause(state: State, start: str, *, reclaim: bool) -> None:
+    """Stopped, and with `reclaim` also relieved of the memory it can spare."""
+    from sandkasten.client.embedded import connect
+
+    transport = await connect(state.place)
+    info = await transport.pause(await resolve(state, start))
+    freed = await transport.reclaim(info.id) if reclaim else None
+    if state.json:
+        put_json({**described(info), "reclaimed_bytes": freed})
+        return
+    if freed is not None:
+        say(f"{size(freed)} given back")
+    put(info.id)
+
+
+async def resume(state: State, start: str) -> None:
+    from sandkasten.client.embedded import connect
+
+    transport = await connect(state.place)
+    info = await transport.resume(await resolve(state, start))
+    if state.json:
+        put_json(described(info))
+    else:
+        put(info.id)
+
+
 async def remove(state: State, starts: Sequence[str], *, everything: bool) -> int:
     """Each one named, or all. One that fails does not stop the others."""
     from sandkasten.client.embedded import connect
 
     transport = await connect(state.place)
     if everything:
-        ids = [info.id for info in await transport.list()]
+        ids = [info.id for info in await transport.list(all=True)]
     else:
         ids = list(dict.fromkeys(await resolve_all(state, starts)))
     removed: list[str] = []

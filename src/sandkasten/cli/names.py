@@ -46,7 +46,7 @@ async def resolve_all(state: State, starts: Sequence[str]) -> list[str]:
     from sandkasten.client.embedded import connect
 
     transport = await connect(state.place)
-    ids = [info.id for info in await transport.list()]
+    ids = [info.id for info in await transport.list(all=True)]
     return [pick(start, ids) for start in starts]
 
 

@@ -42,6 +42,10 @@ class Job:
     out: str = "."
     stdin: bool = False
     limits: Mapping[str, float] = field(default_factory=dict)
+    workspace: str | None = None
+    workspace_mode: str | None = None
+    mounts: tuple[str, ...] = ()
+    isolation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,10 @@ async def _run(
         artifacts=job.artifacts,
         image=job.image,
         limits=job.limits,
+        workspace=job.workspace,
+        workspace_mode=job.workspace_mode,
+        mounts=job.mounts,
+        isolation=job.isolation,
         data_dir=state.data_dir,
         backend=state.backend,
     )

@@ -44,6 +44,8 @@ def described(info: Info) -> dict[str, Any]:
         "acquire_source": info.acquire_source,
         "acquire_detail": info.acquire_detail,
         "workspace_id": info.workspace_id,
+        "workspace_mode": _mode(info),
+        "mounts": [asdict(one) for one in info.mounts],
         "created_at": moment(info.created_at),
         "expires_at": moment(info.expires_at),
         "profile": info.profile,
@@ -54,11 +56,17 @@ def described(info: Info) -> dict[str, Any]:
     }
 
 
-async def sandboxes(state: State) -> None:
+def _mode(info: Info) -> str | None:
+    if info.workspace_id is None:
+        return None
+    return "shared" if info.workspace_shared else "exclusive"
+
+
+async def sandboxes(state: State, *, everything: bool = False) -> None:
     from sandkasten.client.embedded import connect
 
     transport = await connect(state.place)
-    infos = sorted(await transport.list(), key=lambda info: info.created_at)
+    infos = sorted(await transport.list(all=everything), key=lambda info: info.created_at)
     memory = await asyncio.gather(*(_memory(transport, info) for info in infos))
     if state.json:
         put_json(
@@ -70,7 +78,7 @@ async def sandboxes(state: State) -> None:
         return
     now = time.time()
     put_table(
-        ("ID", "IMAGE", "STATE", "AGE", "MEMORY", "KEY", "LABELS"),
+        ("ID", "IMAGE", "STATE", "AGE", "MEMORY", "WORKSPACE", "KEY", "LABELS"),
         [
             (
                 info.id,
@@ -78,6 +86,7 @@ async def sandboxes(state: State) -> None:
                 info.status,
                 age(now - info.created_at),
                 size(used),
+                info.workspace_id or "-",
                 info.session_key or "-",
                 ",".join(f"{name}={value}" for name, value in info.labels.items()) or "-",
             )
@@ -87,11 +96,12 @@ async def sandboxes(state: State) -> None:
 
 
 async def _memory(transport: Transport, info: Info) -> int | None:
-    if info.status != "running":
+    if info.status not in ("running", "paused"):
         return None
     try:
         async with asyncio.timeout(STATS_TIMEOUT_S):
-            return (await transport.stats(info.id)).usage.memory_bytes
+            # The kernel's count, and not the sandbox's word: to be listed is no activity.
+            return (await transport.usage(info.id)).memory_bytes
     except (SandkastenError, TimeoutError):
         return None
 
@@ -141,18 +151,22 @@ async def stats(state: State, start: str) -> None:
 def _figures(found: Stats) -> list[tuple[str, str, str]]:
     usage = found.usage
     cpu = "-" if usage.cpu_usec is None else f"{usage.cpu_usec / 1e6:.2f}s"
-    pids = str(found.processes if usage.pids is None else usage.pids)
+    pids = _count(found.processes if usage.pids is None else usage.pids)
     rows = [
         ("memory", size(usage.memory_bytes), size(usage.memory_limit_bytes)),
         ("memory, most", size(usage.memory_peak_bytes), size(usage.memory_limit_bytes)),
         ("cpu", cpu, "-"),
-        ("processes", pids, "-" if usage.pids_limit is None else str(usage.pids_limit)),
-        ("commands running", str(found.running), "-"),
-        ("shells", str(found.shells), "-"),
+        ("processes", pids, _count(usage.pids_limit)),
+        ("commands running", _count(found.running), "-"),
+        ("shells", _count(found.shells), "-"),
         ("up", age(found.uptime_ms / 1000), "-"),
     ]
     rows += [(disk.path, size(disk.used_bytes), size(disk.total_bytes)) for disk in found.disk]
     return rows
+
+
+def _count(figure: int | None) -> str:
+    return "-" if figure is None else str(figure)
 
 
 def configuration(state: State, *, origin: bool) -> None:

@@ -13,13 +13,14 @@ import asyncio
 import atexit
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -87,11 +88,30 @@ class _Handoff(Generic[T]):
             self._task.cancel()
 
 
+class _Workers(ThreadPoolExecutor):
+    """Threads for blocking work; at interpreter exit, when there can be none, the loop's own.
+
+    Python ends its pools before it calls `atexit`, and what closes then still has sandboxes to
+    take away.
+    """
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        if not _exiting:
+            return super().submit(fn, *args, **kwargs)
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as exc:  # noqa: BLE001  (as the pool itself does it)
+            done.set_exception(exc)
+        return done
+
+
 class LoopThread:
     """A running loop and the thread it runs in."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_Workers(thread_name_prefix="sandkasten-worker"))
         ready = threading.Event()
         self._thread = threading.Thread(
             target=self._main, args=(ready,), name="sandkasten-loop", daemon=True
@@ -140,6 +160,7 @@ class LoopThread:
 _lock = threading.Lock()
 _current: LoopThread | None = None
 _abandoned: list[LoopThread] = []
+_exiting = False
 
 
 def loop_thread() -> LoopThread:
@@ -170,6 +191,8 @@ def _forget_after_fork() -> None:
 
 
 def _close_at_exit() -> None:
+    global _exiting
+    _exiting = True
     if _current is not None:
         _current.close()
 

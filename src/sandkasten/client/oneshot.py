@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.client import loop
 from sandkasten.client.embedded import Place, connect
-from sandkasten.client.requests import bytes_of, seconds_of
+from sandkasten.client.requests import bytes_of, names_of, one_workspace, seconds_of
 from sandkasten.client.results import Number, RunResult, run_result_of
 from sandkasten.model.oneshot import RunRequest
 
@@ -29,13 +29,19 @@ async def run_async(
     image: str | None = None,
     limits: Mapping[str, Number] | None = None,
     profile: str | None = None,
+    workspace: str | None = None,
+    workspace_mode: str | None = None,
+    workspace_id: str | None = None,
+    mounts: Sequence[str] = (),
     backend: str | None = None,
+    isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
 
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
-    the workspace. Code that fails is a result; only what could not be run raises.
+    the workspace. Code that fails is a result; only what could not be run raises. With
+    `workspace` the run works in the workspace of that name, and what it writes there stays.
     """
     place = Place(None if data_dir is None else fspath(data_dir), backend)
     transport = await connect(place)
@@ -52,6 +58,10 @@ async def run_async(
         limits=limits or {},
         profile=profile,
         backend=backend,
+        workspace_id=one_workspace(workspace, workspace_id),
+        workspace_mode=workspace_mode,
+        mounts=names_of(mounts, "mounts"),
+        isolation=isolation,
     )
     return run_result_of(await transport.run(request))
 
@@ -70,13 +80,19 @@ def run(
     image: str | None = None,
     limits: Mapping[str, Number] | None = None,
     profile: str | None = None,
+    workspace: str | None = None,
+    workspace_mode: str | None = None,
+    workspace_id: str | None = None,
+    mounts: Sequence[str] = (),
     backend: str | None = None,
+    isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
 
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
-    the workspace. Code that fails is a result; only what could not be run raises.
+    the workspace. Code that fails is a result; only what could not be run raises. With
+    `workspace` the run works in the workspace of that name, and what it writes there stays.
     """
     return loop.run(
         run_async(
@@ -92,7 +108,12 @@ def run(
             image=image,
             limits=limits,
             profile=profile,
+            workspace=workspace,
+            workspace_mode=workspace_mode,
+            workspace_id=workspace_id,
+            mounts=mounts,
             backend=backend,
+            isolation=isolation,
             data_dir=data_dir,
         )
     )

@@ -56,6 +56,24 @@ def bytes_of(data: str | bytes | bytearray | memoryview | None, what: str) -> by
     )
 
 
+def one_workspace(workspace: str | None, workspace_id: str | None) -> str | None:
+    """Both spellings of the contract; naming two workspaces is a mistake."""
+    if workspace is not None and workspace_id is not None and workspace != workspace_id:
+        raise InvalidRequest(
+            "workspace and workspace_id name two workspaces",
+            hint="they mean the same; give one of them",
+            field="workspace_id",
+        )
+    return workspace if workspace is not None else workspace_id
+
+
+def names_of(names: Sequence[str], what: str) -> tuple[str, ...]:
+    """A list of names; a lone text would be taken for its letters."""
+    if isinstance(names, str):
+        raise InvalidRequest(f"{what} is a list of names", hint=f"say [{names[:80]!r}]", field=what)
+    return tuple(names)
+
+
 def pty_of(pty: bool | Size) -> Pty | None:
     if isinstance(pty, bool):
         return Pty() if pty else None

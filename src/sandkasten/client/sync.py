@@ -19,7 +19,7 @@ from sandkasten.client.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -209,10 +209,19 @@ class Sandbox:
         network: str | None = None,
         profile: str | None = None,
         backend: str | None = None,
+        isolation: str | None = None,
         session_key: str | None = None,
+        workspace: str | None = None,
+        workspace_mode: str | None = None,
+        workspace_id: str | None = None,
+        mounts: Sequence[str] = (),
         data_dir: str | PathLike[str] | None = None,
     ) -> None:
-        """Make it. `session_key` finds the live sandbox of that key or makes it."""
+        """Make it. `session_key` finds the live sandbox of that key or makes it.
+
+        `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
+        at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
+        """
         self._twin = AsyncSandbox(
             image,
             ttl_seconds=ttl_seconds,
@@ -224,7 +233,12 @@ class Sandbox:
             network=network,
             profile=profile,
             backend=backend,
+            isolation=isolation,
             session_key=session_key,
+            workspace=workspace,
+            workspace_mode=workspace_mode,
+            workspace_id=workspace_id,
+            mounts=mounts,
             data_dir=data_dir,
         )
         loop.run(self._twin.begin())
@@ -278,6 +292,9 @@ class Sandbox:
 
     close = _waiting(AsyncSandbox.close)
     info = _waiting(AsyncSandbox.info)
+    pause = _waiting(AsyncSandbox.pause)
+    resume = _waiting(AsyncSandbox.resume)
+    reclaim = _waiting(AsyncSandbox.reclaim)
     stats = _waiting(AsyncSandbox.stats)
     processes = _waiting(AsyncSandbox.processes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sandkasten.daemon.files import read_tree
 from sandkasten.engine.clock import SystemClock
@@ -14,13 +14,15 @@ from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.images.catalog import Images
 from sandkasten.images.sources import Sources
 from sandkasten.images.store import LayerStore
+from sandkasten.linux.hostmounts import HostMounts
 from sandkasten.telemetry.logs import LogEvents
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sandkasten.daemon.settings import Settings
-    from sandkasten.ports import Backend, EventSink, Store
+    from sandkasten.ports import Backend, EventSink, Store, Workspaces
 
 
 async def open_engine(settings: Settings, *, events: EventSink | None = None) -> Engine:
@@ -30,7 +32,7 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
             "the embedded engine needs Linux, because sandboxes are made of its namespaces",
             hint="run the daemon on a Linux machine and give its address as url",
         )
-    backend, store = _backend(settings)
+    backends, store, workspaces = _backends(settings)
     layers = LayerStore(settings.data_dir.absolute() / "images")
     sources = Sources(
         layers,
@@ -47,33 +49,56 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
         sources=sources,
     )
     engine = Engine(
-        backends={backend.name: backend},
-        default_backend=backend.name,
+        backends=backends,
+        default_backend=settings.backend,
         store=store,
         images=images,
         library=images,
         policy=settings.policy,
         clock=SystemClock(),
         events=events if events is not None else LogEvents(),
+        oneshot_spares=settings.oneshot_spares,
+        workspaces=workspaces,
+        host_mounts=HostMounts(settings.data_dir),
     )
     sources.bench = engine.bench
     engine.sweep_soon()
     return engine
 
 
-def _backend(settings: Settings) -> tuple[Backend, Store]:
+def _backends(settings: Settings) -> tuple[Mapping[str, Backend], Store, Workspaces]:
     # Imported one by one: a process uses one backend, and the others need not be importable.
     if settings.backend == "memory":
         from sandkasten.backends.memory import MemoryBackend
         from sandkasten.store.memory import MemoryStore
 
         # Its sandboxes are objects of this process; a ledger that others see would lie.
-        return MemoryBackend(), MemoryStore()
+        memory = MemoryBackend()
+        return {"memory": memory}, MemoryStore(), memory.workspaces
     from sandkasten.backends.local import LocalBackend
+    from sandkasten.daemon.later import LaterBackend
+    from sandkasten.linux.volumes import Volumes
     from sandkasten.store.directory import DirectoryStore
 
     data_dir = prepare_data_dir(settings.data_dir)
-    return LocalBackend(data_dir), DirectoryStore(data_dir / "ledger")
+
+    def oci() -> Backend:
+        from sandkasten.backends.oci import OciBackend
+
+        runtime: Literal["runc", "crun"] = "crun" if settings.oci_runtime == "crun" else "runc"
+        return OciBackend(data_dir, runtime, strict=settings.oci_strict)
+
+    def gvisor() -> Backend:
+        from sandkasten.backends.oci import OciBackend
+
+        return OciBackend(data_dir, "runsc")
+
+    backends: dict[str, Backend] = {
+        "local": LocalBackend(data_dir),
+        "oci": LaterBackend("oci", data_dir / "oci", oci),
+        "gvisor": LaterBackend("gvisor", data_dir / "gvisor", gvisor),
+    }
+    return backends, DirectoryStore(data_dir / "ledger"), Volumes(data_dir / "workspaces")
 
 
 def prepare_data_dir(path: Path) -> Path:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAME = "sandkasten.yaml"
 SYSTEM = Path("/etc/sandkasten") / NAME
 MAX_BYTES = 1024 * 1024
-# `images.registries.<host>.<key>` is the deepest a setting goes.
+# `images.registries.<host>.<key>` and `policy.mounts.<name>.<key>` are the deepest a setting goes.
 _MAX_DEPTH = 5
 
 

@@ -17,7 +17,10 @@ from sandkasten.daemon.files import find_file, read_file
 from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
-from sandkasten.model.limits import Limits
+from sandkasten.model.isolation import ISOLATIONS, MINIMA
+from sandkasten.model.limits import MIB, Limits
+from sandkasten.model.mounts import MountRule, mount_text, parse_mounts
+from sandkasten.model.numbers import number
 from sandkasten.model.paths import sandbox_path
 from sandkasten.model.policy import (
     DEFAULT_BLOCKED_PATHS,
@@ -27,6 +30,7 @@ from sandkasten.model.policy import (
     public_limits,
 )
 from sandkasten.model.spelling import did_you_mean
+from sandkasten.model.workspace import WorkspaceRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,8 +38,9 @@ if TYPE_CHECKING:
     from sandkasten.images.auth import Access
 
 Value = str | int | float | bool | list[str] | None
-BACKENDS = ("local", "memory")
 PULL_POLICIES = ("never", "missing", "always")
+BACKENDS = ("local", "oci", "gvisor", "memory")
+RUNTIMES = ("runc", "crun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Settings:
     backend: str
     allowed_images: tuple[str, ...] | None
     images_strict: bool
+    oneshot_spares: bool
     image_aliases: Mapping[str, str]
     images_pull: str
     pull_timeout_s: float
@@ -62,6 +68,9 @@ class Settings:
     """Holds values of the operator's environment: never printed."""
     env_allow: tuple[str, ...] = ()
     values: tuple[Origin, ...] = ()
+    oci_runtime: str = "runc"
+    oci_strict: bool = False
+    """Whether a runc with known ways out is refused, and not only warned of."""
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -105,6 +114,13 @@ def _number(name: str, value: object) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _bad(name, "a number", value)
     return value
+
+
+def _none_or_one(name: str, value: object) -> int:
+    figure = _number(name, value)
+    if figure not in (0, 1):
+        raise _bad(name, "0 or 1", value)
+    return int(figure)
 
 
 def _names(name: str, value: object) -> list[str]:
@@ -178,6 +194,17 @@ def _paths(name: str, value: object) -> list[str]:
     return paths
 
 
+def _mounts(name: str, value: object) -> list[str]:
+    """Each as one text, so that `config show` prints it and a variable can hold it."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        # Where the data lies is known later, and asked again then.
+        return [mount_text(rule) for rule in parse_mounts(value, "/nonexistent")]
+    except InvalidRequest as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+
+
 _LIMIT_ALIASES = {
     "exec_timeout_seconds": ("STATION_SANDBOX_DEFAULT_TIMEOUT_SECONDS",),
     "max_stdout_bytes": ("STATION_SANDBOX_MAX_STDOUT_BYTES",),
@@ -218,11 +245,21 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("defaults.readonly_rootfs", _only_true, True),
         _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
         _Setting("policy.env_allow", _names, []),
+        _Setting("policy.mounts", _mounts, []),
+        _Setting("workspace.default_mb", _number, None),
+        _Setting("workspace.max_mb", _number, 1_048_576),
+        _Setting("workspace.max_count", _number, 1000),
+        _Setting("policy.isolation", _choice(*ISOLATIONS), None),
+        _Setting("policy.isolation_minimum", _choice(*MINIMA), None),
+        _Setting("idle.reclaim_after_seconds", seconds, None),
         _Setting("images.strict", _flag, False),
+        _Setting("pool.oneshot_spares", _none_or_one, 1),
         _Setting("images.aliases", _aliases, []),
         _Setting("images.pull", _choice(*PULL_POLICIES), "never"),
         _Setting("images.pull_timeout_seconds", seconds, 3600.0),
         _Setting("images.registries", parse_registries, []),
+        _Setting("oci.runtime", _choice(*RUNTIMES), "runc"),
+        _Setting("oci.strict", _flag, False),
     ]
     return {setting.name: setting for setting in known}
 
@@ -290,6 +327,16 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
     lifetime_s = _figure(value("session_max_lifetime_seconds"))
     allowed = value("allowed_images")
     registries = value("images.registries")
+    data_dir = Path(str(value("data_dir")))
+    workspaces = _workspaces(origins, limits)
+    rest = value("idle.reclaim_after_seconds")
+    isolation, minimum = value("policy.isolation"), value("policy.isolation_minimum")
+    if isolation == "standard" and minimum == "gvisor":
+        raise InvalidConfiguration(
+            "policy.isolation is standard, which is less than policy.isolation_minimum (gvisor)",
+            hint="leave policy.isolation out, or set it to gvisor or strongest",
+            setting="policy.isolation",
+        )
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -298,12 +345,18 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         lifetime_s=lifetime_s,
         blocked_paths=_strings(value("policy.blocked_paths")),
         env={name: environ[name] for name in allow if name in environ},
+        workspaces=workspaces,
+        mounts=_mount_rules(_strings(value("policy.mounts")), data_dir),
+        reclaim_after_s=None if rest is None else _figure(rest),
+        isolation=None if isolation is None else str(isolation),
+        isolation_minimum=None if minimum is None else str(minimum),
     )
     return Settings(
-        data_dir=Path(str(value("data_dir"))),
+        data_dir=data_dir,
         backend=str(value("backend")),
         allowed_images=None if allowed is None else _strings(allowed),
         images_strict=bool(value("images.strict")),
+        oneshot_spares=bool(value("pool.oneshot_spares")),
         image_aliases=dict(_split(one) for one in _strings(value("images.aliases"))),
         images_pull=str(value("images.pull")),
         pull_timeout_s=_figure(value("images.pull_timeout_seconds")),
@@ -311,6 +364,8 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         policy=policy,
         env_allow=allow,
         values=tuple(origins.values()),
+        oci_runtime=str(value("oci.runtime")),
+        oci_strict=bool(value("oci.strict")),
     )
 
 
@@ -329,6 +384,40 @@ def _limits(origins: dict[str, Origin]) -> Limits:
     except InvalidRequest as exc:
         raise InvalidConfiguration(
             f"defaults: {exc.message}", hint=exc.hint or "correct the value", setting="defaults"
+        ) from exc
+
+
+def _workspaces(origins: dict[str, Origin], limits: Limits) -> WorkspaceRules:
+    """The size of a new one is that of any workspace unless its own setting says otherwise."""
+    if origins["workspace.default_mb"].value is None:
+        origins["workspace.default_mb"] = Origin(
+            "workspace.default_mb", _public(limits, "workspace_mb"), "default"
+        )
+    figures: dict[str, float] = {}
+    most_mb = 1024 * 1024
+    for name, high in (("max_mb", most_mb), ("default_mb", most_mb), ("max_count", 1_000_000)):
+        setting = f"workspace.{name}"
+        try:
+            figures[name] = number(setting, origins[setting].value, low=1, high=high)
+        except InvalidRequest as exc:
+            raise InvalidConfiguration(exc.message, hint=exc.hint, setting=setting) from exc
+    if figures["default_mb"] > figures["max_mb"]:
+        raise InvalidConfiguration(
+            "workspace.default_mb is more than workspace.max_mb",
+            hint="a new workspace cannot be larger than the largest; change one of them",
+            setting="workspace.default_mb",
+        )
+    return WorkspaceRules(
+        int(figures["default_mb"] * MIB), int(figures["max_mb"] * MIB), int(figures["max_count"])
+    )
+
+
+def _mount_rules(texts: tuple[str, ...], data_dir: Path) -> tuple[MountRule, ...]:
+    try:
+        return parse_mounts(list(texts), os.path.abspath(data_dir))
+    except InvalidRequest as exc:
+        raise InvalidConfiguration(
+            f"policy.mounts: {exc.message}", hint=exc.hint, setting="policy.mounts"
         ) from exc
 
 

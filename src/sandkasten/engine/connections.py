@@ -38,8 +38,11 @@ class PortStream:
 async def connect_port(handles: Handles, sandbox_id: str, port: int) -> AsyncIterator[PortStream]:
     """Raises ConnectionRefused when nothing listens there."""
     port = whole("port", port, low=1, high=65_535)
-    _, channel = await handles.connect(sandbox_id)
-    async with channel.stream("port.connect", {"port": port}) as call:
+    handle, channel = await handles.connect(sandbox_id)
+    async with (
+        handles.explaining(handle),
+        channel.stream("port.connect", {"port": port}) as call,
+    ):
         async for item in call:
             if isinstance(item, Event) and item.name == "connected":
                 break

@@ -1,7 +1,7 @@
 """The engine: every use case behind one object, for an embedding process, a CLI or a daemon.
 
 Lives in one event loop. Closing it closes connections; sandboxes live on until they are
-destroyed or their lease ends.
+destroyed or their lease ends; only what was kept ready for nobody goes with it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.engine.bench import Bench
+from sandkasten.engine.claims import Claims
 from sandkasten.engine.connections import PortStream, connect_port
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.files import Files
-from sandkasten.engine.handles import Handles
+from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.engine.images import Images
 from sandkasten.engine.oneshot import OneShot
+from sandkasten.engine.pausing import Pausing
 from sandkasten.engine.planning import Planner
 from sandkasten.engine.reaper import Reaper
 from sandkasten.engine.sandboxes import Sandboxes
+from sandkasten.engine.spares import Spares
 from sandkasten.engine.terminals import Terminal, open_terminal
-from sandkasten.errors import SandkastenError
+from sandkasten.engine.tiers import Survey, Tiers
+from sandkasten.engine.workspaces import Workspaces
+from sandkasten.errors import Conflict, SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
+from sandkasten.model.readiness import Tier
 from sandkasten.model.sandbox import CreateRequest, DiskUsage, Info, Process, Stats, Swept
 from sandkasten.wire.messages import decode_processes, decode_stats
 
@@ -32,17 +38,30 @@ if TYPE_CHECKING:
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.policy import Policy
     from sandkasten.model.readiness import Readiness
-    from sandkasten.ports import Backend, Clock, EventSink, ImageLibrary, ImageSource, Store
+    from sandkasten.model.usage import Usage
+    from sandkasten.ports import (
+        Backend,
+        Clock,
+        EventSink,
+        HostMounts,
+        ImageLibrary,
+        ImageSource,
+        Store,
+    )
+    from sandkasten.ports import Workspaces as WorkspacePort
 
 Infos: TypeAlias = list[Info]
 Processes: TypeAlias = list[Process]
 Results: TypeAlias = list[ExecResult]
+Tiered: TypeAlias = list[Tier]
 
 # Late enough not to slow the first create, early enough that short-lived processes sweep.
 SWEEP_AFTER_S = 1.0
 # A process that ends before its sweep began does a quick one on its way out; bounded,
 # because nobody waits for it.
 SWEEP_AT_CLOSE_S = 2.0
+# A process that stays looks again so often: a paused sandbox cannot end itself.
+SWEEP_EVERY_S = 60.0
 
 
 class Engine:
@@ -56,29 +75,65 @@ class Engine:
         policy: Policy,
         clock: Clock,
         events: EventSink | None = None,
+        oneshot_spares: bool = False,
         library: ImageLibrary | None = None,
+        workspaces: WorkspacePort | None = None,
+        host_mounts: HostMounts | None = None,
     ) -> None:
         self.backend_name = default_backend
         self.policy = policy
         self._handles = Handles(backends, store, clock, events)
-        planner = Planner(
-            handles=self._handles, images=images, policy=policy, default_backend=default_backend
+        claims = Claims(
+            store=store,
+            handles=self._handles,
+            port=workspaces,
+            rules=policy.workspaces,
+            clock=clock,
         )
+        tiers = Tiers(backends=backends, default_backend=default_backend, policy=policy)
+        planner = Planner(tiers=tiers, images=images, policy=policy, host_mounts=host_mounts)
         self._sandboxes = Sandboxes(
-            handles=self._handles, store=store, planner=planner, clock=clock, events=events
+            handles=self._handles,
+            store=store,
+            planner=planner,
+            claims=claims,
+            clock=clock,
+            events=events,
         )
+        self.workspaces = Workspaces(
+            claims=claims,
+            store=store,
+            handles=self._handles,
+            rules=policy.workspaces,
+            finish=self._sandboxes.finish_destroy,
+            events=events,
+        )
+        self._survey = Survey(
+            backends=backends,
+            default_backend=default_backend,
+            policy=policy,
+            images=images,
+            planner=planner,
+            sandboxes=self._sandboxes,
+        )
+        self._pausing = Pausing(
+            handles=self._handles, store=store, policy=policy, clock=clock, events=events
+        )
+        self._clock = clock
         self._reaper = Reaper(
             backends=backends,
             store=store,
             sandboxes=self._sandboxes,
             handles=self._handles,
+            pausing=self._pausing,
             clock=clock,
             events=events,
         )
         self._execution = Execution(self._handles)
         self.files = Files(self._handles, policy)
+        self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
+        self._oneshot = OneShot(planner, self._sandboxes, self._spares, self._execution, self.files)
         self.images = Images(library, store)
-        self._oneshot = OneShot(planner, self._sandboxes, self._execution, self.files)
         self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
@@ -91,14 +146,34 @@ class Engine:
     async def get(self, sandbox_id: str) -> Info:
         return await self._sandboxes.get(sandbox_id)
 
-    async def list(self) -> Infos:
-        return [*await self._sandboxes.list()]
+    async def list(self, *, all: bool = False) -> Infos:
+        return [*await self._sandboxes.list(all=all)]
 
     async def destroy(self, sandbox_id: str) -> None:
         await self._sandboxes.destroy(sandbox_id)
 
+    async def pause(self, sandbox_id: str) -> Info:
+        """Stop everything inside until `resume`; Conflict for whoever wants it to work."""
+        return self._sandboxes.describe(await self._pausing.pause(sandbox_id), created=False)
+
+    async def resume(self, sandbox_id: str) -> Info:
+        return self._sandboxes.describe(await self._pausing.resume(sandbox_id), created=False)
+
+    async def reclaim(self, sandbox_id: str) -> int:
+        """Give back what memory it can spare; how many bytes the host got."""
+        return await self._pausing.reclaim(sandbox_id)
+
+    async def usage(self, sandbox_id: str) -> Usage:
+        """What the kernel counts, without asking the sandbox: no activity, and paused is fine."""
+        return await (await self._handles.look(sandbox_id)).usage()
+
     async def stats(self, sandbox_id: str) -> Stats:
-        handle, channel = await self._handles.connect(sandbox_id)
+        try:
+            handle, channel = await self._handles.connect(sandbox_id)
+        except Conflict as exc:
+            if not is_paused(exc):
+                raise
+            return await self._stats_of_paused(sandbox_id)
         usage = await handle.cell.usage()
         told = decode_stats(await channel.call("stats", timeout_s=CALL_TIMEOUT_S))
         return Stats(
@@ -119,6 +194,18 @@ class Engine:
                 )
                 for path, disk in told.disk.items()
             ),
+        )
+
+    async def _stats_of_paused(self, sandbox_id: str) -> Stats:
+        handle = await self._handles.get(sandbox_id)
+        up_s = max(0.0, self._clock.boottime() - handle.record.created_boottime)
+        return Stats(
+            usage=await handle.cell.usage(),
+            uptime_ms=int(up_s * 1000),
+            processes=None,
+            running=None,
+            shells=None,
+            connections=None,
         )
 
     async def processes(self, sandbox_id: str) -> Processes:
@@ -143,6 +230,10 @@ class Engine:
 
     async def probe(self, backend: str | None = None) -> Readiness:
         return await self._handles.backend(backend or self.backend_name).probe()
+
+    async def tiers(self, *, measure: bool = True) -> Tiered:
+        """Every way to have sandboxes here; `measure` makes a few of each and takes the time."""
+        return await self._survey.tiers(measure=measure)
 
     # ---- commands
 
@@ -200,16 +291,19 @@ class Engine:
 
     async def sweep(self) -> Swept:
         self._sweep_began = True
-        return await self._reaper.sweep()
+        swept = await self._reaper.sweep()
+        await self.workspaces.tidy()
+        return swept
 
     def sweep_soon(self, after_s: float = SWEEP_AFTER_S) -> None:
-        """One sweep in the background, or a quick one in `aclose` when that comes first."""
+        """Sweeps in the background, the first one soon, or a quick one in `aclose`."""
         if self._sweeping is None:
             self._sweep_began = False
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep_after(after_s))
 
     async def aclose(self) -> None:
-        """Close every connection. Twice is fine."""
+        """Close every connection, after what was kept ready is gone. Twice is fine."""
+        await self._spares.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
@@ -223,7 +317,11 @@ class Engine:
         await self._handles.aclose()
 
     async def _sweep_after(self, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        # Nobody asked for it, so nobody hears of its failure but the event sink.
-        with suppress(SandkastenError):
-            await self.sweep()
+        rest_s = self.policy.reclaim_after_s
+        every_s = SWEEP_EVERY_S if rest_s is None else min(SWEEP_EVERY_S, max(1.0, rest_s / 2))
+        while True:
+            await asyncio.sleep(after_s)
+            # Nobody asked for it, so nobody hears of its failure but the event sink.
+            with suppress(SandkastenError):
+                await self.sweep()
+            after_s = every_s

@@ -83,18 +83,19 @@ class Execution:
         exec_id = checked_exec_id(exec_id)
         wait_s = number("wait_seconds", wait_s, low=0, high=MAX_WAIT_S)
         handle, channel = await self._handles.connect(sandbox_id)
-        if wait_s > 0:
-            await channel.call(
-                "exec.wait",
-                {"exec_id": exec_id, "timeout_ms": int(wait_s * 1000)},
-                timeout_s=wait_s + CALL_TIMEOUT_S,
-            )
         output = Output(MAX_KEPT_BYTES, MAX_KEPT_BYTES)
-        async with channel.stream("exec.output", {"exec_id": exec_id}) as call:
-            async for item in call:
-                if isinstance(item, Piece):
-                    _add(output, item)
-            reply = decode_exec(await call.result())
+        async with self._handles.explaining(handle):
+            if wait_s > 0:
+                await channel.call(
+                    "exec.wait",
+                    {"exec_id": exec_id, "timeout_ms": int(wait_s * 1000)},
+                    timeout_s=wait_s + CALL_TIMEOUT_S,
+                )
+            async with channel.stream("exec.output", {"exec_id": exec_id}) as call:
+                async for item in call:
+                    if isinstance(item, Piece):
+                        _add(output, item)
+                reply = decode_exec(await call.result())
         return result_of(reply, output, why=await self._why(handle, reply))
 
     async def output(
@@ -109,7 +110,10 @@ class Execution:
         handle, channel = await self._handles.connect(sandbox_id)
         output = Output(MAX_KEPT_BYTES, MAX_KEPT_BYTES)
         fields: dict[str, object] = {"exec_id": exec_id, "follow": follow}
-        async with channel.stream("exec.output", fields) as call:
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("exec.output", fields) as call,
+        ):
             async for item in call:
                 if isinstance(item, Piece):
                     chunk = _add(output, item)

@@ -2,7 +2,8 @@
 
 The runner owns the command; this only watches. When the connection is lost it dials once
 more and goes on where it stopped, by exec id and sequence number, so nothing runs twice.
-Being cancelled or left early stops the watching and never the command.
+Being cancelled or left early stops the watching and never the command. While the sandbox is
+paused it waits, and goes on when somebody resumes it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.handles import Began, Handle, Handles
+from sandkasten.engine.handles import Began, Handle, Handles, is_paused
 from sandkasten.engine.results import GRACE_S, SOURCES, start_fields
 from sandkasten.errors import (
     Cancelled,
+    Conflict,
     ExecNotFound,
     ProtocolViolation,
     SandboxLost,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 REPORT_SLACK_S = 30.0
 # Up to here stdin fits the credit every stream starts with and can be sent without a task.
 _STDIN_AT_ONCE = 512 * 1024
+# How long after a resume a waiting caller may notice it.
+_PAUSED_LOOK_S = 0.2
 
 
 class Following:
@@ -61,14 +65,22 @@ class Following:
         self.handle.remember(self.exec_id, self.began)
         start = start_fields(self.exec_id, self.command, follow=True)
         verb, fields = "exec.start", start
-        retried = False
+        retried = asked = False
         while True:
             try:
                 channel = await self._handles.channel(self.handle)
+            except Conflict as exc:
+                # What was asked before the pause is at work or in a queue there, and kept.
+                if not asked or not is_paused(exc):
+                    raise
+                await asyncio.sleep(_PAUSED_LOOK_S)
+                retried = False
+                continue
             except (SandboxLost, SessionNotFound, SessionExpired):
                 if self._started:
                     return
                 raise
+            asked = True
             try:
                 async with channel.stream(verb, fields) as call:
                     await self._feed(call, first=verb == "exec.start")

@@ -2,13 +2,13 @@
 
 Any process with the same ledger can open any sandbox; nothing here is needed to find it
 again. Unknown ids raise SessionNotFound, dead cells SandboxLost or SessionExpired, and a
-dead cell is recorded as lost.
+dead cell is recorded as lost; a paused one is never dialled and raises Conflict.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from sandkasten.engine.owner import boot_id
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
+    Conflict,
     InternalError,
     NotFound,
     QuotaExceeded,
@@ -29,7 +30,7 @@ from sandkasten.model.lifecycle import State, may_move
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from sandkasten.model.record import Record
     from sandkasten.model.usage import Usage
@@ -60,6 +61,14 @@ class Handle:
     """Boot time of the last request made here."""
     dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: dict[str, Began] = field(default_factory=dict)
+
+    @property
+    def live(self) -> Channel | None:
+        """The channel, if it can be used as far as this process knows."""
+        channel = self.channel
+        if channel is None or channel.closed or self.record.state is State.PAUSED:
+            return None
+        return channel
 
     def remember(self, exec_id: str, began: Began) -> None:
         if len(self.began) >= _REMEMBERED:
@@ -93,26 +102,44 @@ class Handles:
         handle = self._open.get(text)
         if handle is None:
             handle = await self._attach(sandbox_id(text))
+        if handle.record.acquired == "spare":
+            # Clean until it is claimed: nobody may leave anything in it.
+            raise _not_found(text)
         handle.last_used = self._clock.boottime()
         return handle
 
+    async def look(self, text: str) -> Cell:
+        """The cell, to be measured from outside: that is no activity and opens nothing."""
+        handle = self._open.get(text)
+        if handle is not None:
+            return handle.cell
+        return (await self._found(sandbox_id(text))).cell
+
     async def channel(self, handle: Handle) -> Channel:
         """The live channel of this handle, dialled anew when the last one ended."""
-        channel = handle.channel
-        if channel is not None and not channel.closed:
+        channel = handle.live
+        if channel is not None:
             return channel
         async with handle.dialing:
-            channel = handle.channel
+            channel = handle.live
             if channel is not None:
-                if not channel.closed:
-                    return channel
-                await channel.aclose()
+                return channel
+            if handle.channel is not None or handle.record.state is State.PAUSED:
+                # Pausing closes every connection, so only a new one can meet a paused sandbox.
+                await self.refresh(handle)
+                check_not_paused(handle.record)
+            if handle.channel is not None:
+                await handle.channel.aclose()
             try:
                 async with asyncio.timeout(ATTACH_TIMEOUT_S):
                     handle.channel = await Channel.open(await handle.cell.dial())
             except SandboxLost as exc:
+                await self.refresh(handle)
+                check_not_paused(handle.record)
                 raise await self.lost(handle.record, exc) from exc
             except TimeoutError as exc:
+                await self.refresh(handle)
+                check_not_paused(handle.record)
                 raise Busy(
                     f"sandbox {handle.record.id} did not answer within {ATTACH_TIMEOUT_S:g} s",
                     hint="it may be starved of CPU; try again or destroy it",
@@ -121,10 +148,27 @@ class Handles:
 
     async def connect(self, text: str) -> tuple[Handle, Channel]:
         handle = await self.get(text)
-        channel = handle.channel
-        if channel is None or channel.closed:
+        channel = handle.live
+        if channel is None:
             channel = await self.channel(handle)
         return handle, channel
+
+    async def refresh(self, handle: Handle) -> None:
+        """Take over what others wrote to the row since we read it."""
+        row = await self._store.get(handle.record.id)
+        if row is None or row.state is State.DESTROYING:
+            raise _not_found(handle.record.id)
+        handle.record = row
+
+    @asynccontextmanager
+    async def explaining(self, handle: Handle) -> AsyncIterator[None]:
+        """A connection that was closed because its sandbox was paused says so."""
+        try:
+            yield
+        except SandboxLost:
+            await self.refresh(handle)
+            check_not_paused(handle.record)
+            raise
 
     async def forget(self, the_id: str) -> Handle | None:
         """Close what is open of it here; the sandbox itself lives on."""
@@ -178,7 +222,7 @@ class Handles:
         )
 
     async def alive(self, record: Record) -> bool:
-        """Whether the cell of a RUNNING row still is; records it as lost when not."""
+        """Whether the cell of a RUNNING or PAUSED row still is; records it as lost when not."""
         if record.boot_id != boot_id():
             await self.lost(record, SandboxLost("the machine was restarted"))
             return False
@@ -197,8 +241,16 @@ class Handles:
         return True
 
     async def _attach(self, the_id: SandboxId) -> Handle:
+        handle = await self._found(the_id)
+        other = self._open.get(the_id)
+        if other is not None:
+            return other
+        self.keep(handle)
+        return handle
+
+    async def _found(self, the_id: SandboxId) -> Handle:
         record = await self._store.get(the_id)
-        if record is None or record.state is State.DESTROYING:
+        if record is None or record.state is State.DESTROYING or record.acquired == "spare":
             raise _not_found(the_id)
         if record.state is State.CREATING:
             raise Busy(f"sandbox {the_id} is still being created", hint="try again in a moment")
@@ -217,16 +269,26 @@ class Handles:
                 f"sandbox {the_id} could not be reached within {ATTACH_TIMEOUT_S:g} s",
                 hint="the host may be starved; try again",
             ) from exc
-        other = self._open.get(the_id)
-        if other is not None:
-            return other
-        handle = Handle(record=record, backend=backend, cell=cell, counters=counters)
-        self.keep(handle)
-        return handle
+        return Handle(record=record, backend=backend, cell=cell, counters=counters)
 
     def _emit(self, event: str, record: Record) -> None:
         if self._events is not None:
             self._events.emit(event, {"sandbox": record.id, "backend": record.backend})
+
+
+def check_not_paused(record: Record) -> None:
+    if record.state is State.PAUSED:
+        raise Conflict(
+            f"sandbox {record.id} is paused",
+            hint="resume it first: box.resume() or sandkasten resume",
+            sandbox_id=record.id,
+            reason="paused",
+        )
+
+
+def is_paused(error: SandkastenError) -> bool:
+    """Whether this is the Conflict that a paused sandbox answers."""
+    return isinstance(error, Conflict) and error.details.get("reason") == "paused"
 
 
 def _not_found(the_id: str) -> NotFound:

@@ -7,6 +7,8 @@ a result with `ok` false; an interpreter that is not there is CommandNotFound.
 from __future__ import annotations
 
 import asyncio
+import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.files import Files
     from sandkasten.engine.planning import Plan, Planner
     from sandkasten.engine.sandboxes import Sandboxes
+    from sandkasten.engine.spares import Spares
     from sandkasten.model.record import Record
 
 MAX_CODE_BYTES = 10_000_000
@@ -42,6 +45,8 @@ MAX_FILES = 1000
 MAX_FILES_BYTES = 256 * MIB
 # How much longer than its code a run may live: files in, artifacts out.
 LEASE_MARGIN_S = 300.0
+# A file up to here is sent with its end in one piece, so nothing can come between.
+AT_ONCE_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,10 @@ _ALIASES = {"linux": "bash", "shell": "bash", "python3": "python", "javascript":
 class _Job:
     name: str
     runtime: Runtime
+    main: str
+    """Where the code itself lies, relative to the workspace."""
+    kept: bool
+    """Whether the workspace outlives the run, so that the code must not stay in it."""
     files: dict[str, bytes]
     globs: tuple[Glob, ...]
     exec: ExecRequest
@@ -74,20 +83,28 @@ class _Job:
 
 class OneShot:
     def __init__(
-        self, planner: Planner, sandboxes: Sandboxes, execution: Execution, files: Files
+        self,
+        planner: Planner,
+        sandboxes: Sandboxes,
+        spares: Spares,
+        execution: Execution,
+        files: Files,
     ) -> None:
         self._planner = planner
         self._sandboxes = sandboxes
+        self._spares = spares
         self._execution = execution
         self._files = files
 
     async def run(self, request: RunRequest) -> RunResult:
         job = _checked(request)
         plan = await self._plan(request, job)
-        record = await self._sandboxes.make(plan)
+        record = await self._spares.claim(plan) or await self._sandboxes.make(plan)
         try:
-            return await self._compute(record, job)
+            return await self._compute(record, job, plan)
         finally:
+            if job.kept:
+                await self._take_back(record, job)
             await self._remove(record)
 
     async def _plan(self, request: RunRequest, job: _Job) -> Plan:
@@ -98,7 +115,11 @@ class OneShot:
                 limits=request.limits,
                 profile=request.profile,
                 backend=request.backend,
+                isolation=request.isolation,
                 network=request.network,
+                workspace_id=request.workspace_id,
+                workspace_mode=request.workspace_mode,
+                mounts=request.mounts,
                 labels={"sandkasten.oneshot": job.name},
             ),
             otherwise=job.runtime.image,
@@ -117,10 +138,9 @@ class OneShot:
             ),
         )
 
-    async def _compute(self, record: Record, job: _Job) -> RunResult:
-        await self._write(record.id, job.files)
+    async def _compute(self, record: Record, job: _Job, plan: Plan) -> RunResult:
         try:
-            result = await self._execution.run(record.id, job.exec)
+            result = await self._write_and_run(record.id, job, plan)
         except CommandNotFound as exc:
             raise CommandNotFound(
                 f"there is no {job.runtime.program[0]} in image {record.image}",
@@ -130,12 +150,33 @@ class OneShot:
         artifacts: tuple[Artifact, ...] = ()
         warnings = record.warnings
         if job.globs and result.status != "lost":
-            collected = await collect_artifacts(
-                self._files, record, job.globs, leave_out=job.runtime.main
-            )
+            collected = await collect_artifacts(self._files, record, job.globs, leave_out=job.main)
             artifacts = collected.artifacts
             warnings += collected.warnings
         return _answer(record, job, result, artifacts, warnings)
+
+    async def _write_and_run(self, sandbox_id: str, job: _Job, plan: Plan) -> ExecResult:
+        files = job.files
+        tasks: list[asyncio.Future[None]] = []
+        if len(files) == 1 and sum(map(len, files.values())) <= AT_ONCE_BYTES:
+            tasks.append(asyncio.ensure_future(self._write(sandbox_id, files)))
+        else:
+            await self._write(sandbox_id, files)
+        running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec))
+        try:
+            # One turn, in which the file and behind it the command go out: the runner finishes a
+            # write before it looks at what came after, and without its file no code can run.
+            await asyncio.sleep(0)
+            self._spares.refill(plan)
+            for writing in tasks:
+                await writing
+            return await running
+        except BaseException:
+            running.cancel()
+            for writing in tasks:
+                writing.cancel()
+            await asyncio.gather(*tasks, running, return_exceptions=True)
+            raise
 
     async def _write(self, sandbox_id: str, files: dict[str, bytes]) -> None:
         if len(files) == 1:
@@ -154,6 +195,11 @@ class OneShot:
                     group.create_task(one(path, data))
         except BaseExceptionGroup as several:
             raise _first(several) from several
+
+    async def _take_back(self, record: Record, job: _Job) -> None:
+        """Nobody asked for the code to be kept, only for what it writes."""
+        with suppress(SandkastenError):
+            await self._files.remove(record.id, f"{WORKSPACE}/{job.main}", missing_ok=True)
 
     async def _remove(self, record: Record) -> None:
         try:
@@ -187,10 +233,13 @@ def _checked(request: RunRequest) -> _Job:
             "open a sandbox and upload an archive",
             limit=MAX_FILES,
         )
-    main = f"{WORKSPACE}/{runtime.main}"
+    kept = request.workspace_id is not None
+    # In a workspace that is somebody's already, the plain name may be taken.
+    code_name = f".{secrets.token_hex(6)}-{runtime.main}" if kept else runtime.main
+    main = f"{WORKSPACE}/{code_name}"
     if main in files:
         raise InvalidRequest(
-            f"{runtime.main} is where the code itself goes",
+            f"{code_name} is where the code itself goes",
             hint="give that file another name",
             field="files",
         )
@@ -204,6 +253,8 @@ def _checked(request: RunRequest) -> _Job:
     return _Job(
         name=request.runtime,
         runtime=runtime,
+        main=code_name,
+        kept=kept,
         files=files,
         globs=compile_globs(request.artifacts),
         exec=ExecRequest(command, stdin=request.stdin, timeout_s=timeout_s),

@@ -1,6 +1,7 @@
 """From a request to a plan: every rule is applied here, before anything is made.
 
-Raises the class of `errors` that names the rule. Reads nothing but the image source.
+Raises the class of `errors` that names the rule. Reads nothing but the image source and the
+sources of host mounts.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import Conflict, InvalidImage, PolicyDenied
+from sandkasten.errors import Conflict, InvalidImage, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.environment import checked_environment, checked_labels
+from sandkasten.model.mounts import Mounted, choose_mounts
 from sandkasten.model.policy import (
     Lease,
     Policy,
@@ -21,14 +23,19 @@ from sandkasten.model.policy import (
     parse_limits,
 )
 from sandkasten.model.spec import CellSpec
+from sandkasten.model.workspace import WorkspaceWish, workspace_wish
 from sandkasten.ports import Watchful
 
 if TYPE_CHECKING:
-    from sandkasten.engine.handles import Handles
+    from collections.abc import Sequence
+
+    from sandkasten.engine.tiers import Tiers
     from sandkasten.model.image import Image
+    from sandkasten.model.mounts import MountRule
     from sandkasten.model.record import Record
     from sandkasten.model.sandbox import CreateRequest
-    from sandkasten.ports import Backend, ImageSource
+    from sandkasten.model.spec import HostMount
+    from sandkasten.ports import Backend, HostMounts, ImageSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +49,23 @@ class Plan:
     env_names: tuple[str, ...]
     session_key: str | None
     warnings: tuple[str, ...]
+    workspace: WorkspaceWish | None = None
+    mounts: tuple[Mounted, ...] = ()
 
 
 class Planner:
     def __init__(
-        self, *, handles: Handles, images: ImageSource, policy: Policy, default_backend: str
+        self,
+        *,
+        tiers: Tiers,
+        images: ImageSource,
+        policy: Policy,
+        host_mounts: HostMounts | None = None,
     ) -> None:
-        self._handles = handles
+        self._tiers = tiers
         self._images = images
         self._policy = policy
-        self._default_backend = default_backend
+        self._host_mounts = host_mounts
 
     async def plan(
         self, request: CreateRequest, *, otherwise: str = "linux", image: Image | None = None
@@ -68,11 +82,17 @@ class Planner:
         lease = lease_for(request, self._policy)
         labels = checked_labels(request.labels)
         key = checked_session_key(request.session_key)
-        backend = self._handles.backend(request.backend or self._default_backend)
+        workspace = workspace_wish(request, self._policy.workspaces)
+        rules = choose_mounts(request.mounts, self._policy.mounts)
+        backend = await self._tiers.choose(request.backend, request.isolation)
         image = await self._image(request.image, otherwise) if image is None else image
         check_profile_on(profile, image)
         spec = CellSpec(
-            image=image, limits=limits, profile=profile, env={**self._policy.env, **env}
+            image=image,
+            limits=limits,
+            profile=profile,
+            env={**self._policy.env, **env},
+            mounts=await self._mounts(rules),
         )
         return Plan(
             backend=backend,
@@ -82,6 +102,8 @@ class Planner:
             env_names=tuple(sorted(env)),
             session_key=key,
             warnings=(image.warning,) if image.warning else (),
+            workspace=workspace,
+            mounts=tuple(Mounted(rule.name, rule.target) for rule in rules),
         )
 
     async def check_present(self, plan: Plan) -> None:
@@ -93,6 +115,15 @@ class Planner:
                 hint="import it again, or use another one",
                 image=image.name,
             )
+
+    async def _mounts(self, rules: Sequence[MountRule]) -> tuple[HostMount, ...]:
+        if not rules:
+            return ()
+        if self._host_mounts is None:
+            raise UnsupportedByBackend(
+                "host mounts cannot be had here", hint="take them out of policy.mounts"
+            )
+        return tuple(await self._host_mounts.resolve(rules))
 
     async def _image(self, name: str | None, otherwise: str) -> Image:
         if name is not None:
@@ -110,7 +141,9 @@ def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
     asked = (
         ("image", request.image, plan.spec.image.name, found.image),
         ("backend", request.backend, plan.backend.name, found.backend),
+        ("backend", request.isolation, plan.backend.name, found.backend),
         ("profile", request.profile, plan.spec.profile, found.profile),
+        ("workspace", request.workspace_id, request.workspace_id, found.workspace_id),
     )
     for what, named, wanted, has in asked:
         if named is not None and wanted != has:

@@ -16,11 +16,12 @@ from sandkasten.engine.owner import owner_gone
 from sandkasten.engine.sandboxes import Sandboxes, rebooted
 from sandkasten.errors import Busy, SandkastenError
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.lifecycle import State
+from sandkasten.model.lifecycle import State, is_there
 from sandkasten.model.sandbox import Swept
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handles
+    from sandkasten.engine.pausing import Pausing
     from sandkasten.model.record import Record
     from sandkasten.ports import Backend, Clock, EventSink, Store
 
@@ -50,6 +51,7 @@ class Reaper:
         store: Store,
         sandboxes: Sandboxes,
         handles: Handles,
+        pausing: Pausing,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
@@ -57,11 +59,12 @@ class Reaper:
         self._store = store
         self._sandboxes = sandboxes
         self._handles = handles
+        self._pausing = pausing
         self._clock = clock
         self._events = events
 
     async def sweep(self, *, quick: bool = False) -> Swept:
-        """One pass. `quick` trusts rows that say RUNNING and does not ask after each."""
+        """One pass. `quick` trusts rows of sandboxes that are there and does not ask after each."""
         tally = _Tally()
         gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -88,6 +91,7 @@ class Reaper:
             for backend, the_id in owned:
                 if the_id not in known:
                     group.create_task(litter(backend, the_id))
+        self._pausing.forget(known)
         swept = Swept(
             finished=tuple(tally.finished),
             expired=tuple(tally.expired),
@@ -110,11 +114,12 @@ class Reaper:
         return held
 
     async def _row(self, record: Record, tally: _Tally, *, quick: bool) -> None:
-        if quick and record.state is State.RUNNING and not self._over(record):
-            return
-        if record.state is State.RUNNING and not self._over(record):
+        if is_there(record.state) and not self._over(record):
+            if quick:
+                return
             try:
                 if await self._handles.alive(record):
+                    await self._pausing.keep(record)
                     return
             except SandkastenError:
                 tally.failed.append(record.id)
@@ -128,7 +133,7 @@ class Reaper:
         if record.state is State.CREATING and not owner_gone(record):
             return
         over = self._over(record)
-        if record.state is State.RUNNING and not over:
+        if is_there(record.state) and not over:
             return
         await self._sandboxes.finish_destroy(record)
         if record.state in (State.CREATING, State.DESTROYING):
@@ -172,8 +177,12 @@ class Reaper:
     def _over(self, record: Record) -> bool:
         if rebooted(record):
             return True
+        if record.acquired == "spare" and owner_gone(record):
+            return True
         age_s = self._clock.boottime() - record.created_boottime
-        return record.state is not State.CREATING and age_s > record.lifetime_s + _LIFETIME_SLACK_S
+        # A paused runner cannot end itself, so there is nothing to wait for.
+        slack_s = 0.0 if record.state is State.PAUSED else _LIFETIME_SLACK_S
+        return record.state is not State.CREATING and age_s > record.lifetime_s + slack_s
 
     def _report(self, swept: Swept) -> None:
         for what in ("finished", "expired", "dead", "orphans", "corrupt"):

@@ -26,14 +26,16 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
-from sandkasten.model.lifecycle import State
-from sandkasten.model.record import Record
+from sandkasten.model.lifecycle import State, is_there
+from sandkasten.model.record import Acquired, Record
 from sandkasten.model.sandbox import CreateRequest, Info
 from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, Store
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sandkasten.engine.claims import Claims
 
 # Making a place takes milliseconds; a host so busy that it needs this long is not usable.
 CREATE_TIMEOUT_S = 30.0
@@ -42,6 +44,9 @@ DESTROY_TIMEOUT_S = 20.0
 # Long enough for one create and one destroy of whoever holds the lock.
 LOCK_WAIT_S = CREATE_TIMEOUT_S + DESTROY_TIMEOUT_S
 LEASE_TIMEOUT_S = 10.0
+# An answer takes a tenth of a millisecond; later than this, making another is quicker.
+CLAIM_TIMEOUT_S = 1.0
+SPARE_DETAIL = "kept ready for the next one-shot"
 _CHECKS_AT_ONCE = 16
 
 
@@ -52,9 +57,11 @@ class Sandboxes:
         handles: Handles,
         store: Store,
         planner: Planner,
+        claims: Claims,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
+        self._claims = claims
         self._handles = handles
         self._store = store
         self._planner = planner
@@ -71,10 +78,10 @@ class Sandboxes:
                 if await self._usable(found):
                     check_same_kind(found, request, plan)
                     return self.describe(found, created=False)
-                await self._destroy_quietly(found.id)
+                await self.destroy_quietly(found.id)
             return self.describe(await self.make(plan), created=True)
 
-    async def make(self, plan: Plan) -> Record:
+    async def make(self, plan: Plan, *, acquired: Acquired = "cold") -> Record:
         """A running sandbox with its handle open, or an error and nothing left behind."""
         owner = this_process()
         record = Record(
@@ -96,9 +103,11 @@ class Sandboxes:
             owner_pid=owner.pid,
             owner_start=owner.start,
             warnings=plan.warnings,
+            acquired=acquired,
+            mounts=plan.mounts,
         )
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
-            await self._store.put(record)
+            record, plan = await self._recorded(record, plan)
             try:
                 # The row keeps the image from now on; it must not have gone just before.
                 await self._planner.check_present(plan)
@@ -109,6 +118,43 @@ class Sandboxes:
         self._emit("sandbox.created", record)
         return record
 
+    async def claim(self, spare: Record, plan: Plan) -> Record | None:
+        """The spare as what the plan asks for; None when it has died or somebody removed it."""
+        handle = self._handles.peek(spare.id)
+        if handle is None or handle.channel is None or handle.channel.closed:
+            return None
+        leasing = asyncio.ensure_future(_lease(handle.channel, plan, CLAIM_TIMEOUT_S))
+        leasing.add_done_callback(_seen)
+        try:
+            # The request goes out first; its answer says that the runner lives and will.
+            await asyncio.sleep(0)
+            async with self._store.lock(spare.id, wait_s=0):
+                row = await self._store.get(spare.id)
+                if row is None or row.state is not State.RUNNING:
+                    return None
+                claimed = replace(
+                    row,
+                    acquired="pool",
+                    created_at=self._clock.now(),
+                    created_boottime=self._clock.boottime(),
+                    idle_timeout_s=plan.lease.idle_timeout_s,
+                    lifetime_s=plan.lease.lifetime_s,
+                    labels=plan.labels,
+                    env_names=plan.env_names,
+                    warnings=plan.warnings,
+                )
+                await self._store.put(claimed)
+            await leasing
+        except SandkastenError:
+            # Whatever it is: a sandbox of its own will do, or say better what is wrong.
+            return None
+        finally:
+            leasing.cancel()
+        handle.record = claimed
+        self._handles.keep(handle)
+        self._emit("sandbox.claimed", claimed)
+        return claimed
+
     async def get(self, text: str) -> Info:
         record = await self._store.get(sandbox_id(text))
         if record is None:
@@ -117,14 +163,16 @@ class Sandboxes:
             )
         return self.describe(await self._looked_at(record), created=False)
 
-    async def list(self) -> Sequence[Info]:
+    async def list(self, *, all: bool = False) -> Sequence[Info]:
+        """Everybody's sandboxes; with `all` also what is kept ready and belongs to nobody yet."""
         gate = asyncio.Semaphore(_CHECKS_AT_ONCE)
 
         async def one(record: Record) -> Record:
             async with gate:
                 return await self._looked_at(record)
 
-        records = await self._store.list()
+        found = await self._store.list()
+        records = [one for one in found if all or one.acquired != "spare"]
         return [
             self.describe(record, created=False)
             for record in await asyncio.gather(*(one(record) for record in records))
@@ -174,6 +222,9 @@ class Sandboxes:
         used = handle.last_used if handle is not None else record.created_boottime
         ends_idle = now + max(0.0, used + record.idle_timeout_s - boottime)
         ends = now + max(0.0, record.created_boottime + record.lifetime_s - boottime)
+        if record.state is State.PAUSED:
+            # Idleness is no fault of a sandbox that may not run; its lifetime goes on.
+            ends_idle = ends
         return Info(
             id=record.id,
             image=record.image,
@@ -187,11 +238,34 @@ class Sandboxes:
             idle_timeout_s=record.idle_timeout_s,
             lifetime_s=record.lifetime_s,
             session_key=record.session_key,
+            acquire_source="cold" if record.acquired == "cold" else "pool",
+            acquire_detail=SPARE_DETAIL if record.acquired == "spare" else "",
+            workspace_id=record.workspace_id,
+            workspace_shared=record.workspace_shared,
+            mounts=record.mounts,
             labels=dict(record.labels),
             env_names=record.env_names,
             unenforced=record.unenforced,
             warnings=record.warnings,
         )
+
+    async def _recorded(self, record: Record, plan: Plan) -> tuple[Record, Plan]:
+        """The row is written when this returns, and a named workspace is this sandbox's."""
+        if plan.workspace is None:
+            await self._store.put(record)
+            return record, plan
+        async with self._claims.claimed(plan.workspace, self.finish_destroy) as claim:
+            limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
+            record = replace(
+                record,
+                limits=limits,
+                workspace_id=plan.workspace.name,
+                workspace_shared=plan.workspace.shared,
+                unenforced=claim.unenforced,
+            )
+            await self._store.put(record)
+        spec = replace(plan.spec, limits=limits, workspace=claim.volume)
+        return record, replace(plan, spec=spec)
 
     async def _start(self, record: Record, plan: Plan) -> Record:
         try:
@@ -206,20 +280,13 @@ class Sandboxes:
         handle = Handle(record=record, backend=plan.backend, cell=cell, channel=channel)
         self._handles.keep(handle)
         # The runner ends itself: a sandbox needs nobody to be alive to be taken away.
-        leasing = asyncio.ensure_future(
-            channel.call(
-                "lease",
-                {
-                    "idle_ms": int(plan.lease.idle_timeout_s * 1000),
-                    "lifetime_ms": int(plan.lease.lifetime_s * 1000),
-                },
-                timeout_s=LEASE_TIMEOUT_S,
-            )
-        )
+        leasing = asyncio.ensure_future(_lease(channel, plan, LEASE_TIMEOUT_S))
         try:
             # The request goes out first; the row is written while the runner works.
             await asyncio.sleep(0)
             unenforced = tuple(cell.unenforced) if isinstance(cell, Candid) else ()
+            told = {one.limit for one in unenforced}
+            unenforced += tuple(one for one in record.unenforced if one.limit not in told)
             running = replace(record, state=State.RUNNING, unenforced=unenforced)
             await self._store.put(running)
             await leasing
@@ -231,7 +298,8 @@ class Sandboxes:
 
     async def _undo(self, record: Record, cause: BaseException) -> None:
         """After a failed create. What cannot be removed now stays marked for the reaper."""
-        self._emit("sandbox.create_failed", record, error=type(cause).__name__)
+        if record.acquired != "spare":
+            self._emit("sandbox.create_failed", record, error=type(cause).__name__)
         try:
             await self.finish_destroy(record)
         except SandkastenError as exc:
@@ -250,18 +318,19 @@ class Sandboxes:
         await self._store.drop(record.id, record)
         self._emit("sandbox.destroyed", record)
 
-    async def _destroy_quietly(self, the_id: SandboxId) -> None:
+    async def destroy_quietly(self, the_id: SandboxId) -> None:
+        """Gone, whoever did it, and nothing of it open here."""
         try:
             await self.destroy(the_id)
         except SessionNotFound:
-            return
+            await self._handles.forget(the_id)
 
     async def _usable(self, record: Record) -> bool:
-        return record.state is State.RUNNING and await self._handles.alive(record)
+        return is_there(record.state) and await self._handles.alive(record)
 
     async def _looked_at(self, record: Record) -> Record:
         """The record with its state as it is now, not as it was when somebody last looked."""
-        if record.state is not State.RUNNING:
+        if not is_there(record.state):
             return record
         try:
             alive = await self._handles.alive(record)
@@ -279,6 +348,20 @@ class Sandboxes:
             if error is not None:
                 fields["error"] = error
             self._events.emit(event, fields)
+
+
+async def _lease(channel: Channel, plan: Plan, timeout_s: float) -> None:
+    fields = {
+        "idle_ms": int(plan.lease.idle_timeout_s * 1000),
+        "lifetime_ms": int(plan.lease.lifetime_s * 1000),
+    }
+    await channel.call("lease", fields, timeout_s=timeout_s)
+
+
+def _seen(task: asyncio.Future[None]) -> None:
+    """Its failure is known by other means, or of no more interest."""
+    if not task.cancelled():
+        task.exception()
 
 
 def rebooted(record: Record) -> bool:

@@ -109,7 +109,7 @@ async def open_terminal(
         "stdin": "stream",
         "pty": {"rows": pty.rows, "cols": pty.cols},
     }
-    async with channel.stream("exec.start", fields) as call:
+    async with handles.explaining(handle), channel.stream("exec.start", fields) as call:
         await _started(call)
         terminal = Terminal(call, channel, exec_id, handle.record.limits)
         try:

@@ -27,8 +27,10 @@ CPU_PERIOD_US = 100_000
 # The kernel empties a group a moment after its last process is dead; longer means something lives.
 REMOVE_DEADLINE_S = 5.0
 
-Controller = Literal["memory", "pids", "cpu", "cpuacct"]
-CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu", "cpuacct")
+Controller = Literal["memory", "pids", "cpu", "cpuacct", "freezer"]
+CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu", "cpuacct", "freezer")
+# Nothing is limited by these, so nobody misses them: v2 counts and freezes in every group.
+_NO_LIMIT: frozenset[Controller] = frozenset({"cpuacct", "freezer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def plan(on: Hierarchies, name: str, limits: Limits, *, parent: str = GROUP) -> 
         elif on.v2 is not None and controller in on.v2_controllers:
             where = at(on.v2)
             writes += _v2_writes(controller, where, limits, quota)
-        elif controller != "cpuacct":
+        elif controller not in _NO_LIMIT:
             missing.append(controller)
     tasks = tuple(f"{d}/tasks" for d in directories if on.v2 is None or not d.startswith(on.v2))
     v2 = at(on.v2) if on.v2 is not None else None
@@ -147,7 +149,7 @@ def _v1_writes(controller: Controller, where: str, limits: Limits, quota: int) -
                 Write(f"{where}/cpu.cfs_period_us", str(CPU_PERIOD_US)),
                 Write(f"{where}/cpu.cfs_quota_us", str(quota)),
             ]
-        case "cpuacct":
+        case "cpuacct" | "freezer":
             return []
 
 
@@ -164,7 +166,7 @@ def _v2_writes(controller: Controller, where: str, limits: Limits, quota: int) -
             return [Write(f"{where}/pids.max", str(limits.pids))]
         case "cpu":
             return [Write(f"{where}/cpu.max", f"{quota} {CPU_PERIOD_US}")]
-        case "cpuacct":
+        case "cpuacct" | "freezer":
             return []
 
 

@@ -31,7 +31,13 @@ def close_later(descriptor: int | None, *, after: Callable[[int], None] = _nothi
     global _owner
     with _lock:
         if _owner != os.getpid():
-            threading.Thread(target=_run, name="sandkasten-closing", daemon=True).start()
+            try:
+                threading.Thread(target=_run, name="sandkasten-closing", daemon=True).start()
+            except RuntimeError:
+                # The interpreter is ending, or the host has no thread left to give.
+                if descriptor is not None:
+                    _close(descriptor, after)
+                return
             _owner = os.getpid()
     if descriptor is not None:
         _queue.put((descriptor, after))
@@ -39,8 +45,11 @@ def close_later(descriptor: int | None, *, after: Callable[[int], None] = _nothi
 
 def _run() -> None:
     while True:
-        descriptor, after = _queue.get()
-        with contextlib.suppress(OSError):
-            after(descriptor)
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
+        _close(*_queue.get())
+
+
+def _close(descriptor: int, after: Callable[[int], None]) -> None:
+    with contextlib.suppress(OSError):
+        after(descriptor)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable
-from sandkasten.linux import cgroups, idranges, processes, quota
+from sandkasten.linux import cgroups, freezing, idranges, processes, quota
 from sandkasten.linux.closing import close_later
 from sandkasten.linux.layout import CellState, Layout, read_pid, read_state
 from sandkasten.model.limits import Limits
@@ -92,11 +92,14 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
             mounts = processes.hold_mounts(pinned.pid)
         # Both: the group also holds a launcher that was interrupted, the pid works without groups.
         killed = cgroups.kill(group)
+        if pinned is not None:
+            pinned.kill()
+        # After the kill, so that nothing inside gets another turn.
+        freezing.thaw_dying(state.cgroups)
         if pinned is None:
             if killed:
                 _await_empty(group)
             return
-        pinned.kill()
         if not pinned.wait(_DEATH_DEADLINE_S):
             raise BackendUnavailable(
                 f"sandbox {sandbox_id} (pid {pinned.pid}) does not die",

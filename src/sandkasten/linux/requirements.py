@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandkastenError
-from sandkasten.linux import cgroups, quota, seccomp
+from sandkasten.linux import cgroups, freezing, quota, seccomp
 from sandkasten.model.limits import Unenforced
 from sandkasten.model.readiness import Readiness, Requirement
 
@@ -161,3 +161,17 @@ def control_groups(planned: cgroups.Plan, root: bool) -> Requirement:
         )
         return Requirement("cgroups", False, state, "mount cgroups writable", required=False)
     return Requirement("cgroups", True, "memory, pids and cpu, written directly")
+
+
+def pausing(hierarchies: cgroups.Hierarchies, root: bool) -> Requirement:
+    if not root:
+        return Requirement(
+            "pausing", False, "not available to an ordinary user here", "run as root",
+            required=False,
+        )  # fmt: skip
+    ways = freezing.freezers(hierarchies, "probe")
+    state = " or ".join(way.file for way in ways) or "no freezer"
+    return Requirement(
+        "pausing", bool(ways), state, "mount the cgroup2 file system, or the v1 freezer",
+        required=False,
+    )  # fmt: skip

@@ -8,13 +8,16 @@ from enum import StrEnum
 class State(StrEnum):
     CREATING = "creating"
     RUNNING = "running"
+    PAUSED = "paused"
+    """Its processes are stopped, and stay so until somebody resumes or destroys it."""
     DESTROYING = "destroying"
     LOST = "lost"
 
 
 _MOVES: dict[State, frozenset[State]] = {
     State.CREATING: frozenset({State.RUNNING, State.DESTROYING, State.LOST}),
-    State.RUNNING: frozenset({State.DESTROYING, State.LOST}),
+    State.RUNNING: frozenset({State.PAUSED, State.DESTROYING, State.LOST}),
+    State.PAUSED: frozenset({State.RUNNING, State.DESTROYING, State.LOST}),
     State.LOST: frozenset({State.DESTROYING}),
     State.DESTROYING: frozenset(),
 }
@@ -23,3 +26,8 @@ _MOVES: dict[State, frozenset[State]] = {
 def may_move(now: State, then: State) -> bool:
     """A destroyed sandbox has no state: its row is gone."""
     return then in _MOVES[now]
+
+
+def is_there(state: State) -> bool:
+    """Whether a sandbox in this state has a cell, and whoever asks for it may keep it."""
+    return state in (State.RUNNING, State.PAUSED)

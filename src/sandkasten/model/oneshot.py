@@ -32,7 +32,12 @@ class RunRequest:
     limits: Mapping[str, Number] = field(default_factory=lambda: MappingProxyType({}))
     profile: str | None = None
     backend: str | None = None
+    isolation: str | None = None
     network: str | None = None
+    workspace_id: str | None = None
+    """A workspace that outlives the run: what the code writes there stays."""
+    workspace_mode: str | None = None
+    mounts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,13 @@ from sandkasten.errors import InvalidRequest, UnsupportedByBackend
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.spelling import did_you_mean, shown
+from sandkasten.model.workspace import WorkspaceRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sandkasten.model.image import Image
+    from sandkasten.model.mounts import MountRule
     from sandkasten.model.sandbox import CreateRequest, Number
     from sandkasten.model.spec import Profile
 
@@ -43,6 +45,15 @@ class Policy:
     blocked_paths: tuple[str, ...] = DEFAULT_BLOCKED_PATHS
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the operator lets in of its own environment; the caller's names win."""
+    workspaces: WorkspaceRules = field(default_factory=WorkspaceRules)
+    mounts: tuple[MountRule, ...] = ()
+    """What of the host may be shown, read-only; a request can only name one of these."""
+    reclaim_after_s: float | None = None
+    """Seconds of rest after which a sandbox gives back the memory it can spare; None: never."""
+    isolation: str | None = None
+    """What a request gets that names neither isolation nor backend; None: standard."""
+    isolation_minimum: str | None = None
+    """The weakest isolation a request may have; None: any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,3 +27,22 @@ class Readiness:
     remedy: str = ""
     requirements: tuple[Requirement, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One way to have sandboxes here: a backend with a kind of root and a profile."""
+
+    name: str
+    backend: str
+    ready: bool
+    image: str = ""
+    profile: str = ""
+    reason: str = ""
+    remedy: str = ""
+    default: bool = False
+    """What a request gets that asks for nothing."""
+    tried: bool = False
+    """Sandboxes were really made; without that, `ready` is what the machine looks like."""
+    create_ms: float | None = None
+    """The median of a few creates."""

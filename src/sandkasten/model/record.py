@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.lifecycle import State
     from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.mounts import Mounted
+
+Acquired = Literal["cold", "pool", "spare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +44,6 @@ class Record:
     """Which content the image's name meant when it was made; keeps its layers from removal."""
     workspace_id: str | None = None
     workspace_shared: bool = False
+    acquired: Acquired = "cold"
+    """Made for whoever asked; or kept ready and claimed; or kept ready and nobody's yet."""
+    mounts: tuple[Mounted, ...] = ()

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.model.limits import Limits, Unenforced
+    from sandkasten.model.mounts import Mounted
     from sandkasten.model.usage import Usage
 
 Number = int | float
-SandboxStatus = Literal["creating", "running", "destroying", "lost"]
+SandboxStatus = Literal["creating", "running", "paused", "destroying", "lost"]
 
 _NO_TEXT: Mapping[str, str] = MappingProxyType({})
 _NO_NUMBERS: Mapping[str, Number] = MappingProxyType({})
@@ -76,6 +77,10 @@ class Info:
     acquire_source: Literal["pool", "cold"] = "cold"
     acquire_detail: str = ""
     workspace_id: str | None = None
+    """The workspace's name; None for one that goes with the sandbox."""
+    workspace_shared: bool = False
+    mounts: tuple[Mounted, ...] = ()
+    """The operator's host mounts it has, read-only."""
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
     env_names: tuple[str, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()
@@ -106,15 +111,18 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`usage` is what the kernel counts from outside, the rest is what the runner says."""
+    """`usage` is what the kernel counts from outside, the rest is what the runner says.
+
+    A paused sandbox cannot be asked: what only its runner knows is None.
+    """
 
     usage: Usage
     uptime_ms: int
-    processes: int
-    running: int
+    processes: int | None
+    running: int | None
     """Commands that have not ended."""
-    shells: int
-    connections: int
+    shells: int | None
+    connections: int | None
     disk: tuple[DiskUsage, ...] = ()
 
 

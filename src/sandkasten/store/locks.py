@@ -12,14 +12,13 @@ import hashlib
 import os
 import random
 import time
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from sandkasten.errors import BackendUnavailable, Busy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
 _FIRST_WAIT_S = 0.001
@@ -33,32 +32,48 @@ class FileLocks:
         self._root = root
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    @asynccontextmanager
-    async def hold(self, name: str, wait_s: float) -> AsyncIterator[None]:
+    def hold(self, name: str, wait_s: float) -> AbstractAsyncContextManager[None]:
         # Names come from callers (session keys); a digest can neither be a path nor too long.
         path = self._root / hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = asyncio.Lock()
-        deadline = time.monotonic() + wait_s
-        if wait_s <= 0 and queue.locked():
-            raise _busy(wait_s)
+        return _Hold(path, queue, wait_s)
+
+
+class _Hold(AbstractAsyncContextManager[None]):
+    """Not a generator, because those cannot begin any more while a loop ends, and an engine that
+    closes then still has sandboxes to remove."""
+
+    def __init__(self, path: Path, queue: asyncio.Lock, wait_s: float) -> None:
+        self._path = path
+        self._queue = queue
+        self._wait_s = wait_s
+        self._fd = -1
+
+    async def __aenter__(self) -> None:
+        deadline = time.monotonic() + self._wait_s
+        if self._wait_s <= 0 and self._queue.locked():
+            raise _busy(self._wait_s)
         try:
-            async with asyncio.timeout(max(wait_s, 1.0)):
-                await queue.acquire()
+            async with asyncio.timeout(max(self._wait_s, 1.0)):
+                await self._queue.acquire()
         except TimeoutError as exc:
-            raise _busy(wait_s) from exc
+            raise _busy(self._wait_s) from exc
         try:
-            fd = await _take(path, deadline, wait_s)
-            try:
-                yield
-            finally:
-                # Unlinked while held: a waiter that opened this file before sees that it is
-                # gone and opens the new one.
-                path.unlink(missing_ok=True)
-                os.close(fd)
+            self._fd = await _take(self._path, deadline, self._wait_s)
+        except BaseException:
+            self._queue.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            # Unlinked while held: a waiter that opened this file before sees that it is gone
+            # and opens the new one.
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
         finally:
-            queue.release()
+            self._queue.release()
 
 
 async def _take(path: Path, deadline: float, wait_s: float) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from sandkasten.errors import Busy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.record import Record
@@ -42,24 +42,30 @@ class MemoryStore:
         return []
 
     def lock(self, name: str, *, wait_s: float = 30.0) -> AbstractAsyncContextManager[None]:
-        return self._hold(name, wait_s)
-
-    @asynccontextmanager
-    async def _hold(self, name: str, wait_s: float) -> AsyncIterator[None]:
         lock = self._held.get(name)
         if lock is None:
             lock = self._held[name] = asyncio.Lock()
-        if wait_s <= 0 and lock.locked():
+        return _Hold(lock, wait_s)
+
+
+class _Hold(AbstractAsyncContextManager[None]):
+    """Not a generator: those cannot begin any more while a loop ends, and an engine closes then."""
+
+    def __init__(self, lock: asyncio.Lock, wait_s: float) -> None:
+        self._lock = lock
+        self._wait_s = wait_s
+
+    async def __aenter__(self) -> None:
+        if self._wait_s <= 0 and self._lock.locked():
             raise Busy("somebody else is working on this sandbox", hint="try again in a moment")
         try:
-            async with asyncio.timeout(max(wait_s, 1.0)):
-                await lock.acquire()
+            async with asyncio.timeout(max(self._wait_s, 1.0)):
+                await self._lock.acquire()
         except TimeoutError as exc:
             raise Busy(
-                f"somebody else is working on this sandbox (waited {wait_s:g} s)",
+                f"somebody else is working on this sandbox (waited {self._wait_s:g} s)",
                 hint="try again in a moment",
             ) from exc
-        try:
-            yield
-        finally:
-            lock.release()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()

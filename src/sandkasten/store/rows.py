@@ -15,7 +15,8 @@ from sandkasten.errors import SessionNotFound
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.lifecycle import State
 from sandkasten.model.limits import Limits, Unenforced
-from sandkasten.model.record import Record
+from sandkasten.model.mounts import Mounted
+from sandkasten.model.record import Acquired, Record
 
 # Env names, labels and warnings of one sandbox; a file beyond this is not one of ours.
 MAX_ROW_BYTES = 1024 * 1024
@@ -44,6 +45,8 @@ def encode_row(record: Record) -> bytes:
         "image_id": record.image_id,
         "workspace_id": record.workspace_id,
         "workspace_shared": record.workspace_shared,
+        "acquired": record.acquired,
+        "mounts": [asdict(entry) for entry in record.mounts],
     }
     return json.dumps(row, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
@@ -91,6 +94,8 @@ def decode_row(data: bytes) -> Record:
         image_id=_text(row, "image_id") if "image_id" in row else "",
         workspace_id=workspace,
         workspace_shared=shared,
+        acquired=_acquired(row.get("acquired", "cold")),
+        mounts=_mounts(row.get("mounts", [])),
     )
 
 
@@ -106,6 +111,13 @@ def _number(row: dict[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name} is not a number")
     return value
+
+
+def _acquired(value: object) -> Acquired:
+    for known in ("cold", "pool", "spare"):
+        if value == known:
+            return known
+    raise ValueError("acquired is not one of the ways there are")
 
 
 def _texts(value: object) -> dict[str, str]:
@@ -139,3 +151,9 @@ def _unenforced(value: object) -> tuple[Unenforced, ...]:
     return tuple(
         Unenforced(_text(one, "limit"), _text(one, "reason"), _text(one, "remedy")) for one in value
     )
+
+
+def _mounts(value: object) -> tuple[Mounted, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError("mounts is not a list of objects")
+    return tuple(Mounted(_text(one, "name"), _text(one, "target")) for one in value)

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sandkasten")
 
 _TROUBLE = ("failed", "lost", "silent", "corrupt")
+# Nobody lost anything: the next run makes its own sandbox.
+_NO_TROUBLE = frozenset({"sandbox.spare_failed"})
 
 
 class LogEvents:
     """Implements `ports.EventSink`. Routine events are DEBUG here: an embedded engine is quiet."""
 
     def emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None:
-        level = logging.WARNING if event.endswith(_TROUBLE) else logging.DEBUG
+        trouble = event.endswith(_TROUBLE) and event not in _NO_TROUBLE
+        level = logging.WARNING if trouble else logging.DEBUG
         if logger.isEnabledFor(level):
             logger.log(level, "%s", event, extra={"sandkasten": dict(fields)})

@@ -88,6 +88,11 @@ class Channel:
     def closed(self) -> bool:
         return self._failure is not None
 
+    async def wait_closed(self, timeout_s: float) -> bool:
+        """Whether the runner has closed it within this time; for who knows that it will."""
+        await asyncio.wait({self._reading}, timeout=timeout_s)
+        return self.closed
+
     async def call(
         self,
         verb: str,

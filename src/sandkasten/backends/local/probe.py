@@ -36,6 +36,7 @@ def look(
     planned = cgroups.plan(hierarchies, "probe", Limits())
     unenforced = tuple(requirements.missing_controllers(planned.missing, root=root))
     lines.append(requirements.control_groups(planned, root))
+    lines.append(requirements.pausing(hierarchies, root))
     return requirements.verdict(lines, unenforced)
 
 

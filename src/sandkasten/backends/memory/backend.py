@@ -15,7 +15,8 @@ from sandkasten.backends.memory.server import MAX_CONNECTIONS, Connection
 from sandkasten.backends.memory.verbs_commands import COMMAND_VERBS
 from sandkasten.backends.memory.verbs_files import FILE_VERBS
 from sandkasten.backends.memory.verbs_rest import OTHER_VERBS
-from sandkasten.errors import Busy, Conflict, SandboxLost
+from sandkasten.backends.memory.workspaces import MemoryWorkspaces
+from sandkasten.errors import Busy, Conflict, SandboxLost, UnsupportedByBackend
 from sandkasten.model.readiness import Readiness, Requirement
 from sandkasten.model.usage import Usage
 
@@ -33,6 +34,7 @@ class MemoryBackend:
 
     def __init__(self) -> None:
         self._machines: dict[SandboxId, Machine] = {}
+        self.workspaces = MemoryWorkspaces()
 
     async def probe(self) -> Readiness:
         return Readiness(
@@ -43,7 +45,20 @@ class MemoryBackend:
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> MemoryCell:
         if sandbox_id in self._machines:
             raise Conflict(f"sandbox {sandbox_id} exists already", hint="choose another id")
-        machine = self._machines[sandbox_id] = Machine(spec)
+        if spec.mounts:
+            raise UnsupportedByBackend(
+                "a place in memory cannot show files of the host",
+                hint="use the local backend, or leave the mounts out",
+            )
+        workspace = None
+        if spec.workspace is not None:
+            workspace = self.workspaces.tree(spec.workspace.path)
+            if workspace is None:
+                raise UnsupportedByBackend(
+                    "a place in memory cannot show a workspace on disk",
+                    hint="use the local backend",
+                )
+        machine = self._machines[sandbox_id] = Machine(spec, workspace)
         return MemoryCell(self, sandbox_id, machine)
 
     async def attach(self, sandbox_id: SandboxId) -> MemoryCell:

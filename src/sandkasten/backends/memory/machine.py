@@ -30,7 +30,7 @@ _BIN = b"/usr/bin/"
 
 
 class Machine:
-    def __init__(self, spec: CellSpec) -> None:
+    def __init__(self, spec: CellSpec, workspace: Directory | None = None) -> None:
         self.spec = spec
         self.environment = base_environment(spec)
         self.tree = Tree(
@@ -38,6 +38,9 @@ class Machine:
             tmp_bytes=spec.limits.tmp_bytes,
             home=encode(HOME),
         )
+        if workspace is not None:
+            self.tree.volumes[self.tree.workspace] = workspace.volume
+            self.tree.plant(self.tree.workspace, workspace)
         for name in PROGRAMS:
             self.tree.program(_BIN + encode(name))
             self.tree.program(b"/bin/" + encode(name))

@@ -40,6 +40,7 @@ def look(
     ]
     planned = cgroups.plan(hierarchies, "probe", Limits())
     lines.append(requirements.control_groups(planned, os.geteuid() == 0))
+    lines.append(requirements.pausing(hierarchies, os.geteuid() == 0))
     lost = tuple(requirements.missing_controllers(planned.missing, root=True))
     return requirements.verdict(lines, lost)
 

@@ -1,0 +1,87 @@
+"""Named workspaces for people who write Python: the asynchronous object and its twin.
+
+What a workspace is and who may have it is the engine's business; every failure is a class of
+`errors`. Files go in and out through a sandbox that has the workspace.
+"""
+
+from __future__ import annotations
+
+import builtins
+from os import PathLike, fspath
+from typing import TYPE_CHECKING
+
+from sandkasten.client import loop
+from sandkasten.client.embedded import Place, connect
+
+if TYPE_CHECKING:
+    from sandkasten.client.transport import WorkspacesTransport
+    from sandkasten.model.workspace import Workspace
+
+
+class AsyncWorkspaces:
+    """The named workspaces of one place. Holds nothing open; make as many as you like."""
+
+    def __init__(
+        self, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+    ) -> None:
+        self._place = Place(None if data_dir is None else fspath(data_dir), backend)
+
+    async def list(self) -> builtins.list[Workspace]:
+        """All of them by name, without what they take; a damaged one says its problem."""
+        return builtins.list(await (await self._door()).list())
+
+    async def get(self, name: str) -> Workspace:
+        """One of them, measured: size, used, allocated on the host, used by whom."""
+        return await (await self._door()).get(name)
+
+    async def create(self, name: str, *, size_mb: float | None = None) -> Workspace:
+        """An empty one; a sandbox that names one that is not there makes it by itself."""
+        return await (await self._door()).create(name, size_mb=size_mb)
+
+    async def copy(self, source: str, target: str) -> Workspace:
+        """A new one with the same content and size; Conflict while a sandbox has the source."""
+        return await (await self._door()).copy(source, target)
+
+    async def resize(self, name: str, size_mb: float) -> Workspace:
+        """Make it larger; Conflict while a sandbox has it."""
+        return await (await self._door()).resize(name, size_mb)
+
+    async def delete(self, name: str) -> None:
+        """Delete it with everything in it; Conflict while a sandbox has it."""
+        await (await self._door()).delete(name)
+
+    async def _door(self) -> WorkspacesTransport:
+        return (await connect(self._place)).workspaces
+
+
+class Workspaces:
+    """The named workspaces of one place. Holds nothing open; make as many as you like."""
+
+    def __init__(
+        self, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+    ) -> None:
+        self._twin = AsyncWorkspaces(data_dir=data_dir, backend=backend)
+
+    def list(self) -> builtins.list[Workspace]:
+        """All of them by name, without what they take; a damaged one says its problem."""
+        return loop.run(self._twin.list())
+
+    def get(self, name: str) -> Workspace:
+        """One of them, measured: size, used, allocated on the host, used by whom."""
+        return loop.run(self._twin.get(name))
+
+    def create(self, name: str, *, size_mb: float | None = None) -> Workspace:
+        """An empty one; a sandbox that names one that is not there makes it by itself."""
+        return loop.run(self._twin.create(name, size_mb=size_mb))
+
+    def copy(self, source: str, target: str) -> Workspace:
+        """A new one with the same content and size; Conflict while a sandbox has the source."""
+        return loop.run(self._twin.copy(source, target))
+
+    def resize(self, name: str, size_mb: float) -> Workspace:
+        """Make it larger; Conflict while a sandbox has it."""
+        return loop.run(self._twin.resize(name, size_mb))
+
+    def delete(self, name: str) -> None:
+        """Delete it with everything in it; Conflict while a sandbox has it."""
+        loop.run(self._twin.delete(name))

@@ -1,0 +1,55 @@
+"""A backend that is imported when it is first used: most processes never need the stronger tiers.
+
+It owns nothing as long as its directory is not there, so a sweep need not import it either.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sandkasten.ports import Discards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.readiness import Readiness
+    from sandkasten.model.spec import CellSpec
+    from sandkasten.ports import Backend, Cell
+
+
+class LaterBackend:
+    """See `ports.Backend`; `directory` holds all that the backend may own."""
+
+    def __init__(self, name: str, directory: Path, opener: Callable[[], Backend]) -> None:
+        self._name = name
+        self._directory = directory
+        self._opener = opener
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @cached_property
+    def _backend(self) -> Backend:
+        return self._opener()
+
+    async def probe(self) -> Readiness:
+        return await self._backend.probe()
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
+        return await self._backend.create(sandbox_id, spec)
+
+    async def attach(self, sandbox_id: SandboxId) -> Cell:
+        return await self._backend.attach(sandbox_id)
+
+    async def owned(self) -> Sequence[SandboxId]:
+        if not self._directory.exists():
+            return ()
+        return await self._backend.owned()
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        if self._directory.exists() and isinstance(self._backend, Discards):
+            await self._backend.discard(sandbox_id)

@@ -1,0 +1,24 @@
+"""Words for how far a sandbox is kept from the host, and what each backend is worth. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ISOLATIONS: Final = ("standard", "gvisor", "strongest")
+"""What a request may ask for."""
+MINIMA: Final = ("standard", "gvisor")
+"""What an operator may demand."""
+
+# One kernel shared with the host, or a second one in between. A backend that is not named here
+# isolates nothing that was examined.
+_STRENGTH: Final = {"local": 1, "oci": 1, "gvisor": 2}
+_WEAKEST: Final = {"standard": 1, "gvisor": 2}
+
+
+def strength(backend: str) -> int:
+    return _STRENGTH.get(backend, 0)
+
+
+def weakest_of(minimum: str) -> int:
+    """The least strength that satisfies a demand."""
+    return _WEAKEST[minimum]

@@ -1,0 +1,227 @@
+"""One-shots again and again on real sandboxes: quick, clean, and nothing left when it is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.acceptance.conftest import REPOSITORY, leftovers, sandkasten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_HEAD = """
+import json, os, sys, time
+from pathlib import Path
+from sandkasten import run
+from sandkasten.engine import spares
+ROWS = Path(os.environ["SANDKASTEN_DATA_DIR"]) / "ledger" / "rows"
+
+def rows(acquired):
+    found = [json.loads(path.read_text()) for path in ROWS.glob("*.json")]
+    return [row["id"] for row in found if row["acquired"] == acquired and row["state"] == "running"]
+
+def spare():
+    deadline = time.monotonic() + 20
+    while not rows("spare"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.05)
+    (one,) = rows("spare")
+    return one
+"""
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+
+
+def _program(source: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _HEAD + source],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=_environment(),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def parked(data_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program that has made a spare with a lease of 3 s, said its id, and does nothing more."""
+    source = 'spares.LEASE_S = 3.0\nrun("1"); run("1"); print(spare(), flush=True); time.sleep(100)'
+    with subprocess.Popen(
+        [sys.executable, "-c", _HEAD + source],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+    ) as one:
+        yield one
+        one.kill()
+
+
+def _id(program: subprocess.Popen[str]) -> str:
+    assert program.stdout is not None
+    return program.stdout.readline().strip()
+
+
+def test_the_third_and_later_are_claimed_and_each_sandbox_is_used_once(data_dir: Path):
+    code = """
+import os
+seen = [p for p in ("/workspace/a", "/tmp/b", os.path.expanduser("~/c")) if os.path.exists(p)]
+for p in ("/workspace/a", "/tmp/b", os.path.expanduser("~/c")):
+    open(p, "w").write("x")
+print(seen, sorted(os.listdir("/workspace")))
+"""
+    answer = _program(f"""
+ids, said, claimed = [], set(), 0
+for number in range(6):
+    ready = spare() if number >= 2 else None
+    result = run({code!r})
+    claimed += result.sandbox_id == ready
+    ids.append(result.sandbox_id)
+    said.add(result.stdout)
+print(json.dumps([len(set(ids)), claimed, sorted(said)]))
+""")
+    assert answer == [6, 4, ["[] ['a', 'main.py']\n"]]
+    assert leftovers(data_dir) == []
+    assert sandkasten("ls", "--all", "--json").document == []
+
+
+def test_other_limits_and_another_environment_get_a_sandbox_of_their_own(data_dir: Path):
+    answer = _program("""
+run("1"); run("1")
+one = spare()
+small = run("1", limits={"mem_limit_mb": 64})
+named = run("import os; print(os.environ['A'])", env={"A": "7"})
+print(json.dumps([one in (small.sandbox_id, named.sandbox_id), named.stdout,
+                  small.limits["mem_limit_mb"], run("1").sandbox_id == one]))
+""")
+    assert answer == [False, "7\n", 64, True]
+    assert leftovers(data_dir) == []
+
+
+def test_fifty_at_once_have_fifty_sandboxes(data_dir: Path):
+    answer = _program("""
+from concurrent.futures import ThreadPoolExecutor
+run("1"); run("1"); spare()
+with ThreadPoolExecutor(50) as pool:
+    results = list(pool.map(lambda n: run(f"open('x', 'x').write('{n}'); print(open('x').read())"),
+                            range(50)))
+print(json.dumps([len({r.sandbox_id for r in results}),
+                  [r.stdout for r in results] == [f"{n}\\n" for n in range(50)]]))
+""")
+    assert answer == [50, True]
+    assert leftovers(data_dir) == []
+
+
+def test_loops_that_end_leave_nothing(data_dir: Path):
+    answer = _program("""
+import asyncio, threading
+from sandkasten import run_async
+async def some():
+    for _ in range(3):
+        await run_async("1")
+for _ in range(2):
+    asyncio.run(some())
+after = [rows("spare")]
+threads = [threading.Thread(target=asyncio.run, args=(some(),)) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(json.dumps([*after, rows("spare")]))
+""")
+    assert answer == [[], []]
+    assert leftovers(data_dir) == []
+
+
+def test_a_fork_neither_uses_nor_removes_the_spare_of_its_parent(data_dir: Path):
+    answer = _program("""
+run("1"); run("1")
+one = spare()
+child = os.fork()
+if child == 0:
+    mine = [run("1").sandbox_id for _ in range(2)]
+    from sandkasten.client import loop
+    loop._close_at_exit()
+    os._exit(1 if one in mine else 0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(json.dumps([status, run("print(6)").sandbox_id == one]))
+""")
+    assert answer == [0, True]
+    assert leftovers(data_dir) == []
+
+
+def test_a_spare_is_not_listed_and_rm_all_takes_it(parked: subprocess.Popen[str]):
+    spare = _id(parked)
+    assert sandkasten("ls", "--json").document == []
+    assert spare not in sandkasten("ls").out
+    (shown,) = sandkasten("ls", "--all", "--json").document
+    assert (shown["id"], shown["acquire_source"]) == (spare, "pool")
+    refused = sandkasten("exec", spare, "echo > /tmp/left", "--json")
+    assert refused.status != 0
+    assert sandkasten("rm", "--all", "--json").document == {"removed": [spare], "failed": []}
+    assert sandkasten("ls", "--all", "--json").document == []
+
+
+def test_after_kill_9_the_next_command_removes_the_spare(
+    parked: subprocess.Popen[str], data_dir: Path
+):
+    spare = _id(parked)
+    parked.send_signal(signal.SIGKILL)
+    parked.wait(10)
+    assert (data_dir / "cells" / spare).exists()
+    assert sandkasten("ls", "--json").document == []
+    assert leftovers(data_dir) == []
+    assert list((data_dir / "ledger" / "rows").iterdir()) == []
+
+
+def test_after_kill_9_the_spare_ends_itself(parked: subprocess.Popen[str], data_dir: Path):
+    spare = _id(parked)
+    parked.send_signal(signal.SIGKILL)
+    parked.wait(10)
+    deadline = time.monotonic() + 15
+    while any(one.startswith("process") for one in leftovers(data_dir)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (data_dir / "cells" / spare).exists()
+    assert sandkasten("ls", "--json").document == []
+    assert leftovers(data_dir) == []
+
+
+def test_a_spare_that_was_killed_from_outside_is_replaced(data_dir: Path):
+    answer = _program("""
+import signal
+run("1"); run("1")
+one = spare()
+cell = Path(os.environ["SANDKASTEN_DATA_DIR"]) / "cells" / one
+os.kill(int((cell / "pid").read_text().split()[0]), signal.SIGKILL)
+first = run("print(1)")
+second = spare()
+again = run("print(2)")
+said = first.stdout + again.stdout
+print(json.dumps([said, first.sandbox_id == one, again.sandbox_id == second]))
+""")
+    assert answer == ["1\n2\n", False, True]
+    assert leftovers(data_dir) == []
+
+
+def test_without_the_setting_none_is_kept(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SANDKASTEN_POOL_ONESHOT_SPARES", "0")
+    answer = _program("""
+for _ in range(4):
+    run("1")
+time.sleep(0.3)
+print(json.dumps(rows("spare")))
+""")
+    assert answer == []

@@ -1,0 +1,154 @@
+"""Which tests of a suite are asked of a ground, which are not and why, and what came of the run.
+
+A test that has no meaning somewhere says so with a marker and a reason; it is deselected there, and
+the run lists it. `--outcome FILE` writes what passed and what was not asked, by suite and ground;
+tests/matrix runs the suites with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+import pytest
+
+from tests.grounds import GROUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.grounds import Ground
+
+MARKERS = (
+    "needs_kernel(reason): the memory backend has no kernel to do this with",
+    "needs_python(reason): the image must have Python",
+    "needs_program(*names): the image must have these",
+    "only_on(*traits, reason): asked of grounds with one of these traits",
+    "not_on(*traits, reason): asked of grounds with none of these traits",
+)
+
+
+class Found(TypedDict):
+    """What a suite found on one ground. `not_asked` is by reason, with the files it concerns."""
+
+    passed: int
+    failed: list[str]
+    skipped: list[str]
+    not_asked: dict[str, list[str]]
+    files: list[str]
+
+
+_where = pytest.StashKey[dict[str, tuple[str, str]]]()
+_left_out = pytest.StashKey[dict[str, str]]()
+_outcome = pytest.StashKey["Outcome"]()
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption("--outcome", metavar="FILE", help="write what passed and what was not asked")
+
+
+def configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    config.stash[_where], config.stash[_left_out] = {}, {}
+    config.stash[_outcome] = Outcome(config)
+    config.pluginmanager.register(config.stash[_outcome], "sandkasten-outcome")
+
+
+def why_not(item: pytest.Item, ground: Ground) -> str | None:
+    """Why this test has nothing to ask of that ground; None when it has."""
+    for marker in item.iter_markers():
+        match marker.name:
+            case "needs_kernel" if ground.backend == "memory":
+                return str(marker.args[0])
+            case "needs_python" if not ground.has("python3"):
+                return str(marker.args[0])
+            case "needs_program":
+                for name in marker.args:
+                    if not ground.has(name):
+                        return f"the {ground.image} image has no {name}"
+            case "only_on" if not ground.traits & set(marker.args):
+                return str(marker.kwargs["reason"])
+            case "not_on" if ground.traits & set(marker.args):
+                return str(marker.kwargs["reason"])
+            case "root" if os.geteuid() != 0:
+                return "an ordinary user has no cgroups and no id range"
+    return None
+
+
+def select(
+    config: pytest.Config,
+    items: list[pytest.Item],
+    suite: str,
+    ground_of: Callable[[pytest.Item], str | None],
+) -> None:
+    """Takes what is not asked of its ground out of `items`; the suite of None is not this one."""
+    kept, dropped = [], []
+    for item in items:
+        name = ground_of(item)
+        why = why_not(item, GROUNDS[name]) if name in GROUNDS else None
+        if name is not None:
+            config.stash[_where][item.nodeid] = suite, name
+        if why is not None:
+            config.stash[_left_out][item.nodeid] = why
+        (kept if why is None else dropped).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def told(config: pytest.Config) -> list[str]:
+    """For the head of a run."""
+    found = config.stash[_left_out].items()
+    lines = sorted(f"  {name.rpartition('::')[2]}: {why}" for name, why in found)
+    return ["not asked:", *lines] if lines else []
+
+
+def outcome(config: pytest.Config) -> Outcome:
+    return config.stash[_outcome]
+
+
+class Outcome:
+    """Counts the tests of a run, and writes them down at its end when it was asked to."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._ended: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # A test that failed in one of its three phases has failed.
+        told = report.when == "call" or report.outcome != "passed"
+        if told and self._ended.get(report.nodeid) != "failed":
+            self._ended[report.nodeid] = report.outcome
+
+    def found(self, suite: str, ground: str) -> Found:
+        """So far."""
+        where = self._config.stash[_where]
+        ours = [name for name, place in where.items() if place == (suite, ground)]
+        by_end: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
+        not_asked: dict[str, set[str]] = {}
+        for name in ours:
+            if name in self._ended:
+                by_end[self._ended[name]].append(name)
+            elif (why := self._config.stash[_left_out].get(name)) is not None:
+                not_asked.setdefault(why, set()).add(_file(name))
+        return {
+            "passed": len(by_end["passed"]),
+            "failed": by_end["failed"],
+            "skipped": by_end["skipped"],
+            "not_asked": {why: sorted(files) for why, files in sorted(not_asked.items())},
+            "files": sorted({_file(name) for name in ours}),
+        }
+
+    def pytest_sessionfinish(self) -> None:
+        target = self._config.getoption("--outcome", None)
+        if target is not None:
+            places = sorted(set(self._config.stash[_where].values()))
+            found = {f"{suite} {ground}": self.found(suite, ground) for suite, ground in places}
+            Path(target).write_text(json.dumps(found))
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0].rpartition("/")[2]

@@ -1,0 +1,60 @@
+"""`doctor`: every tier with its reason and remedy; only the default one decides the status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandkasten.backends.memory import MemoryBackend
+from sandkasten.model.readiness import Readiness
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A machine on which the default backend is not ready."""
+
+    async def probe(self) -> Readiness:
+        return Readiness(ready=False, reason="no memory", remedy="buy some")
+
+    monkeypatch.setattr(MemoryBackend, "probe", probe)
+
+
+def test_it_says_how_long_a_create_takes_on_a_ready_tier(cli):
+    done = cli("doctor", "--json")
+    found = json.loads(done.out)
+    assert done.status == 0
+    assert {"ready", "reason", "remedy", "requirements", "unenforced", "tiers"} == set(found)
+    first, *others = found["tiers"]
+    assert (first["name"], first["default"], first["ready"]) == ("memory", True, True)
+    assert first["tried"]
+    assert first["create_ms"] >= 0
+    assert {one["name"] for one in others} == {"oci", "gvisor"}
+    for one in others:
+        assert (one["ready"], one["create_ms"]) == (False, None)
+        assert one["reason"]
+        assert one["remedy"]
+
+
+def test_the_text_names_each_tier_and_what_to_do(cli):
+    done = cli("doctor")
+    assert "ok    tier memory (default): ready, image host, create " in done.out
+    assert "--    tier gvisor: not ready: " in done.out
+    assert done.out.endswith("ready: sandboxes can be made here\n")
+    assert done.status == 0
+
+
+def test_no_measure_makes_nothing_and_shows_no_time(cli):
+    (first, *_) = json.loads(cli("doctor", "--no-measure", "--json").out)["tiers"]
+    assert (first["ready"], first["tried"], first["create_ms"]) == (True, False, None)
+    assert "create" not in cli("doctor", "--no-measure").out
+
+
+def test_a_default_tier_that_is_not_ready_is_status_1_with_the_remedy(cli, broken):
+    done = cli("doctor")
+    assert done.status == 1
+    assert "MISS  tier memory (default): not ready: no memory\n      remedy: buy some" in done.out
+    assert "not ready: no memory" in done.out.splitlines()[-2]
+    found = json.loads(cli("doctor", "--json").out)
+    assert (found["ready"], found["tiers"][0]["ready"]) == (False, False)
+    assert found["tiers"][0]["create_ms"] is None

@@ -1,0 +1,280 @@
+"""Named workspaces and host mounts on real sandboxes: kept, shared, shown and never written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten import (
+    Conflict,
+    Info,
+    PolicyDenied,
+    QuotaExceeded,
+    Sandbox,
+    SandkastenError,
+    Workspaces,
+    run,
+)
+from sandkasten.linux import ext4
+from tests.conformance.test_as_ordinary_user import as_user, home, interpreter  # noqa: F401
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="must be root to see what root sees"),
+]
+
+
+class Here:
+    """A data directory of its own: an engine reads its settings once."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.sandbox = partial(Sandbox, data_dir=data_dir)
+        self.run = partial(run, data_dir=data_dir)
+        self.workspaces = Workspaces(data_dir=data_dir)
+
+    def sandboxes(self) -> list[Info]:
+        return Sandbox.list(data_dir=self.data_dir)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, memory_only: None, tmp_path: Path) -> Iterator[Here]:
+    monkeypatch.delenv("SANDKASTEN_BACKEND")
+    made = Here(tmp_path / "data")
+    yield made
+    for info in made.sandboxes():
+        Sandbox.attach(info.id, data_dir=made.data_dir).close()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "weights").write_text("42")
+    models.chmod(0o777)
+    (models / "weights").chmod(0o666)
+    one = tmp_path / "one.txt"
+    one.write_text("file\n")
+    rules = f"models={models}:/models,one={one}:/mnt/one.txt:default"
+    monkeypatch.setenv("SANDKASTEN_POLICY_MOUNTS", rules)
+    return models
+
+
+def test_what_a_sandbox_wrote_is_there_for_the_next_with_its_owner_and_mode(here):
+    with here.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
+        box.exec("umask 077; echo kept > file; mkdir -p d/e; ln -s file link; echo h > ~/.rc")
+        info = box.info()
+        assert (info.workspace_id, info.limits.workspace_bytes) == ("w", 32 << 20)
+        assert info.unenforced == ()
+    with here.sandbox(workspace_id="w") as box:
+        result = box.exec("cat link ~/.rc; stat -c '%U %a %n' file d; id -u")
+        assert result.output == "kept\nh\nsandbox 600 file\nsandbox 700 d\n1000\n"
+    assert [one.name for one in here.workspaces.list()] == ["w"]
+
+
+def test_the_kernel_holds_a_named_workspace_to_its_size(here):
+    with here.sandbox(workspace="w", limits={"workspace_mb": 16}) as box:
+        full = box.exec("head -c 30000000 /dev/zero > big; ls -l big >/dev/null; rm big; echo ok")
+        assert "No space left" in full.stderr
+        assert full.stdout == "ok\n"
+        with pytest.raises(QuotaExceeded):
+            box.write("big", bytes(30_000_000))
+    here.workspaces.resize("w", 64)
+    with here.sandbox(workspace="w") as box:
+        assert box.exec("head -c 30000000 /dev/zero > big && wc -c < big").stdout == "30000000\n"
+        told = here.workspaces.get("w")
+        assert told.used_by == (box.id,)
+        assert told.used_bytes is not None
+        assert 30_000_000 < told.used_bytes < 32_000_000
+
+
+def test_one_has_it_alone_and_others_are_told_who(here):
+    with here.sandbox(workspace="w") as box:
+        with pytest.raises(Conflict, match=box.id):
+            here.sandbox(workspace="w")
+        with pytest.raises(Conflict, match=box.id):
+            here.workspaces.delete("w")
+        with pytest.raises(Conflict, match=box.id):
+            here.workspaces.copy("w", "x")
+    here.workspaces.delete("w")
+    assert here.workspaces.list() == []
+
+
+def test_those_who_share_see_each_others_files_at_once(here):
+    with (
+        here.sandbox(workspace="w", workspace_mode="shared") as one,
+        here.sandbox(workspace="w", workspace_mode="shared") as other,
+    ):
+        one.exec("echo hello > file")
+        assert other.exec("cat file; echo more >> file").stdout == "hello\n"
+        assert one.exec("cat file").stdout == "hello\nmore\n"
+        one.close()
+        assert other.exec("cat file").stdout == "hello\nmore\n"
+        other.exec("echo last >> file")
+    with here.sandbox(workspace="w") as box:
+        assert box.exec("cat file").stdout == "hello\nmore\nlast\n"
+
+
+def test_a_crowd_at_once_leaves_one_holder_and_a_whole_file_system(here, tmp_path):
+    here.workspaces.create("w", size_mb=32)
+    made: list[Sandbox] = []
+    told: list[SandkastenError] = []
+
+    def want() -> None:
+        try:
+            made.append(here.sandbox(workspace="w"))
+        except SandkastenError as exc:
+            told.append(exc)
+
+    crowd = [threading.Thread(target=want) for _ in range(6)]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join(60)
+    assert (len(made), {type(exc) for exc in told}) == (1, {Conflict})
+    made[0].exec("echo x > file")
+    made[0].close()
+    with here.sandbox(workspace="w") as box:
+        assert box.exec("cat file").stdout == "x\n"
+
+
+def test_a_killed_sandbox_leaves_its_workspace_whole(here, tmp_path):
+    """Its first process is killed from outside: nothing was unmounted by anybody's care."""
+    box = here.sandbox(workspace="w", limits={"workspace_mb": 32})
+    box.exec("for i in $(seq 200); do echo $i > f$i; done; sync")
+    pid = int((tmp_path / "data" / "cells" / box.id / "pid").read_text().split()[0])
+    os.kill(pid, signal.SIGKILL)
+    _until(lambda: not here.workspaces.list()[0].used_by)
+    with here.sandbox(workspace="w") as heir:
+        assert heir.exec("ls | wc -l; cat f200").output == "200\n200\n"
+    volume = tmp_path / "data" / "workspaces" / "w" / "volume"
+    _until(lambda: not ext4.attached(volume))
+    subprocess.run(["e2fsck", "-fn", volume], check=True, capture_output=True, timeout=60)
+
+
+def test_a_process_that_was_killed_does_not_keep_its_workspace(here, tmp_path):
+    code = """
+        import os, sys
+        from sandkasten import Sandbox
+        box = Sandbox(workspace="w", ttl_seconds=1)
+        box.exec("echo kept > file; sync")
+        print(box.id, flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    died = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+    assert died.returncode == -9
+    # The sandbox lives on without its maker until its own lease ends it.
+    _until(lambda: not here.workspaces.list()[0].used_by)
+    with here.sandbox(workspace="w") as heir:
+        assert heir.exec("cat file").stdout == "kept\n"
+
+
+def test_a_run_keeps_what_it_wrote_and_not_its_code(here):
+    first = here.run("open('made', 'w').write('x'); print('ok')", workspace="w")
+    assert (first.ok, first.stdout) == (True, "ok\n")
+    second = here.run("import os; print(os.path.exists('made'))", workspace="w")
+    assert second.stdout == "True\n"
+    with here.sandbox(workspace="w") as box:
+        assert box.exec("ls -A").stdout == "made\n"
+
+
+def test_a_copy_is_a_workspace_of_its_own(here):
+    with here.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
+        box.exec("echo first > file")
+    here.workspaces.copy("w", "x")
+    with here.sandbox(workspace="x") as box, here.sandbox(workspace="w") as other:
+        assert box.exec("cat file; echo second > file").stdout == "first\n"
+        assert other.exec("cat file").stdout == "first\n"
+
+
+def test_a_mount_is_shown_where_the_operator_says_and_can_only_be_read(here, shown):
+    with here.sandbox(mounts=["models"]) as box:
+        assert [(one.name, one.target) for one in box.info().mounts] == [
+            ("models", "/models"),
+            ("one", "/mnt/one.txt"),
+        ]
+        assert box.exec("cat /models/weights /mnt/one.txt").stdout == "42file\n"
+        tried = box.exec("echo x > /models/new; echo x > /models/weights; rm -f /models/weights")
+        assert tried.stderr.count("Read-only file system") == 3
+        options = box.exec("grep ' /models ' /proc/self/mountinfo | cut -d' ' -f6").stdout
+        assert {"ro", "nosuid", "nodev"} <= set(options.strip().split(","))
+        assert box.read("/models/weights") == b"42"
+        for attempt in (
+            lambda: box.write("/models/new", "x"),
+            lambda: box.remove("/models/weights"),
+            lambda: box.mkdir("/models/d"),
+            lambda: box.move("/models/weights", "/workspace/w"),
+            lambda: box.write("/mnt/one.txt", "x"),
+        ):
+            with pytest.raises(PolicyDenied) as refused:
+                attempt()
+            assert refused.value.hint
+    assert (shown / "weights").read_text() == "42"
+    assert [one.name for one in shown.iterdir()] == ["weights"]
+
+
+def test_without_naming_it_only_the_default_is_there(here, shown):
+    with here.sandbox() as box:
+        assert box.exec("ls -d /models /mnt/*").stdout == "/mnt/one.txt\n"
+    assert here.run("print(open('/mnt/one.txt').read())", mounts=["models"]).stdout == "file\n\n"
+
+
+@pytest.mark.parametrize("name", ["/etc", "../models", "weights", ""])
+def test_a_request_can_name_nothing_else(here, shown, name):
+    with pytest.raises(PolicyDenied, match="known: models, one"):
+        here.sandbox(mounts=[name])
+    assert here.sandboxes() == []
+
+
+def test_an_ordinary_user_has_workspaces_and_mounts_too(home):  # noqa: F811
+    models = home / "models"
+    models.mkdir()
+    (models / "weights").write_text("42")
+    code = f"""
+        import os
+        os.environ["SANDKASTEN_POLICY_MOUNTS"] = "models={models}:/models"
+        from sandkasten import Conflict, Sandbox, Workspaces
+        with Sandbox(workspace="w", mounts=["models"]) as box:
+            box.exec("echo kept > file; mkdir -m 0 shut")
+            assert box.exec("cat /models/weights").stdout == "42", "mount"
+            assert "Read-only" in box.exec("echo > /models/x").stderr, "read-only"
+            told = [one.reason for one in box.info().unenforced if one.limit == "workspace"]
+            assert len(told) == 1 and "directory" in told[0], told
+            try:
+                Sandbox(workspace="w")
+            except Conflict:
+                pass
+            else:
+                raise AssertionError("two have it")
+        assert Workspaces().get("w").kind == "directory"
+        with Sandbox(workspace="w") as box:
+            assert box.exec("cat file; ls").stdout == "kept\\nfile\\nshut\\n", "kept"
+        Workspaces().delete("w")
+        assert Workspaces().list() == []
+        print("done")
+    """
+    python, path = interpreter(home)
+    ran = as_user(home / "home", python, "-c", textwrap.dedent(code), pythonpath=path, timeout=100)
+    assert (ran.stdout, ran.stderr) == ("done\n", "")
+
+
+def _until(question) -> None:
+    ends = time.monotonic() + 30
+    while not question():
+        assert time.monotonic() < ends, "it did not come true within 30 s"
+        time.sleep(0.02)

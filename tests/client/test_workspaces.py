@@ -1,0 +1,69 @@
+"""The client's side of named workspaces: both spellings, both worlds, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten import (
+    AsyncSandbox,
+    AsyncWorkspaces,
+    Conflict,
+    InvalidRequest,
+    PolicyDenied,
+    Sandbox,
+    WorkspaceNotFound,
+    Workspaces,
+    run,
+)
+
+
+def test_a_workspace_is_named_by_either_spelling():
+    # One engine for all of them: what memory keeps, it keeps in this process.
+    with Sandbox(backend="memory", workspace="spelled") as box:
+        box.exec("echo kept > file")
+    with Sandbox(backend="memory", workspace_id="spelled") as box:
+        assert box.exec("cat file").stdout == "kept\n"
+        assert box.info().workspace_id == "spelled"
+        with pytest.raises(Conflict):
+            Sandbox(backend="memory", workspace="spelled", workspace_mode="shared")
+    same = Sandbox(backend="memory", workspace="spelled", workspace_id="spelled")
+    same.close()
+    with pytest.raises(InvalidRequest, match="name two workspaces"):
+        Sandbox(backend="memory", workspace="a", workspace_id="b")
+    assert run("cat file", "sh", workspace="spelled", backend="memory").stdout == "kept\n"
+
+
+def test_workspaces_without_a_loop():
+    workspaces = Workspaces(backend="memory")
+    made = workspaces.create("plain", size_mb=16)
+    assert (made.name, made.size_bytes) == ("plain", 16 << 20)
+    assert workspaces.copy("plain", "copied").size_bytes == 16 << 20
+    assert workspaces.resize("copied", 32).size_bytes == 32 << 20
+    assert {"plain", "copied"} <= {one.name for one in workspaces.list()}
+    for name in ("plain", "copied"):
+        workspaces.delete(name)
+    with pytest.raises(WorkspaceNotFound):
+        workspaces.get("plain")
+
+
+async def test_workspaces_with_a_loop():
+    workspaces = AsyncWorkspaces(backend="memory")
+    await workspaces.create("w")
+    async with AsyncSandbox(backend="memory", workspace="w", workspace_mode="shared") as box:
+        told = await workspaces.get("w")
+        assert (told.used_by, told.shared) == ((box.id,), True)
+    assert [one.name for one in await workspaces.list()] == ["w"]
+    await workspaces.delete("w")
+
+
+@pytest.mark.parametrize("mounts", ["models", [7], [b"x"]])
+def test_mounts_are_a_list_of_names(mounts):
+    with pytest.raises(InvalidRequest):
+        Sandbox(backend="memory", mounts=mounts)
+
+
+def test_a_mount_nobody_allowed_is_refused():
+    with pytest.raises(PolicyDenied, match="no mount named 'models'"):
+        Sandbox(backend="memory", mounts=["models"])
+    with pytest.raises(PolicyDenied, match="cannot mount the path '/etc'"):
+        run("true", "sh", mounts=["/etc"], backend="memory")

@@ -1,0 +1,62 @@
+"""Pausing and reclaiming: a backend does them, or says why it cannot; it never pretends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import UnsupportedByBackend
+from sandkasten.ports import Pausable, Reclaims
+from tests.conformance.box import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sandkasten.ports import Cell
+    from tests.conformance.box import Box
+
+
+async def _able(verb: Callable[[], Awaitable[object]]) -> bool:
+    """Whether the backend can; if not, it says what to do."""
+    try:
+        await verb()
+    except UnsupportedByBackend as exc:
+        if not exc.hint:
+            pytest.fail(f"no hint: {exc}")
+        return False
+    return True
+
+
+async def test_a_cell_that_says_it_pauses_stands_still_or_gives_a_reason(cell: Cell, box: Box):
+    if not isinstance(cell, Pausable):
+        return
+    if not await _able(cell.pause):
+        assert not await _able(cell.resume)
+        return
+    await cell.pause()
+    before = (await cell.usage()).cpu_usec
+    await cell.resume()
+    await cell.resume()
+    started = await box.begin(["sh", "-c", "while :; do :; done"])
+
+    async def works() -> bool:
+        now = (await cell.usage()).cpu_usec
+        return now is None or before is None or now > before
+
+    await eventually(works, True)
+    await cell.pause()
+    stood = (await cell.usage()).cpu_usec
+    assert (await cell.usage()).cpu_usec == stood
+    await cell.resume()
+    await box.ask("exec.signal", exec_id=started, signal=9)
+
+
+async def test_a_paused_cell_can_be_destroyed(cell: Cell):
+    if isinstance(cell, Pausable) and await _able(cell.pause):
+        await cell.destroy()
+
+
+async def test_a_cell_that_gives_memory_back_counts_it_or_gives_a_reason(cell: Cell):
+    if isinstance(cell, Reclaims) and await _able(cell.reclaim):
+        assert await cell.reclaim() >= 0

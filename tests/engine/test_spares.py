@@ -1,0 +1,398 @@
+"""Sandboxes kept ready for the next one-shot: claimed once, clean, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from sandkasten.engine import spares
+from sandkasten.errors import QuotaExceeded, SandboxLost, SessionNotFound
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.lifecycle import State
+from sandkasten.model.oneshot import RunRequest
+from tests.engine.injections import World
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def world():
+    one = World(spares=True)
+    yield one
+    await one.engine.aclose()
+    assert await one.left() == ([], [])
+
+
+async def sh(world: World, code: str = "true", **more):
+    return await world.engine.run(RunRequest(code, runtime="sh", **more))
+
+
+async def rows(world: World, acquired: str = "spare") -> list[str]:
+    return [one.id for one in await world.store.list() if one.acquired == acquired]
+
+
+async def until(condition, wait_s: float = 5.0):
+    deadline = time.monotonic() + wait_s
+    while not (found := await condition()):
+        assert time.monotonic() < deadline, "it did not come true"
+        await asyncio.sleep(0.005)
+    return found
+
+
+async def spare_of(world: World) -> str:
+    """The id of the one spare, made and running."""
+
+    async def ready() -> list[str]:
+        return [
+            one.id
+            for one in await world.store.list()
+            if one.acquired == "spare" and one.state.value == "running"
+        ]
+
+    (one,) = await until(ready)
+    # The task that made it has ended, too.
+    await asyncio.sleep(0.01)
+    return one
+
+
+async def test_one_run_alone_keeps_nothing_ready(world):
+    await sh(world)
+    await asyncio.sleep(0.05)
+    assert await world.left() == ([], [])
+
+
+async def test_after_two_of_a_kind_the_next_finds_its_sandbox_ready(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    assert world.backend.created == 3
+    result = await sh(world, "echo hi", timeout_s=7)
+    assert (result.sandbox_id, result.stdout) == (spare, b"hi\n")
+    assert result.limits["timeout_seconds"] == 7
+    assert world.events.names().count("sandbox.claimed") == 1
+    assert await spare_of(world) != spare
+
+
+async def test_a_claimed_spare_is_described_as_the_sandbox_of_its_run(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    running = asyncio.create_task(sh(world, "sleep 600", env={}, timeout_s=100))
+    await until(lambda: rows(world, "pool"))
+    (info,) = await world.engine.list()
+    assert (info.id, info.acquire_source, info.acquire_detail) == (spare, "pool", "")
+    assert info.labels == {"sandkasten.oneshot": "sh"}
+    assert (info.lifetime_s, info.idle_timeout_s) == (400, 300)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_the_lease_of_a_claimed_spare_is_that_of_its_run(world, monkeypatch):
+    monkeypatch.setattr(spares, "LEASE_S", 0.4)
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    result = await sh(world, "sleep 0.8; echo lived")
+    assert (result.sandbox_id, result.stdout) == (spare, b"lived\n")
+
+
+async def test_two_runs_far_apart_keep_nothing_ready(world):
+    await sh(world)
+    world.clock.ahead_s += spares.HOT_S + 1
+    await sh(world)
+    await asyncio.sleep(0.05)
+    assert await world.left() == ([], [])
+
+
+async def test_fifty_at_once_never_share_one(world):
+    await sh(world)
+    await sh(world)
+    for _ in range(3):
+        results = await asyncio.gather(
+            *(sh(world, f"ls; echo {i} > x; cat x; ls /tmp; echo > /tmp/x") for i in range(50))
+        )
+        assert [r.stdout for r in results] == [f"main.sh\n{i}\n".encode() for i in range(50)]
+        ids = [r.sandbox_id for r in results]
+        assert len(set(ids)) == 50
+        assert len(await rows(world)) <= 1
+        spare = await spare_of(world)
+        assert spare not in ids
+    assert world.events.names().count("sandbox.claimed") >= 3
+
+
+async def test_nothing_of_one_run_is_there_for_the_next(world):
+    code = "cat a /tmp/b ~/c; echo $LEFT; echo x > a; echo y > /tmp/b; echo z > ~/c; export LEFT=1"
+    for _ in range(5):
+        assert (await sh(world, code)).stdout == b"\n"
+    assert "sandbox.claimed" in world.events.names()
+
+
+async def test_another_environment_or_limit_does_not_get_it(world):
+    await sh(world, env={"A": "1"})
+    await sh(world, env={"A": "1"})
+    spare = await spare_of(world)
+    others: list[dict] = [
+        {"env": {"A": "2"}},
+        {"env": {}},
+        {"env": {"A": "1"}, "limits": {"mem_limit_mb": 64}},
+        {"env": {"A": "1"}, "image": "python"},
+    ]
+    for other in others:
+        result = await sh(world, "echo $A", **other)
+        assert result.sandbox_id != spare
+    result = await sh(world, "echo $A", env={"A": "1"})
+    assert (result.sandbox_id, result.stdout) == (spare, b"1\n")
+
+
+async def test_a_named_workspace_is_never_kept_ready(world):
+    for _ in range(3):
+        await sh(world, workspace_id="kept")
+    await asyncio.sleep(0.05)
+    assert world.backend.created == 3
+    assert await world.left() == ([], [])
+
+
+async def test_a_spare_belongs_to_nobody_and_can_be_removed(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    assert await world.engine.list() == []
+    (info,) = await world.engine.list(all=True)
+    assert (info.id, info.acquire_source) == (spare, "pool")
+    assert "one-shot" in info.acquire_detail
+    for engine in (world.engine, world.another()):
+        with pytest.raises(SessionNotFound):
+            await engine.exec(spare, ExecRequest(("sh", "-c", "echo > /tmp/left")))
+        with pytest.raises(SessionNotFound):
+            await engine.files.write(spare, "left", b"")
+    other = world.another()
+    await other.destroy(spare)
+    result = await sh(world, "echo $?")
+    assert result.ok
+    assert result.sandbox_id != spare
+    assert world.engine._handles.peek(spare) is None
+
+
+async def test_who_was_refused_a_spare_can_use_it_once_it_is_claimed(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    other = world.another()
+    request = ExecRequest(("echo", "mine"))
+    with pytest.raises(SessionNotFound):
+        await other.exec(spare, request)
+    running = asyncio.create_task(sh(world, "sleep 600"))
+    await until(lambda: rows(world, "pool"))
+    assert (await other.exec(spare, request)).stdout == b"mine\n"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await other.aclose()
+
+
+async def test_a_spare_that_somebody_is_removing_is_not_claimed(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    row = await world.store.get(spare)
+    await world.store.put(replace(row, state=State.DESTROYING))
+    assert (await sh(world)).sandbox_id != spare
+    spare = await spare_of(world)
+    async with world.store.lock(spare):
+        assert (await sh(world)).sandbox_id != spare
+
+
+async def test_a_spare_that_was_killed_is_replaced_unnoticed(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    await world.backend.cells[spare].real.crash()
+    result = await sh(world, "echo fine")
+    assert (result.ok, result.stdout) == (True, b"fine\n")
+    assert result.sandbox_id != spare
+    assert await spare_of(world) != spare
+    assert "sandbox.cleanup_failed" not in world.events.names()
+
+
+async def test_a_spare_that_dies_while_it_is_claimed_is_replaced_unnoticed(world, monkeypatch):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    handle = world.engine._handles.peek(spare)
+    call = handle.channel.call
+
+    async def dying(verb, *args, **more):
+        assert verb == "lease"
+        await world.backend.cells[spare].real.crash()
+        return await call(verb, *args, **more)
+
+    handle.channel.call = dying
+    result = await sh(world, "echo fine")
+    assert (result.stdout, result.sandbox_id != spare) == (b"fine\n", True)
+
+
+async def test_one_that_is_being_made_is_waited_for(world):
+    await sh(world)
+    gate = asyncio.Event()
+
+    async def slow() -> None:
+        if world.backend.created == 3:
+            await gate.wait()
+
+    world.backend.gate.before_create = slow
+    await sh(world)
+    running = asyncio.create_task(sh(world, "echo late"))
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    (spare,) = await rows(world)
+    gate.set()
+    assert (await running).sandbox_id == spare
+
+
+async def test_a_run_that_is_cancelled_while_it_waits_leaves_nothing(world):
+    await sh(world)
+    gate = asyncio.Event()
+
+    async def slow() -> None:
+        if world.backend.created == 3:
+            await gate.wait()
+
+    world.backend.gate.before_create = slow
+    await sh(world)
+    running = asyncio.create_task(sh(world))
+    await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    gate.set()
+
+    async def gone() -> bool:
+        return await world.left() == ([], [])
+
+    await until(gone)
+
+
+async def test_a_spare_that_cannot_be_made_is_no_failure_of_any_run(world):
+    await sh(world)
+
+    async def full() -> None:
+        if world.backend.created == 3:
+            raise QuotaExceeded("no room", hint="make room")
+
+    world.backend.gate.before_create = full
+    await sh(world)
+    for _ in range(3):
+        result = await sh(world, "echo fine")
+        assert result.stdout == b"fine\n"
+    assert world.backend.created == 6
+    assert world.events.names().count("sandbox.spare_failed") == 1
+    assert "sandbox.create_failed" not in world.events.names()
+    # Later it is tried again.
+    world.clock.ahead_s += spares.BACKOFF_S + 1
+    await sh(world)
+    await sh(world)
+    assert await spare_of(world)
+
+
+async def test_a_run_waiting_for_one_that_fails_makes_its_own(world):
+    await sh(world)
+    gate = asyncio.Event()
+
+    async def failing() -> None:
+        if world.backend.created == 3:
+            await gate.wait()
+            raise SandboxLost("it did not come up")
+
+    world.backend.gate.before_create = failing
+    await sh(world)
+    running = asyncio.create_task(sh(world, "echo own"))
+    await asyncio.sleep(0.02)
+    gate.set()
+    assert (await running).stdout == b"own\n"
+
+
+async def test_a_spare_that_nobody_claims_is_taken_away(world, monkeypatch):
+    monkeypatch.setattr(spares, "KEPT_S", 0.1)
+    await sh(world)
+    await sh(world)
+    await spare_of(world)
+
+    async def gone() -> bool:
+        return await world.left() == ([], [])
+
+    await until(gone)
+    assert world.engine._handles._open == {}
+
+
+async def test_closing_takes_away_what_is_ready_and_what_is_being_made(world):
+    await sh(world)
+    await sh(world)
+    await spare_of(world)
+    await world.engine.aclose()
+    assert await world.left() == ([], [])
+    second = World(spares=True)
+    await sh(second)
+
+    async def stuck() -> None:
+        if second.backend.created == 3:
+            await asyncio.sleep(600)
+
+    second.backend.gate.before_create = stuck
+    await sh(second)
+    await asyncio.sleep(0.02)
+    await second.engine.aclose()
+    assert await second.left() == ([], [])
+    await sh(second)
+    await sh(second)
+    await second.engine.aclose()
+    assert await second.left() == ([], [])
+
+
+async def test_closing_after_every_task_was_cancelled_leaves_nothing(world):
+    """As a loop ends: tasks first, then what closes the engine."""
+    await sh(world)
+    await sh(world)
+    await spare_of(world)
+    running = asyncio.create_task(sh(world))
+    await asyncio.sleep(0)
+    current = asyncio.current_task()
+    await asyncio.sleep(0.001)
+    kept = [t for t in asyncio.all_tasks() if t is not current and "Spares" in repr(t.get_coro())]
+    for task in (*kept, running):
+        task.cancel()
+    await asyncio.gather(*kept, running, return_exceptions=True)
+    await world.engine.aclose()
+    assert await world.left() == ([], [])
+
+
+async def test_the_spare_of_a_process_that_is_gone_is_swept_at_once(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    other = world.another()
+    assert (await other.sweep()).expired == ()
+    row = await world.store.get(spare)
+    await world.store.put(replace(row, owner_start=row.owner_start + 1))
+    assert (await other._reaper.sweep(quick=True)).expired == (spare,)
+    assert await world.left() == ([], [])
+
+
+async def test_kinds_are_few(world):
+    for i in range(20):
+        await sh(world, env={"A": str(i)})
+        await sh(world, env={"A": str(i)})
+    await asyncio.sleep(0.05)
+    assert len(await rows(world)) == spares.MAX_KINDS
+
+
+async def test_without_the_setting_nothing_is_kept(world):
+    plain = World()
+    for _ in range(4):
+        await sh(plain)
+    assert plain.backend.created == 4
+    assert await plain.left() == ([], [])
+    await plain.engine.aclose()

@@ -1,0 +1,206 @@
+"""Which backend a request gets. Every tier here is a real backend: the one in memory, renamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandkasten.backends.memory import MemoryBackend
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.engine import Engine
+from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
+from sandkasten.images.host import HostImages
+from sandkasten.model.oneshot import RunRequest
+from sandkasten.model.policy import Policy
+from sandkasten.model.readiness import Readiness
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.store.memory import MemoryStore
+
+pytestmark = pytest.mark.anyio
+
+BROKEN = Readiness(ready=False, reason="runsc is too old", remedy="install a newer runsc")
+
+
+class Named(MemoryBackend):
+    """The memory backend under another name, ready or not."""
+
+    def __init__(self, name: str, broken: Readiness | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.broken = broken
+        self.probes = 0
+
+    async def probe(self) -> Readiness:
+        self.probes += 1
+        return self.broken or await super().probe()
+
+
+@pytest.fixture
+async def opened():
+    engines: list[Engine] = []
+
+    def open_engine(*backends: Named, policy: Policy | None = None) -> Engine:
+        engine = Engine(
+            backends={one.name: one for one in backends},
+            default_backend=backends[0].name,
+            store=MemoryStore(),
+            images=HostImages(),
+            policy=policy or Policy(),
+            clock=SystemClock(),
+        )
+        engines.append(engine)
+        return engine
+
+    yield open_engine
+    for engine in engines:
+        for info in await engine.list():
+            await engine.destroy(info.id)
+        await engine.aclose()
+
+
+async def backend_of(engine: Engine, **asked: Any) -> str:
+    return (await engine.create(CreateRequest(**asked))).backend
+
+
+async def test_each_isolation_is_a_backend(opened):
+    engine = opened(Named("local"), Named("oci"), Named("gvisor"))
+    assert await backend_of(engine) == "local"
+    assert await backend_of(engine, isolation="standard") == "local"
+    assert await backend_of(engine, isolation="gvisor") == "gvisor"
+    assert await backend_of(engine, isolation="strongest") == "gvisor"
+    assert await backend_of(engine, backend="oci") == "oci"
+    assert await backend_of(engine, backend="oci", isolation="standard") == "oci"
+    assert await backend_of(engine, backend="gvisor", isolation="gvisor") == "gvisor"
+
+
+async def test_strongest_is_the_strongest_that_is_ready_and_the_answer_says_which(opened):
+    engine = opened(Named("oci"), Named("local"), Named("gvisor", BROKEN))
+    assert await backend_of(engine, isolation="strongest") == "oci"
+    assert await backend_of(opened(Named("memory")), isolation="strongest") == "memory"
+
+
+async def test_gvisor_that_is_not_ready_is_refused_with_its_reason_and_never_weakened(opened):
+    engine = opened(Named("local"), Named("gvisor", BROKEN))
+    for asked in (CreateRequest(isolation="gvisor"), CreateRequest(backend="gvisor")):
+        with pytest.raises(BackendUnavailable) as refused:
+            await engine.create(asked)
+        assert refused.value.message == "backend gvisor is not ready: runsc is too old"
+        assert refused.value.hint == "install a newer runsc"
+    assert await engine.list() == []
+
+
+async def test_gvisor_that_is_not_there_is_refused(opened):
+    with pytest.raises(BackendUnavailable, match="gvisor is not configured"):
+        await opened(Named("local")).create(CreateRequest(isolation="gvisor"))
+
+
+async def test_nothing_ready_gives_the_strongest_ones_reason(opened):
+    engine = opened(Named("local", Readiness(False, "no bwrap", "get it")), Named("gvisor", BROKEN))
+    with pytest.raises(BackendUnavailable, match="runsc is too old"):
+        await engine.create(CreateRequest(isolation="strongest"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "isolation"),
+    [("local", "gvisor"), ("gvisor", "standard"), ("local", "strongest"), ("oci", "gvisor")],
+)
+async def test_a_backend_and_an_isolation_that_contradict_are_refused(opened, backend, isolation):
+    engine = opened(Named("local"), Named("oci"), Named("gvisor"))
+    with pytest.raises(InvalidRequest, match="contradict"):
+        await engine.create(CreateRequest(backend=backend, isolation=isolation))
+
+
+async def test_a_misspelt_isolation_is_refused_with_the_nearest_word(opened):
+    with pytest.raises(InvalidRequest) as refused:
+        await opened(Named("local")).create(CreateRequest(isolation="gvizor"))
+    assert "gvisor" in refused.value.hint
+
+
+async def test_the_operator_chooses_what_a_plain_request_gets(opened):
+    backends = (Named("local"), Named("gvisor"))
+    assert await backend_of(opened(*backends, policy=Policy(isolation="gvisor"))) == "gvisor"
+    assert await backend_of(opened(*backends, policy=Policy(isolation="strongest"))) == "gvisor"
+    policy = Policy(isolation_minimum="gvisor")
+    assert await backend_of(opened(*backends, policy=policy)) == "gvisor"
+
+
+async def test_less_than_the_operators_minimum_is_denied(opened):
+    engine = opened(Named("local"), Named("gvisor"), policy=Policy(isolation_minimum="gvisor"))
+    for asked in (CreateRequest(isolation="standard"), CreateRequest(backend="local")):
+        with pytest.raises(PolicyDenied) as refused:
+            await engine.create(asked)
+        assert refused.value.details["rule"] == "policy.isolation_minimum"
+    assert await backend_of(engine, isolation="strongest") == "gvisor"
+    with pytest.raises(PolicyDenied):
+        await engine.run(RunRequest("1", isolation="standard"))
+
+
+async def test_strongest_does_not_fall_below_the_minimum(opened):
+    policy = Policy(isolation_minimum="gvisor")
+    engine = opened(Named("local"), Named("gvisor", BROKEN), policy=policy)
+    with pytest.raises(BackendUnavailable, match="runsc is too old"):
+        await engine.create(CreateRequest(isolation="strongest"))
+    with pytest.raises(BackendUnavailable, match="demands"):
+        await opened(Named("local"), policy=policy).create(CreateRequest(isolation="strongest"))
+
+
+async def test_a_backend_nobody_examined_isolates_nothing(opened):
+    engine = opened(Named("memory"), policy=Policy(isolation_minimum="standard"))
+    with pytest.raises(PolicyDenied):
+        await engine.create(CreateRequest())
+
+
+async def test_a_key_of_another_isolation_is_a_conflict(opened):
+    engine = opened(Named("local"), Named("gvisor"))
+    await engine.create(CreateRequest(session_key="k"))
+    with pytest.raises(Conflict, match="backend local, not gvisor"):
+        await engine.create(CreateRequest(session_key="k", isolation="gvisor"))
+
+
+async def test_a_ready_tier_is_examined_once_and_the_default_not_at_all(opened):
+    local, gvisor = Named("local"), Named("gvisor")
+    engine = opened(local, gvisor)
+    for _ in range(3):
+        await engine.create(CreateRequest())
+        await engine.create(CreateRequest(isolation="gvisor"))
+    assert (local.probes, gvisor.probes) == (0, 1)
+
+
+async def test_a_mended_tier_is_noticed(opened):
+    local, gvisor = Named("local"), Named("gvisor", BROKEN)
+    engine = opened(local, gvisor)
+    with pytest.raises(BackendUnavailable):
+        await engine.create(CreateRequest(isolation="gvisor"))
+    gvisor.broken = None
+    tiers = {one.name: one for one in await engine.tiers(measure=False)}
+    assert tiers["gvisor"].ready
+
+
+async def test_the_survey_shows_every_tier_with_reason_remedy_and_time(opened):
+    engine = opened(Named("local"), Named("gvisor", BROKEN))
+    tiers = await engine.tiers()
+    assert [one.name for one in tiers] == [
+        "local",
+        "local on an image",
+        "local, dev profile",
+        "oci",
+        "gvisor",
+    ]
+    first, on_image, dev, oci, gvisor = tiers
+    assert (first.ready, first.default, first.image, first.tried) == (True, True, "host", True)
+    assert first.create_ms is not None
+    assert first.create_ms >= 0
+    for one in (on_image, dev, oci, gvisor):
+        assert not one.ready
+        assert one.reason
+        assert one.remedy
+        assert (one.create_ms, one.default) == (None, False)
+    assert gvisor.reason == "runsc is too old"
+    assert await engine.list() == []
+
+
+async def test_a_survey_without_measuring_makes_nothing(opened):
+    engine = opened(Named("local"))
+    (first, *_) = await engine.tiers(measure=False)
+    assert (first.ready, first.tried, first.create_ms) == (True, False, None)

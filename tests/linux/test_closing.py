@@ -1,0 +1,45 @@
+"""What is closed later is closed, also when there is no thread to do it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from sandkasten.linux import closing
+
+
+def _closed(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return True
+    return False
+
+
+def test_a_descriptor_is_closed_soon_after_what_is_done_with_it():
+    read, write = os.pipe()
+
+    def mark(descriptor: int) -> None:
+        os.write(descriptor, b"x")
+
+    closing.close_later(write, after=mark)
+    deadline = time.monotonic() + 10
+    while not _closed(write):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert os.read(read, 2) == b"x"
+    os.close(read)
+
+
+def test_without_a_thread_it_is_closed_at_once(monkeypatch):
+    def no_thread(self) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(closing, "_owner", 0)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    read, write = os.pipe()
+    closing.close_later(write)
+    closing.close_later(None)
+    assert _closed(write)
+    os.close(read)

@@ -1,0 +1,476 @@
+"""Named workspaces on disk: whole or not there, checked after a crash, the same on every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sandkasten.backends.memory.workspaces import MemoryWorkspaces
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    Cancelled,
+    Conflict,
+    InvalidRequest,
+    QuotaExceeded,
+    WorkspaceDamaged,
+    WorkspaceNotFound,
+)
+from sandkasten.linux import ext4, volumes
+from sandkasten.linux.volumes import Volumes
+from sandkasten.model.workspace import StoredWorkspace
+
+pytestmark = pytest.mark.anyio
+
+MB = 1024 * 1024
+NOT_SET = threading.Event()
+
+
+@pytest.fixture(params=["image", "directory", "memory"])
+def kept(request, tmp_path):
+    """Each place that keeps workspaces; one contract."""
+    if request.param == "memory":
+        return MemoryWorkspaces()
+    return Volumes(tmp_path / "workspaces", images=request.param == "image")
+
+
+@pytest.fixture
+def images(tmp_path) -> Volumes:
+    return Volumes(tmp_path / "workspaces", images=True)
+
+
+@pytest.fixture
+def directories(tmp_path) -> Volumes:
+    return Volumes(tmp_path / "workspaces", images=False)
+
+
+@contextlib.contextmanager
+def mounted(volume: Path, at: Path):
+    at.mkdir()
+    subprocess.run(["mount", "-o", "loop", volume, at], check=True, timeout=30)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", at], check=True, timeout=30)
+        at.rmdir()
+
+
+# ---- the contract
+
+
+async def test_what_was_made_is_found_again(kept):
+    made = await kept.create("w", 64 * MB, 12.5)
+    assert (made.name, made.size_bytes, made.created_at) == ("w", 64 * MB, 12.5)
+    assert await kept.get("w") == made
+    assert await kept.names() == ["w"]
+    assert (await kept.open("w", in_use=False)).kind == made.kind
+    assert await kept.half_made() in ((), [])
+
+
+async def test_a_name_is_made_once(kept):
+    await kept.create("w", 8 * MB, 1.0)
+    with pytest.raises(Conflict, match="a workspace named w already"):
+        await kept.create("w", 16 * MB, 2.0)
+    assert (await kept.get("w")).size_bytes == 8 * MB
+    assert await kept.half_made() in ((), [])
+
+
+async def test_what_is_not_there_is_named(kept):
+    for attempt in (
+        kept.get("w"),
+        kept.open("w", in_use=False),
+        kept.measure("w"),
+        kept.copy("w", "x", 1.0),
+        kept.resize("w", 64 * MB),
+        kept.remove("w"),
+    ):
+        with pytest.raises(WorkspaceNotFound, match="no workspace named w"):
+            await attempt
+    assert await kept.names() == []
+
+
+async def test_a_removed_one_is_gone_and_its_name_free(kept):
+    await kept.create("w", 8 * MB, 1.0)
+    await kept.remove("w")
+    assert await kept.names() == []
+    assert (await kept.create("w", 16 * MB, 2.0)).size_bytes == 16 * MB
+
+
+async def test_a_copy_has_the_size_of_its_source_and_another_name(kept):
+    await kept.create("w", 16 * MB, 1.0)
+    copy = await kept.copy("w", "x", 2.0)
+    assert (copy.name, copy.size_bytes, copy.created_at) == ("x", 16 * MB, 2.0)
+    assert await kept.names() == ["w", "x"]
+    with pytest.raises(Conflict):
+        await kept.copy("w", "x", 3.0)
+    await kept.remove("w")
+    assert await kept.get("x") == copy
+
+
+async def test_it_grows_and_never_shrinks(kept):
+    await kept.create("w", 16 * MB, 1.0)
+    assert (await kept.resize("w", 48 * MB)).size_bytes == 48 * MB
+    with pytest.raises(InvalidRequest, match="cannot be made smaller"):
+        await kept.resize("w", 32 * MB)
+    assert (await kept.get("w")).size_bytes == 48 * MB
+
+
+async def test_an_empty_one_is_measured_as_empty(kept):
+    await kept.create("w", 64 * MB, 1.0)
+    measure = await kept.measure("w")
+    assert measure.used_bytes is not None
+    assert measure.used_bytes < 64 * 1024
+    assert measure.allocated_bytes is not None
+    assert measure.allocated_bytes < 256 * 1024
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc", "", ".making-x", "a/b"])
+async def test_a_path_is_never_taken_for_a_name(kept, name):
+    for attempt in (kept.get(name), kept.create(name, 8 * MB, 1.0)):
+        with pytest.raises(InvalidRequest):
+            await attempt
+
+
+# ---- images
+
+
+async def test_the_size_is_held_by_the_kernel_and_the_used_is_what_df_says(images, tmp_path):
+    await images.create("w", 16 * MB, 1.0)
+    volume = Path((await images.open("w", in_use=False)).path)
+    with mounted(volume, tmp_path / "at") as at:
+        (at / "a").write_bytes(b"x" * 5 * MB)
+        # What it holds at first belongs to the user inside.
+        assert (at.stat().st_uid, at.stat().st_gid) == (1000, 1000)
+        with pytest.raises(OSError, match="No space left"):
+            (at / "b").write_bytes(b"x" * 20 * MB)
+        (at / "b").unlink()
+        os.sync()
+        figures = os.statvfs(at)
+        used = (figures.f_blocks - figures.f_bfree) * figures.f_frsize
+    assert (await images.measure("w")).used_bytes == used
+
+
+async def test_the_used_is_right_before_and_after_growing(images, tmp_path):
+    await images.create("w", 16 * MB, 1.0)
+    volume = Path((await images.open("w", in_use=False)).path)
+    with mounted(volume, tmp_path / "at") as at:
+        (at / "a").write_bytes(os.urandom(5 * MB))
+        kept = (at / "a").read_bytes()
+    await images.resize("w", 600 * MB)
+    grown = (await images.measure("w")).used_bytes
+    with mounted(volume, tmp_path / "at") as at:
+        figures = os.statvfs(at)
+        assert figures.f_blocks * figures.f_frsize > 550 * MB
+        assert (figures.f_blocks - figures.f_bfree) * figures.f_frsize == grown
+        assert (at / "a").read_bytes() == kept
+
+
+async def test_an_image_is_sparse_and_so_is_its_copy(images, tmp_path):
+    await images.create("w", 4096 * MB, 1.0)
+    volume = Path((await images.open("w", in_use=False)).path)
+    with mounted(volume, tmp_path / "at") as at:
+        (at / "a").write_bytes(os.urandom(3 * MB))
+    await images.copy("w", "x", 1.0)
+    copy = Path((await images.open("x", in_use=False)).path)
+    assert os.stat(copy).st_size == os.stat(volume).st_size == 4096 * MB
+    assert (await images.measure("x")).allocated_bytes < 64 * MB
+    with mounted(copy, tmp_path / "at") as at:
+        assert (at / "a").stat().st_size == 3 * MB
+
+
+def _power_cut(volume: Path, at: Path) -> None:
+    """Leave the volume as a power cut during writes would."""
+    torn = volume.with_name("torn")
+    with mounted(volume, at):
+        for number in range(50):
+            (at / str(number)).write_bytes(b"x" * 5000)
+        subprocess.run(["sync", "-f", at], check=True, timeout=30)
+        (at / "0").unlink()
+        shutil.copyfile(volume, torn)
+    torn.replace(volume)
+
+
+@pytest.mark.parametrize("size", [8 * MB, 64 * MB])
+async def test_what_a_crash_of_the_machine_left_is_repaired_before_it_is_given_out(
+    images, tmp_path, size
+):
+    await images.create("w", size, 1.0)
+    volume = Path((await images.open("w", in_use=False)).path)
+    _power_cut(volume, tmp_path / "at")
+    assert not ext4.look(volume).clean
+    await images.open("w", in_use=False)
+    assert ext4.look(volume).clean
+    with mounted(volume, tmp_path / "at") as at:
+        assert len(list(at.glob("[0-9]*"))) in (49, 50)
+
+
+async def test_what_a_living_sandbox_has_is_not_checked(images, tmp_path):
+    await images.create("w", 64 * MB, 1.0)
+    volume = Path((await images.open("w", in_use=False)).path)
+    with mounted(volume, tmp_path / "at"):
+        assert not ext4.look(volume).clean
+        await images.open("w", in_use=True)
+        assert not ext4.look(volume).clean
+
+
+async def test_a_volume_that_is_still_mounted_is_neither_checked_nor_copied(
+    images, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(volumes, "_SETTLE_S", 0.1)
+    await images.create("w", 16 * MB, 1.0)
+    volume = Path((await images.open("w", in_use=False)).path)
+    assert not ext4.attached(volume)
+    with mounted(volume, tmp_path / "at"):
+        assert ext4.attached(volume)
+        for attempt in (
+            images.open("w", in_use=False),
+            images.copy("w", "x", 1.0),
+            images.resize("w", 32 * MB),
+        ):
+            with pytest.raises(Busy, match="still attached to a loop device"):
+                await attempt
+    assert await images.names() == ["w"]
+    await images.open("w", in_use=False)
+
+
+def _ruin(volume: Path) -> bytes:
+    with volume.open("rb+") as file:
+        file.seek(1024 + 58)
+        file.write(b"\0\0")  # not cleanly unmounted
+        file.seek(4096)
+        file.write(random.Random(7).randbytes(400 * 1024))  # descriptors, bitmaps, tables
+    return volume.read_bytes()
+
+
+def _bytes(volume: Path) -> bytes:
+    return volume.read_bytes()
+
+
+async def test_a_file_system_beyond_repair_is_named_and_left_as_it_is(images):
+    await images.create("w", 64 * MB, 1.0)
+    volume = Path((await images.open("w", in_use=False)).path)
+    before = _ruin(volume)
+    with pytest.raises(WorkspaceDamaged, match="file system of workspace w is damaged") as told:
+        await images.open("w", in_use=False)
+    assert "e2fsck -y" in told.value.hint
+    # A preening check may note that it looked; it changes no content.
+    assert _bytes(volume)[2 * MB :] == before[2 * MB :]
+
+
+def _harm(volume: Path, how: str) -> None:
+    if how == "gone":
+        volume.unlink()
+    elif how == "zeros":
+        volume.write_bytes(bytes(16 * MB))
+    else:
+        os.truncate(volume, 0 if how == "empty" else 3 * MB)
+
+
+@pytest.mark.parametrize("harm", ["empty", "cut", "zeros", "gone"])
+async def test_a_volume_that_is_none_is_named(images, harm):
+    await images.create("w", 16 * MB, 1.0)
+    _harm(Path((await images.open("w", in_use=False)).path), harm)
+    with pytest.raises(WorkspaceDamaged):
+        await images.open("w", in_use=False)
+    await images.remove("w")
+    assert await images.names() == []
+
+
+@contextlib.contextmanager
+def small_disk(at: Path, size: str):
+    at.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", at], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", at], check=True)
+
+
+async def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
+    with small_disk(tmp_path / "small", "32k") as small:
+        kept = Volumes(small / "workspaces", images=True)
+        with pytest.raises(QuotaExceeded, match="the disk is full"):
+            await kept.create("w", 64 * MB, 1.0)
+        assert await kept.names() == []
+        assert os.listdir(small / "workspaces") == []
+
+
+async def test_a_copy_to_a_full_disk_leaves_the_source_and_nothing_else(tmp_path):
+    with small_disk(tmp_path / "small", "6m") as small:
+        kept = Volumes(small / "workspaces", images=True)
+        await kept.create("w", 64 * MB, 1.0)
+        with mounted(Path((await kept.open("w", in_use=False)).path), tmp_path / "at") as at:
+            (at / "a").write_bytes(os.urandom(4 * MB))
+        with pytest.raises(QuotaExceeded):
+            await kept.copy("w", "x", 1.0)
+        assert os.listdir(small / "workspaces") == ["w"]
+
+
+async def test_without_the_tools_the_package_is_named(images, monkeypatch):
+    monkeypatch.setattr(ext4, "_WHERE", "/nonexistent")
+    with pytest.raises(BackendUnavailable) as told:
+        await images.create("w", 8 * MB, 1.0)
+    assert told.value.hint == "apt-get install e2fsprogs"
+    assert await images.names() == []
+
+
+# ---- descriptions, leftovers, cancellation
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", "{}", '{"name": "other", "kind": "image", "size_bytes": 1}',
+        '{"name": "w", "kind": "socket", "size_bytes": 1, "created_at": 1}',
+        '{"name": "w", "kind": "image", "size_bytes": -1, "created_at": 1}',
+        '{"name": "w", "kind": "image", "size_bytes": true, "created_at": 1}',
+        '{"name": "w", "kind": "image", "size_bytes": 5, "created_at": 1e999}',
+        "x" * 100_000, "[" * 60_000, "\udcff",
+    ],
+)  # fmt: skip
+async def test_a_description_that_cannot_be_read_is_named_and_deletable(images, tmp_path, text):
+    await images.create("w", 8 * MB, 1.0)
+    await images.create("x", 8 * MB, 1.0)
+    meta = tmp_path / "workspaces" / "w" / "meta.json"
+    meta.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(WorkspaceDamaged, match=r"workspace w is damaged: meta\.json"):
+        await images.get("w")
+    assert await images.names() == ["w", "x"]
+    await images.remove("w")
+    assert await images.names() == ["x"]
+
+
+async def test_what_a_crash_left_half_made_is_no_workspace_and_can_be_cleared(images, tmp_path):
+    root = tmp_path / "workspaces"
+    await images.create("w", 8 * MB, 1.0)
+    for left in (".making-0011aabb-w", ".making-0011aabb-new", ".removing-0011aabb-a-b.c"):
+        (root / left / "tree" / "deep").mkdir(parents=True)
+    (root / ".making-0011aabb-..").mkdir()
+    (root / "Not A Name").mkdir()
+    (root / "file").write_text("")
+    assert await images.names() == ["w"]
+    assert await images.half_made() == ["a-b.c", "new", "w"]
+    for name in await images.half_made():
+        await images.clear(name)
+    assert await images.half_made() == []
+    assert (await images.get("w")).name == "w"
+
+
+async def test_deleting_while_creating_ends_with_one_or_none(images):
+    """Without locks, which the engine holds: still never a half."""
+    for _ in range(20):
+        outcome = await asyncio.gather(
+            images.create("w", 8 * MB, 1.0), images.remove("w"), return_exceptions=True
+        )
+        for one in outcome:
+            assert one is None or isinstance(one, StoredWorkspace | WorkspaceNotFound)
+        for name in await images.names():
+            await images.open(name, in_use=False)
+            await images.remove(name)
+        assert await images.half_made() == []
+
+
+async def test_many_makers_of_one_name_make_one(images):
+    made = await asyncio.gather(
+        *(images.create("w", 8 * MB, float(i)) for i in range(8)), return_exceptions=True
+    )
+    whole = [one for one in made if isinstance(one, StoredWorkspace)]
+    assert whole == [await images.get("w")]
+    assert {type(one) for one in made} == {StoredWorkspace, Conflict}
+    assert await images.half_made() == []
+
+
+def _fill(tree: Path, files: int) -> None:
+    for number in range(files):
+        (tree / str(number)).write_bytes(b"x" * 100)
+
+
+async def test_a_cancelled_copy_has_ended_when_the_caller_hears_of_it(directories, tmp_path):
+    await directories.create("w", 8 * MB, 1.0)
+    tree = Path((await directories.open("w", in_use=False)).path)
+    await asyncio.to_thread(_fill, tree, 3000)
+    copying = asyncio.ensure_future(directories.copy("w", "x", 1.0))
+    await asyncio.sleep(0.02)
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert os.listdir(tmp_path / "workspaces") == ["w"]
+
+
+def test_a_program_is_ended_when_nobody_waits_for_it():
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Cancelled):
+        ext4.command(("sleep", "60"), stop, 30)
+
+
+def test_a_program_that_takes_too_long_is_ended():
+    with pytest.raises(BackendUnavailable, match="did not end within"):
+        ext4.command(("sleep", "60"), NOT_SET, 0.05)
+
+
+# ---- directories
+
+
+async def test_a_directory_is_measured_and_copied_with_everything_in_it(directories, tmp_path):
+    await directories.create("w", 8 * MB, 1.0)
+    tree = Path((await directories.open("w", in_use=False)).path)
+    (tree / "sub").mkdir()
+    (tree / "sub" / "file").write_bytes(b"x" * 100_000)
+    os.link(tree / "sub" / "file", tree / "again")
+    (tree / "link").symlink_to("/etc/passwd")
+    (tree / "script").write_text("#!/bin/sh\n")
+    (tree / "script").chmod(0o750)
+    os.mkfifo(tree / "pipe")
+    used = (await directories.measure("w")).used_bytes
+    assert 100_000 < used < 130_000
+    await directories.copy("w", "x", 1.0)
+    copy = tmp_path / "workspaces" / "x" / "tree"
+    assert os.readlink(copy / "link") == "/etc/passwd"
+    assert (copy / "script").stat().st_mode & 0o777 == 0o750
+    assert (copy / "again").stat().st_ino == (copy / "sub" / "file").stat().st_ino
+    assert (copy / "pipe").is_fifo()
+
+
+async def test_a_directory_its_owner_may_not_enter_is_removed_all_the_same(directories, tmp_path):
+    """As the ordinary user whose it is; root would not notice."""
+    root = tmp_path / "workspaces"
+    await directories.create("w", 8 * MB, 1.0)
+    ended = await asyncio.to_thread(_shut_and_remove, root)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert os.listdir(root) == []
+
+
+def _shut_and_remove(root: Path) -> subprocess.CompletedProcess[str]:
+    shut = root / "w" / "tree" / "shut" / "inner"
+    shut.mkdir(parents=True)
+    (shut / "file").write_text("x")
+    shut.chmod(0)
+    shut.parent.chmod(0o500)
+    subprocess.run(["chown", "-R", "nobody", root], check=True, timeout=30)
+    for folder in root.parents:
+        if folder.stat().st_mode & 0o777 == 0o700 and str(folder).startswith("/tmp/"):
+            folder.chmod(0o711)
+    code = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from sandkasten.linux.volumes import Volumes\n"
+        "asyncio.run(Volumes(Path(sys.argv[1])).remove('w'))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, root],
+        user="nobody",
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"]},
+    )

@@ -1,0 +1,138 @@
+"""Which of the host an operator can show, and what a request can name of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.errors import InvalidRequest, PolicyDenied
+from sandkasten.model.mounts import MountRule, choose_mounts, mount_text, parse_mounts
+
+MODELS = MountRule("models", "/data/models", "/models")
+CORPUS = MountRule("corpus", "/srv/corpus", "/mnt/corpus", default=True)
+
+
+def _one(source: str = "/data/models", target: str = "/models") -> tuple[MountRule, ...]:
+    return parse_mounts({"m": {"source": source, "target": target}}, "/var/lib/mine")
+
+
+def test_a_mapping_and_its_text_say_the_same():
+    written = {
+        "models": {"source": "/data//models/", "target": "/models"},
+        "corpus": {"source": "/srv/corpus", "default": True},
+    }
+    rules = parse_mounts(written, "/var/lib/mine")
+    assert rules == (MODELS, CORPUS)
+    texts = [mount_text(rule) for rule in rules]
+    assert texts == ["models=/data/models:/models", "corpus=/srv/corpus:/mnt/corpus:default"]
+    assert parse_mounts(texts, "/var/lib/mine") == rules
+    assert parse_mounts(["models=/data/models"], "/x")[0].target == "/mnt/models"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "/", "/proc", "/proc/1/root", "/sys", "/dev", "/dev/shm", "/run", "/run/docker.sock",
+        "/var/run/docker.sock", "/var", "/var/lib", "/etc", "/etc/shadow", "/etc/ssh", "/root",
+        "/root/keys", "/home", "/home/alice", "/home/alice/.ssh", "/srv/backup/.aws",
+        "/var/lib/mine", "/var/lib/mine/cells", "/var/lib/docker/volumes", "/boot",
+    ],
+)  # fmt: skip
+def test_a_source_that_gives_the_host_away_is_refused(source):
+    with pytest.raises(InvalidRequest) as refused:
+        _one(source=source)
+    assert refused.value.message.startswith("mount m: source ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["/data/models", "/home/alice/data", "/etc/ssl/certs", "/usr/share/dict", "/procession"],
+)
+def test_an_innocent_source_is_not(source):
+    assert _one(source=source)[0].source == source
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/", "/proc", "/proc/x", "/sys", "/dev/x", "/run/sandkasten", "/workspace",
+        "/workspace/models", "/work", "/tmp", "/etc", "/etc/ssl", "/usr", "/usr/lib/x", "/bin",
+        "/lib64", "/home/sandbox", "/root", "/var",
+    ],
+)  # fmt: skip
+def test_a_target_that_would_cover_the_sandbox_is_refused(target):
+    with pytest.raises(InvalidRequest) as refused:
+        _one(target=target)
+    assert refused.value.message.startswith("mount m: target ")
+
+
+@pytest.mark.parametrize(
+    "target", ["/models", "/mnt/models", "/opt/x", "/workspaces", "/var/lib/x"]
+)
+def test_an_innocent_target_is_not(target):
+    assert _one(target=target)[0].target == target
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "models", "./x", "/a/../b", "/a/./b", "/a\0b", "/a\nb", "/a,b", "/a:b", "/" + "a" * 5000,
+     7, None, ["/a"]],
+)  # fmt: skip
+def test_a_path_that_is_not_written_out_is_refused(path):
+    for what in ("source", "target"):
+        entry = {"source": "/data/models", "target": "/models", what: path}
+        with pytest.raises(InvalidRequest, match=f"mount m: {what} "):
+            parse_mounts({"m": entry}, "/x")
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        (7, "neither a mapping nor a list"),
+        ([7], "neither a mapping nor a list"),
+        ({"../x": {"source": "/data"}}, "cannot name a mount"),
+        ({"Models": {"source": "/data"}}, "cannot name a mount"),
+        ({"m": "/data"}, "is not a mapping"),
+        ({"m": {"source": "/data", "tarket": "/x"}}, "unknown key 'tarket'"),
+        ({"m": {"source": "/data", "readonly": False}}, "unknown key 'readonly'"),
+        ({"m": {"source": "/data", "default": "yes"}}, "neither true nor false"),
+        ({"m": {"target": "/x"}}, "source is not an absolute path"),
+        (["m=/data:/x:writable"], "does not describe a mount"),
+        (["/data"], "does not describe a mount"),
+        (["a=/data:/x", "a=/srv:/y"], "the name is there twice"),
+        (["a=/data:/x", "b=/srv:/x"], "meets that of a"),
+        (["a=/data:/x", "b=/srv:/x/y"], "meets that of a"),
+        ([f"m{i}=/data:/mnt/{i}" for i in range(65)], "there are 65 mounts"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(written, complaint):
+    with pytest.raises(InvalidRequest, match=complaint) as refused:
+        parse_mounts(written, "/x")
+    assert refused.value.hint
+
+
+def test_a_request_gets_what_it_names_and_what_everybody_gets():
+    known = (MODELS, CORPUS)
+    assert choose_mounts((), known) == (CORPUS,)
+    assert choose_mounts(["models", "models"], known) == known
+    assert choose_mounts((), ()) == ()
+
+
+@pytest.mark.parametrize("name", ["/data/models", "/", "../x", "models/..", "/etc/shadow"])
+def test_a_request_for_a_path_is_refused(name):
+    with pytest.raises(PolicyDenied, match="a request cannot mount the path") as refused:
+        choose_mounts([name], (MODELS, CORPUS))
+    assert refused.value.hint.endswith("known: corpus, models")
+
+
+@pytest.mark.parametrize("name", ["model", "MODELS", "", "x" * 10_000, "mödels"])
+def test_a_request_for_what_the_policy_has_not_names_what_it_has(name):
+    with pytest.raises(PolicyDenied, match="the policy has no mount named") as refused:
+        choose_mounts([name], (MODELS,))
+    assert refused.value.hint.endswith("known: models")
+    assert len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize("asked", ["models", [7], [None]])
+def test_a_request_that_is_no_list_of_names_is_refused(asked):
+    with pytest.raises(InvalidRequest):
+        choose_mounts(asked, (MODELS,))

@@ -1,0 +1,129 @@
+"""Names of workspaces, and who may have one beside whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.lifecycle import State
+from sandkasten.model.limits import MIB, Limits
+from sandkasten.model.record import Record
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.workspace import (
+    StoredWorkspace,
+    WorkspaceRules,
+    WorkspaceWish,
+    admit,
+    check_count,
+    check_size,
+    checked_workspace_name,
+    workspace_wish,
+)
+
+ROW = Record(
+    id=SandboxId("sbx_0123456789abcdef"),
+    state=State.RUNNING,
+    backend="memory",
+    image="host",
+    profile="hardened",
+    limits=Limits(),
+    created_at=0,
+    created_boottime=0,
+    boot_id="b",
+    idle_timeout_s=1,
+    lifetime_s=1,
+    workspace_id="w",
+)
+SHARED = replace(ROW, workspace_shared=True)
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a" * 64, "my-project", "v1.2_x", "a..b"])
+def test_a_plain_name_is_a_name(name):
+    assert checked_workspace_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ".", "..", ".hidden", "-rf", "_x", "a/b", "../a", "/etc", "a\0b", "a\n", "a b", "ä",
+        "Ａ", "a" * 65, "a" * 10_000, "--size", "a\\b", "a:b", None, 7, b"a", ["a"],
+    ],
+)  # fmt: skip
+def test_what_could_be_a_path_an_option_or_two_things_is_no_name(name):
+    with pytest.raises(InvalidRequest) as refused:
+        checked_workspace_name(name)
+    assert refused.value.details == {"field": "workspace_id"}
+    assert len(refused.value.message) < 200
+    assert refused.value.hint.startswith("a name is 1 to 64")
+
+
+def test_a_name_in_another_case_is_refused_with_the_right_one():
+    with pytest.raises(InvalidRequest) as refused:
+        checked_workspace_name("MyProject")
+    assert refused.value.hint == "names are in lower case: myproject"
+
+
+def test_a_workspace_nobody_has_is_anybodys():
+    admit("w", False, [])
+    admit("w", True, [])
+
+
+def test_those_who_share_are_let_in_with_each_other():
+    admit("w", True, [SHARED, SHARED])
+
+
+@pytest.mark.parametrize(
+    ("shared", "holders"), [(False, [ROW]), (True, [ROW]), (False, [SHARED]), (True, [SHARED, ROW])]
+)
+def test_anybody_else_is_refused_and_told_who_has_it(shared, holders):
+    with pytest.raises(Conflict) as refused:
+        admit("w", shared, holders)
+    assert holders[0].id in refused.value.message
+    assert refused.value.details == {"workspace": "w", "sandbox_id": holders[0].id}
+
+
+def test_a_request_says_what_it_wants_of_its_workspace():
+    rules = WorkspaceRules(max_bytes=100 * MIB)
+    assert workspace_wish(CreateRequest(), rules) is None
+    plain = workspace_wish(CreateRequest(workspace_id="w"), rules)
+    assert plain == WorkspaceWish("w", shared=False, asked_bytes=None)
+    asked = CreateRequest(workspace_id="w", workspace_mode="shared", limits={"workspace_mb": 64})
+    assert workspace_wish(asked, rules) == WorkspaceWish("w", shared=True, asked_bytes=64 * MIB)
+    too_large = CreateRequest(workspace_id="w", limits={"workspace_mb": 101})
+    with pytest.raises(InvalidRequest, match="workspace_mb must be from 1 to 100"):
+        workspace_wish(too_large, rules)
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_mode_without_a_name_is_refused(mode):
+    with pytest.raises(InvalidRequest, match="needs a workspace with a name"):
+        workspace_wish(CreateRequest(workspace_mode=mode), WorkspaceRules())
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(InvalidRequest, match="no workspace mode 'both'"):
+        workspace_wish(CreateRequest(workspace_id="w", workspace_mode="both"), WorkspaceRules())
+
+
+def test_a_size_is_that_of_the_workspace_or_a_conflict():
+    stored = StoredWorkspace("w", "image", 64 * MIB, 0.0)
+    check_size(stored, None)
+    check_size(stored, 64 * MIB)
+    with pytest.raises(Conflict) as smaller:
+        check_size(stored, 32 * MIB)
+    assert (smaller.value.message, "smaller" in smaller.value.hint) == (
+        "workspace w has 64 MB, not 32 MB",
+        True,
+    )
+    with pytest.raises(Conflict) as larger:
+        check_size(stored, 65 * MIB)
+    assert "sandkasten workspace resize" in larger.value.hint
+
+
+def test_there_are_at_most_so_many():
+    check_count(1, WorkspaceRules(max_count=2))
+    with pytest.raises(QuotaExceeded, match="there are 2 workspaces already"):
+        check_count(2, WorkspaceRules(max_count=2))

@@ -1,0 +1,114 @@
+"""`policy.mounts` and `workspace.*`: said in a file or a variable, and refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.daemon.settings import load
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.limits import MIB
+from sandkasten.model.mounts import MountRule
+from sandkasten.model.workspace import WorkspaceRules
+
+FILE = """
+data_dir: /srv/sandkasten
+policy:
+  mounts:
+    models: {source: /data/models, target: /models, default: false}
+    corpus:
+      source: /data/corpus
+      default: true
+workspace:
+  default_mb: 100
+  max_mb: 2000
+  max_count: 5
+"""
+RULES = (
+    MountRule("models", "/data/models", "/models"),
+    MountRule("corpus", "/data/corpus", "/mnt/corpus", default=True),
+)
+TEXTS = ["models=/data/models:/models", "corpus=/data/corpus:/mnt/corpus:default"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str):
+        (tmp_path / "sandkasten.yaml").write_text(text)
+        return tmp_path
+
+    return write
+
+
+def test_a_file_says_what_is_mounted_and_how_large_workspaces_are(file):
+    settings = load({}, {}, file(FILE))
+    assert settings.policy.mounts == RULES
+    assert settings.policy.workspaces == WorkspaceRules(100 * MIB, 2000 * MIB, 5)
+    shown = {one.name: one.value for one in settings.origins()}
+    assert shown["policy.mounts"] == TEXTS
+
+
+def test_a_variable_and_a_list_say_the_same(file, tmp_path):
+    settings = load({}, {"SANDKASTEN_POLICY_MOUNTS": ", ".join(TEXTS)}, tmp_path)
+    assert settings.policy.mounts == RULES
+    listed = "policy:\n  mounts:\n" + "".join(f"  - {text}\n" for text in TEXTS)
+    assert load({}, {}, file(listed)).policy.mounts == RULES
+
+
+def test_without_a_word_nothing_is_mounted_and_sizes_are_those_of_any_workspace(tmp_path):
+    plain = load({}, {}, tmp_path)
+    assert plain.policy.mounts == ()
+    assert plain.policy.workspaces == WorkspaceRules()
+    other = load({}, {"SANDKASTEN_DEFAULTS_WORKSPACE_MB": "64"}, tmp_path)
+    assert other.policy.workspaces.default_bytes == 64 * MIB
+    values = {one.name: one.value for one in other.origins()}
+    assert values["workspace.default_mb"] == 64
+
+
+@pytest.mark.parametrize(
+    ("mounts", "complaint"),
+    [
+        ("{m: {source: /, target: /m}}", "would show"),
+        ("{m: {source: /etc/shadow, target: /m}}", "would show /etc/shadow"),
+        ("{m: {source: /var/run/docker.sock, target: /m}}", "would show /var/run"),
+        ("{m: {source: /srv/sandkasten, target: /m}}", "would show /srv/sandkasten"),
+        ("{m: {source: /srv, target: /m}}", "would show /srv/sandkasten"),
+        ("{m: {source: /srv/sandkasten/cells, target: /m}}", "would show /srv/sandkasten"),
+        ("{m: {source: data, target: /m}}", "source is not an absolute path"),
+        ("{m: {source: /data, target: /workspace/x}}", "would cover /workspace"),
+        ("{m: {source: /data, target: /run/sandkasten}}", "would cover /run"),
+        ("{m: {source: /data, target: /m, readonly: false}}", "unknown key 'readonly'"),
+        ("{m: /data}", "is not a mapping"),
+        ("7", "neither a mapping nor a list"),
+        ("{../x: {source: /data}}", "cannot name a mount"),
+        ("{1: {source: /data}}", "cannot name a mount"),
+    ],
+)
+def test_a_mount_that_must_not_be_stops_the_start(file, mounts, complaint):
+    with pytest.raises(InvalidConfiguration, match=complaint) as refused:
+        load({}, {}, file(f"data_dir: /srv/sandkasten\npolicy:\n  mounts: {mounts}\n"))
+    assert refused.value.message.startswith("policy.mounts: ")
+    assert refused.value.hint
+    assert refused.value.details == {"setting": "policy.mounts"}
+
+
+def test_one_level_more_than_a_mount_is_nested_too_deep(file):
+    with pytest.raises(InvalidConfiguration, match="nested too deep"):
+        load({}, {}, file("policy: {mounts: {m: {source: {a: b}}}}\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("default_mb", "0"),
+        ("default_mb", "2000"),
+        ("max_mb", "-1"),
+        ("max_mb", "much"),
+        ("max_count", "0"),
+        ("max_count", "nan"),
+    ],
+)
+def test_a_figure_out_of_range_stops_the_start(file, name, value):
+    with pytest.raises(InvalidConfiguration) as refused:
+        load({}, {}, file(f"workspace:\n  max_mb: 1000\n  {name}: {value}\n" if name != "max_mb"
+                          else f"workspace:\n  {name}: {value}\n"))  # fmt: skip
+    assert refused.value.details == {"setting": f"workspace.{name}"}
