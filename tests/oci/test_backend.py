@@ -130,6 +130,20 @@ async def test_a_link_in_the_sockets_place_is_not_followed(backend: OciBackend, 
     await cell.destroy()
 
 
+async def test_a_pause_right_after_the_runner_went_quiet_does_not_lose_it(backend: OciBackend):
+    cell = await backend.create(new_sandbox_id(), HOST)
+    box = await Box.open(cell)
+    for _ in range(5):
+        await box.ask("quiesce", ms=0)
+        await cell.pause()
+        await cell.resume()
+        await box.aclose()
+        box = await Box.open(cell)
+        assert (await box.run(["echo", "here"])).stdout == b"here\n"
+    await box.aclose()
+    await cell.destroy()
+
+
 async def test_destroy_takes_everything_away_at_once(backend: OciBackend):
     cell = await backend.create(new_sandbox_id(), HOST)
     directory = cell.layout.cell(cell.id)

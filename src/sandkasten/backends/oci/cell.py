@@ -8,15 +8,17 @@ directory and groups, so the one way out is that of every sandbox of this machin
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandboxLost
 from sandkasten.linux import cgroups
 from sandkasten.linux.pausing import PausableGroup
-from sandkasten.linux.removal import remove
+from sandkasten.linux.removal import alive, remove
 from sandkasten.wire.unix import connect_unix
 
 from .config import SOCKET_NAME
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from sandkasten.ports import ByteStream
 
     from .config import Kind
+
+# A runner that binds its own socket takes it away for a moment when it is asked to be quiet, and a
+# pause may come in between.
+_REBIND_S, _LOOK_AGAIN_S = 2.0, 0.005
 
 
 def socket_path(cell: Path, kind: Kind) -> Path:
@@ -47,8 +53,17 @@ class OciCell:
     unenforced: tuple[Unenforced, ...] = field(default=())
 
     async def dial(self) -> ByteStream:
+        path = socket_path(self.layout.cell(self.id), self.kind)
+        deadline = time.monotonic() + _REBIND_S
         try:
-            return await self._connect(socket_path(self.layout.cell(self.id), self.kind))
+            while True:
+                try:
+                    return await self._connect(path)
+                except (FileNotFoundError, ConnectionRefusedError):
+                    waits = self.kind == "gvisor" and time.monotonic() < deadline
+                    if not waits or not alive(self.layout, self.id):
+                        raise
+                    await asyncio.sleep(_LOOK_AGAIN_S)
         except OSError as exc:
             raise SandboxLost(
                 f"sandbox {self.id} does not answer: {exc.strerror or exc}",
@@ -61,7 +76,7 @@ class OciCell:
         found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if not stat.S_ISSOCK(os.fstat(found).st_mode):
-                raise ConnectionRefusedError("there is no socket")
+                raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
             return await connect_unix(f"/proc/self/fd/{found}")
         finally:
             os.close(found)
