@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -196,7 +197,7 @@ try:
 except OSError as exc:
     print(json.dumps(exc.errno))
 """
-    assert shared_box.python(code) == 1
+    assert shared_box.python(code) in (errno.EPERM, errno.EAFNOSUPPORT)
 
 
 def test_sockets_of_the_host_cannot_be_seen(shared_box, data_dir):
@@ -231,7 +232,11 @@ answer = netlink.recv(4096)
 seen.append(-struct.unpack("i", answer[16:20])[0])
 print(json.dumps(seen))
 """
-    assert shared_box.python(code) == [1, 1, 1, 1, 1]
+    seen = shared_box.python(code)
+    if shared_box.gvisor:
+        assert not {0, "done"} & set(seen)
+    else:
+        assert seen == [errno.EPERM] * 5
 
 
 def test_a_port_is_dialled_inside_the_sandbox_and_not_on_the_host(box):

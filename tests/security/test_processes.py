@@ -8,7 +8,7 @@ import time
 import pytest
 
 from sandkasten.model.limits import MIB, Limits
-from tests.security.harness import PYTHON, Box, poll, sized
+from tests.security.harness import PYTHON, Box, paced, poll, sized
 
 DAEMON = """
 import os, signal, sys, time
@@ -103,8 +103,8 @@ def test_a_fork_chain_does_not_survive_destroy(box):
 def test_a_tree_of_500_is_dead_within_the_deadline_and_a_second(make_box, neighbour):
     with make_box(Limits(memory_bytes=1024 * MIB, pids=800, workspace_bytes=16 * MIB)) as box:
         script = (
-            "trap '' TERM; for i in $(seq 500); do (trap '' TERM; exec sleep 1000) & done;"
-            "echo up; wait"
+            f"trap '' TERM; for i in $(seq {paced(500, box.ground)});"
+            " do (trap '' TERM; exec sleep 1000) & done; echo up; wait"
         )
         began = time.monotonic()
         answer = box.exec(["bash", "-c", script], timeout_s=6, grace_s=0.2)
@@ -119,7 +119,7 @@ def test_a_tree_of_500_is_dead_within_the_deadline_and_a_second(make_box, neighb
 
 @pytest.mark.timeout(600)
 def test_zombies_are_reaped(box):
-    count = sized(10_000, 100_000)
+    count = paced(sized(10_000, 100_000), box.ground)
     code = f"""
 import os
 for n in range({count}):

@@ -10,10 +10,12 @@ import pytest
 
 from sandkasten import QuotaExceeded, Sandbox
 from sandkasten.model.limits import MIB, Limits
-from tests.security.harness import PYTHON, ROOT, Box, poll
+from tests.security.harness import PYTHON, ROOT, WHOLE_SANDBOX, Box, poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.grounds import Ground
 
 FORK_BOMB = ":(){ :|:& };:"
 MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
@@ -27,10 +29,11 @@ def _quick(neighbour: Box, within_s: float = 3.0) -> None:
 
 
 @pytest.fixture
-def sdk_box(data_dir: os.PathLike[str], neighbour: Box) -> Iterator[Sandbox]:
+def sdk_box(data_dir: os.PathLike[str], neighbour: Box, ground: Ground) -> Iterator[Sandbox]:
     """The same through the public object, for what only the engine can tell."""
     with Sandbox(
         data_dir=os.path.join(data_dir, "sdk"),
+        backend=ground.backend,
         limits={"mem_limit_mb": 128, "pids_limit": 64, "workspace_mb": 16, "tmp_mb": 8},
     ) as box:
         yield box
@@ -75,9 +78,8 @@ def _several(box: Box) -> None:
         box.exec(["true"])
 
 
+@pytest.mark.root
 def test_a_full_process_table_is_an_error_with_a_name_and_not_a_result(box):
-    if not ROOT:
-        pytest.skip("an ordinary user's limit counts the whole user")
     box.start(["bash", "-c", "for i in $(seq 600); do sleep 100 & done; wait"], exec_id="full")
     poll("room", lambda: box.usage().pids < box.limits.pids - 1 and box.usage().pids)
     with pytest.raises(QuotaExceeded):
@@ -87,6 +89,7 @@ def test_a_full_process_table_is_an_error_with_a_name_and_not_a_result(box):
     box.answers()
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 @pytest.mark.parametrize("way", ["argv", "shell"])
 def test_a_memory_bomb_dies_and_the_session_lives(way, box, neighbour):
@@ -110,6 +113,7 @@ def test_a_memory_bomb_dies_and_the_session_lives(way, box, neighbour):
     _quick(neighbour)
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 def test_a_memory_bomb_of_many_processes_leaves_the_runner(box, neighbour):
     """None of them is larger than the runner's shell by much; the runner must not be the victim."""
@@ -130,6 +134,7 @@ time.sleep(3)
     box.answers()
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 def test_small_processes_that_fill_the_memory_leave_the_runner(box, neighbour):
     """Each is as small as can be (a sleeping dash with a full environment)."""
@@ -353,6 +358,8 @@ def test_one_sandbox_cannot_use_up_everybodys_terminals(box, neighbour):
 # ---- what the engine says of it
 
 
+@pytest.mark.only_on("host", reason="asked of the backend itself above")
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 def test_the_verdict_on_a_memory_bomb_is_oom(sdk_box):
     result = sdk_box.exec([PYTHON, "-I", "-c", MEMORY_BOMB])
@@ -363,6 +370,7 @@ def test_the_verdict_on_a_memory_bomb_is_oom(sdk_box):
     assert sdk_box.exec("echo ok").output == "ok\n"
 
 
+@pytest.mark.only_on("host", reason="asked of the backend itself above")
 @pytest.mark.root
 def test_the_verdict_on_too_many_processes_is_pids(sdk_box):
     code = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(1); os._exit(0)"
@@ -372,6 +380,7 @@ def test_the_verdict_on_too_many_processes_is_pids(sdk_box):
     assert result.why.code == "PIDS"
 
 
+@pytest.mark.only_on("host", reason="asked of the backend itself above")
 def test_the_verdict_on_a_full_workspace_is_quota(sdk_box):
     result = sdk_box.exec("head -c 100M /dev/zero >/workspace/full")
     assert result.exit_code != 0
@@ -379,6 +388,7 @@ def test_the_verdict_on_a_full_workspace_is_quota(sdk_box):
     assert result.why.code == "QUOTA"
 
 
+@pytest.mark.only_on("host", reason="asked of the backend itself above")
 def test_the_verdict_on_a_deadline_is_timeout(sdk_box):
     result = sdk_box.exec("sleep 50", timeout_ms=400)
     assert result.timed_out
@@ -386,6 +396,7 @@ def test_the_verdict_on_a_deadline_is_timeout(sdk_box):
     assert result.why.code == "TIMEOUT"
 
 
+@pytest.mark.only_on("host", reason="asked of the backend itself above")
 def test_an_innocent_failure_has_no_verdict(sdk_box):
     result = sdk_box.exec("false")
     assert (result.exit_code, result.why, result.oom_killed) == (1, None, False)
