@@ -19,17 +19,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from benchmarks import files, footprint, latency, load, report
+from benchmarks import files, footprint, gvisor, images, latency, load, report
 from benchmarks.peers import Peers, bwrap, rootfs
 from benchmarks.peers import docker as docker_peer
 from benchmarks.peers import runc as runc_peer
+from benchmarks.peers import runsc as runsc_peer
 from benchmarks.plan import FULL, QUICK, Plan
 from benchmarks.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SECTIONS = ("sessions", "oneshots", "files", "load", "idle", "output")
+SECTIONS = ("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -67,7 +68,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, under 90 seconds")
     parser.add_argument("--check", action="store_true", help="fail when a promise is missed")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--without", nargs="+", choices=("docker", "runc", "bwrap"), default=())
+    peers = ("docker", "runc", "bwrap", "runsc")
+    parser.add_argument("--without", nargs="+", choices=peers, default=())
     parser.add_argument("--json", type=Path, default=LATEST, help="where the results go")
     return parser.parse_args(argv)
 
@@ -83,11 +85,12 @@ def _peers(scratch: Path, without: Sequence[str]) -> Iterator[Peers]:
         "docker": "left out" if "docker" in without else docker_peer.missing(),
         "runc": "left out" if "runc" in without else runc_peer.missing(),
         "bwrap": "left out" if "bwrap" in without else bwrap.missing(),
+        "runsc": "left out" if "runsc" in without else runsc_peer.missing(),
     }
     absent = tuple(f"{name}: {reason}" for name, reason in reasons.items() if reason)
     with contextlib.ExitStack() as stack:
-        docker = runc = None
-        if not (reasons["docker"] and reasons["runc"]):
+        docker = runc = runsc = None
+        if not (reasons["docker"] and reasons["runc"] and reasons["runsc"]):
             _say("cutting a root file system for the peers")
             root = rootfs.build(scratch / "rootfs")
             if not reasons["docker"]:
@@ -96,7 +99,9 @@ def _peers(scratch: Path, without: Sequence[str]) -> Iterator[Peers]:
             if not reasons["runc"]:
                 runc = runc_peer.Runc.prepare(scratch / "runc", root)
                 stack.callback(runc.clean)
-        yield Peers(docker, runc, not reasons["bwrap"], absent)
+            if not reasons["runsc"]:
+                runsc = runsc_peer.Runsc.prepare(scratch / "runsc", root)
+        yield Peers(docker, runc, not reasons["bwrap"], absent, runsc)
 
 
 def _measure(
@@ -111,6 +116,9 @@ def _measure(
     if "files" in only:
         _say("files in and out")
         files.measure(found.samples, peers, plan, scratch)
+    if "images" in only:
+        _say("images: import, and a sandbox on one")
+        images.measure(found.samples, plan, scratch)
     if "load" in only:
         _say("throughput")
         found.rates = load.measure(peers, plan)
@@ -121,6 +129,9 @@ def _measure(
         _say("memory under a flood of output")
         found.output_bytes = plan.output_bytes
         found.growth = footprint.growth_under_output(plan.output_bytes)
+    if "gvisor" in only and peers.runsc is not None:
+        _say("commands on gVisor")
+        gvisor.measure(found.samples, peers.runsc, plan)
 
 
 def _say(text: str) -> None:

@@ -39,6 +39,14 @@ RATIOS = (
     Ratio("one-shot python", "bare", 2.5, "one-shot Python <= 2.5 x a bare python3 -c"),
     Ratio("write 50 MB", "pipe", 2.0, "50 MB written <= 2 x a copy through a pipe"),
     Ratio("read 50 MB", "pipe", 2.0, "50 MB read <= 2 x a copy through a pipe"),
+    Ratio("import of an image", "tar", 1.5, "import of 200 MB <= 1.5 x plain tar -x"),
+    Ratio("create on an image", "host image", 1.5, "create on an image <= 1.5 x on the host image"),
+    Ratio(
+        "exec true on gVisor (argv)", "runsc", 1 / 3, "gVisor exec of a list <= 1/3 of runsc exec"
+    ),
+    Ratio(
+        "exec true on gVisor (shell)", "runsc", 1 / 3, "gVisor exec in a shell <= 1/3 of runsc exec"
+    ),
 )
 
 IDLE_BYTES = 2 * MIB

@@ -25,6 +25,7 @@ test=(
     zstd xz-utils bzip2       # archives as people compress them
     docker-registry openssl   # a registry to pull from, and certificates for it
     git                       # tests/repo asks it which files belong to the repository
+    runc                      # the oci backend
 )
 bench=(
     docker.io runc            # the peers
@@ -42,6 +43,11 @@ if ! command -v dpkg-query >/dev/null; then
     echo "not a Debian: please see to it that you have what these packages hold: ${wanted[*]}" >&2
     exit 0
 fi
+
+# gVisor, for the gvisor backend: not the release's own build, which does not work.
+case $purpose in
+    test | bench) "$(dirname "$0")/runsc.sh" ;;
+esac
 
 # dpkg-query fails when it does not know a name, and still prints those it knows.
 installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "${wanted[@]}" 2>/dev/null || true)

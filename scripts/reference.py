@@ -91,9 +91,9 @@ def sdk() -> str:
 
     lines = [NOTE, "# Python SDK\n"]
     lines.append(
-        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`) with the same"
+        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`)"
     )
-    lines.append("methods to await; a test holds the two together.\n")
+    lines.append("with the same methods to await; a test holds the two together.\n")
     lines += _class("Sandbox", sandkasten.Sandbox)
     lines.append(_entry("##", "run", sandkasten.run))
     lines += _class("Images", sandkasten.Images)

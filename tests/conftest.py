@@ -32,6 +32,18 @@ _left = pytest.StashKey[list[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--ground",
+        default="local",
+        metavar="NAME",
+        help="what the sandboxes of tests/security stand on; see tests/grounds.py",
+    )
+    parser.addoption(
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="what to hold to the contract: a ground of tests/grounds.py or package.module:factory",
+    )
+    parser.addoption(
         "--hostwatch",
         action="store_true",
         help="fail when the run leaves a process, mount, cgroup, namespace, loop device or file, "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.peers.docker import Docker
     from benchmarks.peers.runc import Runc
+    from benchmarks.peers.runsc import Runsc
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +19,4 @@ class Peers:
     runc: Runc | None
     bwrap: bool
     absent: tuple[str, ...]
+    runsc: Runsc | None = None

@@ -54,7 +54,7 @@ def write(box: Sandbox, name: str, data: bytes) -> None:
 
 
 def read(box: Sandbox, name: str) -> bytes:
-    return bytes(box.read(f"/workspace/{name}"))
+    return box.read(f"/workspace/{name}")
 
 
 def counted_memory(box: Sandbox) -> int | None:

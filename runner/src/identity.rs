@@ -102,6 +102,10 @@ pub fn step_down(ids: Ids) -> Result<(), Errno> {
         sys::check(libc::setresgid(ids.gid, ids.gid, ids.gid))?;
         sys::check(libc::setresuid(ids.uid, ids.uid, ids.uid))?;
     }
+    raise_permitted()
+}
+
+fn raise_permitted() -> Result<(), Errno> {
     let mut caps = cap_get()?;
     for set in &mut caps {
         set.effective = set.permitted;
@@ -157,6 +161,8 @@ impl Identity {
                 libc::setresgid(KEEP, gid, KEEP);
                 libc::setresuid(KEEP, uid, KEEP);
                 libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+                // Leaving the effective id 0 makes every capability ineffective.
+                let _stays_as_it_is = raise_permitted();
             } else {
                 libc::setfsgid(gid);
                 libc::setfsuid(uid);

@@ -83,11 +83,7 @@ impl Server {
             Err(errno) if errno != libc::ENOSPC => errno,
             other => return other,
         };
-        let other = [
-            &self.config.state_dir[..],
-            format!("-{serial}").as_bytes(),
-        ]
-        .concat();
+        let other = [&self.config.state_dir[..], format!("-{serial}").as_bytes()].concat();
         identity
             .as_runner(|| sys::make_dir(&other, 0o711))
             .map_err(|_| refused)?;

@@ -38,15 +38,6 @@ DEFAULT_BACKENDS = ("memory", "local")
 collect_ignore = [] if os.geteuid() == 0 else ["test_as_ordinary_user.py"]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--backend",
-        action="append",
-        metavar="NAME",
-        help=f"what to hold to the contract: {', '.join(GROUNDS)} or package.module:factory",
-    )
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend_name" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("backend", None) or DEFAULT_BACKENDS

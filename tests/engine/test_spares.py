@@ -13,7 +13,6 @@ from sandkasten.errors import QuotaExceeded, SandboxLost, SessionNotFound
 from sandkasten.model.execution import ExecRequest
 from sandkasten.model.lifecycle import State
 from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.spec import Volume
 from tests.engine.injections import World
 
 pytestmark = pytest.mark.anyio
@@ -150,16 +149,8 @@ async def test_another_environment_or_limit_does_not_get_it(world):
 
 
 async def test_a_named_workspace_is_never_kept_ready(world):
-    planner = world.engine._oneshot._planner
-    plan = planner.plan
-
-    async def named(*args, **more):
-        made = await plan(*args, **more)
-        return replace(made, spec=replace(made.spec, workspace=Volume("/nowhere", "image")))
-
-    planner.plan = named
     for _ in range(3):
-        await sh(world)
+        await sh(world, workspace_id="kept")
     await asyncio.sleep(0.05)
     assert world.backend.created == 3
     assert await world.left() == ([], [])

@@ -411,6 +411,7 @@ def test_a_second_import_unpacks_nothing_and_takes_its_name(store, tmp_path, kin
     # Gone from the store, it is needed again.
     store.remove(first.id, in_use=set())
     store.collect(set())
+    assert os.listdir(store.root / "recent") == []
     with pytest.raises(AssertionError):
         bring(store, path, name="third")
 

@@ -154,7 +154,7 @@ def test_files_are_read_and_written_as_root(shared):
 def looked_at(box) -> posture.Posture:
     """A command of the user's, from outside, once its loader has closed what it had open."""
     box.start(["sleep", "71"])
-    found = []
+    found: list[posture.Posture] = []
 
     def missing() -> str:
         for pid in box.host_processes():
@@ -230,6 +230,10 @@ ATTEMPTS = (
     "readlink /proc/1/fd/3",
     "ls /proc/1/root/",
     "cat /proc/1/mem",
+    "cat /proc/1/io",
+    "cat /proc/1/stack",
+    "cat /proc/1/syscall",
+    "cat /proc/1/personality",
     "rm /run/sandkasten/runner",
     "echo x > /run/sandkasten/runner",
     "touch /dev/x",

@@ -14,6 +14,7 @@ from sandkasten.backends.local import LocalBackend
 from sandkasten.errors import (
     CommandNotExecutable,
     InvalidImage,
+    SandkastenError,
     ShellNotFound,
     UnsupportedByBackend,
 )
@@ -42,7 +43,9 @@ def deb(make_box, debian):
         yield box
 
 
-def refused(local, loop, image: Image, error: type[Exception], **fields: object) -> Exception:
+def refused(
+    local, loop, image: Image, error: type[SandkastenError], **fields: object
+) -> SandkastenError:
     """The error of a create, and the certainty that nothing of it is left."""
     before = list(loop.run(local.owned()))
     with pytest.raises(error) as caught:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CACHE = Path(__file__).resolve().parents[2] / "build" / "test-images"
-PACKAGES = ("gcc", "libc6-dev", "nodejs", "python3-minimal")
+PACKAGES = ("gcc", "libc6-dev", "nodejs", "python3")
 BUSYBOX = shutil.which("busybox") or "/bin/busybox"
 
 

@@ -32,15 +32,6 @@ PLANTED = "SANDKASTEN_PLANTED_SECRET"
 AGAIN = "test_as_ordinary_user.py"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--ground",
-        default="local",
-        choices=[name for name in GROUNDS if name != "memory"],
-        help="what the attacked sandboxes stand on",
-    )
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What runs the suite once more is for the run that is about the first ground."""
     again = collection_path.name == AGAIN

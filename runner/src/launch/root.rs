@@ -64,14 +64,14 @@ fn changes(stage: &str, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<Str
             "changes".to_owned()
         }
     };
-    for name in ["root", "root/upper", "root/work"] {
+    for name in ["over", "over/upper", "over/work"] {
         let path = format!("{}/{}/{}", stage, at, name);
         mkdir(&path, 0o755)?;
         give_to_inside_root(&path, ids)?;
     }
     // Nothing of it is read after a crash, so a flush inside need not reach the disk.
     Ok(format!(
-        "upperdir={0}/root/upper,workdir={0}/root/work,volatile",
+        "upperdir={0}/over/upper,workdir={0}/over/work,volatile",
         at
     ))
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from urllib3.exceptions import HTTPError
 
-from sandkasten.errors import InvalidImage, RegistryUnavailable
+from sandkasten.errors import InvalidImage, RegistryUnavailable, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +62,12 @@ class BlobStream(io.RawIOBase):
             return b""
         most = _CHUNK if size is None or size < 0 else min(size, _CHUNK)
         while True:
-            self._errand.check(self._what)
             try:
+                self._errand.check(self._what)
                 data = self._more(most)
+            except SandkastenError:
+                self._drop()
+                raise
             except (HTTPError, OSError) as exc:
                 self._drop()
                 self._failures += 1

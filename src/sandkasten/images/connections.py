@@ -25,7 +25,6 @@ from sandkasten.errors import (
     InvalidConfiguration,
     InvalidImage,
     RegistryUnavailable,
-    SandkastenError,
 )
 from sandkasten.model.spelling import shown
 
@@ -40,6 +39,10 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 # Overloaded, or broken in a way that passes; everything else is an answer.
 TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOST_RETRY_AFTER_S: Final = 60.0
+# What OpenSSL says, old and new, when plain text answers a handshake.
+_NOT_TLS: Final = frozenset(
+    {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,8 @@ class Errand:
         )
 
 
-class NotTls(SandkastenError):
-    """The other side does not speak TLS at all; never leaves this room."""
+class NotTls(RegistryUnavailable):
+    """The other side does not speak TLS at all: then plain HTTP may be all there is."""
 
 
 class Connections:
@@ -140,8 +143,8 @@ class Connections:
             if answer.status not in TRY_AGAIN or failures >= most:
                 return answer
             pause_s = _retry_after(answer) or self._errand.patience.pause_s(failures)
-            answer.drain_conn()
-            answer.release_conn()
+            # Not read to its end for the sake of the connection: it may have none.
+            answer.close()
             self._errand.pause(pause_s, what)
 
     def _follow(
@@ -173,8 +176,8 @@ class Connections:
             to = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or not to:
                 return answer
-            answer.drain_conn()
-            answer.release_conn()
+            # Not read to its end for the sake of the connection: it may have none.
+            answer.close()
             if form is not None:
                 raise InvalidImage(f"{self._registry} redirected a request for a token")
             url = _checked_target(self._registry, url, urljoin(url, to))
@@ -213,8 +216,12 @@ class Connections:
                 hint=f"name its authority: images.registries.{self._registry}.ca_file",
                 registry=self._registry,
             ) from exc
-        if isinstance(exc, SSLError):
-            raise NotTls(f"{self._registry} does not speak TLS") from exc
+        if getattr(reason, "reason", "") in _NOT_TLS:
+            raise NotTls(
+                f"{self._registry} does not speak TLS where it was asked to",
+                hint="check its address and its redirects",
+                registry=self._registry,
+            ) from exc
         if last:
             raise RegistryUnavailable(
                 f"{self._registry} cannot be reached: {_said(exc)}",

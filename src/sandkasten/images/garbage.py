@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sandkasten.images.disk import remove_quietly
+from sandkasten.images.recent import forget_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +70,7 @@ def set_aside(
         if f"sha256:{name}" not in kept:
             aside.move(locks, (skeletons / name).rename)
     layers.forget_blobs()
+    forget_gone(root / "recent", kept)
     # Whoever adds or edits is kept out: no lock has a holder, no half-written file a writer.
     for directory in ("locks", "records", "names", "blobs", "recent"):
         for name in os.listdir(root / directory):

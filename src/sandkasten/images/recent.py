@@ -16,6 +16,7 @@ from sandkasten.images.disk import canonical, read_object, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
 HEAD_BYTES: Final = 64 * 1024
@@ -54,3 +55,11 @@ def remember(directory: Path, key: str, images: Sequence[Remembered]) -> None:
     files = sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for path in files[: max(0, len(files) - MOST_REMEMBERED)]:
         path.unlink(missing_ok=True)
+
+
+def forget_gone(directory: Path, there: AbstractSet[str]) -> None:
+    """Drop what is remembered of files whose images are no longer there."""
+    for name in os.listdir(directory):
+        found = recall(directory, name)
+        if not found or not {one.id for one in found} <= there:
+            (directory / name).unlink(missing_ok=True)

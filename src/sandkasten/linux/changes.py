@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
 
 # As the launcher lays it out.
-_UPPER = "root/upper"
+_UPPER = "over/upper"
 
 
 @contextmanager

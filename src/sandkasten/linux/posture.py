@@ -102,15 +102,19 @@ def deviations(
 _KERNEL_CAPABILITIES = 0x000C_01FF
 
 
-def kernel_deviations(seen: Posture, host: Posture, *, ids: range) -> list[str]:
+def kernel_deviations(
+    seen: Posture, host: Posture, *, ids: range, capabilities: int = 0
+) -> list[str]:
     """The same of a process that is a sandbox's own kernel, or serves files to one.
 
     Its capabilities are those of its user namespace: they reach the sandbox's files, nothing else.
+    `capabilities`: what code inside was given of them, which such a kernel holds too.
     """
+    allowed = _KERNEL_CAPABILITIES | capabilities
     found = [
         f"{name} holds too much: {seen.status.get(name)}"
         for name in _CAPABILITY_SETS
-        if int(seen.status.get(name, "-1"), 16) & ~_KERNEL_CAPABILITIES
+        if int(seen.status.get(name, "-1"), 16) & ~allowed
     ]
     if seen.status.get("NoNewPrivs") != "1":
         found.append("no_new_privs is not set")

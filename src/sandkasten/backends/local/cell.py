@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import SandboxLost
 from sandkasten.linux import cgroups
 from sandkasten.linux.changes import changes_of
-from sandkasten.linux.pausable import GroupPausable
+from sandkasten.linux.pausing import PausableGroup
 from sandkasten.linux.removal import remove
 from sandkasten.wire.unix import connect_unix
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class LocalCell(GroupPausable):
+class LocalCell:
     id: SandboxId
     layout: Layout
     hierarchies: cgroups.Hierarchies
@@ -55,3 +55,18 @@ class LocalCell(GroupPausable):
 
     async def destroy(self) -> None:
         await asyncio.to_thread(remove, self.layout, self.id)
+
+    async def pause(self) -> None:
+        """See `ports.Pausable`. UnsupportedByBackend where the sandbox has no cgroup."""
+        await self._group.pause()
+
+    async def resume(self) -> None:
+        await self._group.resume()
+
+    async def reclaim(self) -> int:
+        """See `ports.Reclaims`."""
+        return await self._group.reclaim()
+
+    @property
+    def _group(self) -> PausableGroup:
+        return PausableGroup(self.id, self.layout, self.hierarchies)

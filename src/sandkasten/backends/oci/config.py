@@ -87,7 +87,7 @@ def config(spec: CellSpec, ground: Ground) -> dict[str, object]:
     if ground.kind == "runc":
         hidden = (*ground.host.proc_files, *ground.host.proc_dirs)
         linux["maskedPaths"] = [f"/proc/{name}" for name in hidden]
-        linux["readonlyPaths"] = ["/proc/sys", "/proc/irq", "/proc/bus"]
+        linux["readonlyPaths"] = ["/proc/sys"]
     return {
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,

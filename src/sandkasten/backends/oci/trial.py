@@ -159,14 +159,14 @@ async def _examine(layout: Layout, cell: OciCell, channel: Channel, spec: CellSp
     base = idranges.base_of(state.slot)
     ids = range(base, base + idranges.COUNT)
     host = await asyncio.to_thread(posture.read, os.getpid())
+    dev = spec.profile == "dev"
+    kept = capabilities.bits(capabilities.DEV_USER) if dev else 0
     if cell.kind == "gvisor":
         if spec.image.kind == "host":
             await _try_ordinary_programs(channel)
-        return await asyncio.to_thread(_of_gvisor, state, host, ids)
+        return await asyncio.to_thread(_of_gvisor, state, host, ids, kept)
     await channel.call("exec.start", {"exec_id": "t", "argv": list(_SUBJECT), "follow": False})
     found = ["the command started inside was not found from outside"]
-    dev = spec.profile == "dev"
-    kept = capabilities.bits(capabilities.DEV_USER) if dev else 0
     writable = ("/", "/run") if dev else ("/run",)
     # A program that just began may not be itself yet; what is truly open stays so.
     for _ in range(_LOOKS):
@@ -194,7 +194,7 @@ async def _try_ordinary_programs(channel: Channel) -> None:
             )
 
 
-def _of_gvisor(state: CellState, host: posture.Posture, ids: range) -> list[str]:
+def _of_gvisor(state: CellState, host: posture.Posture, ids: range, kept: int) -> list[str]:
     found: list[str] = []
     members = _members(state)
     if len(members) < 2:
@@ -204,7 +204,7 @@ def _of_gvisor(state: CellState, host: posture.Posture, ids: range) -> list[str]
             seen = posture.read(pid)
             found += [
                 f"{seen.status.get('Name')}: {line}"
-                for line in posture.kernel_deviations(seen, host, ids=ids)
+                for line in posture.kernel_deviations(seen, host, ids=ids, capabilities=kept)
             ]
     return found
 

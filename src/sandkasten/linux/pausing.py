@@ -1,13 +1,13 @@
-"""Pausing and memory reclaim of a sandbox through its cgroups, for every backend that makes them.
+"""A sandbox's group stopped, continued and relieved of memory; errors say why it cannot be.
 
-A mix-in of cells: knows an id, the host's hierarchies and nothing of how the sandbox was made.
-UnsupportedByBackend where there is no cgroup to do it with, SandboxLost when the sandbox is gone.
+What the kernel does is in `freezing`; here it gets the sandbox's name and the classes of `errors`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, Busy, SandboxLost, UnsupportedByBackend
@@ -19,18 +19,14 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
 
 
-class GroupPausable:
-    """Implements `ports.Pausable` and `ports.Reclaims`."""
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-        id: SandboxId
-        layout: Layout
-        hierarchies: Hierarchies
+@dataclass(frozen=True, slots=True)
+class PausableGroup:
+    id: SandboxId
+    layout: Layout
+    hierarchies: Hierarchies
 
     async def pause(self) -> None:
-        """See `ports.Pausable`. UnsupportedByBackend where the sandbox has no cgroup."""
+        """Nothing inside runs afterwards. UnsupportedByBackend where there is no cgroup."""
         way = self._freezer()
         try:
             await asyncio.to_thread(freezing.freeze, way)
@@ -50,7 +46,7 @@ class GroupPausable:
             raise self._trouble("resumed", exc) from exc
 
     async def reclaim(self) -> int:
-        """See `ports.Reclaims`. What has a copy on disk goes; a process's own memory stays."""
+        """What has a copy on disk goes; a process's own memory stays."""
         way = freezing.reclaimer(self.hierarchies, self.id)
         if way is None:
             raise self._no_cgroup("its memory cannot be reclaimed", "memory")

@@ -1,0 +1,80 @@
+"""Images: importing one, held against plain tar; and a sandbox on one, held against the host image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+import time
+from typing import TYPE_CHECKING
+
+from sandkasten import Images, Sandbox
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.plan import Plan
+    from benchmarks.samples import Samples
+
+IMPORT, AGAIN, CREATE = "import of an image", "second import of it", "create on an image"
+# What the promise speaks of: some 200 MB in some ten thousand files.
+_SOURCES = ("/usr/lib", "/usr/bin", "/usr/share")
+_MOST_BYTES = 200_000_000
+_LARGEST_FILE = 20_000_000
+
+
+def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
+    archive = _archive(scratch / "image.tar")
+    rounds = max(2, plan.file_rounds // 3)
+    for number in range(rounds):
+        home = scratch / f"images-{number}"
+        images = Images(data_dir=home)
+        plain = scratch / f"plain-{number}"
+        plain.mkdir()
+        for peer in ("sandkasten", "tar") if number % 2 else ("tar", "sandkasten"):
+            os.sync()
+            with samples.timed(IMPORT, peer):
+                if peer == "tar":
+                    subprocess.run(["tar", "-xpf", archive, "-C", plain], check=True)
+                else:
+                    images.import_archive(str(archive), name="bench")
+        with samples.timed(AGAIN, "sandkasten"):
+            images.import_archive(str(archive), name="bench")
+        shutil.rmtree(plain)
+        if number + 1 < rounds:
+            shutil.rmtree(home)
+    _create(samples, plan, home)
+
+
+def _create(samples: Samples, plan: Plan, home: Path) -> None:
+    """Ours on an image against ours on the host image, in turns."""
+    for image in ("bench", "host"):
+        Sandbox(image, data_dir=home).close()
+    deadline = time.monotonic() + plan.section_s
+    for number in range(plan.rounds):
+        kinds = [("sandkasten", "bench"), ("host image", "host")]
+        for peer, image in kinds if number % 2 else kinds[::-1]:
+            with samples.timed(CREATE, peer):
+                box = Sandbox(image, data_dir=home)
+            box.close()
+        if time.monotonic() > deadline:
+            return
+
+
+def _archive(path: Path) -> Path:
+    """A root file system of this machine's own programs, as large as the promise says."""
+    left = _MOST_BYTES
+    with tarfile.open(path, "w") as tar:
+        for name in ("bin", "lib", "lib64", "sbin"):
+            if os.path.islink(f"/{name}"):
+                tar.add(f"/{name}", name, recursive=False)
+        for source in _SOURCES:
+            for directory, _, files in sorted(os.walk(source)):
+                for name in sorted(files):
+                    full = os.path.join(directory, name)
+                    size = os.lstat(full).st_size
+                    if size < _LARGEST_FILE and left > size:
+                        tar.add(full, full.lstrip("/"), recursive=False)
+                        left -= size
+    return path
