@@ -195,11 +195,16 @@ class Box:
             assert self.host_ids is not None
             return posture.kernel_deviations(seen, host, ids=self.host_ids)
         mine = capabilities.bits(capabilities.DEV_USER) if self.dev else 0
-        runs = ("/run",) if self.ground.backend == "oci" else ()
-        writable = ("/", "/run") if self.dev else runs
         return posture.deviations(
-            seen, host, ids=self.host_ids, capabilities=mine, writable=writable
+            seen, host, ids=self.host_ids, capabilities=mine, writable=self.writable
         )
+
+    @property
+    def writable(self) -> tuple[str, ...]:
+        """Mounts that may be written to, beyond the usual ones."""
+        if self.dev:
+            return ("/", "/run")
+        return ("/run",) if self.ground.backend == "oci" else ()
 
     def usage(self) -> Any:
         return self.loop.run(self.cell.usage())
