@@ -73,6 +73,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.stash[_before] = snapshot.take(session.config.stash[_canary])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # It tells what the other suites of the run found.
+    items.sort(key=lambda item: item.path.parent.name == "matrix")
+
+
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return asked.told(config)
 

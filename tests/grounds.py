@@ -60,7 +60,7 @@ GROUNDS = {
     "gvisor/debian": Ground("gvisor", "debian"),
 }
 # Of the programs a test of ours asks for: what a minimal Debian lacks.
-_NOT_IN_DEBIAN = frozenset({"bwrap", "node", "sudo", "pkexec"})
+_NOT_IN_DEBIAN = frozenset({"bwrap", "less", "node", "pkexec", "sudo", "vi"})
 _TARS: dict[str, Callable[[], Path]] = {
     "debian": imagekit.debian_tar,
     "busybox": imagekit.busybox_tar,

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from sandkasten.images.store import LayerStore
 
-CACHE = Path(__file__).resolve().parents[1] / "build" / "test-images"
+# The last name changes with what is in them, so that no checkout goes on with old ones.
+CACHE = Path(__file__).resolve().parents[1] / "build" / "test-images" / "2"
 SUITE = "bookworm"
 BUSYBOX = Path("/bin/busybox")
 # Of busybox's applets, those a shell session and our own suites use.
@@ -96,7 +97,7 @@ def _bootstrap(target: Path) -> None:
             "mmdebstrap",
             "--quiet",
             "--variant=minbase",
-            "--include=python3-minimal",
+            "--include=python3",
             "--format=tar",
             SUITE,
             str(target),

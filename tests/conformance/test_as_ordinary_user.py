@@ -1,10 +1,12 @@
 """The same contract once more, as an ordinary user: without root nothing may mean less.
 
-Runs the suite of this directory in a subprocess under a throw-away uid, on the `local` backend.
+Runs the suite of this directory in a subprocess under a throw-away uid, on the `local` backend with
+the machine's own files and with a Debian image, which the user imports by itself.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import site
@@ -18,6 +20,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sandkasten
+from tests import imagekit
+from tests.grounds import ARCHIVES
+from tests.matrix import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +45,7 @@ def as_user(
         "LANG": "C.UTF-8",
         "PYTHONPATH": pythonpath,
         "PYTHONDONTWRITEBYTECODE": "1",
+        ARCHIVES: str(home.parent / "archives"),
     }
     return subprocess.run(
         command,
@@ -91,12 +97,24 @@ def interpreter(home: Path) -> tuple[str, str]:
     )
 
 
-@pytest.mark.timeout(TIMEOUT_S + 60)
-def test_the_contract_holds_for_an_ordinary_user_too(home: Path):
-    python, path = interpreter(home)
-    tests = home / "tests"
-    shutil.copytree(REPOSITORY / "tests", tests, ignore=shutil.ignore_patterns("__pycache__"))
+@pytest.fixture(scope="module")
+def suite(home: Path) -> Path:
+    """A copy of the tests, and the archives they make images of."""
+    shutil.copytree(
+        REPOSITORY / "tests", home / "tests", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(REPOSITORY / "pyproject.toml", home / "pyproject.toml")
+    archives = home / "archives"
+    archives.mkdir()
+    shutil.copy(imagekit.debian_tar(), archives / "debian.tar")
+    return home / "tests" / "conformance"
+
+
+@pytest.mark.timeout(TIMEOUT_S + 60)
+@pytest.mark.parametrize("ground", ["local", "local/debian"])
+def test_the_contract_holds_for_an_ordinary_user_too(ground: str, home: Path, suite: Path):
+    python, path = interpreter(home)
+    told = home / "home" / "outcome.json"
     ran = as_user(
         home / "home",
         python,
@@ -106,11 +124,14 @@ def test_the_contract_holds_for_an_ordinary_user_too(home: Path):
         f"--rootdir={home}",
         f"--config-file={home / 'pyproject.toml'}",
         f"--override-ini=cache_dir={home / 'home' / 'cache'}",
-        str(tests / "conformance"),
-        "--backend=local",
+        f"--outcome={told}",
+        str(suite),
+        f"--backend={ground}",
         pythonpath=f"{home}:{path}",
         timeout=TIMEOUT_S,
     )
     assert ran.returncode == 0, f"{ran.stdout[-20_000:]}\n{ran.stderr[-5_000:]}"
     assert " passed" in ran.stdout
     assert "skipped" not in ran.stdout
+    found = json.loads(told.read_text())[f"contract {ground}"]
+    record.put(f"user {ground}", "contract", found, every_day="")

@@ -89,7 +89,9 @@ def make_box(
 
     @contextmanager
     def make(limits: Limits | None = None) -> Iterator[Box]:
-        limits = limits or Limits(memory_bytes=256 * MIB, workspace_bytes=64 * MIB)
+        # gVisor's own memory counts too, and grows with the commands that were ever run.
+        memory = 768 if ground.backend == "gvisor" else 256
+        limits = limits or Limits(memory_bytes=memory * MIB, workspace_bytes=64 * MIB)
         box = Box(loop, backend, data_dir, limits, ground=ground)
         try:
             yield box

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.linux import idranges, posture
+from sandkasten.linux import capabilities, idranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.wire.call import Data, Output
 from sandkasten.wire.channel import Channel
@@ -50,6 +50,13 @@ PYTHON = "/usr/bin/python3"
 PROBES = Path(__file__).with_name("probes")
 # Longer than any deadline inside, so that the inner one is what is seen.
 OUTER_S = 100.0
+# Reasons for not asking something of a ground.
+OWN_KERNEL = "gVisor answers system calls itself; none reaches the kernel of the host"
+OWN_PROCESSES = "what runs inside gVisor is no process of the host; its own processes are examined"
+OWN_PROC = "/proc, /dev and /sys are gVisor's own and tell nothing of the host"
+ROOT_INSIDE = "the dev profile gives root inside and a root that can be written to"
+HOST_IMAGE = "an image brings its own files"
+WHOLE_SANDBOX = "gVisor and what runs in it are one to the limits of the host"
 # What one answer may hold on our side; the count of bytes goes on beyond it.
 KEPT_BYTES = 16 * 1024 * 1024
 
@@ -104,6 +111,11 @@ class Answer:
         return self.reply.shell_reset
 
 
+def paced(count: int, ground: Ground) -> int:
+    """How often to do something; a kernel in user space is slower at it."""
+    return count // 10 if ground.backend == "gvisor" else count
+
+
 def poll(what: str, check: Callable[[], object], *, timeout_s: float = 10.0) -> None:
     """Until `check` answers something falsy (nothing is left); fails with what it last saw."""
     deadline = time.monotonic() + timeout_s
@@ -156,6 +168,11 @@ class Box:
         return self.ground.backend == "gvisor"
 
     @property
+    def uid(self) -> int:
+        """Who the user's code is, inside."""
+        return 0 if self.dev else 1000
+
+    @property
     def dev(self) -> bool:
         return self.ground.profile == "dev"
 
@@ -170,6 +187,24 @@ class Box:
     def host_processes(self) -> list[int]:
         """Host pids of everything inside, the first process included; or of gVisor itself."""
         return self._living() if self.gvisor else posture.processes_in(self.host_pid)
+
+    def deviations(self, pid: int) -> list[str]:
+        """How a process on the host, that runs something inside, is less closed than it must be."""
+        seen, host = posture.read(pid), posture.read(os.getpid())
+        if self.gvisor:
+            assert self.host_ids is not None
+            return posture.kernel_deviations(seen, host, ids=self.host_ids)
+        mine = capabilities.bits(capabilities.DEV_USER) if self.dev else 0
+        return posture.deviations(
+            seen, host, ids=self.host_ids, capabilities=mine, writable=self.writable
+        )
+
+    @property
+    def writable(self) -> tuple[str, ...]:
+        """Mounts that may be written to, beyond the usual ones."""
+        if self.dev:
+            return ("/", "/run")
+        return ("/run",) if self.ground.backend == "oci" else ()
 
     def usage(self) -> Any:
         return self.loop.run(self.cell.usage())
@@ -370,11 +405,12 @@ class Box:
             if not name.isdigit():
                 continue
             try:
-                status = Path(f"/proc/{name}/status").read_text()
+                status = Path(f"/proc/{name}/status").read_text(errors="replace")
                 if re.search(r"^State:\s+[ZX]", status, re.MULTILINE):
                     continue
                 uid = int(re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE).group(1))  # type: ignore[union-attr]
-                inside = os.readlink(f"/proc/{name}/ns/pid") == self.pid_namespace
+                own = self.pid_namespace
+                inside = own is not None and os.readlink(f"/proc/{name}/ns/pid") == own
                 # The kernel gives a dead namespace's number to the next one, and we the id range.
                 if _began(name) > self.ended_at:
                     continue

@@ -1,11 +1,13 @@
 """The same attacks on sandboxes that an ordinary user made: one id, no cgroups, no capability.
 
-Each file runs again in a subprocess under a throw-away id. The repository is shown to it at /mnt in
-a mount namespace of its own, because it may lie where only root can walk.
+On the machine's own files each file runs again, and the essential ones on a Debian image. It is
+done in subprocesses under a throw-away id. The repository is shown to them at /mnt in a mount
+namespace of its own, because it may lie where only root can walk.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,10 +20,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import imagekit
+from tests.grounds import ARCHIVES
+from tests.matrix import record
 from tests.security.harness import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.asked import Found
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Nobody's: above what distributions give to people, below what sandboxes get.
@@ -38,6 +45,27 @@ FILES = {
     "test_posture.py": "",
     "test_network.py": "",
 }
+ONLY_LONG = ("test_lifecycle.py", "test_output.py", "test_resources.py")
+ESSENTIAL = ("test_posture.py", "test_network.py", "test_kernel_surface.py")
+EVERY_DAY = {
+    "local": " or ".join(file.removesuffix(".py") for file in FILES),
+    "local/debian": " or ".join(file.removesuffix(".py") for file in ESSENTIAL),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    ground: str
+    files: tuple[str, ...]
+    only: str = ""
+
+
+RUNS = {
+    # The image is imported by the user's own hand: all files in one go.
+    "local/debian": Run("local/debian", (*FILES, *ONLY_LONG) if LONG else ESSENTIAL),
+    **{file: Run("local", (file,), only) for file, only in FILES.items()},
+    **{file: Run("local", (file,)) for file in ONLY_LONG if LONG},
+}
 # Most of these cases wait for a deadline; two at once use the waiting.
 AT_ONCE = 2
 STAGE = 'mount --bind "$1" /mnt && shift && cd /mnt && exec "$@"'
@@ -52,7 +80,7 @@ def _here(path: str) -> str:
 @pytest.fixture(scope="module")
 def runs() -> Iterator[dict[str, Future[Outcome]]]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {file: pool.submit(_run, file) for file in FILES}
+        yield {name: pool.submit(_run, run) for name, run in RUNS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +88,35 @@ class Outcome:
     status: int
     text: str
     left: list[str]
+    found: Found | None
 
 
 @pytest.mark.root
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", FILES)
-def test_the_same_holds_for_an_ordinary_user(file, runs):
-    outcome = runs[file].result()
+@pytest.mark.timeout(3600 if LONG else 600)
+@pytest.mark.parametrize("name", RUNS)
+def test_the_same_holds_for_an_ordinary_user(name, runs):
+    outcome = runs[name].result()
     assert outcome.status == 0, outcome.text[-6000:]
     assert outcome.left == []
+
+
+@pytest.mark.root
+def test_what_was_found_is_written_down(runs):
+    for ground, part in EVERY_DAY.items():
+        found = [runs[name].result().found for name, run in RUNS.items() if run.ground == ground]
+        record.put(f"user {ground}", "security", _together(found), every_day=part)
+
+
+def _together(found: list[Found | None]) -> Found:
+    total: Found = {"passed": 0, "failed": [], "skipped": [], "not_asked": {}, "files": []}
+    for one in found:
+        assert one is not None
+        total["passed"] += one["passed"]
+        for key in ("failed", "skipped", "files"):
+            total[key] += one[key]
+        for why, files in one["not_asked"].items():
+            total["not_asked"].setdefault(why, []).extend(files)
+    return total
 
 
 @pytest.mark.root
@@ -78,7 +126,7 @@ def test_nothing_of_the_ordinary_user_is_left(runs):
     assert _processes_of(THROW_AWAY_ID) == []
 
 
-def _run(file: str) -> Outcome:
+def _run(run: Run) -> Outcome:
     home = Path(tempfile.mkdtemp(prefix="pytest-of-ordinary-", dir="/var/tmp"))
     os.chown(home, THROW_AWAY_ID, THROW_AWAY_ID)
     environment = {
@@ -90,23 +138,34 @@ def _run(file: str) -> Outcome:
     }
     if LONG:
         environment["SANDKASTEN_LONG"] = "1"
+    if run.ground != "local":
+        environment[ARCHIVES] = _here(str(imagekit.debian_tar().parent))
+    told = home / "outcome.json"
     command = [
         *("unshare", "--mount", "--propagation", "private", "--", "sh", "-c", STAGE, "sh"),
         str(REPOSITORY),
         *("setpriv", f"--reuid={THROW_AWAY_ID}", f"--regid={THROW_AWAY_ID}", "--clear-groups"),
         *("--inh-caps=-all", "--bounding-set=-all", "--"),
-        *(_here(sys.executable), "-m", "pytest", f"tests/security/{file}", "-q", "-m", "not root"),
-        *("--tb=short", "-o", f"cache_dir={home}/cache", "-o", "tmp_path_retention_policy=none"),
-        *("-k", FILES[file]),
+        *(_here(sys.executable), "-m", "pytest", "-q", "--tb=short", f"--ground={run.ground}"),
+        *("-o", f"cache_dir={home}/cache", "-o", "tmp_path_retention_policy=none"),
+        *(f"--outcome={told}", "-k", run.only, *(f"tests/security/{file}" for file in run.files)),
     ]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=590, check=False
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=3500 if LONG else 590,
+            check=False,
         )
-        left = [name for name in os.listdir(home) if name != "cache"]
+        found = json.loads(told.read_text()) if told.exists() else {}
+        expected = {"cache", "images", told.name}
+        left = [name for name in os.listdir(home) if name not in expected]
     finally:
         shutil.rmtree(home)
-    return Outcome(done.returncode, done.stdout + done.stderr, left)
+    text = done.stdout + done.stderr
+    return Outcome(done.returncode, text, left, found.get(f"security {run.ground}"))
 
 
 def _processes_of(uid: int) -> list[str]:

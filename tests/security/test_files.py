@@ -19,7 +19,7 @@ from sandkasten.errors import (
     PolicyDenied,
     SandkastenError,
 )
-from tests.security.harness import PYTHON, Box, sized
+from tests.security.harness import PYTHON, Box, paced, poll, sized
 
 WITHIN = ["/workspace", "/tmp", "/home/sandbox"]
 DENY = ["/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys", "/dev"]
@@ -107,6 +107,7 @@ def test_a_special_file_is_refused_at_once(path, shared_box):
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.needs_program("python3")
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/workspace/fifo", "/workspace/socket"])
 def test_what_is_not_a_regular_file_says_so(path, box):
     box.exec("mkfifo /workspace/fifo")
@@ -167,9 +168,9 @@ def test_removing_a_root_recursively_removes_no_more_than_the_user_could(path, b
     box.write("/workspace/mine", b"x")
     with contextlib.suppress(SandkastenError):
         box.remove(path, recursive=True, within=WITHIN)
-    assert box.exec(["ls", "/usr/bin/env", "/etc/passwd"]).code == 0
+    assert box.exec(["ls", "/bin/sh", "/etc/passwd"]).code == 0
     assert box.exec(["ls", "/workspace"]).code == 0
-    assert neighbour.exec(["ls", "/usr/bin/env"]).code == 0
+    assert neighbour.exec(["ls", "/bin/sh"]).code == 0
 
 
 def test_blocked_paths_hold_after_links_are_resolved(box):
@@ -215,7 +216,7 @@ def test_writing_verbs_stay_within_what_is_allowed(destination, box):
 
 
 def test_a_sparse_terabyte(box):
-    box.exec(["truncate", "-s", "1T", "/workspace/sparse"])
+    box.exec(["truncate", "-s", "1099511627776", "/workspace/sparse"])
     if box.exec(["stat", "-c", "%s", "/workspace/sparse"]).text != f"{2**40}\n":
         pytest.skip("this file system has no file so large")
     assert box.stat("/workspace/sparse").size == 2**40
@@ -229,7 +230,7 @@ def test_a_sparse_terabyte(box):
 
 
 def test_a_sparse_terabyte_in_an_archive_can_be_left_half_way(box):
-    box.exec(["truncate", "-s", "1T", "/workspace/sparse"])
+    box.exec(["truncate", "-s", "1099511627776", "/workspace/sparse"])
 
     async def some() -> int:
         got = 0
@@ -244,6 +245,7 @@ def test_a_sparse_terabyte_in_an_archive_can_be_left_half_way(box):
     box.answers()
 
 
+@pytest.mark.needs_program("python3")
 def test_a_tree_five_thousand_deep_is_listed_and_removed(box):
     depth = sized(1500, 5000)
     code = f"""
@@ -259,6 +261,7 @@ for n in range({depth}):
     box.answers()
 
 
+@pytest.mark.needs_program("python3")
 def test_very_many_entries_are_paged(box):
     count = 3500  # the workspace has 4,096 inodes
     code = f"""
@@ -272,6 +275,7 @@ for n in range({count}):
     assert names == [f"{n:07d}" for n in range(count)]
 
 
+@pytest.mark.needs_program("python3")
 @pytest.mark.timeout(600)
 def test_a_directory_of_very_many_entries_in_memory_is_paged_and_removed(make_box, neighbour):
     """More than the workspace's inodes: in /tmp, where only memory bounds them."""
@@ -327,6 +331,7 @@ def test_an_odd_name_makes_an_exact_round_trip(name, box):
     assert box.read(path) == b"content of " + name
 
 
+@pytest.mark.needs_program("python3")
 def test_a_reader_sees_the_old_file_or_the_new_never_half(box):
     size = 300_000
     box.write("/workspace/f", b"0" * size)
@@ -384,7 +389,7 @@ def test_a_shrinking_file_does_not_hang_a_reader(box):
     box.write("/workspace/f", bytes(8_000_000))
     flip = box.begin(
         [
-            "bash",
+            "sh",
             "-c",
             "cd /workspace; for i in $(seq 300); do truncate -s 0 f; truncate -s 8000000 f; done",
         ]
@@ -405,7 +410,7 @@ def test_modes_of_written_files_carry_no_set_id(box):
     for mode in (0o4755, 0o2755, 0o6777):
         entry = box.write("/workspace/tool", b"#!/bin/sh\n", mode=mode)
         assert entry.mode & 0o7000 == 0 or box.exec(["/workspace/tool"]).code == 0
-    assert box.exec(["sh", "-c", "id -u"]).text == "1000\n"
+    assert box.exec(["sh", "-c", "id -u"]).text == f"{box.uid}\n"
 
 
 def test_a_watch_on_a_storm_is_bounded(box):
@@ -413,10 +418,9 @@ def test_a_watch_on_a_storm_is_bounded(box):
 
     async def storm() -> tuple[int, bool]:
         seen, overflow = 0, False
+        script = f"for i in $(seq {paced(20_000, box.ground)}); do : >/tmp/$((i % 50)); done"
         async with box.channel.stream("fs.watch", {"path": "/tmp"}) as call:
-            storm = box.loop.background(
-                box.aexec(["bash", "-c", "for i in $(seq 20000); do : >/tmp/$((i % 50)); done"])
-            )
+            storm = box.loop.background(box.aexec(["sh", "-c", script]))
             assert (await asyncio.wrap_future(storm)).code == 0
             async for item in call:
                 seen += 1
@@ -437,11 +441,16 @@ import ctypes, os, platform, sys
 libc = ctypes.CDLL(None, use_errno=True)
 number = 316 if platform.machine() == "x86_64" else 276
 one, two = sys.argv[1].encode(), sys.argv[2].encode()
+exchange = lambda: libc.syscall(number, -100, one, -100, two, 2)
+def by_hand():
+    os.rename(one, one + b".other"); os.rename(two, one); os.rename(one + b".other", two)
+# Not every kernel exchanges two names at once.
+swap = by_hand if exchange() == -1 else exchange
 print("up", flush=True)
 count = 0
 while not os.path.exists("/tmp/stop"):
     for _ in range(100):
-        libc.syscall(number, -100, one, -100, two, 2)
+        swap()
         count += 1
 print(count, flush=True)
 """
@@ -459,8 +468,7 @@ def swapped(box: Box) -> Box:
     exec_id = box.start(
         [PYTHON, "-I", "-c", _swap_loop(), "/workspace/a", "/workspace/b"], timeout_s=100
     )
-    while box.kept(exec_id).stdout != b"up\n":
-        time.sleep(0.01)
+    poll("the swapping", lambda: box.kept(exec_id).stdout != b"up\n")
     box.swapper = exec_id  # type: ignore[attr-defined]
     return box
 
@@ -472,6 +480,7 @@ def _stop(box: Box) -> int:
     return int(box.kept(exec_id).stdout.split()[1])
 
 
+@pytest.mark.needs_program("python3")
 def test_the_swap_does_lead_outside_where_no_rule_forbids_it(swapped):
     """The control of the cases below: the race is real and is lost without the rules."""
     seen: set[bytes] = set()
@@ -501,6 +510,7 @@ VERBS = [
 ]
 
 
+@pytest.mark.needs_program("python3")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_path_that_is_swapped_all_the_time_never_leads_outside(verb, swapped):
     """The rules name what is outside; the kernel's own walk would follow the link happily."""
@@ -545,7 +555,7 @@ def test_a_path_that_is_swapped_all_the_time_never_leads_outside(verb, swapped):
         except SandkastenError:
             outcomes["refused"] += 1
     count = _stop(box)
-    assert count >= min(swaps, 15_000)
+    assert count >= paced(min(swaps, 15_000), box.ground)
     assert sum(outcomes.values()) >= 20
     assert outcomes["refused"] > 0
     outside = box.exec("cd /dev/shm/outside; find . | sort; cat f sub/f").text.split()

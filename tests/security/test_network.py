@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -49,6 +50,7 @@ def _nobody_came(server: socket.socket) -> None:
         server.accept()
 
 
+@pytest.mark.needs_program("python3")
 def test_there_is_only_the_loopback_interface(shared_box):
     code = "import json, socket; print(json.dumps(socket.if_nameindex()))"
     assert shared_box.python(code) == [[1, "lo"]]
@@ -56,6 +58,7 @@ def test_there_is_only_the_loopback_interface(shared_box):
     assert len(routes) <= 1
 
 
+@pytest.mark.needs_program("python3")
 def test_loopback_itself_works(shared_box):
     code = """
 import json, socket, threading
@@ -66,6 +69,7 @@ print(json.dumps(socket.create_connection(server.getsockname()).recv(5).decode()
     assert shared_box.python(code) == "hello"
 
 
+@pytest.mark.needs_program("python3")
 @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
 def test_a_server_on_the_host_is_not_reachable(bind, shared_box):
     with _listening(socket.AF_INET, (bind, 0)) as server:
@@ -88,6 +92,7 @@ def _own_addresses() -> list[str]:
         return [str(probe.getsockname()[0])]
 
 
+@pytest.mark.needs_program("python3")
 def test_a_server_on_the_hosts_ipv6_loopback_is_not_reachable(shared_box):
     try:
         server = socket.create_server(("::1", 0), family=socket.AF_INET6)
@@ -101,6 +106,7 @@ def test_a_server_on_the_hosts_ipv6_loopback_is_not_reachable(shared_box):
         _nobody_came(server)
 
 
+@pytest.mark.needs_program("python3")
 @pytest.mark.parametrize(
     ("family", "address"),
     [
@@ -123,6 +129,7 @@ def test_no_address_beyond_loopback_answers(family, address, shared_box):
     assert _reach(shared_box, family, [address, 80]) == "refused"
 
 
+@pytest.mark.needs_program("python3")
 def test_names_are_not_resolved(shared_box):
     code = """
 import json, socket
@@ -138,6 +145,7 @@ print(json.dumps(seen))
     assert shared_box.exec(["cat", "/etc/resolv.conf"]).text == ""
 
 
+@pytest.mark.needs_program("python3")
 @pytest.mark.parametrize("server", ["8.8.8.8", "127.0.0.53", "2001:4860:4860::8888"])
 def test_a_datagram_to_a_name_server_goes_nowhere(server, shared_box):
     code = """
@@ -156,6 +164,7 @@ except OSError:
     assert shared_box.python(code, server) == "nothing"
 
 
+@pytest.mark.needs_program("python3")
 def test_an_abstract_socket_of_the_host_is_not_reachable(shared_box):
     name = f"\0sandkasten-security-{os.getpid()}"
     with _listening(socket.AF_UNIX, name) as server:
@@ -165,6 +174,7 @@ def test_an_abstract_socket_of_the_host_is_not_reachable(shared_box):
             twin.connect(name)
 
 
+@pytest.mark.needs_program("python3")
 def test_an_abstract_socket_of_a_neighbour_is_not_reachable(box, neighbour):
     name = "\0sandkasten-between-neighbours"
     code = """
@@ -187,6 +197,7 @@ time.sleep(20)
     neighbour.call("exec.signal", exec_id=started, signal=9)
 
 
+@pytest.mark.needs_program("python3")
 def test_vsock_cannot_be_opened(shared_box):
     code = """
 import json, socket
@@ -196,7 +207,7 @@ try:
 except OSError as exc:
     print(json.dumps(exc.errno))
 """
-    assert shared_box.python(code) == 1
+    assert shared_box.python(code) in (errno.EPERM, errno.EAFNOSUPPORT)
 
 
 def test_sockets_of_the_host_cannot_be_seen(shared_box, data_dir):
@@ -207,6 +218,7 @@ def test_sockets_of_the_host_cannot_be_seen(shared_box, data_dir):
     assert found == ""
 
 
+@pytest.mark.needs_program("python3")
 def test_interfaces_and_routes_cannot_be_made(shared_box):
     code = """
 import fcntl, json, socket, struct
@@ -231,7 +243,11 @@ answer = netlink.recv(4096)
 seen.append(-struct.unpack("i", answer[16:20])[0])
 print(json.dumps(seen))
 """
-    assert shared_box.python(code) == [1, 1, 1, 1, 1]
+    seen = shared_box.python(code)
+    if shared_box.gvisor:
+        assert not {0, "done"} & set(seen)
+    else:
+        assert seen == [errno.EPERM] * 5
 
 
 def test_a_port_is_dialled_inside_the_sandbox_and_not_on_the_host(box):

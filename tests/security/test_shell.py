@@ -41,7 +41,7 @@ def test_what_looks_like_a_marker_is_plain_output(text, box):
         ("exec false", 1),
         ("exec sh -c 'exit 9'", 9),
         ("set -e; false", 1),
-        # bash's own code for it when it runs no script.
+        # bash's own code for it when it runs no script; another shell has another.
         ("set -u; echo $nothing_of_that_name", 127),
         ("set -e; (exit 5); echo not reached", 5),
         ("trap 'exit 8' EXIT; exit 3", 8),
@@ -50,6 +50,8 @@ def test_what_looks_like_a_marker_is_plain_output(text, box):
 def test_a_command_that_ends_the_shell_gives_its_code_and_a_fresh_shell_there(command, code, box):
     box.exec("mkdir -p /tmp/here && cd /tmp/here && export KEPT=yes")
     answer = box.exec(command)
+    if code == 127 and not box.ground.has("bash"):
+        code = 2
     assert (answer.code, answer.reset) == (code, True)
     assert box.exec("pwd").text == "/tmp/here\n"
     _works(box)
@@ -111,13 +113,17 @@ def test_an_unfinished_command_ends_at_once_and_takes_nothing_of_the_next(comman
     [
         ("cat", 0),
         ("read x; echo \"code $?\"; exec 3>&-", 0),
-        (f"{PYTHON} -", 0),
-        (f"{PYTHON} -i", 0),
-        ("bash", 0),
+        pytest.param(f"{PYTHON} -", 0, marks=pytest.mark.needs_program("python3")),
+        pytest.param(f"{PYTHON} -i", 0, marks=pytest.mark.needs_program("python3")),
+        pytest.param("bash", 0, marks=pytest.mark.needs_program("bash")),
         ("sh", 0),
         ("wc -c", 0),
         ("head -1", 0),
-        ("python3 -c 'import sys; print(repr(sys.stdin.read()))'", 0),
+        pytest.param(
+            "python3 -c 'import sys; print(repr(sys.stdin.read()))'",
+            0,
+            marks=pytest.mark.needs_program("python3"),
+        ),
     ],
 )  # fmt: skip
 def test_a_program_that_reads_finds_the_end_and_not_the_next_command(command, code, box):
@@ -130,11 +136,16 @@ def test_a_program_that_reads_finds_the_end_and_not_the_next_command(command, co
     assert second.stdout == b"second\n"
 
 
-@pytest.mark.parametrize("command", ["less /etc/passwd", "more /etc/passwd", "vi -es -c q"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param("less /etc/passwd", marks=pytest.mark.needs_program("less")),
+        pytest.param("more /etc/passwd", marks=pytest.mark.needs_program("more")),
+        pytest.param("vi -es -c q", marks=pytest.mark.needs_program("vi")),
+    ],
+)
 def test_a_pager_does_not_wait_for_a_key(command, box):
-    program = command.split()[0]
-    if box.exec(f"command -v {program}").code != 0:
-        pytest.skip(f"this machine has no {program}")
+    assert box.exec(f"command -v {command.split()[0]}").code == 0
     answer = box.exec(command, timeout_s=10)
     assert not answer.reply.timed_out
     _works(box)
@@ -164,7 +175,7 @@ def test_a_background_job_returns_at_once_and_is_seen_later(box):
     answer = box.exec("sleep 600 & echo started")
     assert time.monotonic() - began < 3
     assert (answer.text, answer.code) == ("started\n", 0)
-    assert "sleep 600" in box.exec("jobs").text
+    assert "Running" in box.exec("jobs").text
     assert box.exec("kill %1; wait; echo gone").text == "gone\n"
 
 
@@ -194,7 +205,7 @@ def test_a_command_that_ignores_every_polite_signal_is_dead_at_deadline_and_grac
     if way == "shell":
         answer = box.exec(script, timeout_s=1, grace_s=0.5)
     else:
-        answer = box.exec(["bash", "-c", script], timeout_s=1, grace_s=0.5)
+        answer = box.exec(["sh", "-c", script], timeout_s=1, grace_s=0.5)
     assert 0.9 < time.monotonic() - began < 4
     assert answer.reply.timed_out
     assert [p for p in box.processes() if p.name == "sleep"] == []
@@ -202,7 +213,7 @@ def test_a_command_that_ignores_every_polite_signal_is_dead_at_deadline_and_grac
 
 
 def test_a_stopped_command_is_dead_at_the_deadline(box):
-    answer = box.exec(["bash", "-c", "kill -STOP $$"], timeout_s=1, grace_s=0.5)
+    answer = box.exec(["sh", "-c", "kill -STOP $$"], timeout_s=1, grace_s=0.5)
     assert answer.reply.timed_out
     assert box.processes()[1:] == () or all(p.state != "T" for p in box.processes())
 
@@ -226,7 +237,7 @@ def test_the_deadline_spares_the_shell_and_earlier_jobs(box):
     assert answer.reply.timed_out
     if not answer.reset:
         assert box.exec("echo $kept; pwd").text == "1\n/tmp\n"
-        assert "sleep 600" in box.exec("jobs").text
+        assert "Running" in box.exec("jobs").text
     _works(box)
 
 
@@ -243,7 +254,7 @@ def test_kill_of_everything_leaves_the_runner(box):
     assert answer.code in (0, None) or answer.reset
     poll("the job", lambda: [p for p in box.processes() if p.name == "sleep" and p.state != "Z"])
     _next_is_right_or_flagged(box)
-    answer = box.exec(["bash", "-c", "kill -9 -1; exit 4"], timeout_s=10)
+    answer = box.exec(["sh", "-c", "kill -9 -1; exit 4"], timeout_s=10)
     assert answer.code in (None, 4)
     _next_is_right_or_flagged(box)
     assert box.host_processes()[0] == pid or pid in box.host_processes()
@@ -252,7 +263,7 @@ def test_kill_of_everything_leaves_the_runner(box):
 @pytest.mark.parametrize("signal", [9, 15, 2, 1, 19, 3, 13, 10])
 def test_kill_of_the_first_process_does_nothing(signal, box):
     box.exec(f"for i in 1 2 3; do kill -{signal} 1; done; true")
-    box.exec(["bash", "-c", f"kill -{signal} 1"])
+    box.exec(["sh", "-c", f"kill -{signal} 1"])
     _works(box)
 
 
@@ -263,7 +274,7 @@ def test_kill_of_every_other_process_by_number_leaves_a_session(box):
         "[ $p -gt 1 ] && [ $p != $$ ] && kill -9 $p; done; echo done"
     )
     box.exec("true")
-    answer = box.exec(["bash", "-c", script], timeout_s=10)
+    answer = box.exec(["sh", "-c", script], timeout_s=10)
     assert answer.code in (0, None, 1)
     _next_is_right_or_flagged(box)
 

@@ -26,6 +26,9 @@ BUILTINS = """
     shift shopt source suspend test times trap true type typeset ulimit umask unalias unset wait
     """.split()  # noqa: SIM905
 
+# What is redefined here are things of bash.
+pytestmark = pytest.mark.needs_program("bash")
+
 _numbers = itertools.count()
 # Some tricks can only be ended by the deadline; a dozen of these must not take a minute.
 QUICK = {"timeout_s": 1.5, "grace_s": 0.2}
