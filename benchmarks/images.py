@@ -1,4 +1,4 @@
-"""Images: importing one, held against plain tar; and a sandbox on one, held against the host image."""
+"""Importing an image, held against plain tar; a sandbox on one, held against the host image."""
 
 from __future__ import annotations
 

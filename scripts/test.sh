@@ -24,8 +24,14 @@ rust_tests() {
         --config 'source.debian.directory="/usr/share/cargo/registry"'
 }
 
+# Bootstrapping a Debian takes longer than a test may, so it is done before any begins.
+images() {
+    .venv/bin/python -m tests.prepare
+}
+
 phase lint scripts/lint.sh python rust
 phase runner rust_tests
+phase images images
 # Full sizes take as long as they take; the everyday ones must not hang a run.
 limits=()
 [ "${SANDKASTEN_LONG:-}" = 1 ] && limits=(-o timeout=3600)

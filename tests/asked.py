@@ -85,7 +85,8 @@ def select(
     ground_of: Callable[[pytest.Item], str | None],
 ) -> None:
     """Takes what is not asked of its ground out of `items`; the suite of None is not this one."""
-    kept, dropped = [], []
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
     for item in items:
         name = ground_of(item)
         why = why_not(item, GROUNDS[name]) if name in GROUNDS else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from errno import ENOSYS, EPERM
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,11 @@ from sandkasten.linux.seccomp_oci import all_but, profile
 
 def answer(name: str, *arguments: int) -> str | int:
     """What a runtime makes of the profile: the rule that matches, else the default."""
-    made = profile("x86_64")
+    made: dict[str, Any] = dict(profile("x86_64"))
     found = {_outcome(rule) for rule in made["syscalls"] if _matches(rule, name, arguments)}
     assert len(found) <= 1, f"{name}{arguments} has two answers: {found}"
-    return found.pop() if found else made["defaultErrnoRet"]
+    default: str | int = made["defaultErrnoRet"]
+    return found.pop() if found else default
 
 
 def _outcome(rule) -> str | int:
