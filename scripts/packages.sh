@@ -12,6 +12,7 @@ setup=(
     bubblewrap                # the local backend
     libseccomp2               # its system-call filter, through pyseccomp
     e2fsprogs util-linux      # workspaces with a quota: mkfs.ext4, losetup, mount
+    zstd                      # layers of images that are compressed with it
     bash coreutils procps     # what people expect to find inside the host image
     cargo rustc gcc libc6-dev librust-libc-dev librust-serde-json-dev   # the runner
 )

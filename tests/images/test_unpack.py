@@ -459,3 +459,46 @@ def test_a_whiteout_needs_no_device_of_the_archive(target: Path):
     done = unpack_layer(io.BytesIO(header(b"w", flag=b"3") + file(b".wh.v") + END), target)
     assert tree(target) == {"v": "whiteout"}
     assert done.skipped == 1
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Callable[[bytes, bytes], dict[str, str]]]:
+    """What the kernel shows of two layers, the second above the first."""
+    merged = tmp_path / "merged"
+
+    def mounted(below: bytes, above: bytes) -> dict[str, str]:
+        trees = [tmp_path / "below", tmp_path / "above"]
+        for place, archive in zip(trees, (below, above), strict=True):
+            place.mkdir()
+            unpack_layer(io.BytesIO(archive), place)
+        merged.mkdir()
+        lower = f"lowerdir={trees[1]}:{trees[0]}"
+        subprocess.run(["mount", "-t", "overlay", "-o", lower, "none", merged], check=True)
+        return tree(merged)
+
+    yield mounted
+    if merged.is_mount():
+        subprocess.run(["umount", merged], check=True)
+
+
+def test_the_kernel_hides_what_a_layer_says_is_gone(
+    overlay: Callable[[bytes, bytes], dict[str, str]],
+):
+    below = b"".join(
+        file(b"%s/%s" % (d, f), b"below") for d in (b"a", b"b", b"c") for f in (b"x", b"y")
+    )
+    above = (
+        file(b"a/.wh.x")
+        + file(b"b/.wh..wh..opq")
+        + file(b"b/z", b"above")
+        + file(b".wh.c")
+        + file(b"c/z", b"above")
+    )
+    assert overlay(below + END, above + END) == {
+        "a": "directory",
+        "a/y": "file below",
+        "b": "directory",
+        "b/z": "file above",
+        "c": "directory",
+        "c/z": "file above",
+    }

@@ -40,7 +40,7 @@ _END_S = 60
 _HINTS = {
     "malformed": "the archive is damaged or no tar; get it again, or pack it anew with GNU tar",
     "hostile": "the archive was made to write outside its directory; do not use it",
-    "limit": "the layer is larger than layers may be here",
+    "limit": "layers have bounds on size, entries, names and owners; make it smaller or squash it",
 }
 
 
