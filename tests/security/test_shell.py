@@ -185,7 +185,11 @@ def test_a_background_flood_does_not_spoil_the_foreground(box):
         answer = box.exec(f"/bin/sh -c 'exit {code}'", cap=4000)
         assert answer.code == code
     assert box.exec("kill %1").code == 0
-    _works(box)
+    if box.ground.has("bash") and not box.gvisor:
+        _works(box)
+    else:
+        # The death of a job interrupts a shell that waits for its next command, and some end.
+        _next_is_right_or_flagged(box)
 
 
 def test_a_shell_that_stops_itself_is_dead_at_the_deadline(box):
