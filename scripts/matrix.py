@@ -44,8 +44,7 @@ Nothing else is left out.
 EVERY_DAY = """
 ## Every day and in full
 
-`make test-long` runs both suites in full on every ground.
-`make test` runs the contract in full, and of the attacks on the further grounds these files:
+`make test-long` runs both suites in full on every ground, `make test` a part of some:
 
 """
 
@@ -59,8 +58,7 @@ def render(cells: dict[str, dict[str, Any]]) -> str:
             cell = cells.get(f"{suite} {ground}")
             marks.append("not run" if cell is None else _mark(cell, reasons))
             if cell is not None and cell["every_day"]:
-                files = re.sub(r"\btest_(\w+)", r"`\1`", cell["every_day"]).replace(" or ", ", ")
-                daily.append(f"- `{ground}`: {files}\n")
+                daily.append(f"- {suite} on `{ground}`: `{cell['every_day']}`\n")
         rows.append(f"| `{ground}` | {title} | {' | '.join(marks)} |\n")
     table = f"| ground | what it is | {' | '.join(SUITES)} |\n|---|---|---|---|\n{''.join(rows)}"
     listed = "".join(

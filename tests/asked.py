@@ -38,6 +38,7 @@ class Found(TypedDict):
     skipped: list[str]
     not_asked: dict[str, list[str]]
     files: list[str]
+    seconds: float
 
 
 _where = pytest.StashKey[dict[str, tuple[str, str]]]()
@@ -117,8 +118,10 @@ class Outcome:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._ended: dict[str, str] = {}
+        self._took: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
         # A test that failed in one of its three phases has failed.
         told = report.when == "call" or report.outcome != "passed"
         if told and self._ended.get(report.nodeid) != "failed":
@@ -141,6 +144,7 @@ class Outcome:
             "skipped": by_end["skipped"],
             "not_asked": {why: sorted(files) for why, files in sorted(not_asked.items())},
             "files": sorted({_file(name) for name in ours}),
+            "seconds": round(sum(self._took.get(name, 0.0) for name in ours), 1),
         }
 
     def pytest_sessionfinish(self) -> None:

@@ -26,6 +26,13 @@ MIB = 1024 * 1024
 
 async def test_the_process_list_names_commands_and_whose_they_are(box: Box):
     exec_id = await box.begin(["sleep", "2001"])
+
+    async def sleeping() -> int:
+        listed = decode_processes(await box.ask("proc.list"))
+        return len([one for one in listed.processes if one.cmdline == ("sleep", "2001")])
+
+    # Begun is not yet become: for an instant it has the words of what started it.
+    await eventually(sleeping, 1)
     listed = decode_processes(await box.ask("proc.list"))
     assert not listed.truncated
     (found,) = [one for one in listed.processes if one.cmdline == ("sleep", "2001")]

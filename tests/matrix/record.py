@@ -34,6 +34,7 @@ def put(ground: str, suite: str, found: Found, *, every_day: str) -> None:
             "failed": found["failed"],
             "not_asked": found["not_asked"],
             "every_day": every_day,
+            "seconds": found["seconds"],
             "run": os.environ[MARKER],
         }
         making = FILE.with_suffix(".new")

@@ -56,7 +56,7 @@ OWN_PROCESSES = "what runs inside gVisor is no process of the host; its own proc
 OWN_PROC = "/proc, /dev and /sys are gVisor's own and tell nothing of the host"
 ROOT_INSIDE = "the dev profile gives root inside and a root that can be written to"
 HOST_IMAGE = "an image brings its own files"
-WHOLE_SANDBOX = "gVisor and what runs in it are one to the limits of the host"
+WHOLE_SANDBOX = "at a limit of the host gVisor ends as a whole, with all that runs in it"
 # What one answer may hold on our side; the count of bytes goes on beyond it.
 KEPT_BYTES = 16 * 1024 * 1024
 

@@ -108,10 +108,18 @@ def test_what_was_found_is_written_down(runs):
 
 
 def _together(found: list[Found | None]) -> Found:
-    total: Found = {"passed": 0, "failed": [], "skipped": [], "not_asked": {}, "files": []}
+    total: Found = {
+        "passed": 0,
+        "failed": [],
+        "skipped": [],
+        "not_asked": {},
+        "files": [],
+        "seconds": 0.0,
+    }
     for one in found:
         assert one is not None
         total["passed"] += one["passed"]
+        total["seconds"] += one["seconds"]
         for key in ("failed", "skipped", "files"):
             total[key] += one[key]
         for why, files in one["not_asked"].items():

@@ -418,15 +418,19 @@ def test_a_watch_on_a_storm_is_bounded(box):
 
     async def storm() -> tuple[int, bool]:
         seen, overflow = 0, False
-        script = f"for i in $(seq {paced(20_000, box.ground)}); do : >/tmp/$((i % 50)); done"
+        count = paced(20_000, box.ground)
+        script = f"for i in $(seq {count}); do : >/tmp/$((i % 50)); done"
         async with box.channel.stream("fs.watch", {"path": "/tmp"}) as call:
             storm = box.loop.background(box.aexec(["sh", "-c", script]))
             assert (await asyncio.wrap_future(storm)).code == 0
-            async for item in call:
-                seen += 1
-                overflow |= getattr(item, "name", "") == "overflow"
-                if seen > 20 and (overflow or seen > 15_000):
-                    break
+            # How many there are is the kernel's choice: equal ones may be told as one.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    async for item in call:
+                        seen += 1
+                        overflow |= getattr(item, "name", "") == "overflow"
+                        if seen > 20 and (overflow or seen > count * 3 // 4):
+                            break
         return seen, overflow
 
     seen, _ = box.loop.run(storm())
@@ -494,6 +498,7 @@ def test_the_swap_does_lead_outside_where_no_rule_forbids_it(swapped):
     assert seen == {b"INSIDE\n", b"OUTSIDE\n"}
 
 
+NO_EXCHANGE = "gVisor cannot exchange two names; between two renames a writer makes the name anew"
 RULES = {"deny": ["/dev"], "within": ["/workspace"]}
 VERBS = [
     "read",
@@ -511,7 +516,18 @@ VERBS = [
 
 
 @pytest.mark.needs_program("python3")
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param(
+            verb,
+            marks=pytest.mark.not_on("gvisor", reason=NO_EXCHANGE)
+            if verb in ("write", "tar_in", "mkdir", "remove tree")
+            else (),
+        )
+        for verb in VERBS
+    ],
+)
 def test_a_path_that_is_swapped_all_the_time_never_leads_outside(verb, swapped):
     """The rules name what is outside; the kernel's own walk would follow the link happily."""
     box = swapped

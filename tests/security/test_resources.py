@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten import QuotaExceeded, Sandbox
+from sandkasten.errors import SandboxLost
 from sandkasten.model.limits import MIB, Limits
 from tests.security.harness import PYTHON, ROOT, WHOLE_SANDBOX, Box, poll
 
@@ -40,6 +42,7 @@ def sdk_box(data_dir: os.PathLike[str], neighbour: Box, ground: Ground) -> Itera
         neighbour.answers()
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.parametrize("way", ["argv", "shell"])
 def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(way, box, neighbour):
     script = FORK_BOMB + "\nsleep 60"
@@ -55,6 +58,7 @@ def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(wa
     assert box.exec("echo shell").text == "shell\n"
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 def test_a_fork_bomb_that_was_let_go_can_be_ended_by_the_command_it_came_from(box, neighbour):
     answer = box.exec(["sh", "-c", FORK_BOMB], exec_id="bomb", timeout_s=20)
     assert answer.reply.ended
@@ -65,6 +69,7 @@ def test_a_fork_bomb_that_was_let_go_can_be_ended_by_the_command_it_came_from(bo
         poll("the bomb", lambda: box.usage().pids > 2, timeout_s=3)
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 def test_listing_processes_beside_a_fork_bomb_works(box):
     box.exec(["sh", "-c", FORK_BOMB], exec_id="bomb", timeout_s=20)
     for _ in range(30):
@@ -73,11 +78,31 @@ def test_listing_processes_beside_a_fork_bomb_works(box):
     box.answers()
 
 
+@pytest.mark.only_on("gvisor", reason="elsewhere a bomb does not end its sandbox")
+@pytest.mark.parametrize("bomb", ["processes", "memory"])
+def test_a_bomb_ends_its_sandbox_at_worst_and_nobody_else_notices(bomb, make_box, neighbour):
+    memory = ["sh", "-c", "tail /dev/zero"]
+    with make_box() as box:
+        command = ["sh", "-c", FORK_BOMB + "; sleep 60"] if bomb == "processes" else memory
+        exploding = box.begin(command, timeout_s=15, grace_s=0.3)
+        for _ in range(5):
+            _quick(neighbour)
+        with contextlib.suppress(SandboxLost):
+            exploding.result(40)
+        assert box.usage().memory_peak_bytes <= box.limits.memory_bytes + MIB
+        assert box.usage().pids <= box.limits.pids
+        _quick(neighbour)
+        box.destroy()
+        poll("what is left", box.leftovers, timeout_s=10)
+    _quick(neighbour)
+
+
 def _several(box: Box) -> None:
     for _ in range(5):
         box.exec(["true"])
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 def test_a_full_process_table_is_an_error_with_a_name_and_not_a_result(box):
     box.start(["sh", "-c", "for i in $(seq 600); do sleep 100 & done; wait"], exec_id="full")
@@ -154,9 +179,8 @@ def test_small_processes_that_fill_the_memory_leave_the_runner(box, neighbour):
 @pytest.mark.root
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
 def test_memory_kept_in_files_is_counted_and_bounded(place, box, neighbour):
-    answer = box.exec(
-        ["sh", "-c", f"head -c 1073741824 /dev/zero >{place}/full; stat -c %s {place}/full"]
-    )
+    fill = f"dd if=/dev/zero of={place}/full bs=1048576 count=1024"
+    answer = box.exec(["sh", "-c", f"{fill}; stat -c %s {place}/full"])
     assert int(answer.text) <= box.limits.tmp_bytes
     assert b"No space left" in answer.stderr
     _quick(neighbour)
@@ -184,7 +208,8 @@ def test_a_full_workspace_is_a_typed_error_and_leaves_the_old_file(box, neighbou
         box.write("/workspace/kept", bytes(box.limits.workspace_bytes + MIB))
     assert box.read("/workspace/kept") == b"old"
     assert [e.name for e in box.entries("/workspace") if e.type == "file"] == ["kept"]
-    answer = box.exec("head -c 1073741824 /dev/zero >/workspace/full", timeout_s=60)
+    fill = "dd if=/dev/zero of=/workspace/full bs=1048576 count=1024"
+    answer = box.exec(fill, timeout_s=60)
     assert answer.code != 0
     assert b"No space left" in answer.stderr
     assert neighbour.write("/workspace/n", bytes(MIB)).size == MIB
@@ -267,6 +292,7 @@ def test_processor_time_is_held_to_its_limit(make_box):
         assert share < 0.45
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.needs_program("python3")
 def test_pipe_buffers_and_many_pipes(box, neighbour):
     code = """
@@ -372,7 +398,7 @@ def test_one_sandbox_cannot_use_up_everybodys_terminals(box, neighbour):
 
 
 @pytest.mark.needs_program("python3")
-@pytest.mark.only_on("host", reason="asked of the backend itself above")
+@pytest.mark.only_on("host", reason="the public object is asked on the files of the machine")
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 def test_the_verdict_on_a_memory_bomb_is_oom(sdk_box):
@@ -384,8 +410,9 @@ def test_the_verdict_on_a_memory_bomb_is_oom(sdk_box):
     assert sdk_box.exec("echo ok").output == "ok\n"
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.needs_program("python3")
-@pytest.mark.only_on("host", reason="asked of the backend itself above")
+@pytest.mark.only_on("host", reason="the public object is asked on the files of the machine")
 @pytest.mark.root
 def test_the_verdict_on_too_many_processes_is_pids(sdk_box):
     code = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(1); os._exit(0)"
@@ -395,7 +422,7 @@ def test_the_verdict_on_too_many_processes_is_pids(sdk_box):
     assert result.why.code == "PIDS"
 
 
-@pytest.mark.only_on("host", reason="asked of the backend itself above")
+@pytest.mark.only_on("host", reason="the public object is asked on the files of the machine")
 def test_the_verdict_on_a_full_workspace_is_quota(sdk_box):
     result = sdk_box.exec("head -c 104857600 /dev/zero >/workspace/full")
     assert result.exit_code != 0
@@ -403,7 +430,7 @@ def test_the_verdict_on_a_full_workspace_is_quota(sdk_box):
     assert result.why.code == "QUOTA"
 
 
-@pytest.mark.only_on("host", reason="asked of the backend itself above")
+@pytest.mark.only_on("host", reason="the public object is asked on the files of the machine")
 def test_the_verdict_on_a_deadline_is_timeout(sdk_box):
     result = sdk_box.exec("sleep 50", timeout_ms=400)
     assert result.timed_out
@@ -411,7 +438,7 @@ def test_the_verdict_on_a_deadline_is_timeout(sdk_box):
     assert result.why.code == "TIMEOUT"
 
 
-@pytest.mark.only_on("host", reason="asked of the backend itself above")
+@pytest.mark.only_on("host", reason="the public object is asked on the files of the machine")
 def test_an_innocent_failure_has_no_verdict(sdk_box):
     result = sdk_box.exec("false")
     assert (result.exit_code, result.why, result.oom_killed) == (1, None, False)

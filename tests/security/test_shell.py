@@ -7,7 +7,7 @@ import time
 import pytest
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
-from tests.security.harness import PYTHON, Box, poll
+from tests.security.harness import PYTHON, WHOLE_SANDBOX, Box, poll
 
 
 def _works(box: Box, *, shell: str = "default") -> None:
@@ -185,7 +185,11 @@ def test_a_background_flood_does_not_spoil_the_foreground(box):
         answer = box.exec(f"/bin/sh -c 'exit {code}'", cap=4000)
         assert answer.code == code
     assert box.exec("kill %1").code == 0
-    _works(box)
+    if box.ground.has("bash") and not box.gvisor:
+        _works(box)
+    else:
+        # The death of a job interrupts a shell that waits for its next command, and some end.
+        _next_is_right_or_flagged(box)
 
 
 def test_a_shell_that_stops_itself_is_dead_at_the_deadline(box):
@@ -423,6 +427,7 @@ def test_a_forged_answer_does_not_crash_the_runner(box):
     _next_is_right_or_flagged(box)
 
 
+@pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 def test_a_flood_of_named_shells_is_bounded(box):
     """Each is a process; the sandbox's own limit stops it and the rest goes on."""
     from sandkasten.errors import SandkastenError
