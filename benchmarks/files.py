@@ -26,7 +26,7 @@ def measure(samples: Samples, peers: Peers, plan: Plan, scratch: Path) -> None:
             data = os.urandom(size)
             deadline = time.monotonic() + plan.section_s / len(SIZES)
             for number in range(plan.file_rounds):
-                name = f"f{size}-{number % 2}"
+                name = f"f{size}-{number}"
                 target = scratch / name
                 with samples.timed(f"write {label}", "sandkasten"):
                     ours.write(box, name, data)
@@ -47,7 +47,9 @@ def measure(samples: Samples, peers: Peers, plan: Plan, scratch: Path) -> None:
                     with samples.timed(f"read {label}", "docker"):
                         back = peers.docker.read(container, name)
                     assert back == data
+                # Fresh files all, so that nobody is timed for giving back an older one's blocks.
                 target.unlink()
+                box.remove(f"/workspace/{name}")
                 if time.monotonic() > deadline:
                     break
     finally:
