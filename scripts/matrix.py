@@ -70,31 +70,16 @@ def render(cells: dict[str, dict[str, Any]]) -> str:
 def _mark(cell: dict[str, Any], reasons: list[str]) -> str:
     if cell["failed"]:
         return "**fails**"
-    grouped = group(cell["not_asked"])
-    reasons += [why for why in sorted(grouped) if why not in reasons]
-    numbers = sorted(reasons.index(why) + 1 for why in grouped)
+    reasons += [why for why in sorted(cell["not_asked"]) if why not in reasons]
+    numbers = sorted(reasons.index(why) + 1 for why in cell["not_asked"])
     return " ".join(["passes", *(f"[{number}]" for number in numbers)])
-
-
-def group(not_asked: dict[str, list[str]]) -> dict[str, set[str]]:
-    """What programs an image lacks is one reason."""
-    lacks: dict[str, list[str]] = {}
-    for why in sorted(not_asked):
-        if (found := re.fullmatch(r"(the \w+ image has no) ([\w-]+)", why)) is not None:
-            lacks.setdefault(found[1], []).append(found[2])
-    grouped: dict[str, set[str]] = {}
-    for why, files in not_asked.items():
-        head = next((head for head in lacks if why.startswith(f"{head} ")), None)
-        whole = why if head is None else f"{head} {', '.join(lacks[head])}"
-        grouped.setdefault(whole, set()).update(files)
-    return grouped
 
 
 def _files(why: str, cells: dict[str, dict[str, Any]]) -> str:
     named = {
         f"`{file.removeprefix('test_').removesuffix('.py')}`"
         for cell in cells.values()
-        for file in group(cell["not_asked"]).get(why, ())
+        for file in cell["not_asked"].get(why, ())
     }
     return ", ".join(sorted(named))
 
