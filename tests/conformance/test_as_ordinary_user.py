@@ -82,7 +82,7 @@ def interpreter(home: Path) -> tuple[str, str]:
     for stage in (False, True):
         if stage:
             # The checkout or the environment lies where only root may look: lend a copy.
-            for library in libraries:
+            for library in filter(Path.is_dir, libraries):
                 shutil.copytree(library, staged, ignore=_NOT_NEEDED, dirs_exist_ok=True)
             shutil.copytree(source / "sandkasten", staged / "sandkasten", dirs_exist_ok=True)
         paths = [str(staged)] if stage else [str(source), *installed]
