@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.errors import FileTrouble, InvalidImage
+from sandkasten.errors import FileTrouble, InvalidImage, InvalidRequest
 from sandkasten.images.archives import Import, import_file
 from sandkasten.images.store import LayerStore
 from tests import imagekit
@@ -229,7 +229,7 @@ def test_what_platforms_there_are_is_said_when_none_fits(store, tmp_path):
         bring(store, path, name="n")
     for word in (f"linux/{FOREIGN}", "linux/s390x", f"linux/{MACHINE}"):
         assert word in refused.value.message
-    with pytest.raises(InvalidImage, match="no platform"):
+    with pytest.raises(InvalidRequest, match="not a platform"):
         bring(store, path, name="n", platform="--x")
 
 

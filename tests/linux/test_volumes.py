@@ -25,7 +25,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux import ext4, volumes
+from sandkasten.linux import ext4, quota, volumes
 from sandkasten.linux.volumes import Volumes
 from sandkasten.model.workspace import StoredWorkspace
 
@@ -228,9 +228,9 @@ async def test_a_volume_that_is_still_mounted_is_neither_checked_nor_copied(
     monkeypatch.setattr(volumes, "_SETTLE_S", 0.1)
     await images.create("w", 16 * MB, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
-    assert not ext4.attached(volume)
+    assert not quota.attached(str(volume))
     with mounted(volume, tmp_path / "at"):
-        assert ext4.attached(volume)
+        assert quota.attached(str(volume))
         for attempt in (
             images.open("w", in_use=False),
             images.copy("w", "x", 1.0),

@@ -21,8 +21,9 @@ from sandkasten.images.docker_archive import docker_images, is_docker_archive
 from sandkasten.images.elf import architecture_of
 from sandkasten.images.members import DirectoryMembers, TarMembers, open_directory, whole
 from sandkasten.images.names import new_name
-from sandkasten.images.oci_layout import is_oci_layout, oci_images, parse_platform
+from sandkasten.images.oci_layout import is_oci_layout, oci_images
 from sandkasten.images.recent import Remembered, fingerprint, recall, remember
+from sandkasten.images.reference import wanted_platform
 from sandkasten.images.streams import Keeping, Seeking
 from sandkasten.images.tarindex import BLOCK
 from sandkasten.images.tarindex import members as tar_members
@@ -69,7 +70,7 @@ def import_file(store: LayerStore, order: Import) -> Sequence[StoredImage]:
     """Every image of the file. `name` replaces the names it brings, and then it holds one image."""
     if order.name is not None:
         new_name(order.name)
-    wanted = parse_platform(order.platform)
+    wanted = wanted_platform(order.platform)
     with store.working(), _opened(order.path) as fd:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             members = DirectoryMembers(fd)
@@ -181,7 +182,7 @@ def _import_index(
     if is_docker_archive(members):
         found, source = docker_images(members), "docker-archive"
     elif is_oci_layout(members):
-        found, source = oci_images(members, parse_platform(order.platform)), "oci-layout"
+        found, source = oci_images(members, wanted_platform(order.platform)), "oci-layout"
     else:
         return [_take_rootfs(store, order, original)], [()]
     return _take_all(store, order, found, source), [one.names for one in found]

@@ -7,14 +7,14 @@ asked for is taken, or this machine's. InvalidImage names what there is when non
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidImage
-from sandkasten.images.config import bad, checked_digest, machine_architecture
+from sandkasten.images.config import bad, checked_digest
 from sandkasten.images.contents import Blob, FoundImage, found_image
 from sandkasten.images.members import read_json
+from sandkasten.images.reference import Platform, best
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,32 +27,6 @@ MAX_MANIFESTS: Final = 1000
 _REF: Final = "org.opencontainers.image.ref.name"
 _CONTAINERD: Final = "io.containerd.image.name"
 _ATTESTATION: Final = "vnd.docker.reference.type"
-
-
-@dataclass(frozen=True, slots=True)
-class Platform:
-    os: str
-    architecture: str
-    variant: str = ""
-
-    def __str__(self) -> str:
-        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
-
-    def fits(self, found: Platform) -> bool:
-        same = (self.os, self.architecture) == (found.os, found.architecture)
-        return same and (not self.variant or self.variant == found.variant)
-
-
-def parse_platform(text: str | None) -> Platform:
-    """`linux/arm64`, `linux/arm/v7` or `arm64`; this machine's for None."""
-    if text is None:
-        return Platform("linux", machine_architecture())
-    parts = text.split("/")
-    if len(parts) == 1:
-        parts = ["linux", *parts]
-    if not 2 <= len(parts) <= 3 or not all(part.isalnum() and len(part) < 40 for part in parts):
-        raise InvalidImage(f"{text[:80]!r} is no platform", hint="say linux/amd64 or linux/arm64")
-    return Platform(*parts)
 
 
 def is_oci_layout(members: Members) -> bool:
@@ -111,9 +85,10 @@ def choose(platforms: Sequence[Platform | None], wanted: Platform) -> int:
     """Which of them to take; a single one is taken whatever it is."""
     if len(platforms) == 1:
         return 0
-    for number, one in enumerate(platforms):
-        if one is not None and wanted.fits(one):
-            return number
+    said = [(number, one) for number, one in enumerate(platforms) if one is not None]
+    found = best(wanted, [one for _, one in said])
+    if found is not None:
+        return said[found][0]
     there = ", ".join(sorted({str(one) for one in platforms if one is not None})) or "none"
     raise InvalidImage(
         f"the image is there for {there}, not for {wanted}",

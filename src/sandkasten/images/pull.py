@@ -20,9 +20,8 @@ from sandkasten.images.manifests import Index, Manifest
 from sandkasten.images.reference import (
     Platform,
     fit,
-    parse_platform,
     parse_reference,
-    this_platform,
+    wanted_platform,
 )
 from sandkasten.images.registry import Registry
 from sandkasten.model.images import ImageProgress
@@ -71,7 +70,7 @@ class Puller:
     ) -> StoredImage:
         """The image, stored under its name. `progress` is called from several threads."""
         reference = parse_reference(name)
-        wanted = this_platform() if platform is None else parse_platform(platform)
+        wanted = wanted_platform(platform)
         errand = Errand(self._patience)
         if called_off is not None:
             errand.called_off = called_off

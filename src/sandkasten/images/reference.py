@@ -131,6 +131,11 @@ def parse_platform(text: str) -> Platform:
     return Platform(found[1], architecture, found[3] or variant)
 
 
+def wanted_platform(text: str | None) -> Platform:
+    """What was asked for; this machine's when nothing was."""
+    return this_platform() if text is None else parse_platform(text)
+
+
 def fit(wanted: Platform, offered: Platform) -> int | None:
     """How well an image for `offered` serves `wanted`: 0 is best, None is not at all.
 

@@ -8,14 +8,12 @@ without a decision, QuotaExceeded for a full disk, BackendUnavailable for a miss
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import struct
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import (
@@ -31,6 +29,7 @@ from sandkasten.model.spec import USER_ID
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
+    from pathlib import Path
 
 # Below this ext4 has no room for its own tables; below the second, none for a journal.
 MIN_BYTES: Final = 4 * MIB
@@ -50,7 +49,6 @@ _MAGIC: Final = 0xEF53
 _NEEDS_RECOVERY: Final = 0x4
 _SIXTY_FOUR_BIT: Final = 0x80
 _JOURNAL: Final = 0x4
-_LOOP_GET_STATUS64: Final = 0x4C05
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -182,27 +180,6 @@ def grow(path: Path, size: int, stop: threading.Event) -> None:
         if status != 0:
             raise _trouble("enlarge a workspace", said)
         os.fsync(file.fileno())
-
-
-def attached(path: Path) -> bool:
-    """Whether a loop device still has this file: it is mounted, or just being unmounted."""
-    mine = path.stat()
-    for device in Path("/sys/block").glob("loop*/loop"):
-        try:
-            fd = os.open(f"/dev/{device.parent.name}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            answer = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(232))
-        except OSError:
-            continue  # ENXIO: let go meanwhile
-        finally:
-            os.close(fd)
-        where, inode = struct.unpack_from("=QQ", answer)
-        same = (os.major(where), os.minor(where)) == (os.major(mine.st_dev), os.minor(mine.st_dev))
-        if inode == mine.st_ino and same:
-            return True
-    return False
 
 
 def no_room(exc: OSError) -> bool:

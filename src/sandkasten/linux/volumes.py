@@ -29,7 +29,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux import ext4, trees
+from sandkasten.linux import ext4, quota, trees
 from sandkasten.model.spec import Volume
 from sandkasten.model.workspace import (
     Measure,
@@ -244,7 +244,7 @@ class Volumes:
     def _settle(self, name: str, volume: Path, stop: threading.Event) -> None:
         """Wait for the last unmount: a mounted image must be neither checked nor copied."""
         deadline = time.monotonic() + _SETTLE_S
-        while ext4.attached(volume):
+        while quota.attached(os.fspath(volume)):
             if time.monotonic() > deadline:
                 raise Busy(
                     f"workspace {name} is still attached to a loop device",
