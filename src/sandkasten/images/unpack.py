@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.images import compression
+from sandkasten.images.hashing import Digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,38 +78,38 @@ def unpack_layer(
     `progress` is told how many bytes of the source have been read so far; what it raises ends the
     work and comes out of here.
     """
-    read = _Hashed(source, progress)
-    content = compression.uncompressed(read)
-    diff = hashlib.sha256() if content.compressed else read.digest
-    with _Program(target, caps) as program, contextlib.closing(content.pieces) as pieces:
-        for piece in pieces:
-            if not program.feed(piece):
-                break
-            # After feeding, so that the program works meanwhile.
-            if content.compressed:
-                diff.update(piece)
-        report = program.answer()
-    return Unpacked(
-        diff_id=f"sha256:{diff.hexdigest()}",
-        blob_digest=f"sha256:{read.digest.hexdigest()}",
-        bytes=report["bytes"],
-        files=report["files"],
-        skipped=report["skipped"],
-    )
+    with Digest() as blob, Digest() as plain:
+        content = compression.uncompressed(_Hashed(source, blob, progress))
+        with _Program(target, caps) as program, contextlib.closing(content.pieces) as pieces:
+            for piece in pieces:
+                if not program.feed(piece):
+                    break
+                if content.compressed:
+                    plain.update(piece)
+            report = program.answer()
+        return Unpacked(
+            diff_id=(plain if content.compressed else blob).name(),
+            blob_digest=blob.name(),
+            bytes=report["bytes"],
+            files=report["files"],
+            skipped=report["skipped"],
+        )
 
 
 class _Hashed:
     """A source that is hashed and counted as it is read."""
 
-    def __init__(self, source: BinaryIO, progress: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, source: BinaryIO, digest: Digest, progress: Callable[[int], None] | None
+    ) -> None:
         self._source = source
+        self._digest = digest
         self._progress = progress
         self._count = 0
-        self.digest = hashlib.sha256()
 
     def read(self, size: int, /) -> bytes:
         piece = self._source.read(size)
-        self.digest.update(piece)
+        self._digest.update(piece)
         self._count += len(piece)
         if self._progress is not None and piece:
             self._progress(self._count)
