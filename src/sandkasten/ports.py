@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
         ImageProgress,
         ImageUsage,
         RemovedImage,
+    )
+    from sandkasten.model.journal import (
+        AuditRow,
+        ExecRow,
+        KeyRow,
+        SessionEnd,
+        SessionRow,
+        StoredFile,
     )
     from sandkasten.model.limits import Unenforced
     from sandkasten.model.mounts import MountRule
@@ -285,6 +293,124 @@ class HostMounts(Protocol):
     async def resolve(self, rules: Sequence[MountRule]) -> Sequence[HostMount]:
         """Real paths; BackendUnavailable when one is not there, PolicyDenied when it is secret."""
         ...
+
+
+class Journal(Protocol):
+    """What the daemon remembers of sessions and commands, and who did what.
+
+    A call that returns is durable against the death of the process. `note_exec` alone is
+    written behind: while its session lives the runner knows better, and nobody waits for it.
+    A full disk raises QuotaExceeded, and the row is not there.
+    """
+
+    async def begin_session(self, row: SessionRow) -> None:
+        """Before anything is made for it."""
+        ...
+
+    async def session_runs(self, session_id: str) -> None: ...
+    async def end_session(
+        self, session_id: str, status: SessionEnd, at: float, reason: str = ""
+    ) -> None:
+        """The first end counts; twice is fine. Its running commands are marked lost."""
+        ...
+
+    async def session(self, session_id: str) -> SessionRow | None: ...
+    async def sessions(
+        self,
+        tenant: str | None,
+        *,
+        status: str | None = None,
+        limit: int = 1000,
+        before: str | None = None,
+    ) -> Sequence[SessionRow]:
+        """Newest first; `before` is the id of the last one of the page before."""
+        ...
+
+    async def open_sessions(self) -> Sequence[SessionRow]:
+        """Those without an end."""
+        ...
+
+    def note_exec(self, row: ExecRow) -> None:
+        """Insert or replace, soon; never raises and never blocks."""
+        ...
+
+    async def execs(
+        self, session_id: str, *, limit: int = 256, before: str | None = None
+    ) -> Sequence[ExecRow]:
+        """Newest first."""
+        ...
+
+    async def exec(self, session_id: str, exec_id: str) -> ExecRow | None: ...
+    async def audit(self, row: AuditRow) -> None:
+        """`seq` is given by the journal."""
+        ...
+
+    async def audited(
+        self,
+        tenant: str | None,
+        *,
+        since_seq: int = 0,
+        action: str | None = None,
+        target: str | None = None,
+        limit: int = 1000,
+    ) -> Sequence[AuditRow]: ...
+    async def flush(self) -> None:
+        """Everything noted so far is written."""
+        ...
+
+    async def prune(self, now: float) -> int:
+        """Drop what is past its retention; how many rows went."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Keys(Protocol):
+    """API keys, by hash. Quick to check: it happens on every request."""
+
+    def check(self, hashed: bytes, now: float) -> KeyRow | None:
+        """The living key with this sha256, or None."""
+        ...
+
+    async def add(self, row: KeyRow, hashed: bytes) -> None: ...
+    async def revoke(self, key_id: str, at: float) -> KeyRow | None: ...
+    async def list(self, tenant: str | None = None) -> Sequence[KeyRow]: ...
+
+
+class FileStore(Protocol):
+    """Files that outlive sandboxes: staged into them, published out of them."""
+
+    async def put(
+        self,
+        tenant: str,
+        key: str | None,
+        data: AsyncIterable[bytes],
+        *,
+        content_type: str = "application/octet-stream",
+        expires_at: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        expect_sha256: str | None = None,
+        overwrite: bool = False,
+    ) -> StoredFile:
+        """Whole or not at all. Without a key it gets `f_<id>`; Conflict when a key is taken."""
+        ...
+
+    async def get(self, tenant: str, key: str) -> StoredFile:
+        """FileNotFound when there is none."""
+        ...
+
+    def read(
+        self, tenant: str, key: str, *, offset: int = 0, limit: int | None = None
+    ) -> AbstractAsyncContextManager[tuple[StoredFile, AsyncIterator[bytes]]]: ...
+    async def list(
+        self, tenant: str, *, prefix: str = "", limit: int = 1000, after: str | None = None
+    ) -> Sequence[StoredFile]: ...
+    async def delete(self, tenant: str, key: str) -> None: ...
+    async def usage(self, tenant: str) -> int:
+        """Bytes."""
+        ...
+
+    async def prune(self, now: float) -> int: ...
 
 
 class Clock(Protocol):

@@ -49,6 +49,14 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "rich": frozenset({"cli"}),
     "urllib3": frozenset({"images"}),
     "yaml": frozenset({"daemon"}),
+    "aiohttp": frozenset({"client"}),
+    "prometheus_client": frozenset({"telemetry"}),
+    "pydantic": frozenset({"api"}),
+    "pydantic_core": frozenset({"api"}),
+    "python_multipart": frozenset({"api"}),
+    "starlette": frozenset({"api"}),
+    "uvicorn": frozenset({"daemon"}),
+    "uvloop": frozenset({"daemon"}),
 }
 
 # Modules of backends/ that are not a backend.

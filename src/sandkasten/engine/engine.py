@@ -35,6 +35,7 @@ from sandkasten.wire.messages import decode_processes, decode_stats
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from sandkasten.model.ids import SandboxId
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.policy import Policy
     from sandkasten.model.readiness import Readiness
@@ -146,8 +147,12 @@ class Engine:
     async def get(self, sandbox_id: str) -> Info:
         return await self._sandboxes.get(sandbox_id)
 
-    async def list(self, *, all: bool = False) -> Infos:
-        return [*await self._sandboxes.list(all=all)]
+    async def list(self, *, all: bool = False, tenant: str | None = None) -> Infos:
+        return [*await self._sandboxes.list(all=all, tenant=tenant)]
+
+    async def owner(self, sandbox_id: SandboxId) -> str:
+        """Which tenant's it is; SessionNotFound when there is none."""
+        return await self._sandboxes.owner(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
         await self._sandboxes.destroy(sandbox_id)

@@ -23,6 +23,7 @@ from sandkasten.model.policy import (
     parse_limits,
 )
 from sandkasten.model.spec import CellSpec
+from sandkasten.model.tenancy import DEFAULT_TENANT, checked_tenant
 from sandkasten.model.workspace import WorkspaceWish, workspace_wish
 from sandkasten.ports import Watchful
 
@@ -51,6 +52,7 @@ class Plan:
     warnings: tuple[str, ...]
     workspace: WorkspaceWish | None = None
     mounts: tuple[Mounted, ...] = ()
+    tenant: str = DEFAULT_TENANT
 
 
 class Planner:
@@ -104,6 +106,7 @@ class Planner:
             warnings=(image.warning,) if image.warning else (),
             workspace=workspace,
             mounts=tuple(Mounted(rule.name, rule.target) for rule in rules),
+            tenant=checked_tenant(request.tenant),
         )
 
     async def check_present(self, plan: Plan) -> None:

@@ -105,6 +105,7 @@ class Sandboxes:
             warnings=plan.warnings,
             acquired=acquired,
             mounts=plan.mounts,
+            tenant=plan.tenant,
         )
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
             record, plan = await self._recorded(record, plan)
@@ -142,6 +143,7 @@ class Sandboxes:
                     labels=plan.labels,
                     env_names=plan.env_names,
                     warnings=plan.warnings,
+                    tenant=plan.tenant,
                 )
                 await self._store.put(claimed)
             await leasing
@@ -163,7 +165,17 @@ class Sandboxes:
             )
         return self.describe(await self._looked_at(record), created=False)
 
-    async def list(self, *, all: bool = False) -> Sequence[Info]:
+    async def owner(self, the_id: SandboxId) -> str:
+        """Whose it is; SessionNotFound when there is none."""
+        handle = self._handles.peek(the_id)
+        record = handle.record if handle is not None else await self._store.get(the_id)
+        if record is None:
+            raise SessionNotFound(
+                f"no sandbox has the id {the_id}", hint="it may have been destroyed; list with ls"
+            )
+        return record.tenant
+
+    async def list(self, *, all: bool = False, tenant: str | None = None) -> Sequence[Info]:
         """Everybody's sandboxes; with `all` also what is kept ready and belongs to nobody yet."""
         gate = asyncio.Semaphore(_CHECKS_AT_ONCE)
 
@@ -172,7 +184,11 @@ class Sandboxes:
                 return await self._looked_at(record)
 
         found = await self._store.list()
-        records = [one for one in found if all or one.acquired != "spare"]
+        records = [
+            one
+            for one in found
+            if (all or one.acquired != "spare") and tenant in (None, one.tenant)
+        ]
         return [
             self.describe(record, created=False)
             for record in await asyncio.gather(*(one(record) for record in records))
@@ -247,6 +263,7 @@ class Sandboxes:
             env_names=record.env_names,
             unenforced=record.unenforced,
             warnings=record.warnings,
+            tenant=record.tenant,
         )
 
     async def _recorded(self, record: Record, plan: Plan) -> tuple[Record, Plan]:

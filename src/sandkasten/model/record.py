@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.model.tenancy import DEFAULT_TENANT
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -47,3 +49,4 @@ class Record:
     acquired: Acquired = "cold"
     """Made for whoever asked; or kept ready and claimed; or kept ready and nobody's yet."""
     mounts: tuple[Mounted, ...] = ()
+    tenant: str = DEFAULT_TENANT

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.model.spec import WORKSPACE
+from sandkasten.model.tenancy import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +55,21 @@ class CreateRequest:
     """Names of the operator's `policy.mounts`."""
     session_key: str | None = None
     """Get-or-create: the live sandbox that has this key, or a new one that gets it."""
+    tenant: str = DEFAULT_TENANT
+    """Whose it will be. Names (key, workspace) are the tenant's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRequest:
+    """What of a live sandbox is to change; None leaves it as it is."""
+
+    ttl_s: float | None = None
+    idle_timeout_s: float | None = None
+    lifetime_s: float | None = None
+    """Counted from its creation, as before."""
+    labels: Mapping[str, str] | None = None
+    """The whole set, in place of the old one."""
+    network: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,7 @@ class Info:
     warnings: tuple[str, ...] = ()
     cwd: str = WORKSPACE
     workdir: str = WORKSPACE
+    tenant: str = DEFAULT_TENANT
 
     @property
     def sandbox_id(self) -> str:

@@ -17,6 +17,7 @@ from sandkasten.model.lifecycle import State
 from sandkasten.model.limits import Limits, Unenforced
 from sandkasten.model.mounts import Mounted
 from sandkasten.model.record import Acquired, Record
+from sandkasten.model.tenancy import DEFAULT_TENANT
 
 # Env names, labels and warnings of one sandbox; a file beyond this is not one of ours.
 MAX_ROW_BYTES = 1024 * 1024
@@ -47,6 +48,7 @@ def encode_row(record: Record) -> bytes:
         "workspace_shared": record.workspace_shared,
         "acquired": record.acquired,
         "mounts": [asdict(entry) for entry in record.mounts],
+        "tenant": record.tenant,
     }
     return json.dumps(row, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
@@ -96,6 +98,7 @@ def decode_row(data: bytes) -> Record:
         workspace_shared=shared,
         acquired=_acquired(row.get("acquired", "cold")),
         mounts=_mounts(row.get("mounts", [])),
+        tenant=_text(row, "tenant") if "tenant" in row else DEFAULT_TENANT,
     )
 
 

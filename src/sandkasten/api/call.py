@@ -1,0 +1,128 @@
+"""One request on its way: who asks, and what of it has been read. Handlers get nothing else.
+
+Whatever is malformed in a body is InvalidRequest here (400 where it is no JSON, 422 where it is
+not what the route takes), whatever is too large PayloadTooLarge, before it is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from sandkasten.errors import InvalidRequest, PayloadTooLarge, SessionNotFound
+from sandkasten.model.ids import SandboxId, sandbox_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import HTTPConnection, Request
+
+    from sandkasten.api.server import Server
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.tenancy import Principal
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(slots=True)
+class Call:
+    server: Server
+    connection: HTTPConnection
+    """A Request, or the WebSocket of a route of that kind."""
+    principal: Principal
+    request_id: str
+
+    @property
+    def engine(self) -> Engine:
+        return self.server.engine
+
+    @property
+    def request(self) -> Request:
+        from starlette.requests import Request
+
+        assert isinstance(self.connection, Request)
+        return self.connection
+
+    def path(self, name: str) -> str:
+        return str(self.connection.path_params[name])
+
+    async def session(self) -> SandboxId:
+        """The id in the path, when it is this tenant's; another's answers like an unknown one."""
+        the_id = sandbox_id(self.path("id"))
+        if await self.engine.owner(the_id) != self.principal.tenant:
+            raise SessionNotFound(
+                f"no sandbox has the id {the_id}", hint="it may have been destroyed; list with ls"
+            )
+        return the_id
+
+    async def body(self, model: type[M]) -> M:
+        raw = await self.raw(self.server.rules.max_json_bytes)
+        if not raw:
+            return checked(model, {})
+        try:
+            value = from_json(raw, allow_inf_nan=False)
+        except ValueError as exc:
+            raise InvalidRequest(
+                f"the body is no JSON: {str(exc)[:200]}", hint="send one JSON object in UTF-8"
+            ) from exc
+        if not isinstance(value, dict):
+            raise InvalidRequest("the body is no JSON object", hint="send one JSON object")
+        return checked(model, value)
+
+    def query(self, model: type[M]) -> M:
+        given = self.connection.query_params
+        twice = [name for name in given if len(given.getlist(name)) > 1]
+        if twice:
+            raise InvalidRequest(f"{twice[0]} is given twice", hint="give it once", http_status=422)
+        return checked(model, dict(given))
+
+    async def raw(self, most: int) -> bytes:
+        pieces = [piece async for piece in self.pieces(most)]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def pieces(self, most: int) -> AsyncIterator[bytes]:
+        """The body as it comes, each piece within its time."""
+        told = self.connection.headers.get("content-length")
+        if told is not None and told.isascii() and told.isdigit() and int(told) > most:
+            raise _too_large(most)
+        count = 0
+        stream = self.request.stream().__aiter__()
+        while True:
+            try:
+                async with asyncio.timeout(self.server.rules.body_timeout_s):
+                    piece = await anext(stream)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as exc:
+                raise InvalidRequest(
+                    "the body did not come", hint="send it without pauses", http_status=408
+                ) from exc
+            count += len(piece)
+            if count > most:
+                raise _too_large(most)
+            if piece:
+                yield piece
+
+
+def checked(model: type[M], value: dict[str, object]) -> M:
+    try:
+        return model.model_validate(value)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:100]
+        raise InvalidRequest(
+            f"{where or 'the request'}: {first['msg']}"[:300],
+            hint="see /docs for what it takes",
+            field=where,
+            http_status=422,
+        ) from exc
+
+
+def _too_large(most: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the body is larger than {most} bytes", hint="stream it to fs/upload", limit=most
+    )

@@ -1,0 +1,111 @@
+"""Errors as HTTP answers: one body for every failing response, and one status for each class."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from sandkasten import errors
+from sandkasten.api.printing import as_json
+
+if TYPE_CHECKING:
+    from sandkasten.errors import SandkastenError
+
+STATUS: Final[dict[type[SandkastenError], int]] = {
+    errors.InvalidRequest: 400,
+    errors.InvalidImage: 400,
+    errors.RequestError: 400,
+    errors.PayloadTooLarge: 413,
+    errors.PolicyDenied: 403,
+    errors.Unauthorized: 401,
+    errors.Conflict: 409,
+    errors.UnsupportedByBackend: 422,
+    errors.InvalidConfiguration: 400,
+    errors.NotFound: 404,
+    errors.SessionNotFound: 404,
+    errors.SessionExpired: 410,
+    errors.ExecNotFound: 404,
+    errors.FileNotFound: 404,
+    errors.CommandNotFound: 404,
+    errors.ShellNotFound: 404,
+    errors.WorkspaceNotFound: 404,
+    errors.FileError: 409,
+    errors.FileExists: 409,
+    errors.NotRegular: 409,
+    errors.NotADirectory: 409,
+    errors.IsADirectory: 409,
+    errors.DirectoryNotEmpty: 409,
+    errors.FilePermission: 403,
+    errors.FileTrouble: 409,
+    errors.QuotaExceeded: 507,
+    errors.WorkspaceDamaged: 409,
+    errors.CommandTimeout: 504,
+    errors.CommandNotExecutable: 422,
+    errors.ConnectionRefused: 502,
+    errors.Cancelled: 409,
+    errors.Busy: 503,
+    errors.RegistryUnavailable: 502,
+    errors.BuildFailed: 422,
+    errors.BackendError: 503,
+    errors.BackendUnavailable: 503,
+    errors.IsolationRefused: 503,
+    errors.SandboxLost: 410,
+    errors.InternalError: 500,
+    errors.ProtocolViolation: 502,
+}
+# How many of something a tenant may have, or how fast it may ask: not a matter of space.
+_COUNTED: Final = frozenset({"sessions", "rate", "memory", "connections"})
+
+
+def status_of(error: SandkastenError) -> int:
+    if "http_status" in error.details:
+        return int(error.details["http_status"])  # type: ignore[arg-type]
+    if isinstance(error, errors.QuotaExceeded) and error.details.get("quota") in _COUNTED:
+        return 429
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            return STATUS[kind]
+    return 500
+
+
+def body_of(error: SandkastenError, request_id: str) -> dict[str, object]:
+    details = {k: v for k, v in error.details.items() if k != "http_status"}
+    return {
+        "error_code": error.code,
+        "error": error.message,
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "retryable": error.retryable,
+        "details": details,
+        "request_id": request_id,
+    }
+
+
+def problem(error: SandkastenError, request_id: str) -> Response:
+    headers = {}
+    status = status_of(error)
+    if status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="sandkasten"'
+    if status in (429, 503):
+        headers["Retry-After"] = "1"
+    return Response(
+        as_json(body_of(error, request_id)),
+        status_code=status,
+        media_type="application/json",
+        headers=headers,
+    )
+
+
+def unforeseen(exc: Exception) -> SandkastenError:
+    """A failure nobody foresaw, without what it says: that may hold somebody's data."""
+    if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return errors.Busy(
+            "the daemon has no more descriptors or memory at the moment", hint="try again"
+        )
+    return errors.InternalError(
+        f"the daemon failed unexpectedly ({type(exc).__name__})",
+        hint="the log has more under the id of this request",
+    )

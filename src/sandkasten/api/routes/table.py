@@ -1,0 +1,12 @@
+"""The one list of routes; the app serves it and the OpenAPI document describes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.api.routes import sessions, system
+
+if TYPE_CHECKING:
+    from sandkasten.api.routing import Route
+
+ALL: tuple[Route, ...] = (*system.ROUTES, *sessions.ROUTES)

@@ -1,0 +1,48 @@
+"""What the routes of one daemon share: the engine, what it remembers, and who may ask.
+
+Made by the composition root; nothing here opens or closes anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sandkasten.api.auth import Doorkeeper
+    from sandkasten.engine.engine import Engine
+    from sandkasten.ports import Clock, FileStore, Journal, Keys
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRules:
+    """The operator's settings for what meets the network."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides loopback ones that a `Host` header may carry; `*`: any."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of pages that may speak to us; none by default."""
+    max_json_bytes: int = 16 * MIB
+    """A file of 10 MB in base64, with room around it."""
+    max_upload_bytes: int = 10 << 30
+    """Of one streamed body; the sandbox's quota stops it earlier."""
+    body_timeout_s: float = 10.0
+    """Between two pieces of a body."""
+    metrics_open: bool = False
+    """`/metrics` without a key; otherwise it takes the scope `metrics`."""
+
+
+@dataclass(slots=True)
+class Server:
+    engine: Engine
+    doorkeeper: Doorkeeper
+    clock: Clock
+    rules: HttpRules = field(default_factory=HttpRules)
+    journal: Journal | None = None
+    keys: Keys | None = None
+    files: FileStore | None = None
+    version: str = ""
+    draining: bool = False
+    """Set on SIGTERM: `/readyz` says so, and nothing new is begun."""

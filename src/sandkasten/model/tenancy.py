@@ -1,0 +1,69 @@
+"""Who asks: tenants, scopes and quotas, and how a tenant's names are kept apart. Pure rules.
+
+What belongs to a tenant carries its name; another tenant's answers like something unknown.
+The operator's own tenant is `default`: embedded use, loopback without a key, the daemon's
+Unix socket and the configured `api_key` all belong to it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.spelling import shown
+
+Scope = Literal["sessions", "files", "workspaces", "images", "metrics", "admin"]
+SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
+DEFAULT_TENANT: Final = "default"
+_TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
+# In no name that a user can choose, so that two tenants' names never print alike.
+_AT: Final = "@"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantQuota:
+    """What one tenant may have at a time; None: as much as there is."""
+
+    max_sessions: int | None = None
+    max_memory_bytes: int | None = None
+    """Sum of the memory limits of its sandboxes."""
+    max_disk_bytes: int | None = None
+    """Sum of the sizes of its sandboxes' and named workspaces, and of its stored files."""
+    requests_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a request comes from. `admin` holds every scope and may act as another tenant."""
+
+    tenant: str = DEFAULT_TENANT
+    scopes: frozenset[Scope] = SCOPES
+    key_id: str | None = None
+    """None: by the Unix socket, or loopback without a key."""
+    quota: TenantQuota = field(default_factory=TenantQuota)
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+def checked_tenant(text: str) -> str:
+    if not isinstance(text, str) or not _TENANT.match(text):
+        raise InvalidRequest(
+            f"{shown(str(text))} cannot be the name of a tenant",
+            hint="1 to 32 of a-z, 0-9 and '-', beginning with a letter or a digit",
+            field="tenant",
+        )
+    return text
+
+
+def scoped(tenant: str, name: str) -> str:
+    """A tenant's name as it is kept; the operator's own are kept as they are."""
+    return name if tenant == DEFAULT_TENANT else f"{name}{_AT}{tenant}"
+
+
+def unscoped(kept: str) -> tuple[str, str]:
+    """The tenant, and the name as its owner knows it."""
+    name, at, tenant = kept.rpartition(_AT)
+    return (tenant, name) if at else (DEFAULT_TENANT, kept)

@@ -1,0 +1,88 @@
+"""A daemon in this process: the real app behind the real HTTP server, on a port of loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import uvicorn
+
+from sandkasten.api.app import App
+from sandkasten.api.auth import Doorkeeper
+from sandkasten.api.routes.table import ALL
+from sandkasten.api.server import Server
+from sandkasten.engine.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.engine.engine import Engine
+
+
+@dataclass(slots=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+
+@dataclass(slots=True)
+class Daemon:
+    server: Server
+    port: int
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def ask(self, method: str, path: str, body: object = None, **more: Any) -> Reply:
+        """`body` goes as JSON; anything else by the names aiohttp has for it."""
+        if body is not None:
+            more["json"] = body
+        async with self.http.request(method, self.url + path, **more) as found:
+            return Reply(found.status, dict(found.headers), await found.read())
+
+    async def session(self, **body: object) -> str:
+        reply = await self.ask("POST", "/v1/sessions", body)
+        assert reply.status == 201, reply.raw
+        return str(reply.json["id"])
+
+
+@asynccontextmanager
+async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
+    """`parts` are fields of `Server` in place of the plain ones."""
+    clock = SystemClock()
+    parts.setdefault("doorkeeper", Doorkeeper(clock=clock, open_loopback=True))
+    server = Server(engine=engine, clock=clock, **parts)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    config = uvicorn.Config(
+        App(server, ALL),
+        log_config=None,
+        lifespan="off",
+        ws="websockets-sansio",
+        server_header=False,
+    )
+    running = uvicorn.Server(config)
+    running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(running.serve(sockets=[listener]))
+    while not running.started:
+        if task.done():
+            task.result()
+        await asyncio.sleep(0.001)
+    async with aiohttp.ClientSession() as http:
+        try:
+            yield Daemon(server, listener.getsockname()[1], http)
+        finally:
+            running.should_exit = True
+            await asyncio.wait_for(task, 10)
+            listener.close()

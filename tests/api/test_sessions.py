@@ -1,0 +1,30 @@
+"""Sessions over HTTP."""
+
+from __future__ import annotations
+
+
+async def test_a_session_is_made_described_listed_and_destroyed(daemon):
+    made = await daemon.ask("POST", "/v1/sessions", {"labels": {"a": "b"}})
+    assert made.status == 201
+    the_id = made.json["id"]
+    assert made.json["sandbox_id"] == made.json["session_id"] == the_id
+    described = await daemon.ask("GET", f"/v1/sessions/{the_id}")
+    assert described.json["status"] == "running"
+    assert [one["id"] for one in (await daemon.ask("GET", "/v1/sessions")).json] == [the_id]
+    gone = await daemon.ask("DELETE", f"/v1/sessions/{the_id}")
+    assert (gone.status, gone.json) == (200, {"ok": True})
+    assert (await daemon.ask("GET", f"/v1/sessions/{the_id}")).status == 404
+
+
+async def test_an_unknown_field_is_refused_with_its_name(daemon):
+    reply = await daemon.ask("POST", "/v1/sessions", {"imagee": "x"})
+    assert reply.status == 422
+    assert reply.json["code"] == "INVALID_REQUEST"
+    assert reply.json["details"] == {"field": "imagee"}
+
+
+async def test_a_foreign_host_and_a_foreign_origin_are_refused(daemon):
+    assert (await daemon.ask("GET", "/healthz", headers={"Host": "evil.example"})).status == 421
+    foreign = await daemon.ask("GET", "/healthz", headers={"Origin": "http://evil.example"})
+    assert foreign.status == 403
+    assert (await daemon.ask("GET", "/healthz")).json["status"] == "ok"
