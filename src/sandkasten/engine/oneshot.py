@@ -121,6 +121,7 @@ class OneShot:
                 workspace_mode=request.workspace_mode,
                 mounts=request.mounts,
                 labels={"sandkasten.oneshot": job.name},
+                tenant=request.tenant,
             ),
             otherwise=job.runtime.image,
         )
