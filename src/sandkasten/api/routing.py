@@ -40,7 +40,7 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Route:
     method: Method
     path: str
@@ -66,3 +66,5 @@ class Route:
     errors: tuple[type[SandkastenError], ...] = ()
     """Beyond those every route can answer with."""
     description: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Request headers it understands beyond those every route does, and what they are for."""

@@ -13,7 +13,7 @@ from pydantic import Field, StrictFloat, StrictInt
 
 from sandkasten.api.printing import answer, bytes_fields
 from sandkasten.api.results import why_fields
-from sandkasten.api.routes.execs import WhyAnswer
+from sandkasten.api.routes.exec_models import WhyAnswer
 from sandkasten.api.routing import Answer, Body, Route
 from sandkasten.errors import (
     BackendUnavailable,

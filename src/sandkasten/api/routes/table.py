@@ -9,4 +9,10 @@ from sandkasten.api.routes import execs, run, sessions, stats, system
 if TYPE_CHECKING:
     from sandkasten.api.routing import Route
 
-ALL: tuple[Route, ...] = (*system.ROUTES, *sessions.ROUTES, *execs.ROUTES, *stats.ROUTES, *run.ROUTES)
+ALL: tuple[Route, ...] = (
+    *system.ROUTES,
+    *sessions.ROUTES,
+    *execs.ROUTES,
+    *stats.ROUTES,
+    *run.ROUTES,
+)
