@@ -7,7 +7,6 @@ no route and no key; what it refuses itself is answered in the one error body an
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -19,15 +18,54 @@ from sandkasten.api.server import HttpRules
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from sandkasten.errors import Detail
 
 # After the answer, for what was on its way already; it is read and thrown away.
 LINGER_S: Final = 2.0
+# Up to here copying costs less than a second system call.
+_JOINED_BYTES: Final = 64 * 1024
 _PHRASES: Final = {
     400: b"Bad Request",
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
 }
+
+
+class _Joined:
+    """What one answer is written to: its headers go out with the first piece of its body."""
+
+    __slots__ = ("_held", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._held = data
+            # An answer whose body is not there yet must not keep its headers waiting.
+            self._loop.call_soon(self._flush)
+        elif self._held and len(data) <= _JOINED_BYTES:
+            data, self._held = self._held + data, b""
+            self._transport.write(data)
+        else:
+            self._flush()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if self._held:
+            data, self._held = self._held, b""
+            self._transport.write(data)
 
 
 def guarded(rules: HttpRules) -> type[HttpToolsProtocol]:
@@ -93,6 +131,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse_head()
         if not self._refused:
             super().on_headers_complete()
+            if self.cycle is not None:
+                # Its task has not begun to run.
+                self.cycle.transport = _Joined(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
