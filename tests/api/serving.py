@@ -22,7 +22,7 @@ from sandkasten.engine.clock import SystemClock
 from tests.api.conforming import check
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from sandkasten.engine.engine import Engine
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Reply:
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
+    """By any spelling."""
     raw: bytes
 
     @property
@@ -55,7 +56,7 @@ class Daemon:
         async with self.http.request(method, self.url + path, **more) as found:
             raw = await found.read()
             check(method, path, found.status, found.headers.get("content-type", ""), raw)
-            return Reply(found.status, dict(found.headers), raw)
+            return Reply(found.status, found.headers, raw)
 
     async def session(self, **body: object) -> str:
         reply = await self.ask("POST", "/v1/sessions", body)

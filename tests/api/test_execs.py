@@ -90,7 +90,9 @@ async def test_output_that_is_no_utf8_comes_as_bytes_beside_the_text(daemon, box
 
 async def test_a_background_command_is_polled_read_and_waited_for(daemon, box):
     begun = await daemon.ask(
-        "POST", f"{box}/exec", {"cmd": ["sh", "-c", "echo 1; sleep 0.3; echo 2"], "background": True}
+        "POST",
+        f"{box}/exec",
+        {"cmd": ["sh", "-c", "echo 1; sleep 0.3; echo 2"], "background": True},
     )
     assert (begun.status, begun.json["status"]) == (202, "running")
     assert begun.json["exit_code"] is None

@@ -64,7 +64,7 @@ class App:
             call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
             route: Route = scope["sandkasten.route"]
             response = await route.run(call)
-            if not websocket:
+            if response is not None:
                 await response(scope, receive, answering)
         except ClientLeft:
             return

@@ -198,6 +198,8 @@ def _responses(route: Route, names: Mapping[type[BaseModel], str]) -> dict[str, 
                 told.setdefault(code, []).append(kind.code)
     for code in sorted(told):
         found[str(code)] = _bad(code, told[code])
+    if "*/*" in route.gives:
+        found["default"] = {"description": "Whatever the server inside answers."}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.api.routes import execs, run, sessions, stats, system
+from sandkasten.api.routes import execs, ports, pty, run, sessions, stats, system
 
 if TYPE_CHECKING:
     from sandkasten.api.routing import Route
@@ -15,4 +15,6 @@ ALL: tuple[Route, ...] = (
     *execs.ROUTES,
     *stats.ROUTES,
     *run.ROUTES,
+    *pty.ROUTES,
+    *ports.ROUTES,
 )
