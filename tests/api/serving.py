@@ -18,7 +18,6 @@ from sandkasten.api.routes.table import ALL
 from sandkasten.api.server import Server
 from sandkasten.daemon.protocol import guarded
 from sandkasten.engine.clock import SystemClock
-
 from tests.api.conforming import check
 
 if TYPE_CHECKING:

@@ -80,11 +80,12 @@ def guarded(rules: HttpRules) -> type[HttpToolsProtocol]:
 class GuardedProtocol(HttpToolsProtocol):
     rules_: ClassVar[HttpRules] = HttpRules()
 
-    _heading = True
-    """Between two requests, or in the headers of one."""
+    _heading = False
+    """In the midst of a request's headers."""
     _whole = True
     """The request at hand has come to its end."""
     _refused = False
+    _upgraded = False
     _head_bytes = 0
     _patience: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
@@ -102,17 +103,34 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        heading = self._heading
         super().data_received(data)
-        if self._heading and not self._refused and self.parser is not None:
+        if heading and self._heading:
             # The parser keeps a half-read header; nobody else counts what that takes.
             self._head_bytes += len(data)
             if self._head_bytes > self.rules_.max_header_bytes:
                 self._refuse_head()
+        elif self._idle and self._patience is None and self.timeout_keep_alive_task is None:
+            # Empty lines between two requests: they end the one wait, so they begin the other.
+            self._wait_for_headers()
 
     def handle_websocket_upgrade(self) -> None:
         self._cancel()
         if not self._refused:
+            # From here on the connection is another protocol's.
+            self._upgraded = True
             super().handle_websocket_upgrade()
+
+    @property
+    def _idle(self) -> bool:
+        return (
+            self._whole
+            and not self._heading
+            and not self._refused
+            and not self._upgraded
+            and self.parser is not None
+            and (self.cycle is None or self.cycle.response_complete)
+        )
 
     # ---- one request
 
@@ -141,8 +159,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._whole = True
-        self._heading = True
-        self._head_bytes = 0
         if self._refused:
             return
         super().on_message_complete()
@@ -182,7 +198,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._patience = None
-        if self._head_bytes == 0 and self._whole:
+        if not self._heading:
             self._refused = True
             self.transport.close()
             return
