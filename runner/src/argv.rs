@@ -16,6 +16,14 @@ struct Ends {
     terminal: bool,
 }
 
+/// What a supervisor had to say.
+enum Heard {
+    Report,
+    Nothing,
+    /// It is dead; the command that must be started anew, if it held one and had not begun.
+    Gone(Option<u64>),
+}
+
 impl Server {
     pub fn start_argv(&mut self, number: u64) -> Result<(), Failure> {
         let exec = self.execs.get(&number).ok_or_else(gone)?;
@@ -111,8 +119,7 @@ impl Server {
             sys::open(b"/dev/null", libc::O_RDONLY, 0)?
         };
         let mut output = |source: u8| -> Result<OwnedFd, Errno> {
-            let (ours, theirs) = sys::pipe()?;
-            sys::set_nonblocking(ours.as_raw_fd())?;
+            let (ours, theirs) = sys::pipe_to_poll()?;
             let watched = poll.watch(ours, Source::Output(number, source), poll::READ)?;
             exec.outputs[usize::from(source)] = Some(watched);
             Ok(theirs)
@@ -141,35 +148,35 @@ impl Server {
         }
     }
 
+    /// One report: whatever else there is will be noticed on the next turn.
     pub fn hear_supervisor(&mut self, pid: i32) {
-        if let Some(number) = self.hear_reports(pid) {
+        if let Heard::Gone(Some(number)) = self.hear_report(pid) {
             self.start_anew(number);
         }
     }
 
-    /// The command that must be started anew, when it turns out that the supervisor is gone.
-    fn hear_reports(&mut self, pid: i32) -> Option<u64> {
-        loop {
-            let supervisor = self.supervisors.get(&pid);
-            let (control, owner) = match supervisor.map(|s| (s.control.as_ref(), s.owner)) {
-                Some((Some(control), owner)) => (control, owner),
-                _ => return None,
-            };
-            match supervise::hear(control.raw()) {
-                Ok(Some(report)) => match owner {
-                    Owner::Exec(number) => {
-                        self.argv_report(number, report);
-                        if report.is_last() {
-                            self.supervisor_free(pid, number);
-                        }
-                    }
-                    Owner::Shell(shell) => self.shell_report(shell, report),
-                    Owner::Nobody => {}
-                },
-                Err(libc::EAGAIN) => return None,
-                Ok(None) | Err(_) => return self.supervisor_gone(pid),
+    fn hear_report(&mut self, pid: i32) -> Heard {
+        let supervisor = self.supervisors.get(&pid);
+        let (control, owner) = match supervisor.map(|s| (s.control.as_ref(), s.owner)) {
+            Some((Some(control), owner)) => (control, owner),
+            _ => return Heard::Nothing,
+        };
+        let report = match supervise::hear(control.raw()) {
+            Ok(Some(report)) => report,
+            Err(libc::EAGAIN) => return Heard::Nothing,
+            Ok(None) | Err(_) => return Heard::Gone(self.supervisor_gone(pid)),
+        };
+        match owner {
+            Owner::Exec(number) => {
+                self.argv_report(number, report);
+                if report.is_last() {
+                    self.supervisor_free(pid, number);
+                }
             }
+            Owner::Shell(shell) => self.shell_report(shell, report),
+            Owner::Nobody => {}
         }
+        Heard::Report
     }
 
     fn argv_report(&mut self, number: u64, report: Report) {
@@ -281,8 +288,13 @@ impl Server {
             self.registry.strike(pid);
             return;
         }
-        let heard = self.hear_reports(pid);
-        let unbegun = heard.or_else(|| self.supervisor_gone(pid));
+        let unbegun = loop {
+            match self.hear_report(pid) {
+                Heard::Report => {}
+                Heard::Gone(unbegun) => break unbegun,
+                Heard::Nothing => break self.supervisor_gone(pid),
+            }
+        };
         self.registry.strike(pid);
         self.supervisors.remove(&pid);
         if status != 0 {

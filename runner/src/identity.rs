@@ -201,6 +201,14 @@ impl Identity {
         }
     }
 
+    /// Runs `work` as whom the files of our own process in /proc belong to, when it can be dumped.
+    pub fn as_owner<T>(&self, work: impl FnOnce() -> T) -> T {
+        if self.effective_ids {
+            return work();
+        }
+        self.as_runner(work)
+    }
+
     /// In a supervisor, once its child is on its way: may signal the user, cannot be signalled by it.
     pub fn become_supervisor(&self) {
         if let Some(user) = self.user.filter(|user| user.uid != self.own.uid) {

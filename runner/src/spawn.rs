@@ -155,7 +155,7 @@ fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
             }
         }
     }
-    identity.as_runner(raise_oom_score);
+    identity.as_owner(raise_oom_score);
     identity.become_user()
 }
 
