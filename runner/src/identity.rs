@@ -228,7 +228,10 @@ impl Identity {
         if self.user.filter(differs).is_some() {
             // SAFETY: plain credential calls, each checked.
             unsafe {
+                // Where the user is root, no id of ours is afterwards, and that would take them all.
+                sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
                 sys::check(libc::setresuid(KEEP, self.own.uid, KEEP))?;
+                sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 0, 0, 0, 0))?;
                 sys::check(libc::setresgid(KEEP, self.own.gid, KEEP))?;
                 sys::check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))?;
             }

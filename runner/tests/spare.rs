@@ -158,6 +158,36 @@ fn a_supervisor_that_is_used_again_is_as_closed_as_at_first() {
 }
 
 #[test]
+fn a_user_who_is_root_inside_keeps_just_what_it_was_given_each_time() {
+    let arguments = [
+        "--run-as",
+        "12405:12405",
+        "--user",
+        "0:0",
+        "--user-capabilities",
+        "c1",
+    ];
+    let runner = Runner::with(&arguments);
+    let mut client = runner.connect();
+    let first = supervisor(&mut client);
+    for _ in 0..3 {
+        let text = client.script("cat /proc/self/status").stdout();
+        for line in [
+            "Uid:\t0\t0\t0\t0",
+            "CapInh:\t0000000000000000",
+            "CapPrm:\t00000000000000c1",
+            "CapEff:\t00000000000000c1",
+            "CapBnd:\t00000000000000c1",
+            "CapAmb:\t0000000000000000",
+            "NoNewPrivs:\t1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+    }
+    assert_eq!(supervisor(&mut client), first);
+}
+
+#[test]
 fn what_a_command_used_is_not_counted_for_the_next() {
     let runner = Runner::start();
     let mut client = runner.connect();
