@@ -23,6 +23,7 @@ _NAME = re.compile(
     r"(?:@sha256:[0-9a-f]{64})?\Z"
 )
 
+_WHOLE_ID = re.compile(r"[0-9a-f]{64}\Z")
 _HUB = re.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
 
 HOST = "host"
@@ -69,7 +70,9 @@ def canonical_name(name: object) -> str:
 def new_name(name: object) -> str:
     """The same for a name that somebody gives: not one that already means something else."""
     text = canonical_name(name)
-    if text.partition(":")[0].partition("@")[0] in _RESERVED:
+    repository = text.partition(":")[0].partition("@")[0]
+    # A name that looks like the id of another image would be taken for it.
+    if repository in _RESERVED or _WHOLE_ID.match(repository):
         raise InvalidImage(
             f"an image cannot be called {text}", hint="that name has a meaning of its own"
         )
