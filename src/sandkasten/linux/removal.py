@@ -120,7 +120,7 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
 
 
 def _lived_in(layout: Layout, but: SandboxId, volume: str) -> bool:
-    """Whether another sandbox, of whichever backend, has the same workspace and keeps it mounted."""
+    """Whether a sandbox of any backend has the same workspace, and so keeps it mounted."""
     for relative in layout.relatives():
         for other in relative.cells():
             if other != but and alive(relative, other):
