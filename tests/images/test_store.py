@@ -16,10 +16,10 @@ import pytest
 
 from sandkasten.errors import Busy, Conflict, InvalidImage
 from sandkasten.images.config import parse_config
-from sandkasten.images.disk import remove_tree
 from sandkasten.images.locking import StoreLocks
 from sandkasten.images.records import image_id
 from sandkasten.images.store import ImageConfig, LayerStore
+from sandkasten.linux.emptying import remove_tree
 from tests.imagekit import digest, layer, tree_of
 
 ONE = layer({"a": b"1", "etc": None, "etc/passwd": b"root:x:0:0::/root:/bin/sh\n"})
