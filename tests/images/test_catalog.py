@@ -181,6 +181,8 @@ async def test_a_text_that_is_no_name_is_refused_by_every_operation(store, usr, 
     ("name", "canonical"),
     [
         ("a", "a:latest"),
+        ("LOCALHOST:5000/a", "localhost:5000/a:latest"),
+        ("Docker.IO/library/a:V1", "a:V1"),
         ("a:1", "a:1"),
         ("h:5000/a", "h:5000/a:latest"),
         ("h:5000/a/b:c", "h:5000/a/b:c"),

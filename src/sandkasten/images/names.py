@@ -52,9 +52,10 @@ def checked_name(name: object) -> str:
 def canonical_name(name: object) -> str:
     """The one spelling under which a name is kept: with a tag, or with a digest and no tag.
 
-    Docker's own registry is left out, and so is its `library`, as people do.
+    Docker's own registry is left out, and so is its `library`, as people do. Hosts are lower case.
     """
-    text = _HUB.sub("", checked_name(name))
+    first, slash, rest = checked_name(name).partition("/")
+    text = _HUB.sub("", f"{first.lower()}{slash}{rest}" if slash else first)
     if text.count("/") == 1:
         text = text.removeprefix("library/")
     text, at, digest = text.partition("@")
