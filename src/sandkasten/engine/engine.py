@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from sandkasten.engine.attaching import Terminals
 from sandkasten.engine.bench import Bench
 from sandkasten.engine.chronicle import Chronicle
 from sandkasten.engine.claims import Claims
@@ -186,6 +187,7 @@ class Engine:
             events=events,
         )
         self.files = Files(self._handles, policy)
+        self.terminals = Terminals(self._handles)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._oneshot = OneShot(
             planner, self._sandboxes, self._spares, self._execution, self.files, self._quotas
@@ -431,6 +433,7 @@ class Engine:
         await self._watch.aclose()
         await self._history.aclose()
         await self._spares.aclose()
+        await self.terminals.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
