@@ -60,20 +60,21 @@ class Chronicle:
         """The first end counts. Never raises."""
         if self.journal is None:
             return
-        at = self._clock.now()
+        first = self._unwritten.get(the_id, (status, self._clock.now(), reason))
         try:
-            await self.journal.end_session(the_id, status, at, reason)
+            await self.journal.end_session(the_id, *first)
+            self._unwritten.pop(the_id, None)
         except SandkastenError as exc:
-            self._unwritten.setdefault(the_id, (status, at, reason))
+            self._unwritten[the_id] = first
             self._emit("journal.failed", {"sandbox": the_id, "error": exc.code})
         self.making.discard(the_id)
 
     async def settle(self) -> None:
         """Write the ends that could not be written; stops at the first that still cannot."""
         while self.journal is not None and self._unwritten:
-            the_id, (status, at, reason) = next(iter(self._unwritten.items()))
-            await self.journal.end_session(the_id, status, at, reason)
-            del self._unwritten[the_id]
+            the_id, first = next(iter(self._unwritten.items()))
+            await self.journal.end_session(the_id, *first)
+            self._unwritten.pop(the_id, None)
 
     async def gone(self, the_id: str, tenant: str | None = None) -> SessionExpired | None:
         """What became of one that is not in the ledger; None when it is not known (to them)."""

@@ -302,7 +302,8 @@ class Sandboxes:
         async with self._quotas.admitted(
             plan.tenant, allowance.quota, need, allowance.other_disk_bytes
         ):
-            await self._chronicle.begin(record, plan.key_id)
+            wished = None if plan.workspace is None else plan.workspace.name
+            await self._chronicle.begin(replace(record, workspace_id=wished), plan.key_id)
             try:
                 if plan.workspace is None:
                     await self._store.put(record)

@@ -71,6 +71,8 @@ class Watch:
 
     async def round(self) -> None:
         """One look at everything."""
+        with suppress(SandkastenError):
+            await self._chronicle.settle()
         # Journal first: a session is in it before it is in the ledger, and ended in it before
         # it leaves the ledger.
         begun = await self._chronicle.open_rows()
@@ -83,8 +85,6 @@ class Watch:
 
         await asyncio.gather(*(one(record) for record in records if self._is_ours(record)))
         await self._reconcile(begun, {record.id: record for record in records})
-        with suppress(SandkastenError):
-            await self._chronicle.settle()
 
     async def adopt(self, record: Record) -> bool:
         """A sandbox that another process made is known from now on; whether it is a new one."""
