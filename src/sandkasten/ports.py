@@ -353,7 +353,11 @@ class Journal(Protocol):
         action: str | None = None,
         target: str | None = None,
         limit: int = 1000,
-    ) -> Sequence[AuditRow]: ...
+        newest: bool = False,
+    ) -> Sequence[AuditRow]:
+        """Oldest first. `limit` of them from the beginning, or, with `newest`, up to the end."""
+        ...
+
     async def flush(self) -> None:
         """Everything noted so far is written."""
         ...
