@@ -28,6 +28,7 @@ _DAY_S: Final = 86_400.0
 _SESSION = ", ".join(field.name for field in fields(SessionRow))
 _EXEC = ", ".join(field.name for field in fields(ExecRow))
 _AUDIT = ", ".join(field.name for field in fields(AuditRow))
+_SESSION_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(SessionRow))
 _EXEC_MARKS = ", ".join(f":{field.name}" for field in fields(ExecRow))
 _EXEC_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(ExecRow))
 
@@ -68,7 +69,7 @@ class SqliteJournal:
         def begin(connection: sqlite3.Connection) -> None:
             connection.execute(
                 f"INSERT INTO sessions ({_SESSION}) VALUES ({marks})"  # noqa: S608
-                " ON CONFLICT (id) DO NOTHING",
+                f" ON CONFLICT (id) DO UPDATE SET {_SESSION_NEWER} WHERE sessions.ended_at IS NULL",
                 values,
             )
 
