@@ -67,9 +67,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._serve, name=f"sqlite {path.name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, name=f"sqlite {path.name}", daemon=True)
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._closed = False
