@@ -17,7 +17,9 @@ from sandkasten.daemon.files import find_file, read_file
 from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
+from sandkasten.model.filekeys import FileRules
 from sandkasten.model.isolation import ISOLATIONS, MINIMA
+from sandkasten.model.journal import Retention
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.mounts import MountRule, mount_text, parse_mounts
 from sandkasten.model.numbers import number
@@ -71,6 +73,8 @@ class Settings:
     oci_runtime: str = "runc"
     oci_strict: bool = False
     """Whether a runc with known ways out is refused, and not only warned of."""
+    retention: Retention = field(default_factory=Retention)
+    file_rules: FileRules = field(default_factory=FileRules)
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -114,6 +118,13 @@ def _number(name: str, value: object) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _bad(name, "a number", value)
     return value
+
+
+def _count(name: str, value: object) -> int:
+    figure = _number(name, value)
+    if not 1 <= figure <= 1 << 60 or figure != int(figure):
+        raise _bad(name, "a whole number from 1", value)
+    return int(figure)
 
 
 def _none_or_one(name: str, value: object) -> int:
@@ -260,6 +271,12 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("images.registries", parse_registries, []),
         _Setting("oci.runtime", _choice(*RUNTIMES), "runc"),
         _Setting("oci.strict", _flag, False),
+        _Setting("retention.sessions_seconds", seconds, Retention().sessions_s),
+        _Setting("retention.execs_seconds", seconds, Retention().execs_s),
+        _Setting("retention.audit_seconds", seconds, Retention().audit_s),
+        _Setting("files.max_bytes", _count, FileRules().max_bytes),
+        _Setting("files.max_total_bytes", _count, FileRules().max_total_bytes),
+        _Setting("files.ttl_seconds", seconds, None),
     ]
     return {setting.name: setting for setting in known}
 
@@ -366,6 +383,21 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         values=tuple(origins.values()),
         oci_runtime=str(value("oci.runtime")),
         oci_strict=bool(value("oci.strict")),
+        retention=Retention(
+            _figure(value("retention.sessions_seconds")),
+            _figure(value("retention.execs_seconds")),
+            _figure(value("retention.audit_seconds")),
+        ),
+        file_rules=_file_rules(origins),
+    )
+
+
+def _file_rules(origins: dict[str, Origin]) -> FileRules:
+    ttl_s = origins["files.ttl_seconds"].value
+    return FileRules(
+        max_bytes=int(_figure(origins["files.max_bytes"].value)),
+        max_total_bytes=int(_figure(origins["files.max_total_bytes"].value)),
+        ttl_s=None if ttl_s is None else _figure(ttl_s),
     )
 
 

@@ -1,4 +1,4 @@
-"""Keys of the file store: what one may look like. Pure.
+"""Keys of the file store, what one may look like, and the rules of the store. Pure.
 
 `f_<id>` is given by us; `runs/<run>/output/<name>`, `sessions/<id>/<name>` and whatever else a
 caller chooses are names with slashes. A key is never a path on the host: content lies by hash.
@@ -10,9 +10,11 @@ import os
 import re
 import time
 import unicodedata
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import FileNotFound, InvalidRequest
+from sandkasten.model.limits import MIB
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -27,6 +29,16 @@ _TYPE = re.compile(
 )
 _MAX_METADATA: Final = 32
 _MAX_METADATA_BYTES: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    max_bytes: int = 100 * MIB
+    """Of one file."""
+    max_total_bytes: int = 10 * 1024 * MIB
+    """Of all files of all tenants, each counted in full."""
+    ttl_s: float | None = None
+    """How long one is kept that says nothing of it; None: until it is deleted."""
 
 
 def new_file_key() -> str:

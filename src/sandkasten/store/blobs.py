@@ -14,7 +14,6 @@ import json
 import logging
 import os
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -27,6 +26,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.model.filekeys import (
+    FileRules,
     checked_content_type,
     checked_metadata,
     file_key,
@@ -34,7 +34,6 @@ from sandkasten.model.filekeys import (
     new_file_key,
 )
 from sandkasten.model.journal import StoredFile
-from sandkasten.model.limits import MIB
 from sandkasten.model.spelling import shown
 from sandkasten.store.content import Arrived, Content, pieces, told
 
@@ -51,16 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("sandkasten.store")
 _COLUMNS: Final = "key, tenant, size_bytes, content_type, sha256, created_at, expires_at, metadata"
 _PRUNE_AT_ONCE: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class FileRules:
-    max_bytes: int = 100 * MIB
-    """Of one file."""
-    max_total_bytes: int = 10 * 1024 * MIB
-    """Of all files of all tenants, each counted in full."""
-    ttl_s: float | None = None
-    """How long one is kept that says nothing of it; None: until it is deleted."""
 
 
 class BlobStore:

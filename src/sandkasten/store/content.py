@@ -1,4 +1,4 @@
-"""Content on disk by its sha256: `<root>/<first two digits>/<digest>`, and `making/` for what comes.
+"""Content on disk by its sha256, `<root>/<two digits>/<digest>`; what still comes, in `making/`.
 
 Blocking but for `receive`. Knows neither keys nor tenants. A name in `making/` is nobody's until
 `place` gives it its hash; what a crash leaves there goes at `prepare`. A disk that is full is

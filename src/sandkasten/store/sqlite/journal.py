@@ -6,11 +6,11 @@ Implements `ports.Journal`. Does not own the database: closing writes what was n
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sandkasten.model.journal import AuditRow, ExecRow, SessionRow
+from sandkasten.model.journal import AuditRow, ExecRow, Retention, SessionRow
 from sandkasten.store.sqlite.behind import Behind
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # Rows of one transaction: others wait while they are deleted.
 _PRUNE_AT_ONCE: Final = 5000
 _COMMAND_BYTES: Final = 4096
-_DAY_S: Final = 86_400.0
 
 _SESSION = ", ".join(field.name for field in fields(SessionRow))
 _EXEC = ", ".join(field.name for field in fields(ExecRow))
@@ -43,15 +42,6 @@ _LOSE = """
 UPDATE execs SET status = 'lost' WHERE session_id = ? AND status = 'running' AND EXISTS
 (SELECT 1 FROM sessions WHERE sessions.id = session_id AND ended_at IS NOT NULL)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """For how long what has ended is remembered."""
-
-    sessions_s: float = 7 * _DAY_S
-    execs_s: float = 7 * _DAY_S
-    audit_s: float = 90 * _DAY_S
 
 
 class SqliteJournal:

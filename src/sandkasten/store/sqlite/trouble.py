@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError, StoreUnusable
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # SQLite tells a full disk by its own code only where write(2) said so; a quota or a file that
 # could not grow is an I/O error, so then we look how much room there is.
