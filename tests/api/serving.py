@@ -16,6 +16,7 @@ from sandkasten.api.app import App
 from sandkasten.api.auth import Doorkeeper
 from sandkasten.api.routes.table import ALL
 from sandkasten.api.server import Server
+from sandkasten.daemon.protocol import guarded
 from sandkasten.engine.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
         lifespan="off",
         ws="websockets-sansio",
         server_header=False,
+        http=guarded(server.rules),
+        access_log=False,
     )
     running = uvicorn.Server(config)
     running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]

@@ -91,7 +91,9 @@ def problem(error: SandkastenError, request_id: str) -> Response:
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="sandkasten"'
     if status in (429, 503):
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(error.details.get("retry_after_s", 1))
+    if status == 405:
+        headers["Allow"] = ", ".join(error.details.get("allow") or ())  # type: ignore[arg-type]
     return Response(
         as_json(body_of(error, request_id)),
         status_code=status,

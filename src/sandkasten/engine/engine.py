@@ -131,11 +131,13 @@ class Engine:
             clock=clock,
             events=events,
         )
-        self._execution = Execution(self._handles)
+        self._execution = Execution(self._handles, events)
         self.files = Files(self._handles, policy)
         self.terminals = Terminals(self._handles)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
-        self._oneshot = OneShot(planner, self._sandboxes, self._spares, self._execution, self.files)
+        self._oneshot = OneShot(
+            planner, self._sandboxes, self._spares, self._execution, self.files, events
+        )
         self.images = Images(library, store)
         self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
         self._sweeping: asyncio.Task[None] | None = None
@@ -151,6 +153,10 @@ class Engine:
 
     async def list(self, *, all: bool = False, tenant: str | None = None) -> Infos:
         return [*await self._sandboxes.list(all=all, tenant=tenant)]
+
+    async def census(self) -> dict[tuple[str, str], int]:
+        """How many sandboxes the ledger has in each state and backend; nobody is looked at."""
+        return await self._sandboxes.census()
 
     async def owner(self, sandbox_id: SandboxId) -> str:
         """Which tenant's it is; SessionNotFound when there is none."""

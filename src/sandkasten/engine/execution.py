@@ -34,6 +34,7 @@ from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs, decod
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from sandkasten.ports import EventSink
     from sandkasten.wire.channel import Channel
 
 # For verbs that the runner answers at once.
@@ -44,15 +45,16 @@ _FULL_BELOW_BYTES = 64 * 1024
 
 
 class Execution:
-    def __init__(self, handles: Handles) -> None:
+    def __init__(self, handles: Handles, events: EventSink | None = None) -> None:
         self._handles = handles
+        self._events = events
 
     async def run(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         following = await self._follow(sandbox_id, request)
         async with aclosing(following.chunks()) as chunks:
             async for _ in chunks:
                 pass
-        return await self._result(following)
+        return self._told(sandbox_id, await self._result(following))
 
     async def stream(
         self, sandbox_id: str, request: ExecRequest
@@ -61,7 +63,7 @@ class Execution:
         async with aclosing(following.chunks()) as chunks:
             async for chunk in chunks:
                 yield chunk
-        yield await self._result(following)
+        yield self._told(sandbox_id, await self._result(following))
 
     async def start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         """Begun when this returns; its result is fetched by id."""
@@ -141,6 +143,22 @@ class Execution:
         """The newest 256, without their output."""
         replies = decode_execs(await self._call(sandbox_id, "exec.list", {}))
         return tuple(result_of(reply, Output(0, 0), raw=True) for reply in replies)
+
+    def _told(self, sandbox_id: str, result: ExecResult) -> ExecResult:
+        if self._events is not None:
+            self._events.emit(
+                "exec.finished",
+                {
+                    "sandbox": sandbox_id,
+                    "exec": result.exec_id,
+                    "status": result.status,
+                    "exit_code": result.exit_code,
+                    "seconds": result.duration_ms / 1000,
+                    "stdout_bytes": result.stdout_bytes,
+                    "stderr_bytes": result.stderr_bytes,
+                },
+            )
+        return result
 
     async def _call(
         self, sandbox_id: str, verb: str, fields: dict[str, object]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.sandboxes import Sandboxes
     from sandkasten.engine.spares import Spares
     from sandkasten.model.record import Record
+    from sandkasten.ports import EventSink
 
 MAX_CODE_BYTES = 10_000_000
 MAX_FILES = 1000
@@ -89,12 +90,14 @@ class OneShot:
         spares: Spares,
         execution: Execution,
         files: Files,
+        events: EventSink | None = None,
     ) -> None:
         self._planner = planner
         self._sandboxes = sandboxes
         self._spares = spares
         self._execution = execution
         self._files = files
+        self._events = events
 
     async def run(self, request: RunRequest) -> RunResult:
         job = _checked(request)
@@ -121,6 +124,7 @@ class OneShot:
                 workspace_mode=request.workspace_mode,
                 mounts=request.mounts,
                 labels={"sandkasten.oneshot": job.name},
+                tenant=request.tenant,
             ),
             otherwise=job.runtime.image,
         )
@@ -153,7 +157,20 @@ class OneShot:
             collected = await collect_artifacts(self._files, record, job.globs, leave_out=job.main)
             artifacts = collected.artifacts
             warnings += collected.warnings
-        return _answer(record, job, result, artifacts, warnings)
+        answer = _answer(record, job, result, artifacts, warnings)
+        if self._events is not None:
+            self._events.emit(
+                "run.finished",
+                {
+                    "sandbox": record.id,
+                    "runtime": answer.runtime,
+                    "ok": answer.ok,
+                    "exit_code": answer.exit_code,
+                    "duration_ms": answer.duration_ms,
+                    "artifacts": len(artifacts),
+                },
+            )
+        return answer
 
     async def _write_and_run(self, sandbox_id: str, job: _Job, plan: Plan) -> ExecResult:
         files = job.files
