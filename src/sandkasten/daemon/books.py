@@ -4,10 +4,13 @@ the keys and the stored files. Whoever opens holds the lock of the data director
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import asyncio
+import logging
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sandkasten.errors import SandkastenError
 from sandkasten.store.blobs import BlobStore
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.journal import SqliteJournal
@@ -21,15 +24,45 @@ if TYPE_CHECKING:
     from sandkasten.ports import Clock
 
 
+log = logging.getLogger("sandkasten.store")
+
+
 @dataclass(frozen=True, slots=True)
 class Books:
     journal: SqliteJournal
     keys: SqliteKeys
     files: BlobStore
 
+    async def has_key(self, now: float) -> bool:
+        """Whether anybody can come in by a key that lives."""
+        return any(
+            row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
+            for row in await self.keys.list()
+        )
+
     async def prune(self, now: float) -> int:
         """Drop what is past its retention; how many rows went."""
         return await self.journal.prune(now) + await self.files.prune(now)
+
+    @asynccontextmanager
+    async def kept_short(self, clock: Clock, every_s: float) -> AsyncIterator[None]:
+        """Prunes now and then, for as long as the block lasts."""
+
+        async def prune() -> None:
+            while True:
+                try:
+                    await self.prune(clock.now())
+                except SandkastenError as exc:
+                    log.warning("books.unpruned", extra={"sandkasten": {"why": exc.code}})
+                await asyncio.sleep(every_s)
+
+        task = asyncio.create_task(prune())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 @asynccontextmanager

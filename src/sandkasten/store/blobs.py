@@ -70,7 +70,7 @@ class BlobStore:
         lost = await database.read(one._recover)
         if lost:
             # Somebody took the content away; a row without it would only fail later.
-            log.error("files.lost", extra={"count": len(lost), "first": lost[0]})
+            log.error("files.lost", extra={"sandkasten": {"count": len(lost), "first": lost[0]}})
             await database.write(lambda connection: _forget(connection, lost), lasting=True)
         return one
 
@@ -266,7 +266,7 @@ class BlobStore:
             await self._database.read(unlink)
         except SandkastenError as exc:
             # The file is gone for everybody who asks; its bytes go at the next open.
-            log.warning("files.uncollected", extra={"trouble": str(exc)})
+            log.warning("files.uncollected", extra={"sandkasten": {"trouble": str(exc)}})
 
     def _recover(self, connection: sqlite3.Connection) -> Sequence[str]:
         """The digests that are named and not there."""

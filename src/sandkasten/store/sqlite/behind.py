@@ -97,7 +97,7 @@ class Behind(Generic[K, V]):
             self._timer.cancel()
             self._timer = None
         if self._waiting:
-            log.warning("store.forgotten", extra={"rows": len(self._waiting)})
+            log.warning("store.forgotten", extra={"sandkasten": {"rows": len(self._waiting)}})
 
     def _arm(self, delay_s: float) -> None:
         if self._timer is None:
@@ -118,4 +118,4 @@ class Behind(Generic[K, V]):
         del self._waiting[next(iter(self._waiting))]
         self.forgotten += 1
         if self.forgotten == 1 or self.forgotten % self._most == 0:
-            log.warning("store.forgotten", extra={"rows": self.forgotten})
+            log.warning("store.forgotten", extra={"sandkasten": {"rows": self.forgotten}})

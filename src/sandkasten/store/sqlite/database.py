@@ -235,7 +235,9 @@ class Database:
                 connection.execute("UPDATE state SET value = 'yes' WHERE name = 'clean'")
         except sqlite3.Error as exc:
             # The next open then takes the time to check the file; nothing is lost.
-            log.warning("store.close", extra={"trouble": str(self._translated(exc))})
+            log.warning(
+                "store.close", extra={"sandkasten": {"trouble": str(self._translated(exc))}}
+            )
         finally:
             connection.close()
             _forget(os.path.realpath(self.path))
@@ -246,7 +248,7 @@ class Database:
         error = translated(exc, self.path)
         error.__cause__ = exc
         if not isinstance(error, QuotaExceeded):
-            log.error("store.failed", extra={"trouble": repr(exc)})
+            log.error("store.failed", extra={"sandkasten": {"trouble": repr(exc)}})
         return error
 
     def _refuse(self, exc: BaseException) -> None:
