@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.api.auth import Doorkeeper
 from sandkasten.client.embedded import Place, settings
 from sandkasten.daemon.books import open_books
+from sandkasten.daemon.compose import prepare_data_dir
 from sandkasten.engine.clock import SystemClock
 from tests.api.serving import serving
 
@@ -26,7 +27,7 @@ AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 async def booked(engine: Engine, data_dir: Path, **parts: Any) -> AsyncIterator[Daemon]:
     """Keys are needed: the operator's own, or one made with it."""
     clock = SystemClock()
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    prepare_data_dir(data_dir)
     async with open_books(settings(Place(str(data_dir), "memory")), clock) as books:
         doorkeeper = Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR)
         parts = {"doorkeeper": doorkeeper, "files": books.files, **parts}

@@ -235,9 +235,7 @@ class Database:
                 connection.execute("UPDATE state SET value = 'yes' WHERE name = 'clean'")
         except sqlite3.Error as exc:
             # The next open then takes the time to check the file; nothing is lost.
-            log.warning(
-                "store.close", extra={"sandkasten": {"trouble": str(self._translated(exc))}}
-            )
+            log.warning("store.close", extra={"sandkasten": {"trouble": repr(exc)}})
         finally:
             connection.close()
             _forget(os.path.realpath(self.path))
