@@ -18,6 +18,7 @@ from sandkasten.api.routes.table import ALL
 from sandkasten.api.server import Server
 from sandkasten.daemon.protocol import guarded
 from sandkasten.engine.clock import SystemClock
+from tests.api.conforming import check
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -52,7 +53,9 @@ class Daemon:
         if body is not None:
             more["json"] = body
         async with self.http.request(method, self.url + path, **more) as found:
-            return Reply(found.status, found.headers, await found.read())
+            raw = await found.read()
+            check(method, path, found.status, found.headers.get("content-type", ""), raw)
+            return Reply(found.status, found.headers, raw)
 
     async def session(self, **body: object) -> str:
         reply = await self.ask("POST", "/v1/sessions", body)

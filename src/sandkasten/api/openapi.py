@@ -10,7 +10,6 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from sandkasten import errors
@@ -19,6 +18,8 @@ from sandkasten.api.routing import EVENTS, JSON, Answer, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from pydantic import BaseModel
 
 _REF: Final = "#/components/schemas/{model}"
 _ANY: Final = ("get", "head", "post", "put", "patch", "delete", "options")
@@ -197,6 +198,8 @@ def _responses(route: Route, names: Mapping[type[BaseModel], str]) -> dict[str, 
                 told.setdefault(code, []).append(kind.code)
     for code in sorted(told):
         found[str(code)] = _bad(code, told[code])
+    if "*/*" in route.gives:
+        found["default"] = {"description": "Whatever the server inside answers."}
     return found
 
 

@@ -21,7 +21,8 @@ details{border:1px solid var(--line);border-radius:6px;margin:.5rem 0;padding:0 
 summary{padding:.5rem 0;cursor:pointer}summary b{display:inline-block;min-width:4.5rem}
 summary:focus-visible,a:focus-visible{outline:2px solid Highlight;outline-offset:2px}
 table{border-collapse:collapse;width:100%;margin:.5rem 0}
-td,th{text-align:left;vertical-align:top;padding:.25rem .75rem .25rem 0;border-top:1px solid var(--line)}
+td,th{text-align:left;vertical-align:top;border-top:1px solid var(--line)}
+td,th{padding:.25rem .75rem .25rem 0}
 nav a{margin-right:1rem}
 """
 CSP: Final = (
@@ -66,7 +67,7 @@ def _operation(path: str, method: str, about: Mapping[str, Any]) -> Iterator[str
     if about.get("description"):
         yield f"<p>{_e(about['description'])}</p>"
     scope = about.get("x-scope")
-    yield f"<p>{'Needs the scope <code>' + _e(scope) + '</code>.' if scope else 'Needs no key.'}</p>"
+    yield f"<p>Needs the scope <code>{_e(scope)}</code>.</p>" if scope else "<p>Needs no key.</p>"
     if about["parameters"]:
         yield "<table><tr><th>parameter<th>in<th>type<th>"
         for one in about["parameters"]:

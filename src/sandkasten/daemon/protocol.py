@@ -7,7 +7,6 @@ no route and no key; what it refuses itself is answered in the one error body an
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -19,15 +18,54 @@ from sandkasten.api.server import HttpRules
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from sandkasten.errors import Detail
 
 # After the answer, for what was on its way already; it is read and thrown away.
 LINGER_S: Final = 2.0
+# Up to here copying costs less than a second system call.
+_JOINED_BYTES: Final = 64 * 1024
 _PHRASES: Final = {
     400: b"Bad Request",
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
 }
+
+
+class _Joined:
+    """What one answer is written to: its headers go out with the first piece of its body."""
+
+    __slots__ = ("_held", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._held = data
+            # An answer whose body is not there yet must not keep its headers waiting.
+            self._loop.call_soon(self._flush)
+        elif self._held and len(data) <= _JOINED_BYTES:
+            data, self._held = self._held + data, b""
+            self._transport.write(data)
+        else:
+            self._flush()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if self._held:
+            data, self._held = self._held, b""
+            self._transport.write(data)
 
 
 def guarded(rules: HttpRules) -> type[HttpToolsProtocol]:
@@ -42,11 +80,12 @@ def guarded(rules: HttpRules) -> type[HttpToolsProtocol]:
 class GuardedProtocol(HttpToolsProtocol):
     rules_: ClassVar[HttpRules] = HttpRules()
 
-    _heading = True
-    """Between two requests, or in the headers of one."""
+    _heading = False
+    """In the midst of a request's headers."""
     _whole = True
     """The request at hand has come to its end."""
     _refused = False
+    _upgraded = False
     _head_bytes = 0
     _patience: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
@@ -64,17 +103,34 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        heading = self._heading
         super().data_received(data)
-        if self._heading and not self._refused and self.parser is not None:
+        if heading and self._heading:
             # The parser keeps a half-read header; nobody else counts what that takes.
             self._head_bytes += len(data)
             if self._head_bytes > self.rules_.max_header_bytes:
                 self._refuse_head()
+        elif self._idle and self._patience is None and self.timeout_keep_alive_task is None:
+            # Empty lines between two requests: they end the one wait, so they begin the other.
+            self._wait_for_headers()
 
     def handle_websocket_upgrade(self) -> None:
         self._cancel()
         if not self._refused:
+            # From here on the connection is another protocol's.
+            self._upgraded = True
             super().handle_websocket_upgrade()
+
+    @property
+    def _idle(self) -> bool:
+        return (
+            self._whole
+            and not self._heading
+            and not self._refused
+            and not self._upgraded
+            and self.parser is not None
+            and (self.cycle is None or self.cycle.response_complete)
+        )
 
     # ---- one request
 
@@ -93,6 +149,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse_head()
         if not self._refused:
             super().on_headers_complete()
+            if self.cycle is not None:
+                # Its task has not begun to run.
+                self.cycle.transport = _Joined(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -100,8 +159,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._whole = True
-        self._heading = True
-        self._head_bytes = 0
         if self._refused:
             return
         super().on_message_complete()
@@ -141,7 +198,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._patience = None
-        if self._head_bytes == 0 and self._whole:
+        if not self._heading:
             self._refused = True
             self.transport.close()
             return
