@@ -272,10 +272,8 @@ async def check_stage_and_publish(daemon) -> None:
         "file_key": key,
         "checksum": SHA256,
     }
-    told = await daemon.ask(
-        "POST", f"/v1/sessions/{session}/exec", {"cmd": ["sha256sum", "/workspace/in/data.png"]}
-    )
-    assert told.json["stdout"].split()[0] == SHA256.removeprefix("sha256:")
+    inside = await daemon.server.engine.files.read(session, "in/data.png")
+    assert inside.data == DATA
     out = await daemon.ask("POST", f"{at}/publish", {"source": "in/data.png"})
     assert out.status == 200, out.raw
     assert (out.json["ok"], out.json["checksum"], out.json["size_bytes"]) == (
