@@ -39,8 +39,7 @@ async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]
     lines = (first + await reading).decode().splitlines(keepends=True)
     await process.wait()
     return [
-        (kind, the_id)
-        for kind, the_id in (line.split() for line in lines if line.endswith("\n"))
+        (kind, the_id) for kind, the_id in (line.split() for line in lines if line.endswith("\n"))
     ]
 
 
@@ -66,9 +65,9 @@ async def test_a_writer_killed_at_any_moment_loses_nothing_it_acknowledged(tmp_p
                 async with books.files.read("default", key) as (_, pieces):
                     assert b"".join([piece async for piece in pieces]) == content(key)
             assert os.listdir(tmp_path / "files" / "making") == []
-    assert {kind: len(ids) > 20 for kind, ids in said.items()} == {
-        kind: True for kind in ("session", "ended", "audit", "key", "file")
-    }
+    assert {kind: len(ids) > 20 for kind, ids in said.items()} == dict.fromkeys(
+        ("session", "ended", "audit", "key", "file"), True
+    )
 
 
 def test_a_full_disk_acknowledges_nothing_and_is_over_when_there_is_room(tmp_path):
