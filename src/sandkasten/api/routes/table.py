@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.api.routes import execs, ports, pty, run, sessions, stats, system
+from sandkasten.api.routes import (
+    audit,
+    execs,
+    files,
+    keys,
+    ports,
+    pty,
+    run,
+    sessions,
+    stats,
+    system,
+)
 
 if TYPE_CHECKING:
     from sandkasten.api.routing import Route
@@ -17,4 +28,7 @@ ALL: tuple[Route, ...] = (
     *run.ROUTES,
     *pty.ROUTES,
     *ports.ROUTES,
+    *files.ROUTES,
+    *keys.ROUTES,
+    *audit.ROUTES,
 )
