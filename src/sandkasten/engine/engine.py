@@ -25,6 +25,7 @@ from sandkasten.engine.sandboxes import Sandboxes
 from sandkasten.engine.spares import Spares
 from sandkasten.engine.terminals import Terminal, open_terminal
 from sandkasten.engine.tiers import Survey, Tiers
+from sandkasten.engine.workspace_files import WorkspaceFiles
 from sandkasten.engine.workspaces import Workspaces
 from sandkasten.errors import Conflict, SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
@@ -109,6 +110,14 @@ class Engine:
             finish=self._sandboxes.finish_destroy,
             events=events,
         )
+        self.workspace_files = WorkspaceFiles(
+            planner=planner,
+            sandboxes=self._sandboxes,
+            handles=self._handles,
+            store=store,
+            claims=claims,
+        )
+        claims.take_back = self.workspace_files.take_back
         self._survey = Survey(
             backends=backends,
             default_backend=default_backend,
@@ -309,6 +318,7 @@ class Engine:
     async def aclose(self) -> None:
         """Close every connection, after what was kept ready is gone. Twice is fine."""
         await self._spares.aclose()
+        await self.workspace_files.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):

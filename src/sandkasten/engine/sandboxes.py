@@ -187,7 +187,7 @@ class Sandboxes:
         records = [
             one
             for one in found
-            if (all or one.acquired != "spare") and tenant in (None, one.tenant)
+            if (all or one.acquired not in ("spare", "internal")) and tenant in (None, one.tenant)
         ]
         return [
             self.describe(record, created=False)
