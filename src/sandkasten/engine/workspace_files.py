@@ -119,10 +119,11 @@ class WorkspaceFiles:
             await self._sandboxes.destroy_quietly(record.id)
             return True
         # Another process lends it, and will not for long.
-        async with asyncio.timeout(IDLE_S + TAKE_BACK_S) as limit:
-            while await self._store.get(record.id) is not None:
-                await asyncio.sleep(_LOOK_EVERY_S)
-        return not limit.expired()
+        for _ in range(int((IDLE_S + TAKE_BACK_S) / _LOOK_EVERY_S)):
+            if await self._store.get(record.id) is None:
+                return True
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return False
 
     async def aclose(self) -> None:
         """Take every one away. Twice is fine."""

@@ -158,6 +158,21 @@ class Images:
 
         return await in_thread(work, progress)
 
+    async def import_stream(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Sequence[ImageInfo]:
+        from sandkasten.images.spool import spooled
+
+        async with spooled(self.store, data) as path:
+            return await self.import_archive(
+                str(path), name=name, platform=platform, progress=progress
+            )
+
     async def export(
         self,
         name: str,
