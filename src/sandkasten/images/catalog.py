@@ -31,7 +31,7 @@ from sandkasten.images.store import LayerStore, StoredImage, not_in_store
 from sandkasten.model.image import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterable, Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from sandkasten.model.images import (

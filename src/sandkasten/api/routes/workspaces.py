@@ -107,25 +107,19 @@ async def create(call: Call) -> Response:
         raise InvalidRequest(
             "the workspace needs one name", hint="send name", field="name", http_status=422
         )
-    made = await call.engine.workspaces.create(
-        name, size_mb=body.size_mb, **_theirs(call)
-    )
+    made = await call.engine.workspaces.create(name, size_mb=body.size_mb, **_theirs(call))
     return answer(workspace_fields(made), 201)
 
 
 async def copy(call: Call) -> Response:
     body = await call.body(CopyBody)
-    made = await call.engine.workspaces.copy(
-        call.path("id"), body.name, **_theirs(call)
-    )
+    made = await call.engine.workspaces.copy(call.path("id"), body.name, **_theirs(call))
     return answer(workspace_fields(made), 201)
 
 
 async def resize(call: Call) -> Response:
     body = await call.body(ResizeBody)
-    one = await call.engine.workspaces.resize(
-        call.path("id"), body.size_mb, **_theirs(call)
-    )
+    one = await call.engine.workspaces.resize(call.path("id"), body.size_mb, **_theirs(call))
     return answer(workspace_fields(one))
 
 
