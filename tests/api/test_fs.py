@@ -153,8 +153,10 @@ async def test_every_name_makes_the_round_trip(daemon, box, name):
     assert made.status == 200, made.raw
 
     def exact(entry, field):
-        return base64.b64decode(entry[field + "_b64"]) if field + "_b64" in entry else (
-            entry[field].encode()
+        return (
+            base64.b64decode(entry[field + "_b64"])
+            if field + "_b64" in entry
+            else (entry[field].encode())
         )
 
     assert exact(made.json, "path") == raw

@@ -31,9 +31,8 @@ from sandkasten.api.names import (
 from sandkasten.api.printing import answer
 from sandkasten.api.sse import begun, event
 from sandkasten.api.transfers import FormUpload, download
-from sandkasten.errors import (
-    PayloadTooLarge,
-)
+from sandkasten.errors import Cancelled, PayloadTooLarge
+from sandkasten.model.ids import sandbox_id
 from sandkasten.model.spec import WORKSPACE
 
 if TYPE_CHECKING:
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.call import Call
-    from sandkasten.api.spots import Place
+    from sandkasten.api.spots import Place, Spot
+    from sandkasten.model.files import Change
 
 # Of one file through JSON; larger ones go by the stream.
 MAX_JSON_FILE: Final = 10 * 1024 * 1024
@@ -225,12 +225,23 @@ class Verbs:
                 call.engine.files.watching(spot.sandbox_id, path, recursive=query.recursive)
             )
             yield event("ready", name_fields("path", path))
-            async for one in changes:
+            async for one in self._told(call, spot, changes):
                 if one.change == "overflow":
                     yield event("overflow", {"hint": "changes were missed; list again"})
                     continue
                 fields = {"kind": one.change, "change": one.change, "is_dir": one.is_dir}
                 yield event("change", {**fields, **name_fields("path", one.path)})
+
+    async def _told(
+        self, call: Call, spot: Spot, changes: AsyncIterator[Change]
+    ) -> AsyncIterator[Change]:
+        try:
+            async for one in changes:
+                yield one
+        except Cancelled:
+            # The way to the sandbox was closed on our side: because it is gone, if it is.
+            await call.engine.owner(sandbox_id(spot.sandbox_id))
+            raise
 
 
 def _content(data: bytes, query: ReadQuery, *, truncated: bool) -> dict[str, object]:

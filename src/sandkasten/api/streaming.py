@@ -36,7 +36,6 @@ class Streamed(Response):
     ) -> None:
         self.status_code = status
         self.background = None
-        self.body = b""
         self._held = held
         self._pieces = pieces
         self._stall_s = stall_s

@@ -22,6 +22,7 @@ from sandkasten.errors import (
     Busy,
     InvalidRequest,
     IsADirectory,
+    NotRegular,
     PayloadTooLarge,
     SandkastenError,
 )
@@ -152,8 +153,9 @@ async def download(
     if not tar:
         try:
             return await _file(call, held, spot, path)
-        except IsADirectory:
-            pass
+        except (IsADirectory, NotRegular):
+            if not (await call.engine.files.stat(spot.sandbox_id, path)).is_dir:
+                raise
     return await _tree(call, held, spot, path)
 
 

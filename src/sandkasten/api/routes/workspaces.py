@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, StrictFloat, StrictInt
 
@@ -166,7 +166,7 @@ async def of_workspace(call: Call) -> AsyncIterator[Spot]:
         yield Spot(sandbox_id, workspace_only=True)
 
 
-_TAG = "workspaces"
+_TAG: Final = "workspaces"
 _HERE = "/v1/workspaces/{id}"
 _GONE = (WorkspaceNotFound, WorkspaceDamaged, UnsupportedByBackend)
 _MADE = (Conflict, QuotaExceeded, UnsupportedByBackend)
