@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
+from sandkasten.errors import Cancelled
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from contextlib import AsyncExitStack
@@ -32,13 +34,11 @@ class Streamed(Response):
         *,
         status: int = 200,
         headers: Mapping[str, str],
-        stall_s: float = STALL_S,
     ) -> None:
         self.status_code = status
         self.background = None
         self._held = held
         self._pieces = pieces
-        self._stall_s = stall_s
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,10 +69,16 @@ class Streamed(Response):
             }
         )
         async for piece in self._pieces:
-            async with asyncio.timeout(self._stall_s):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        async with asyncio.timeout(self._stall_s):
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await _taken(send, piece, more=True)
+        await _taken(send, b"", more=False)
+
+
+async def _taken(send: Send, piece: bytes, *, more: bool) -> None:
+    try:
+        async with asyncio.timeout(STALL_S):
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+    except TimeoutError as exc:
+        raise Cancelled("the client does not read what it asked for") from exc
 
 
 async def _gone(receive: Receive) -> None:
