@@ -315,7 +315,7 @@ class Journal(Protocol):
     """
 
     async def begin_session(self, row: SessionRow) -> None:
-        """Before anything is made for it."""
+        """Before anything is made for it. Again, it replaces the row of one that has no end."""
         ...
 
     async def session_runs(self, session_id: str) -> None: ...
@@ -334,7 +334,8 @@ class Journal(Protocol):
         limit: int = 1000,
         before: str | None = None,
     ) -> Sequence[SessionRow]:
-        """Newest first; `before` is the id of the last one of the page before."""
+        """Newest first (created_at, then id); `before` is the last id of the page before, and
+        nothing comes before an id that is not known."""
         ...
 
     async def open_sessions(self) -> Sequence[SessionRow]:
@@ -348,7 +349,7 @@ class Journal(Protocol):
     async def execs(
         self, session_id: str, *, limit: int = 256, before: str | None = None
     ) -> Sequence[ExecRow]:
-        """Newest first."""
+        """Newest first (started_at, then id); `before` as for sessions."""
         ...
 
     async def exec(self, session_id: str, exec_id: str) -> ExecRow | None: ...
@@ -364,7 +365,10 @@ class Journal(Protocol):
         action: str | None = None,
         target: str | None = None,
         limit: int = 1000,
-    ) -> Sequence[AuditRow]: ...
+    ) -> Sequence[AuditRow]:
+        """Oldest first, those after `since_seq`."""
+        ...
+
     async def flush(self) -> None:
         """Everything noted so far is written."""
         ...

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from sandkasten.errors import Cancelled, InvalidRequest, PayloadTooLarge, SessionNotFound
+from sandkasten.errors import Cancelled, InvalidRequest, PayloadTooLarge
 from sandkasten.model.ids import SandboxId, sandbox_id
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ class Call:
         return str(self.connection.path_params[name])
 
     async def session(self) -> SandboxId:
-        """The id in the path, when it is this tenant's; another's answers like an unknown one."""
+        """The id in the path, when it is this tenant's; another's answers like an unknown one.
+
+        SessionExpired when this tenant had it, with what became of it.
+        """
         the_id = sandbox_id(self.path("id"))
-        if await self.engine.owner(the_id) != self.principal.tenant:
-            raise SessionNotFound(
-                f"no sandbox has the id {the_id}", hint="it may have been destroyed; list with ls"
-            )
+        await self.engine.check_owner(the_id, self.principal.tenant)
         return the_id
 
     async def body(self, model: type[M]) -> M:

@@ -17,7 +17,14 @@ from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import BackendUnavailable, Busy, UnsupportedByBackend, WorkspaceNotFound
 from sandkasten.model.lifecycle import State
 from sandkasten.model.limits import Unenforced
-from sandkasten.model.workspace import WorkspaceRules, WorkspaceWish, admit, check_count, check_size
+from sandkasten.model.workspace import (
+    WorkspaceRules,
+    WorkspaceWish,
+    admit,
+    check_count,
+    check_size,
+    plain_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -67,6 +74,10 @@ class Claims:
     @property
     def kept(self) -> bool:
         return self._port is not None
+
+    @property
+    def default_bytes(self) -> int:
+        return self._rules.default_bytes
 
     @property
     def port(self) -> Workspaces:
@@ -157,7 +168,7 @@ def _unenforced(stored: StoredWorkspace) -> tuple[Unenforced, ...]:
     return (
         Unenforced(
             "workspace",
-            f"workspace {stored.name} is a directory: nothing holds it to its size",
+            f"workspace {plain_name(stored.name)} is a directory: nothing holds it to its size",
             "run as root, where a workspace is a file system of its own",
         ),
     )
