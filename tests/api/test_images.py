@@ -114,7 +114,7 @@ async def test_an_image_in_use_stays_and_only_its_owner_learns_by_whom(daemon, e
 async def test_a_key_without_the_scope_reads_and_changes_nothing(engine):
     class Keys:
         def check(self, _hashed, _now):
-            return KeyRow("k", "t", "name", frozenset({"sessions"}), TenantQuota(), 0.0)
+            return KeyRow("k", "t", "name", frozenset({"sessions"}), 0.0, TenantQuota())
 
     keeper = Doorkeeper(clock=SystemClock(), keys=Keys())  # type: ignore[arg-type]
     async with serving(engine, doorkeeper=keeper) as daemon:

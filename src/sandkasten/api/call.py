@@ -13,9 +13,8 @@ from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
 
-from sandkasten.errors import Cancelled, InvalidRequest, PayloadTooLarge
+from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from sandkasten.model.ids import SandboxId, sandbox_id
 
 if TYPE_CHECKING:
@@ -111,8 +110,6 @@ class Call:
                     piece = await anext(stream)
             except StopAsyncIteration:
                 return
-            except ClientDisconnect as exc:
-                raise Cancelled("the client left before the body was there") from exc
             except TimeoutError as exc:
                 raise InvalidRequest(
                     "the body did not come", hint="send it without pauses", http_status=408

@@ -51,3 +51,8 @@ class Record:
     or made to reach the files of a named workspace, and in nobody's list."""
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
+
+    @property
+    def hidden(self) -> bool:
+        """Ours, not somebody's session: in no list, no journal and no quota."""
+        return self.acquired in ("spare", "internal")

@@ -126,20 +126,18 @@ def file_routes(
             description="`Range`, `If-Range`, `If-None-Match` and HEAD are understood (206, 304, "
             "416). Sent as an attachment, never as a page.",
         ),
-        Route(
-            "GET", f"{files}/watch", verbs.watch, "Watch for changes", tag, scope,
-            query=WatchQuery, gives=(EVENTS,), errors=look,
-            description="Events: `ready` once nothing is missed any more, `change` with kind "
-            "(created, modified, deleted, moved), path and is_dir, `overflow` when changes were "
-            "missed, `error` at the end when the sandbox went.",
-        ),
     )  # fmt: skip
 
 
-ROUTES = file_routes(
-    "/v1/sessions/{id}",
-    of_session,
-    tag="files",
-    scope="sessions",
-    gone=(SessionNotFound, SessionExpired),
-)
+_GONE = (SessionNotFound, SessionExpired)
+
+ROUTES = (
+    *file_routes("/v1/sessions/{id}", of_session, tag="files", scope="sessions", gone=_GONE),
+    Route(
+        "GET", "/v1/sessions/{id}/fs/watch", Verbs(of_session).watch, "Watch for changes", "files",
+        query=WatchQuery, gives=(EVENTS,), errors=(*_GONE, *_FOUND),
+        description="Events: `ready` once nothing is missed any more, `change` with kind "
+        "(created, modified, deleted, moved), path and is_dir, `overflow` when changes were "
+        "missed, `error` at the end when the sandbox went.",
+    ),
+)  # fmt: skip

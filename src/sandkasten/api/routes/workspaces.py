@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field, StrictFloat, StrictInt
 
@@ -25,7 +25,6 @@ from sandkasten.errors import (
     WorkspaceNotFound,
 )
 from sandkasten.model.spec import WORKSPACE
-from sandkasten.model.tenancy import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -91,12 +90,12 @@ class Done(Answer):
 
 
 async def listed(call: Call) -> Response:
-    found = await call.engine.workspaces.list(**_theirs(call))
+    found = await call.engine.workspaces.list(tenant=call.principal.tenant)
     return answer({"workspaces": [workspace_fields(one) for one in found]})
 
 
 async def described(call: Call) -> Response:
-    one = await call.engine.workspaces.get(call.path("id"), **_theirs(call))
+    one = await call.engine.workspaces.get(call.path("id"), tenant=call.principal.tenant)
     return answer(workspace_fields(one))
 
 
@@ -107,24 +106,30 @@ async def create(call: Call) -> Response:
         raise InvalidRequest(
             "the workspace needs one name", hint="send name", field="name", http_status=422
         )
-    made = await call.engine.workspaces.create(name, size_mb=body.size_mb, **_theirs(call))
+    made = await call.engine.workspaces.create(
+        name, size_mb=body.size_mb, tenant=call.principal.tenant
+    )
     return answer(workspace_fields(made), 201)
 
 
 async def copy(call: Call) -> Response:
     body = await call.body(CopyBody)
-    made = await call.engine.workspaces.copy(call.path("id"), body.name, **_theirs(call))
+    made = await call.engine.workspaces.copy(
+        call.path("id"), body.name, tenant=call.principal.tenant
+    )
     return answer(workspace_fields(made), 201)
 
 
 async def resize(call: Call) -> Response:
     body = await call.body(ResizeBody)
-    one = await call.engine.workspaces.resize(call.path("id"), body.size_mb, **_theirs(call))
+    one = await call.engine.workspaces.resize(
+        call.path("id"), body.size_mb, tenant=call.principal.tenant
+    )
     return answer(workspace_fields(one))
 
 
 async def delete(call: Call) -> Response:
-    await call.engine.workspaces.delete(call.path("id"), **_theirs(call))
+    await call.engine.workspaces.delete(call.path("id"), tenant=call.principal.tenant)
     return answer({"ok": True})
 
 
@@ -135,12 +140,6 @@ async def short_list(call: Call) -> Response:
         page = await call.engine.files.list(spot.sandbox_id, path, limit=_SHORT_LIST)
     entries = [{**name_fields("name", one.name), "is_dir": one.is_dir} for one in page.entries]
     return answer({"entries": entries, "truncated": page.next is not None})
-
-
-def _theirs(call: Call) -> dict[str, Any]:
-    """Whose workspaces are meant."""
-    tenant = call.principal.tenant
-    return {} if tenant == DEFAULT_TENANT else {"tenant": tenant}
 
 
 def workspace_fields(one: Workspace) -> dict[str, object]:
