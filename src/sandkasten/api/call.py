@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -81,11 +82,23 @@ class Call:
         return checked(model, value)
 
     def query(self, model: type[M]) -> M:
-        given = self.connection.query_params
-        twice = [name for name in given if len(given.getlist(name)) > 1]
-        if twice:
-            raise InvalidRequest(f"{twice[0]} is given twice", hint="give it once", http_status=422)
-        return checked(model, dict(given))
+        try:
+            pairs = parse_qsl(
+                self.connection.scope["query_string"].decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+            )
+        except ValueError as exc:
+            # What is no UTF-8 would become another text, and name another file.
+            raise InvalidRequest(
+                "the query is no UTF-8", hint="send bytes in base64, where the route takes it"
+            ) from exc
+        given = dict(pairs)
+        if len(given) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)[:100]
+            raise InvalidRequest(f"{twice} is given twice", hint="give it once", http_status=422)
+        return checked(model, given)
 
     async def raw(self, most: int) -> bytes:
         pieces = [piece async for piece in self.pieces(most)]

@@ -34,6 +34,7 @@ from sandkasten.engine.terminals import Terminal, open_terminal
 from sandkasten.engine.tiers import Survey, Tiers
 from sandkasten.engine.updating import Updating
 from sandkasten.engine.watch import Watch
+from sandkasten.engine.workspace_files import WorkspaceFiles
 from sandkasten.engine.workspaces import Workspaces
 from sandkasten.errors import Conflict, SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
@@ -145,6 +146,14 @@ class Engine:
             quotas=self._quotas,
             events=events,
         )
+        self.workspace_files = WorkspaceFiles(
+            planner=planner,
+            sandboxes=self._sandboxes,
+            handles=self._handles,
+            store=store,
+            claims=claims,
+        )
+        claims.take_back = self.workspace_files.take_back
         self._survey = Survey(
             backends=backends,
             default_backend=default_backend,
@@ -443,6 +452,7 @@ class Engine:
         await self._watch.aclose()
         await self._history.aclose()
         await self._spares.aclose()
+        await self.workspace_files.aclose()
         await self.terminals.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()

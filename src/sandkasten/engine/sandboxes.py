@@ -129,8 +129,7 @@ class Sandboxes:
                 # The row keeps the image from now on; it must not have gone just before.
                 await self._planner.check_present(plan)
                 record = await self._start(record, plan)
-                if acquired != "spare":
-                    await self._chronicle.runs(record)
+                await self._chronicle.runs(record)
             except BaseException as exc:
                 await finish(self._undo(record, exc))
                 raise
@@ -217,11 +216,7 @@ class Sandboxes:
                 return await self._looked_at(record)
 
         found = await self._store.list()
-        records = [
-            one
-            for one in found
-            if (all or one.acquired != "spare") and tenant in (None, one.tenant)
-        ]
+        records = [one for one in found if (all or not one.hidden) and tenant in (None, one.tenant)]
         return [
             self.describe(record, created=False)
             for record in await asyncio.gather(*(one(record) for record in records))
