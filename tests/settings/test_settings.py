@@ -121,7 +121,11 @@ async def test_a_duration_that_is_none_is_refused(text):
     [
         ("sesion_ttl_seconds: 5", "sesion_ttl_seconds"),
         ("defaults:\n  mem_limt_mb: 5", "defaults.mem_limt_mb"),
-        ("listen: 127.0.0.1:8080", "listen"),
+        ("listen: 8080", "listen"),
+        ('listen: "::1:8080"', "listen"),
+        ("listen: 127.0.0.1:70000", "listen"),
+        ("api_key: short", "api_key"),
+        ("tls:\n  cert: /x", "tls.cert"),
         ("defaults: 5", "defaults"),
         ("defaults:\n  mem_limit_mb: lots", "mem_limit_mb"),
         ("defaults:\n  mem_limit_mb: -1", "mem_limit_mb"),

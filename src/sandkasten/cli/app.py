@@ -92,6 +92,9 @@ def build() -> typer.Typer:
     from sandkasten.cli.workspaces import commands
 
     app.add_typer(commands(), name="workspace")
+    from sandkasten.cli import serving
+
+    serving.add_to(app)
     return app
 
 

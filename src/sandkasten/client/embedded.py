@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
     from sandkasten.client.transport import Transport
     from sandkasten.daemon.settings import Settings
@@ -117,6 +117,15 @@ def settings(place: Place) -> Settings:
         from sandkasten.daemon.settings import load
 
         return load(place.flags(), os.environ, Path.cwd())
+
+
+def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
+    """Be a daemon in this process until a signal ends it. `said` hears when it is ready."""
+    _require_linux()
+    with _installed():
+        from sandkasten.daemon.serve import run
+        from sandkasten.daemon.settings import load
+    run(load(flags, os.environ, Path.cwd()), said)
 
 
 @contextmanager

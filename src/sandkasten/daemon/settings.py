@@ -8,12 +8,26 @@ file it is given, and makes nothing: `compose` does.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
+from sandkasten.daemon.http_settings import HttpSettings, http_settings
+from sandkasten.daemon.parsing import (
+    Value,
+    address,
+    bad,
+    choice,
+    figure,
+    flag,
+    names,
+    none_or_one,
+    only_true,
+    secret,
+    text,
+)
 from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
@@ -37,7 +51,6 @@ if TYPE_CHECKING:
 
     from sandkasten.images.auth import Access
 
-Value = str | int | float | bool | list[str] | None
 PULL_POLICIES = ("never", "missing", "always")
 BACKENDS = ("local", "oci", "gvisor", "memory")
 RUNTIMES = ("runc", "crun")
@@ -71,6 +84,8 @@ class Settings:
     oci_runtime: str = "runc"
     oci_strict: bool = False
     """Whether a runc with known ways out is refused, and not only warned of."""
+    http: HttpSettings = field(default_factory=HttpSettings, repr=False)
+    """What `serve` alone needs. Holds the key: never printed."""
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -89,72 +104,6 @@ class _Setting:
         return "SANDKASTEN_" + self.name.upper().replace(".", "_")
 
 
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value or "\0" in value or len(value) > 4096:
-        raise _bad(name, "a text", value)
-    return value
-
-
-def _flag(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if isinstance(value, str) and value.strip().lower() in known:
-        return known[value.strip().lower()]
-    raise _bad(name, "true or false", value)
-
-
-def _number(name: str, value: object) -> float | int:
-    if isinstance(value, str):
-        try:
-            figure = float(value)
-        except ValueError as exc:
-            raise _bad(name, "a number", value) from exc
-        value = int(figure) if figure.is_integer() else figure
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _bad(name, "a number", value)
-    return value
-
-
-def _none_or_one(name: str, value: object) -> int:
-    figure = _number(name, value)
-    if figure not in (0, 1):
-        raise _bad(name, "0 or 1", value)
-    return int(figure)
-
-
-def _names(name: str, value: object) -> list[str]:
-    """A list, or texts with commas between them as an environment variable holds them."""
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-        raise _bad(name, "a list of texts", value)
-    return list(value)
-
-
-def _choice(*known: str) -> Callable[[str, object], Value]:
-    def parse(name: str, value: object) -> Value:
-        if value not in known:
-            raise InvalidConfiguration(
-                f"{name} cannot be {str(value)[:40]!r}",
-                hint=did_you_mean(str(value), known),
-                setting=name,
-            )
-        return str(value)
-
-    return parse
-
-
-def _only_true(name: str, value: object) -> bool:
-    if not _flag(name, value):
-        raise InvalidConfiguration(
-            f"{name} cannot be false: the root of a hardened sandbox is read-only",
-            hint="leave it out; write to the workspace, /tmp or the home",
-            setting=name,
-        )
-    return True
-
-
 def _image(name: str, value: object) -> str:
     try:
         return checked_name(value)
@@ -163,14 +112,14 @@ def _image(name: str, value: object) -> str:
 
 
 def _images(name: str, value: object) -> list[str]:
-    return [_image(name, one) for one in _names(name, value)]
+    return [_image(name, one) for one in names(name, value)]
 
 
 def _aliases(name: str, value: object) -> list[str]:
     """A mapping, or `alias=image` texts; kept as the latter. Loops are refused."""
     if isinstance(value, dict):
         value = [f"{alias}={image}" for alias, image in value.items()]
-    pairs = dict(_split(one) for one in _names(name, value))
+    pairs = dict(_split(one) for one in names(name, value))
     try:
         all_aliases(pairs)
     except InvalidImage as exc:
@@ -184,13 +133,13 @@ def _split(pair: str) -> tuple[str, str]:
 
 
 def _paths(name: str, value: object) -> list[str]:
-    paths = _names(name, value)
+    paths = names(name, value)
     for path in paths:
         try:
             if not path.startswith("/") or sandbox_path(path) != path:
-                raise _bad(name, "a list of absolute paths", path)
+                raise bad(name, "a list of absolute paths", path)
         except InvalidRequest as exc:
-            raise _bad(name, "a list of absolute paths", path) from exc
+            raise bad(name, "a list of absolute paths", path) from exc
     return paths
 
 
@@ -220,8 +169,8 @@ _LIMITS = [
 
 def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
     known = [
-        _Setting("data_dir", _text, _default_data_dir(environ), ("STATION_SANDBOX_DIR",)),
-        _Setting("backend", _choice(*BACKENDS), "local"),
+        _Setting("data_dir", text, _default_data_dir(environ), ("STATION_SANDBOX_DIR",)),
+        _Setting("backend", choice(*BACKENDS), "local"),
         _Setting("default_image", _image, "host"),
         _Setting("allowed_images", _images, None, ("STATION_SANDBOX_ALLOWED_IMAGES",)),
         _Setting("session_ttl_seconds", seconds, 1800.0),
@@ -234,32 +183,47 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         *(
             _Setting(
                 f"defaults.{name}",
-                seconds if name.endswith("_seconds") else _number,
+                seconds if name.endswith("_seconds") else figure,
                 None,
                 _LIMIT_ALIASES.get(name, ()),
             )
             for name in _LIMITS
         ),
-        _Setting("defaults.max_exec_timeout_ms", _number, 3_600_000),
-        _Setting("defaults.network_mode", _choice("none"), "none"),
-        _Setting("defaults.readonly_rootfs", _only_true, True),
+        _Setting("defaults.max_exec_timeout_ms", figure, 3_600_000),
+        _Setting("defaults.network_mode", choice("none"), "none"),
+        _Setting("defaults.readonly_rootfs", only_true, True),
         _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
-        _Setting("policy.env_allow", _names, []),
+        _Setting("policy.env_allow", names, []),
         _Setting("policy.mounts", _mounts, []),
-        _Setting("workspace.default_mb", _number, None),
-        _Setting("workspace.max_mb", _number, 1_048_576),
-        _Setting("workspace.max_count", _number, 1000),
-        _Setting("policy.isolation", _choice(*ISOLATIONS), None),
-        _Setting("policy.isolation_minimum", _choice(*MINIMA), None),
+        _Setting("workspace.default_mb", figure, None),
+        _Setting("workspace.max_mb", figure, 1_048_576),
+        _Setting("workspace.max_count", figure, 1000),
+        _Setting("policy.isolation", choice(*ISOLATIONS), None),
+        _Setting("policy.isolation_minimum", choice(*MINIMA), None),
         _Setting("idle.reclaim_after_seconds", seconds, None),
-        _Setting("images.strict", _flag, False),
-        _Setting("pool.oneshot_spares", _none_or_one, 1),
+        _Setting("images.strict", flag, False),
+        _Setting("pool.oneshot_spares", none_or_one, 1),
         _Setting("images.aliases", _aliases, []),
-        _Setting("images.pull", _choice(*PULL_POLICIES), "never"),
+        _Setting("images.pull", choice(*PULL_POLICIES), "never"),
         _Setting("images.pull_timeout_seconds", seconds, 3600.0),
         _Setting("images.registries", parse_registries, []),
-        _Setting("oci.runtime", _choice(*RUNTIMES), "runc"),
-        _Setting("oci.strict", _flag, False),
+        _Setting("oci.runtime", choice(*RUNTIMES), "runc"),
+        _Setting("oci.strict", flag, False),
+        _Setting("listen", address, "127.0.0.1:8080"),
+        _Setting("api_key", secret, None),
+        _Setting("api_key_file", text, None),
+        _Setting("db_path", text, None),
+        _Setting("socket", text, None),
+        _Setting("tls.cert", text, None),
+        _Setting("tls.key", text, None),
+        _Setting("http.allowed_hosts", names, []),
+        _Setting("http.allowed_origins", names, []),
+        _Setting("http.max_json_mb", figure, 16),
+        _Setting("http.body_timeout_seconds", seconds, 10.0),
+        _Setting("http.keep_alive_seconds", seconds, 75.0),
+        _Setting("telemetry.metrics", choice("key", "open"), "key"),
+        _Setting("telemetry.log_level", choice("debug", "info", "warning", "error"), "info"),
+        _Setting("drain_seconds", seconds, 20.0),
     ]
     return {setting.name: setting for setting in known}
 
@@ -337,6 +301,9 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
             hint="leave policy.isolation out, or set it to gvisor or strongest",
             setting="policy.isolation",
         )
+    http = http_settings({name: one.value for name, one in origins.items()}, data_dir)
+    if origins["api_key"].value is not None:
+        origins["api_key"] = replace(origins["api_key"], value="(set)")
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -366,6 +333,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         values=tuple(origins.values()),
         oci_runtime=str(value("oci.runtime")),
         oci_strict=bool(value("oci.strict")),
+        http=http,
     )
 
 
@@ -450,10 +418,4 @@ def _unknown(name: str, known: Mapping[str, object], where: str) -> InvalidConfi
         f"there is no setting named {name[:80]!r} ({where})",
         hint=did_you_mean(name, known),
         setting=name[:80],
-    )
-
-
-def _bad(name: str, wanted: str, value: object) -> InvalidConfiguration:
-    return InvalidConfiguration(
-        f"{name} must be {wanted}, not {str(value)[:40]!r}", hint="correct the value", setting=name
     )

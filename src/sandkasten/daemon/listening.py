@@ -1,0 +1,156 @@
+"""The sockets a daemon is reached by, and the HTTP servers behind them.
+
+One on the network (with TLS when there is a certificate), one in the data directory: whoever can
+open that file is the operator. Fails with InvalidConfiguration before anything is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from sandkasten.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from sandkasten.api.app import App
+    from sandkasten.daemon.http_settings import HttpSettings
+
+_BACKLOG = 1024
+# sun_path holds 108 bytes with its NUL.
+_MAX_SOCKET_PATH = 107
+
+
+class _Http(uvicorn.Server):
+    """Leaves signals to the daemon, and says when it is there."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.there = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.there.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def listening(app: App, rules: HttpSettings) -> AsyncIterator[tuple[str, int]]:
+    """Serves until the block ends, and then until what was begun is answered or `drain_s` over.
+
+    Gives the address on the network, as the kernel says it.
+    """
+    network, local = _network_socket(rules), _local_socket(rules.socket)
+    servers = [_http(app, rules, tls=_tls(rules)), _http(app, rules, tls=None)]
+    async with asyncio.TaskGroup() as group:
+        for one, sock in zip(servers, (network, local), strict=True):
+            group.create_task(one.serve(sockets=[sock]))
+        for one in servers:
+            await one.there.wait()
+        address = network.getsockname()
+        try:
+            yield str(address[0]), int(address[1])
+        finally:
+            for one in servers:
+                one.should_exit = True
+    with suppress(OSError):
+        rules.socket.unlink()
+
+
+def _http(app: App, rules: HttpSettings, *, tls: ssl.SSLContext | None) -> _Http:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="websockets-sansio",
+        # A frame of a terminal or a proxied page; larger messages come in several.
+        ws_max_size=16 << 20,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(rules.keep_alive_s),
+        timeout_graceful_shutdown=int(rules.drain_s),
+        backlog=_BACKLOG,
+    )
+    config.load()
+    config.ssl = tls
+    return _Http(config)
+
+
+def _network_socket(rules: HttpSettings) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(
+            rules.host, rules.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+            sock.listen(_BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as exc:
+        raise InvalidConfiguration(
+            f"cannot listen on {rules.host}:{rules.port}: {exc.strerror or exc}",
+            hint="another program may have the port; choose one with --listen",
+            setting="listen",
+        ) from exc
+    return sock
+
+
+def _local_socket(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise InvalidConfiguration(
+            f"the path of the daemon's socket is too long: {path}",
+            hint="set socket to a shorter one, in a directory that only you can enter",
+            setting="socket",
+        )
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # We hold the lock of the data directory: what stands there is a dead daemon's.
+        with suppress(FileNotFoundError):
+            path.unlink()
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        sock.listen(_BACKLOG)
+    except OSError as exc:
+        sock.close()
+        raise InvalidConfiguration(
+            f"cannot listen on {path}: {exc.strerror}", hint="check the directory", setting="socket"
+        ) from exc
+    return sock
+
+
+def _tls(rules: HttpSettings) -> ssl.SSLContext | None:
+    if rules.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(rules.tls_cert, rules.tls_key)
+    except (OSError, ssl.SSLError) as exc:
+        reason: Any = getattr(exc, "strerror", None) or exc
+        raise InvalidConfiguration(
+            f"the certificate {rules.tls_cert} and its key cannot be used: {reason}",
+            hint="both in PEM, the chain in the first, readable by the daemon's user",
+            setting="tls.cert",
+        ) from exc
+    return context

@@ -1,0 +1,124 @@
+"""The daemon: locks its data directory, recovers what a crash left, serves, and drains.
+
+A first SIGTERM or SIGINT stops accepting, lets what was begun be answered and leaves sandboxes
+and their commands running; a second one ends at once. Whatever cannot be served safely is an
+error before the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from contextlib import AsyncExitStack, suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.api.app import App
+from sandkasten.api.auth import Doorkeeper
+from sandkasten.api.routes.table import ALL
+from sandkasten.api.server import HttpRules, Server
+from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.daemon.listening import listening
+from sandkasten.daemon.single import only_daemon
+from sandkasten.engine.clock import SystemClock
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.telemetry import jsonlines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sandkasten.daemon.settings import Settings
+
+log = logging.getLogger("sandkasten.daemon")
+UPKEEP_EVERY_S: Final = 300.0
+
+
+def run(settings: Settings, said: Callable[[str], None]) -> None:
+    """Serve until told to stop. `said` gets one line when the daemon is ready."""
+    jsonlines.configure(settings.http.log_level)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, said))
+
+
+async def serve(settings: Settings, said: Callable[[str], None]) -> None:
+    rules = settings.http
+    data_dir = prepare_data_dir(settings.data_dir)
+    stop = _signalled()
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(only_daemon(data_dir))
+        clock = SystemClock()
+        engine = await open_engine(settings)
+        stack.push_async_callback(engine.aclose)
+        _check_exposure(settings, keyed=False)
+        server = Server(
+            engine=engine,
+            doorkeeper=Doorkeeper(
+                clock=clock,
+                api_key=rules.api_key,
+                open_loopback=rules.api_key is None and rules.loopback,
+            ),
+            clock=clock,
+            rules=HttpRules(
+                allowed_hosts=rules.allowed_hosts,
+                allowed_origins=rules.allowed_origins,
+                max_json_bytes=rules.max_json_bytes,
+                body_timeout_s=rules.body_timeout_s,
+                metrics_open=rules.metrics_open,
+            ),
+            version=version("sandkasten"),
+        )
+        host, port = await stack.enter_async_context(listening(App(server, ALL), rules))
+        scheme = "https" if rules.tls_cert is not None else "http"
+        shown = f"[{host}]" if ":" in host else host
+        url = f"{scheme}://{shown}:{port}"
+        ms = round((time.monotonic() - began) * 1000)
+        log.info("daemon.ready", extra={"sandkasten": {"url": url, "ms": ms, "pid": os.getpid()}})
+        said(f"sandkasten serves {url} and {rules.socket}")
+        _notify("READY=1")
+        await stop.wait()
+        server.draining = True
+        _notify("STOPPING=1")
+        log.info("daemon.draining", extra={"sandkasten": {"seconds": rules.drain_s}})
+    log.info("daemon.stopped", extra={"sandkasten": {}})
+
+
+def _check_exposure(settings: Settings, *, keyed: bool) -> None:
+    rules = settings.http
+    if rules.loopback or rules.api_key is not None or keyed:
+        return
+    raise InvalidConfiguration(
+        f"{rules.host}:{rules.port} can be reached from other machines, and there is no key",
+        hint="set api_key (or make one: sandkasten key create), or listen on 127.0.0.1",
+        setting="listen",
+    )
+
+
+def _signalled() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        if stop.is_set():
+            # Asked twice: sandboxes, commands and rows do not need a farewell.
+            os._exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told)
+    return stop
+
+
+def _notify(text: str) -> None:
+    """Tell systemd, where it started us and wants to know."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect("\0" + address[1:] if address.startswith("@") else address)
+            sock.sendall(text.encode())
