@@ -216,11 +216,14 @@ class Sandbox:
         workspace_id: str | None = None,
         mounts: Sequence[str] = (),
         data_dir: str | PathLike[str] | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
         """Make it. `session_key` finds the live sandbox of that key or makes it.
 
         `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
         at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
+        With `url` (or SANDKASTEN_URL) a daemon makes it, else this process does.
         """
         self._twin = AsyncSandbox(
             image,
@@ -240,6 +243,8 @@ class Sandbox:
             workspace_id=workspace_id,
             mounts=mounts,
             data_dir=data_dir,
+            url=url,
+            api_key=api_key,
         )
         loop.run(self._twin.begin())
 
@@ -251,22 +256,36 @@ class Sandbox:
         destroy_on_exit: bool = False,
         data_dir: str | PathLike[str] | None = None,
         backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> Self:
         """A sandbox that already exists. Leaving a `with` block lets it live unless told."""
         box = cls.__new__(cls)
         box._twin = loop.run(
             AsyncSandbox.attach(
-                id, destroy_on_exit=destroy_on_exit, data_dir=data_dir, backend=backend
+                id,
+                destroy_on_exit=destroy_on_exit,
+                data_dir=data_dir,
+                backend=backend,
+                url=url,
+                api_key=api_key,
             )
         )
         return box
 
     @classmethod
     def list(
-        cls, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+        cls,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> builtins.list[Info]:
         """Every sandbox that is there, oldest first."""
-        return loop.run(AsyncSandbox.list(data_dir=data_dir, backend=backend))
+        return loop.run(
+            AsyncSandbox.list(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
+        )
 
     def __repr__(self) -> str:
         return repr(self._twin).removeprefix("Async")
@@ -327,9 +346,14 @@ class Images:
     """
 
     def __init__(
-        self, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+        self,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self._twin = AsyncImages(data_dir=data_dir, backend=backend)
+        self._twin = AsyncImages(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
 
     list = _waiting(AsyncImages.list)
     inspect = _waiting(AsyncImages.inspect)

@@ -26,9 +26,9 @@ from sandkasten.client.http.values import (
     stream_bytes,
     text,
     texts,
-    wrong,
     yes,
 )
+from sandkasten.errors import InvalidRequest
 from sandkasten.model.execution import Chunk, ExecResult, Source, Status, Why
 from sandkasten.model.limits import Limits, Unenforced
 from sandkasten.model.mounts import Mounted
@@ -123,8 +123,16 @@ def run_body(request: RunRequest) -> Json:
         mounts=list(request.mounts),
         **input_fields("stdin", request.stdin),
     )
-    code = request.code
-    return {**body, **input_fields("code", code.encode() if isinstance(code, str) else code)}
+    return {**body, "code": _code(request.code)}
+
+
+def _code(code: str | bytes) -> str:
+    try:
+        return code if isinstance(code, str) else code.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            "the code is no UTF-8", hint="give it as a file, and a text that runs it", field="code"
+        ) from None
 
 
 def _file(content: str | bytes) -> object:
@@ -338,6 +346,4 @@ def processes_of(value: object) -> list[Process]:
 
 def reclaimed_of(value: object) -> int:
     found = record(value, "reclaim")
-    if "reclaimed_bytes" not in found:
-        raise wrong("reclaimed_bytes")
-    return count(found, "reclaimed_bytes")
+    return count(found, "bytes")
