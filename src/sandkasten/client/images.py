@@ -1,6 +1,7 @@
 """The images of this machine as an object: the asynchronous client; `sync.py` has its twin.
 
-Paths are the caller's own; a daemon's images come and go through the connection. Every failure is a class of `errors`.
+Paths are the caller's own; a daemon's images come and go through the connection. Every failure
+is a class of `errors`.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ async def run_async(
 
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
     the workspace. Code that fails is a result; only what could not be run raises. With
-    `workspace` the run works in the workspace of that name, and what it writes there stays. With `url`
-    (or SANDKASTEN_URL) a daemon runs it, else this process does.
+    `workspace` the run works in the workspace of that name, and what it writes there stays.
+    With `url` (or SANDKASTEN_URL) a daemon runs it, else this process does.
     """
     transport = await connect(place_of(data_dir, backend, url, api_key))
     request = RunRequest(
@@ -96,8 +96,8 @@ def run(
 
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
     the workspace. Code that fails is a result; only what could not be run raises. With
-    `workspace` the run works in the workspace of that name, and what it writes there stays. With `url`
-    (or SANDKASTEN_URL) a daemon runs it, else this process does.
+    `workspace` the run works in the workspace of that name, and what it writes there stays.
+    With `url` (or SANDKASTEN_URL) a daemon runs it, else this process does.
     """
     return loop.run(
         run_async(

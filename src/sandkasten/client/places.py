@@ -1,4 +1,4 @@
-"""Who serves: a daemon at an address, or the engine inside this process. One for each loop and place.
+"""Who serves: a daemon at an address, or the engine inside this process; once a loop and place.
 
 Neither the engine nor an HTTP library is imported before somebody needs it. A server is opened on
 first use and closed with its loop; its errors are classes of `errors`.

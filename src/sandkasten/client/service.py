@@ -6,6 +6,7 @@ connection they share. `sync.py` has the twins. Every failure is a class of `err
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import os
 from pathlib import Path, PurePosixPath
@@ -72,7 +73,7 @@ class AsyncSession(AsyncSandbox):
             entry = await self.write(where, file)  # type: ignore[arg-type]
             return [entry.path]
         try:
-            with Path(opened).open("rb") as source:  # type: ignore[arg-type]
+            with await asyncio.to_thread(Path(opened).open, "rb") as source:
                 entry = await self.write(where, blocks_of(source))
         except OSError as exc:
             raise FileTrouble(
@@ -84,18 +85,16 @@ class AsyncSession(AsyncSandbox):
 class SandboxClient:
     """A daemon. Holds connections open until it is closed; sessions live on without it."""
 
-    def __init__(
-        self, *, base_url: str | None = None, api_key: str | None = None, timeout: float = 120.0
-    ) -> None:
-        """Nothing is sent yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY count.
-
-        `timeout` bounds an exec that names none of its own, in seconds.
-        """
-        url = base_url or os.environ.get("SANDKASTEN_URL") or DEFAULT_URL
-        self._place: Place = place_of(url=url, api_key=api_key)
+    def __init__(self, *, base_url: str | None = None, api_key: str | None = None) -> None:
+        """Nothing is sent yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY count."""
+        self._url = base_url or os.environ.get("SANDKASTEN_URL") or DEFAULT_URL
+        self._place: Place = place_of(url=self._url, api_key=api_key)
         self._transport: Transport | None = None
-        self.base_url = url
-        self.timeout = timeout
+
+    @property
+    def base_url(self) -> str:
+        """Where the daemon is."""
+        return self._url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url})"

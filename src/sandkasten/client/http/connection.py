@@ -122,7 +122,9 @@ class Connection:
                 raise failure
             await asyncio.sleep(pause_s)
 
-    async def websocket(self, path: str, query: Mapping[str, str]) -> aiohttp.ClientWebSocketResponse:
+    async def websocket(
+        self, path: str, query: Mapping[str, str]
+    ) -> aiohttp.ClientWebSocketResponse:
         order = Order("GET", path)
         turn = 0
         while True:
@@ -235,7 +237,7 @@ class Connection:
 
     def _pause(self, turn: int) -> float:
         """Twice as long each time, and not the same for everybody who was thrown out at once."""
-        return FIRST_PAUSE_S * 2 ** (turn - 1) * self._random.uniform(0.5, 1.0)
+        return FIRST_PAUSE_S * 2.0 ** (turn - 1) * self._random.uniform(0.5, 1.0)
 
     def _trouble(self, order: Order, exc: Exception) -> SandkastenError:
         if isinstance(exc, aiohttp.ClientSSLError):
@@ -296,7 +298,9 @@ def _json(body: object) -> bytes:
             hint="JSON cannot carry them; give bytes where bytes are taken",
         ) from None
     except (TypeError, ValueError) as exc:
-        raise InvalidRequest(f"the request cannot be sent: {exc}", hint="look at its values") from None
+        raise InvalidRequest(
+            f"the request cannot be sent: {exc}", hint="look at its values"
+        ) from None
 
 
 class _Source:

@@ -133,9 +133,7 @@ class HttpTransport:
 
         def after(seen: int) -> Order:
             query = {"since_seq": str(max(since_seq, seen))}
-            return Order(
-                "GET", path, query=query, headers=_EVENTS, repeatable=True, answer_s=None
-            )
+            return Order("GET", path, query=query, headers=_EVENTS, repeatable=True, answer_s=None)
 
         return follow(self.connection, after)
 

@@ -132,7 +132,7 @@ def stream_bytes(found: Json, name: str) -> bytes:
 def choice(value: object, allowed: tuple[T, ...], name: str) -> T:
     if value not in allowed:
         raise wrong(name)
-    return value  # type: ignore[return-value]
+    return value
 
 
 def given(**fields: object) -> Json:
