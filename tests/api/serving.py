@@ -19,7 +19,7 @@ from sandkasten.api.server import Server
 from sandkasten.engine.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from sandkasten.engine.engine import Engine
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Reply:
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
+    """By any spelling."""
     raw: bytes
 
     @property
@@ -50,7 +51,7 @@ class Daemon:
         if body is not None:
             more["json"] = body
         async with self.http.request(method, self.url + path, **more) as found:
-            return Reply(found.status, dict(found.headers), await found.read())
+            return Reply(found.status, found.headers, await found.read())
 
     async def session(self, **body: object) -> str:
         reply = await self.ask("POST", "/v1/sessions", body)

@@ -51,6 +51,8 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "urllib3": frozenset({"images"}),
     "yaml": frozenset({"daemon"}),
     "aiohttp": frozenset({"client"}),
+    "h11": frozenset({"api"}),
+    "websockets": frozenset({"api"}),
     "prometheus_client": frozenset({"telemetry"}),
     "pydantic": frozenset({"api"}),
     "pydantic_core": frozenset({"api"}),

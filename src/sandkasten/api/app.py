@@ -62,7 +62,7 @@ class App:
             call = await self._admitted(connection, scope, request_id, websocket=websocket)
             route: Route = scope["sandkasten.route"]
             response = await route.run(call)
-            if not websocket:
+            if response is not None:
                 await response(scope, receive, answering)
         except SandkastenError as exc:
             await self._fail(exc, connection, answering, scope, receive)

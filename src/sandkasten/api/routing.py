@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError
     from sandkasten.model.tenancy import Scope
 
-Handler = Callable[["Call"], Awaitable[Response]]
+Handler = Callable[["Call"], Awaitable[Response | None]]
+"""A WebSocket is its own answer; every other route gives one."""
 Method = Literal["GET", "HEAD", "POST", "PATCH", "PUT", "DELETE", "ANY", "WS"]
 JSON = "application/json"
 EVENTS = "text/event-stream"

@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from sandkasten.engine.attaching import Terminals
 from sandkasten.engine.bench import Bench
 from sandkasten.engine.claims import Claims
 from sandkasten.engine.connections import PortStream, connect_port
@@ -132,6 +133,7 @@ class Engine:
         )
         self._execution = Execution(self._handles)
         self.files = Files(self._handles, policy)
+        self.terminals = Terminals(self._handles)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._oneshot = OneShot(planner, self._sandboxes, self._spares, self._execution, self.files)
         self.images = Images(library, store)
@@ -309,6 +311,7 @@ class Engine:
     async def aclose(self) -> None:
         """Close every connection, after what was kept ready is gone. Twice is fine."""
         await self._spares.aclose()
+        await self.terminals.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):

@@ -90,6 +90,26 @@ async def open_terminal(
 ) -> AsyncIterator[Terminal]:
     """`command` defaults to the image's shell. Lives until it ends, is left, or its sandbox is."""
     handle, channel = await handles.connect(sandbox_id)
+    fields = terminal_fields(channel, command, Pty(rows, cols), env, cwd)
+    exec_id = str(fields["exec_id"])
+    async with handles.explaining(handle), channel.stream("exec.start", fields) as call:
+        await _started(call)
+        terminal = Terminal(call, channel, exec_id, handle.record.limits)
+        try:
+            yield terminal
+        finally:
+            if not terminal.ended:
+                await hang_up(channel, exec_id)
+
+
+def terminal_fields(
+    channel: Channel,
+    command: tuple[str, ...] | None,
+    pty: Pty,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+) -> dict[str, object]:
+    """`exec.start` of a program on a terminal, under a new id; the image's shell by default."""
     if command is None:
         if channel.hello.shell is None:
             raise ShellNotFound("the image has no shell", hint="name a program to run")
@@ -98,25 +118,16 @@ async def open_terminal(
         raise InvalidRequest("the command is empty", hint="name a program to run")
     for part in command:
         text_bytes("an argument of the command", part)
-    pty = checked_pty(Pty(rows, cols))
-    exec_id = new_exec_id()
+    pty = checked_pty(pty)
     variables = {"TERM": DEFAULT_TERM, **checked_environment(env or {})}
-    fields: dict[str, object] = {
-        "exec_id": exec_id,
+    return {
+        "exec_id": new_exec_id(),
         "argv": [to_bytes_json(part) for part in command],
         "env": {name: to_bytes_json(value) for name, value in variables.items()},
         "cwd": to_bytes_json(working_directory(cwd) if cwd is not None else WORKSPACE),
         "stdin": "stream",
         "pty": {"rows": pty.rows, "cols": pty.cols},
     }
-    async with handles.explaining(handle), channel.stream("exec.start", fields) as call:
-        await _started(call)
-        terminal = Terminal(call, channel, exec_id, handle.record.limits)
-        try:
-            yield terminal
-        finally:
-            if not terminal.ended:
-                await _hang_up(channel, exec_id)
 
 
 async def _started(call: Call) -> None:
@@ -126,7 +137,7 @@ async def _started(call: Call) -> None:
     raise ProtocolViolation("the runner ended a terminal before it began")
 
 
-async def _hang_up(channel: Channel, exec_id: str) -> None:
+async def hang_up(channel: Channel, exec_id: str) -> None:
     # It may have ended meanwhile, or the whole sandbox may have: then there is nothing to do.
     with suppress(SandkastenError):
         for number in (signals.SIGHUP, signals.SIGKILL):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.api.routes import sessions, system
+from sandkasten.api.routes import ports, pty, sessions, system
 
 if TYPE_CHECKING:
     from sandkasten.api.routing import Route
 
-ALL: tuple[Route, ...] = (*system.ROUTES, *sessions.ROUTES)
+ALL: tuple[Route, ...] = (*system.ROUTES, *sessions.ROUTES, *pty.ROUTES, *ports.ROUTES)

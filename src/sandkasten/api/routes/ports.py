@@ -1,0 +1,78 @@
+"""A way to servers inside a sandbox: HTTP and WebSocket, without any network of its own.
+
+What answers is hostile. It never sees our key, cannot set cookies on our origin, and its pages
+run in an origin of their own (`Content-Security-Policy: sandbox`), so that they cannot ask the
+daemon for anything in the name of whoever looks at them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.websockets import WebSocket
+
+from sandkasten.api.portal import Target, forward
+from sandkasten.api.portal_ws import tunnel
+from sandkasten.api.routing import Handler, Method, Route
+from sandkasten.errors import (
+    ConnectionRefused,
+    InvalidRequest,
+    ProtocolViolation,
+    SessionExpired,
+    SessionNotFound,
+)
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+
+
+async def proxy(call: Call) -> Response:
+    the_id, target = await call.session(), _target(call)
+    return await forward(call, the_id, target)
+
+
+async def websocket(call: Call) -> None:
+    the_id, target = await call.session(), _target(call)
+    assert isinstance(call.connection, WebSocket)
+    await tunnel(call, call.connection, the_id, target)
+
+
+def _target(call: Call) -> Target:
+    text = call.path("port")
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
+        raise InvalidRequest("a port is a number from 1 to 65535", hint="…/ports/8000/")
+    prefix = f"/v1/sessions/{call.path('id')}/ports/{text}"
+    raw: bytes = call.connection.scope["raw_path"]
+    rest = raw.split(b"?", 1)[0].split(f"/ports/{text}".encode(), 1)[1] or b"/"
+    query: bytes = call.connection.scope["query_string"]
+    path = rest + (b"?" + query if query else b"")
+    return Target(int(text), path.decode("latin-1"), prefix)
+
+
+_ERRORS = (SessionNotFound, SessionExpired, ConnectionRefused, ProtocolViolation)
+_TEXT = (__doc__ or "").strip()
+
+_KINDS: tuple[tuple[Method, Handler, str], ...] = (
+    ("ANY", proxy, "Ask a server inside"),
+    ("WS", websocket, "A WebSocket of a server inside"),
+)
+
+ROUTES = tuple(
+    Route(
+        method,
+        path,
+        run,
+        summary,
+        "ports",
+        takes=("*/*",),
+        reads_body=method == "ANY",
+        body_required=False,
+        gives=("*/*",),
+        errors=_ERRORS,
+        description=_TEXT,
+    )
+    for path in ("/v1/sessions/{id}/ports/{port}/{rest:path}", "/v1/sessions/{id}/ports/{port}")
+    for method, run, summary in _KINDS
+)

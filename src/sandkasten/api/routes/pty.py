@@ -1,0 +1,185 @@
+"""A terminal over a WebSocket, which can be lost and found again.
+
+Binary messages are the terminal's bytes, both ways. Text messages are JSON with a `type`:
+from us `started` (exec_id, offset), `gap` (bytes that were not kept), `exit` (the exec answer),
+`error`; from the client `resize` (rows, cols), `signal` (signal), `input` (text), `detach` and
+`close` (hang up). Whoever comes back with `exec_id` and how many bytes it has seen (`offset`)
+goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from sandkasten.api.printing import as_json
+from sandkasten.api.problems import body_of
+from sandkasten.api.routing import Query, Route
+from sandkasten.errors import (
+    ExecNotFound,
+    InvalidRequest,
+    SandkastenError,
+    SessionExpired,
+    SessionNotFound,
+    ShellNotFound,
+)
+from sandkasten.model.signals import signal_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.api.call import Call
+    from sandkasten.engine.attaching import Attached
+
+_MAX_CONTROL = 64 * 1024
+_POLICY_VIOLATION = 1008
+
+
+class PtyQuery(Query):
+    rows: int = Field(24, ge=1, le=10_000)
+    cols: int = Field(80, ge=1, le=10_000)
+    exec_id: str | None = Field(None, description="A terminal to go back to.")
+    offset: int = Field(0, ge=0, le=2**62, description="Bytes of it that were seen already.")
+    command: str | None = Field(None, description="A JSON list; the image's shell by default.")
+    cwd: str | None = None
+    keep_seconds: float = Field(
+        60.0, ge=0, le=86_400, description="How long it lives without anybody attached."
+    )
+
+
+async def pty(call: Call) -> None:
+    query = call.query(PtyQuery)
+    the_id = await call.session()
+    command = _command(query.command)
+    terminals = call.engine.terminals
+    exec_id = query.exec_id
+    if exec_id is None:
+        exec_id = await terminals.start(
+            the_id, command=command, rows=query.rows, cols=query.cols, cwd=query.cwd
+        )
+    else:
+        await terminals.resize(the_id, exec_id, query.rows, query.cols)
+    websocket = call.connection
+    assert isinstance(websocket, WebSocket)
+    async with terminals.attach(
+        the_id, exec_id, offset=query.offset, keep_s=query.keep_seconds
+    ) as attached:
+        await websocket.accept()
+        await _say(websocket, {"type": "started", "exec_id": exec_id, "offset": query.offset})
+        showing = asyncio.create_task(_show(websocket, attached, call.request_id))
+        listening = asyncio.create_task(_listen(call, websocket, the_id, exec_id))
+        done, rest = await asyncio.wait((showing, listening), return_when=asyncio.FIRST_COMPLETED)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        for task in done:
+            task.result()
+    if websocket.client_state is WebSocketState.CONNECTED:
+        await websocket.close()
+
+
+async def _show(websocket: WebSocket, attached: Attached, request_id: str) -> None:
+    try:
+        async for shown in attached:
+            if shown.gap_bytes:
+                await _say(websocket, {"type": "gap", "bytes": shown.gap_bytes})
+            await websocket.send_bytes(shown.data)
+        result = await attached.result()
+    except SandkastenError as exc:
+        await _say(websocket, {"type": "error", **body_of(exc, request_id)})
+    except (WebSocketDisconnect, RuntimeError):
+        # Gone in the midst of a message; the terminal waits for whoever comes back.
+        return
+    else:
+        fields = {
+            "type": "exit",
+            "exec_id": result.exec_id,
+            "status": result.status,
+            "exit_code": result.exit_code,
+            "signal": result.signal,
+            "offset": attached.offset,
+        }
+        await _say(websocket, fields)
+
+
+async def _listen(call: Call, websocket: WebSocket, the_id: str, exec_id: str) -> None:
+    while True:
+        message = await websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        data, text = message.get("bytes"), message.get("text")
+        try:
+            if data is not None:
+                await call.engine.exec_stdin(the_id, exec_id, data)
+            elif text is not None and not await _control(call, the_id, exec_id, text):
+                return
+        except SandkastenError as exc:
+            # A terminal that has just ended takes no more keys; its end is on the way.
+            if not isinstance(exc, ExecNotFound):
+                await _say(websocket, {"type": "error", **body_of(exc, call.request_id)})
+
+
+async def _control(call: Call, the_id: str, exec_id: str, text: str) -> bool:
+    """False when the client wants to leave."""
+    try:
+        message: Any = json.loads(text) if len(text) <= _MAX_CONTROL else None
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise InvalidRequest("a text message is a JSON object", hint='{"type": "resize", …}')
+    engine, kind = call.engine, message.get("type")
+    if kind == "resize":
+        await engine.terminals.resize(the_id, exec_id, message.get("rows"), message.get("cols"))  # type: ignore[arg-type]
+    elif kind == "input" and isinstance(message.get("data"), str):
+        await engine.exec_stdin(the_id, exec_id, message["data"].encode("utf-8", "replace"))
+    elif kind == "signal":
+        await engine.exec_signal(the_id, exec_id, signal_number(message.get("signal")))
+    elif kind == "close":
+        await engine.terminals.hang_up(the_id, exec_id)
+    elif kind == "detach":
+        return False
+    else:
+        raise InvalidRequest(
+            "no such message for a terminal", hint="resize, input, signal, detach or close"
+        )
+    return True
+
+
+async def _say(websocket: WebSocket, value: Mapping[str, object]) -> None:
+    if websocket.client_state is WebSocketState.CONNECTED:
+        try:
+            await websocket.send_text(as_json(value).decode())
+        except (WebSocketDisconnect, RuntimeError):
+            return
+
+
+def _command(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    try:
+        words = json.loads(text)
+    except (ValueError, RecursionError):
+        words = None
+    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
+        raise InvalidRequest(
+            "command is no JSON list of texts", hint='command=["bash","-l"]', http_status=422
+        )
+    return tuple(words)
+
+
+ROUTES = (
+    Route(
+        "WS",
+        "/v1/sessions/{id}/pty",
+        pty,
+        "An interactive terminal (WebSocket)",
+        "pty",
+        query=PtyQuery,
+        errors=(SessionNotFound, SessionExpired, ExecNotFound, ShellNotFound),
+        description=(__doc__ or "").strip(),
+    ),
+)

@@ -1,0 +1,24 @@
+"""Signals by number or by name."""
+
+from __future__ import annotations
+
+import signal as signals
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.spelling import shown
+
+
+def signal_number(signal: object) -> int:
+    """15, "15", "TERM" or "SIGTERM"; InvalidRequest for what is no signal."""
+    if isinstance(signal, int) and not isinstance(signal, bool) and 1 <= signal <= 64:
+        return signal
+    if isinstance(signal, str):
+        name = signal.strip().upper()
+        if name.isascii() and name.isdigit() and 1 <= int(name) <= 64:
+            return int(name)
+        found = signals.Signals.__members__.get(name if name.startswith("SIG") else f"SIG{name}")
+        if found is not None:
+            return int(found)
+    raise InvalidRequest(
+        f"no signal is called {shown(str(signal))}", hint='15, "TERM" or "SIGTERM"', field="signal"
+    )

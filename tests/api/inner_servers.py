@@ -1,0 +1,82 @@
+"""Programs that listen inside a sandbox, with nothing but Python's own library."""
+
+from __future__ import annotations
+
+PLAIN = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self):
+        size = int(self.headers.get("content-length") or 0)
+        body = self.rfile.read(size)
+        if self.path.startswith("/redirect"):
+            self.send_response(302)
+            self.send_header("Location", "/there")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if self.path.startswith("/large"):
+            data = b"x" * 5_000_000
+        else:
+            told = {"method": self.command, "path": self.path, "size": len(body),
+                    "headers": {k.lower(): v for k, v in self.headers.items()}}
+            data = json.dumps(told).encode()
+        self.send_response(200)
+        self.send_header("Set-Cookie", "a=b")
+        self.send_header("Access-Control-Allow-Origin", "*")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    do_GET = do_POST = do_PUT = do_DELETE = answer
+    def log_message(self, *a): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
+"""
+
+ECHO = """
+import base64, hashlib, socket, struct
+server = socket.create_server(("127.0.0.1", 8001))
+def exact(sock, n):
+    data = b""
+    while len(data) < n:
+        piece = sock.recv(n - len(data))
+        if not piece: raise SystemExit
+        data += piece
+    return data
+while True:
+    sock, _ = server.accept()
+    head = b""
+    while b"\\r\\n\\r\\n" not in head: head += sock.recv(1)
+    fields = dict(l.split(": ", 1) for l in head.decode().split("\\r\\n")[1:] if ": " in l)
+    key = {k.lower(): v for k, v in fields.items()}["sec-websocket-key"]
+    accept = base64.b64encode(hashlib.sha1(
+        (key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()).decode()
+    sock.sendall(("HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\n"
+        f"Connection: Upgrade\\r\\nSec-WebSocket-Accept: {accept}\\r\\n\\r\\n").encode())
+    while True:
+        first, second = exact(sock, 2)
+        size = second & 127
+        if size == 126: size = struct.unpack(">H", exact(sock, 2))[0]
+        elif size == 127: size = struct.unpack(">Q", exact(sock, 8))[0]
+        mask = exact(sock, 4)
+        data = bytes(b ^ mask[i % 4] for i, b in enumerate(exact(sock, size)))
+        kind = first & 15
+        if kind == 8:
+            sock.sendall(bytes([0x88, len(data)]) + data)
+            sock.close()
+            break
+        out = bytes([first])
+        if len(data) < 126: out += bytes([len(data)])
+        elif len(data) < 65536: out += bytes([126]) + struct.pack(">H", len(data))
+        else: out += bytes([127]) + struct.pack(">Q", len(data))
+        sock.sendall(out + data)
+"""
+
+GARBAGE = """
+import socket
+server = socket.create_server(("127.0.0.1", 8002))
+while True:
+    sock, _ = server.accept()
+    sock.recv(65536)
+    sock.sendall(b"\\x00\\x01 this is no HTTP\\r\\n\\r\\n")
+    sock.close()
+"""

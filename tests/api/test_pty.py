@@ -1,0 +1,116 @@
+"""Terminals over a WebSocket: typed into, resized, lost, found again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+
+class Screen:
+    """What came so far, and how to wait for more."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.seen = b""
+        self.said: list[dict[str, object]] = []
+
+    async def until(self, text: bytes) -> None:
+        async with asyncio.timeout(20):
+            while text not in self.seen:
+                await self.one()
+
+    async def exit(self) -> dict[str, object]:
+        async with asyncio.timeout(20):
+            while not any(one["type"] == "exit" for one in self.said):
+                await self.one()
+        return self.said[-1]
+
+    async def one(self) -> None:
+        message = await self.socket.receive()
+        if message.type is aiohttp.WSMsgType.BINARY:
+            self.seen += message.data
+        elif message.type is aiohttp.WSMsgType.TEXT:
+            self.said.append(json.loads(message.data))
+        else:
+            raise AssertionError(f"closed: {message}, said {self.said}, seen {self.seen[-500:]!r}")
+
+
+async def opened(daemon, the_id, query=""):
+    socket = await daemon.http.ws_connect(f"{daemon.url}/v1/sessions/{the_id}/pty?{query}")
+    screen = Screen(socket)
+    while not screen.said:
+        await screen.one()
+    assert screen.said[0]["type"] == "started"
+    return screen
+
+
+async def test_a_shell_is_typed_into_and_ends_with_its_status(real_daemon):
+    the_id = await real_daemon.session()
+    screen = await opened(real_daemon, the_id, "rows=30&cols=100")
+    await screen.socket.send_bytes(b"stty size; echo a-$((40+2))\n")
+    await screen.until(b"30 100")
+    await screen.until(b"a-42")
+    await screen.socket.send_str('{"type": "resize", "rows": 10, "cols": 50}')
+    await screen.socket.send_str('{"type": "input", "data": "stty size\\n"}')
+    await screen.until(b"10 50")
+    await screen.socket.send_bytes(b"exit 7\n")
+    ended = await screen.exit()
+    assert (ended["exit_code"], ended["status"]) == (7, "completed")
+
+
+async def test_a_lost_connection_is_taken_up_where_it_was(real_daemon):
+    the_id = await real_daemon.session()
+    first = await opened(real_daemon, the_id)
+    await first.socket.send_bytes(b"X=kept; echo ready-$X\n")
+    await first.until(b"ready-kept")
+    exec_id = first.said[0]["exec_id"]
+    await first.socket.close()
+    again = await opened(real_daemon, the_id, f"exec_id={exec_id}&offset={len(first.seen)}")
+    await again.socket.send_bytes(b"echo still-$X\n")
+    await again.until(b"still-kept")
+    assert b"ready-kept" not in again.seen
+    whole = await opened(real_daemon, the_id, f"exec_id={exec_id}")
+    await whole.until(b"still-kept")
+    assert b"ready-kept" in whole.seen
+    for one in (again, whole):
+        await one.socket.close()
+
+
+async def test_a_terminal_nobody_comes_back_to_is_hung_up(real_daemon):
+    the_id = await real_daemon.session()
+    screen = await opened(real_daemon, the_id, "keep_seconds=0")
+    exec_id = screen.said[0]["exec_id"]
+    await screen.socket.close()
+    async with asyncio.timeout(20):
+        while True:
+            result = await real_daemon.server.engine.exec_get(the_id, exec_id, wait_s=1)
+            if result.status != "running":
+                break
+    assert result.status in ("killed", "completed")
+
+
+async def test_close_hangs_up_at_once_and_nonsense_is_answered(real_daemon):
+    the_id = await real_daemon.session()
+    screen = await opened(real_daemon, the_id, 'command=["sleep","1000"]')
+    for nonsense in ("[]", "{", '{"type": "dance"}', '{"type": "resize", "rows": 0, "cols": 1}'):
+        await screen.socket.send_str(nonsense)
+        count = len(screen.said)
+        while len(screen.said) == count:
+            await screen.one()
+        assert screen.said[-1]["code"] == "INVALID_REQUEST"
+    await screen.socket.send_str('{"type": "close"}')
+    assert (await screen.exit())["signal"] == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("rows=0", 422), ("exec_id=nope", 404), ("command=ls", 422), ("unknown=1", 422)],
+)
+async def test_a_bad_request_is_refused_before_the_handshake(real_daemon, query, status):
+    the_id = await real_daemon.session()
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await real_daemon.http.ws_connect(f"{real_daemon.url}/v1/sessions/{the_id}/pty?{query}")
+    assert refused.value.status == status

@@ -1,0 +1,120 @@
+"""A daemon as its users have it: a process of its own, started, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import aiohttp
+
+_READY = re.compile(rb"sandkasten serves (\S+) and ")
+START_S = 60.0
+
+
+class DaemonProcess:
+    def __init__(self, data_dir: Path, *flags: str, environ: dict[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self.url = ""
+        self.said = b""
+        self._flags = flags
+        self._environ = environ or {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self, *flags: str) -> float:
+        """Seconds until it said that it is ready."""
+        began = time.monotonic()
+        listen = () if "--listen" in (*self._flags, *flags) else ("--listen", "127.0.0.1:0")
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sandkasten.cli", "--data-dir", str(self.data_dir),
+            "serve", *listen, *self._flags, *flags,
+            stderr=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**os.environ, **self._environ},
+        )  # fmt: skip
+        self.said = b""
+        assert self._process.stderr is not None
+        ready = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(self._process.stderr, ready))
+        async with asyncio.timeout(START_S):
+            ending = asyncio.create_task(self._process.wait())
+            waiting = asyncio.create_task(ready.wait())
+            await asyncio.wait((ending, waiting), return_when=asyncio.FIRST_COMPLETED)
+            for task in (ending, waiting):
+                task.cancel()
+        found = _READY.search(self.said)
+        assert found is not None, self.said.decode(errors="replace")
+        self.url = found[1].decode()
+        return time.monotonic() - began
+
+    async def _read(self, stream: asyncio.StreamReader, ready: asyncio.Event) -> None:
+        while line := await stream.readline():
+            self.said += line
+            if _READY.search(line):
+                ready.set()
+
+    async def kill(self) -> None:
+        """As the kernel does it: at once, in the midst of whatever it does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        await self._ended()
+
+    async def stop(self) -> int:
+        """As a service manager does it; the exit status."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+        return await self._ended()
+
+    async def _ended(self) -> int:
+        assert self._process is not None
+        assert self._reading is not None
+        async with asyncio.timeout(40):
+            code = await self._process.wait()
+            await self._reading
+        return code
+
+
+@asynccontextmanager
+async def running(data_dir: Path, *flags: str, **more: Any) -> AsyncIterator[DaemonProcess]:
+    daemon = DaemonProcess(data_dir, *flags, **more)
+    await daemon.start()
+    try:
+        yield daemon
+    finally:
+        await daemon.stop()
+        await cleared(data_dir)
+
+
+async def cleared(data_dir: Path) -> None:
+    """Every sandbox of a data directory is gone, whoever made it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir), "rm", "--all",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    await process.wait()
+
+
+async def ask(
+    http: aiohttp.ClientSession, method: str, url: str, body: object = None, **more: Any
+) -> tuple[int, Any]:
+    if body is not None:
+        more["json"] = body
+    async with http.request(method, url, **more) as reply:
+        return reply.status, await reply.json(content_type=None)

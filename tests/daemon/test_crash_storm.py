@@ -1,0 +1,45 @@
+"""`kill -9` of the daemon, again and again, while it works: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+
+import aiohttp
+
+from tests.daemon.process import running
+from tests.daemon.storm import Storm, eventually
+
+LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+KILLS = 200 if LONG else 40
+
+
+async def test_nothing_acknowledged_is_lost_when_the_daemon_is_killed_under_load(tmp_path, capsys):
+    data_dir = tmp_path / "data"
+    async with running(data_dir) as daemon, aiohttp.ClientSession() as http:
+        storm = Storm(daemon, http, seed=int(os.environ.get("SANDKASTEN_SEED", "7")))
+        kept = await storm.prepared(4)
+        await storm.blow(kept, KILLS, workers=4)
+        with capsys.disabled():
+            sys.stdout.write(f"\n{storm.report}\n")
+        assert storm.report.kills >= KILLS
+        assert await storm.check(kept) == []
+
+        async def leftovers() -> list[str]:
+            listed = await storm.ask("GET", "/v1/sessions?limit=1000")
+            expected = {one["id"] for one in listed if one["status"] == "running"}
+            odd = (one for one in listed if one["id"] not in expected)
+            wrong = [f"{one['id']} is {one['status']}" for one in odd]
+            for place in ("cells", "ledger/rows"):
+                held = {name.removesuffix(".json") for name in os.listdir(data_dir / place)}
+                held = {name for name in held if name.startswith("sbx_")}
+                wrong += [f"{one} is left in {place}" for one in held - expected]
+                wrong += [f"{one} is not in {place}" for one in expected - held]
+            return wrong
+
+        assert await eventually(leftovers, 20) == []
+        for one in kept:
+            assert await storm.ask("DELETE", f"/v1/sessions/{one.id}")
+    with sqlite3.connect(data_dir / "sandkasten.db") as database:
+        assert database.execute("pragma integrity_check").fetchone() == ("ok",)

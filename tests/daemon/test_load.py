@@ -1,0 +1,53 @@
+"""Load over HTTP: no unexpected error, and the daemon back where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import aiohttp
+
+from tests.daemon.load import Level, Load
+from tests.daemon.process import ask, running
+
+LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+CLIENTS, SESSIONS, SECONDS = (200, 50, 60.0) if LONG else (60, 12, 6.0)
+# What Python's allocator and caches keep after the first load; a second load may add nothing.
+_KEPT_MIB = 24.0
+
+
+async def test_many_clients_at_once_get_what_they_ask_for(tmp_path, capsys):
+    timeout = aiohttp.ClientTimeout(total=60)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        running(tmp_path / "data") as daemon,
+        aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
+    ):
+        load = Load(daemon.url, http)
+        sessions = await load.sessions(SESSIONS)
+        await load.run(sessions, CLIENTS, SECONDS / 3)
+        before = await _settled(daemon.pid, http)
+        await load.run(sessions, CLIENTS, SECONDS)
+        peak = Level.of(daemon.pid)
+        after = await _settled(daemon.pid, http)
+        with capsys.disabled():
+            sys.stdout.write(f"\n{load.figures}\nbefore {before}\npeak {peak}\nafter {after}\n")
+        assert load.figures.unexpected == []
+        for session in sessions:
+            assert (await ask(http, "DELETE", f"{daemon.url}/v1/sessions/{session}"))[0] == 200
+    assert after.descriptors <= before.descriptors
+    assert after.rss_mib <= before.rss_mib + _KEPT_MIB
+
+
+async def _settled(pid: int, http: aiohttp.ClientSession) -> Level:
+    """When no connection of ours is left and the daemon has noticed."""
+    await asyncio.sleep(0)
+    assert http.connector is not None
+    for _ in range(100):
+        found = Level.of(pid)
+        http.connector._cleanup()  # type: ignore[attr-defined]  # closes what idles
+        await asyncio.sleep(0.1)
+        if Level.of(pid) == found:
+            return found
+    return found
