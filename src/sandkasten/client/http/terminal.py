@@ -1,14 +1,14 @@
 """A terminal inside a sandbox over a WebSocket: bytes both ways, resize, signals, an exit status.
 
 Binary messages are what is typed and printed; texts are JSON. A connection that breaks is made
-again and goes on after the last piece that came; leaving hangs up, as closing a window does.
+again and goes on behind the last byte that came; leaving hangs up, as closing a window does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -16,7 +16,7 @@ import aiohttp
 from sandkasten.client.http.mapping import exec_result_of
 from sandkasten.client.http.problems import body_error
 from sandkasten.client.http.streams import PAUSE_S, RECONNECTS
-from sandkasten.client.http.values import record, text
+from sandkasten.client.http.values import count, record, text
 from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandkastenError
 
 if TYPE_CHECKING:
@@ -26,34 +26,38 @@ if TYPE_CHECKING:
     from sandkasten.model.execution import ExecResult
 
 HELLO_S: Final = 30.0
+# How long a program may take to end when its terminal is closed; the daemon kills it before.
+HANG_UP_S: Final = 5.0
 
 
 class HttpTerminal:
     """One task may iterate while another sends."""
 
-    def __init__(self, connection: Connection, path: str, query: Mapping[str, str]) -> None:
+    def __init__(self, connection: Connection, path: str, rows: int, cols: int) -> None:
         self._connection = connection
         self._path = path
-        self._query = dict(query)
+        self._size = (rows, cols)
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._joining = asyncio.Lock()
         self._seen = 0
+        self._broken = 0
         self._result: ExecResult | None = None
         self.exec_id = ""
 
-    async def join(self) -> None:
-        """Connect, or connect again to the same terminal."""
-        query = dict(self._query)
-        if self.exec_id:
-            query = {"exec_id": self.exec_id, "since_seq": str(self._seen)}
+    async def join(self, first: Mapping[str, str] | None = None) -> None:
+        """Open it with what is asked first, or come back to it."""
+        rows, cols = self._size
+        query = {"rows": str(rows), "cols": str(cols), **(first or {})}
+        if first is None:
+            query |= {"exec_id": self.exec_id, "offset": str(self._seen)}
         socket = await self._connection.websocket(self._path, query)
         try:
             async with asyncio.timeout(HELLO_S):
-                hello = self._control(await socket.receive())
-        except TimeoutError:
+                hello = _told(await socket.receive())
+        except BaseException:
             await socket.close()
-            raise ProtocolViolation("the daemon did not say which terminal it opened") from None
-        if hello is None or hello.get("type") != "ready":
+            raise
+        if hello is None or hello.get("type") != "started":
             await socket.close()
             raise ProtocolViolation("the daemon did not say which terminal it opened")
         self.exec_id = text(hello, "exec_id")
@@ -63,28 +67,24 @@ class HttpTerminal:
         await self._say(data)
 
     async def resize(self, rows: int, cols: int) -> None:
+        self._size = (rows, cols)
         await self._say({"type": "resize", "rows": rows, "cols": cols})
 
     async def signal(self, signal: int) -> None:
         await self._say({"type": "signal", "signal": signal})
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        broken = 0
         while self._result is None:
-            socket = self._socket
-            assert socket is not None
+            socket = self._open
             message = await socket.receive()
             if message.type == aiohttp.WSMsgType.BINARY:
-                broken = 0
-                # The first eight bytes say which piece it is.
-                self._seen = int.from_bytes(message.data[:8], "big")
-                if len(message.data) > 8:
-                    yield message.data[8:]
+                self._broken = 0
+                self._seen += len(message.data)
+                yield message.data
             elif message.type == aiohttp.WSMsgType.TEXT:
-                self._hear(self._control(message))
-            elif self._result is None:
-                broken += 1
-                await self._rejoin(socket, broken)
+                self._hear(_told(message))
+            else:
+                await self._rejoin(socket)
 
     async def result(self) -> ExecResult:
         async for _ in self:
@@ -93,53 +93,58 @@ class HttpTerminal:
         return self._result
 
     async def leave(self) -> None:
-        if self._socket is not None:
-            # 1000 hangs up; any other end is an accident, after which somebody comes back.
-            await self._socket.close(code=1000)
+        """Hang up, unless it has ended."""
+        socket = self._socket
+        if socket is None or socket.closed:
+            return
+        # It may end, and the daemon with it, while we say goodbye.
+        with suppress(SandkastenError, aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(HANG_UP_S):
+                if self._result is None:
+                    await socket.send_str('{"type":"close"}')
+                while self._result is None:
+                    message = await socket.receive()
+                    if message.type not in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
+                        break
+                    self._hear(_told(message))
+        await socket.close()
+
+    @property
+    def _open(self) -> aiohttp.ClientWebSocketResponse:
+        assert self._socket is not None
+        return self._socket
 
     def _hear(self, told: dict[str, Any] | None) -> None:
         if told is None:
             return
-        kind = told.get("type")
-        if kind == "exit":
+        if told.get("type") == "exit":
             self._result = exec_result_of(told)
-        elif kind == "error":
-            raise body_error(told)
-
-    def _control(self, message: aiohttp.WSMessage) -> dict[str, Any] | None:
-        if message.type != aiohttp.WSMsgType.TEXT:
-            return None
-        try:
-            told = record(json.loads(message.data), "message")
-        except ValueError:
-            raise ProtocolViolation("a message of the daemon is no JSON") from None
-        if told.get("type") == "error":
-            raise body_error(told)
-        return told
+        elif told.get("type") == "gap":
+            self._seen += count(told, "bytes")
 
     async def _say(self, what: bytes | dict[str, object]) -> None:
-        for turn in range(1, RECONNECTS + 1):
-            socket = self._socket
-            assert socket is not None
+        while self._result is None:
+            socket = self._open
             try:
                 if isinstance(what, bytes):
                     await socket.send_bytes(what)
                 else:
                     await socket.send_str(json.dumps(what))
             except (aiohttp.ClientError, OSError):
-                await self._rejoin(socket, turn)
+                await self._rejoin(socket)
             else:
                 return
 
-    async def _rejoin(self, lost: aiohttp.ClientWebSocketResponse, turn: int) -> None:
+    async def _rejoin(self, lost: aiohttp.ClientWebSocketResponse) -> None:
         async with self._joining:
-            if self._socket is not lost or self._result is not None:
+            if self._socket is not lost:
                 return
-            if turn > RECONNECTS:
+            self._broken += 1
+            if self._broken > RECONNECTS:
                 raise BackendUnavailable(
                     "the connection to the terminal broke", hint="the daemon may be gone"
                 )
-            await asyncio.sleep(PAUSE_S * turn)
+            await asyncio.sleep(PAUSE_S * self._broken)
             await self.join()
 
 
@@ -154,19 +159,29 @@ async def open_terminal(
     env: Mapping[str, str] | None,
     cwd: str | None,
 ) -> AsyncGenerator[HttpTerminal]:
-    query = {"rows": str(rows), "cols": str(cols)}
+    query: dict[str, str] = {}
     if command is not None:
         query["command"] = json.dumps(list(command))
     if env:
         query["env"] = json.dumps(dict(env))
     if cwd is not None:
         query["cwd"] = cwd
-    terminal = HttpTerminal(connection, path, query)
-    await terminal.join()
+    terminal = HttpTerminal(connection, path, rows, cols)
+    await terminal.join(query)
     try:
         yield terminal
     finally:
         await terminal.leave()
 
 
-__all__ = ["HttpTerminal", "SandkastenError", "open_terminal"]
+def _told(message: aiohttp.WSMessage) -> dict[str, Any] | None:
+    """What a text says; an error it tells is raised."""
+    if message.type != aiohttp.WSMsgType.TEXT:
+        return None
+    try:
+        told = record(json.loads(message.data), "message")
+    except ValueError:
+        raise ProtocolViolation("a message of the daemon is no JSON") from None
+    if told.get("type") == "error":
+        raise body_error(told)
+    return told
