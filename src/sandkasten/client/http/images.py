@@ -6,19 +6,19 @@ What a daemon has no route for is UnsupportedByBackend, with the command to say 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sandkasten.client.http import mapping_images as mapping
 from sandkasten.client.http.connection import Order, reading
+from sandkasten.client.http.problems import body_error
+from sandkasten.client.http.streams import events, parsed
 from sandkasten.client.http.values import given
-from sandkasten.client.transfer import CHUNK, blocks_of
-from sandkasten.errors import FileTrouble, UnsupportedByBackend
-from sandkasten.model.images import Exported, ImageProgress
+from sandkasten.client.transfer import blocks_of
+from sandkasten.errors import BackendUnavailable, FileTrouble, UnsupportedByBackend
+from sandkasten.model.images import ImageProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ArchiveFormat,
         BuiltImage,
         CollectedImages,
+        Exported,
         ImageInfo,
         ImageUsage,
         RemovedImage,
@@ -83,43 +84,34 @@ class HttpImages:
         format: ArchiveFormat = "docker",
         progress: Progress | None = None,
     ) -> Exported:
-        order = Order(
-            "GET",
-            f"{_path(name)}/export",
-            query={"format": format},
-            repeatable=True,
-            answer_s=None,
-        )
-        digest, moved = hashlib.sha256(), 0
-        partial = Path(f"{path}.{os.urandom(4).hex()}.part")
-        try:
-            with await asyncio.to_thread(partial.open, "xb") as file:
-                async with (
-                    reading(self._connection, f"{name} was exported"),
-                    self._connection.stream(order) as answer,
-                ):
-                    while piece := await answer.content.read(CHUNK):
-                        await asyncio.to_thread(file.write, piece)
-                        digest.update(piece)
-                        moved += len(piece)
-                        if progress is not None:
-                            progress(ImageProgress("export", moved))
-            await asyncio.to_thread(partial.replace, path)
-        except OSError as exc:
-            raise FileTrouble(
-                f"writing {path} failed: {exc.strerror or exc}",
-                hint="look at the free space and the permissions there",
-            ) from exc
-        finally:
-            with suppress(OSError):
-                await asyncio.to_thread(partial.unlink, missing_ok=True)
-        return Exported(path, moved, f"sha256:{digest.hexdigest()}")
+        raise _only_there("export images", "sandkasten --embedded image export")
 
     async def pull(
         self, name: str, *, platform: str | None = None, progress: Progress | None = None
     ) -> ImageInfo:
-        order = Order("POST", f"{_ALL}/pull", given(name=name, platform=platform), answer_s=None)
-        return mapping.image_of(await self._connection.ask(order))
+        order = Order(
+            "POST",
+            f"{_ALL}/pull",
+            given(name=name, platform=platform),
+            headers={"Accept": "text/event-stream"},
+            # What has come stays, so that asking again goes on.
+            repeatable=True,
+            answer_s=None,
+        )
+        async with (
+            reading(self._connection, f"{name} was pulled"),
+            self._connection.stream(order) as answer,
+        ):
+            async for event in events(answer):
+                if event.name == "progress" and progress is not None:
+                    progress(mapping.progress_of(parsed(event)))
+                elif event.name == "done":
+                    return mapping.image_of(parsed(event))
+                elif event.name == "error":
+                    raise body_error(parsed(event))
+        raise BackendUnavailable(
+            f"the connection broke while {name} was pulled", hint="pull it again"
+        )
 
     async def build_debian(
         self,
@@ -140,14 +132,14 @@ class HttpImages:
         raise _only_there("build images", "sandkasten --embedded image build")
 
     async def tag(self, name: str, new: str) -> ImageInfo:
-        order = Order("POST", f"{_path(name)}/tag", {"name": new}, repeatable=True)
+        order = Order("POST", f"{_ALL}/tag", {"name": name, "new": new}, repeatable=True)
         return mapping.image_of(await self._connection.ask(order))
 
     async def remove(self, name: str) -> RemovedImage:
         return mapping.removed_of(await self._connection.ask(Order("DELETE", _path(name))))
 
     async def collect(self) -> CollectedImages:
-        order = Order("POST", f"{_ALL}/gc", {}, answer_s=600.0)
+        order = Order("POST", f"{_ALL}/collect", {}, answer_s=600.0)
         return mapping.collected_of(await self._connection.ask(order))
 
     async def usage(self) -> ImageUsage:

@@ -21,9 +21,7 @@ from sandkasten.client.http.values import (
     yes,
 )
 from sandkasten.model.images import (
-    BuiltImage,
     CollectedImages,
-    Exported,
     ImageInfo,
     ImageLayer,
     ImageProgress,
@@ -99,16 +97,6 @@ def progress_of(value: object) -> ImageProgress:
         maybe_count(found, "total"),
         text(found, "text", ""),
     )
-
-
-def built_of(value: object) -> BuiltImage:
-    found = record(value, "build")
-    return BuiltImage(image_of(found.get("image", found)), yes(found, "cached"))
-
-
-def exported_of(value: object, path: str) -> Exported:
-    found = record(value, "export")
-    return Exported(path, count(found, "bytes"), text(found, "digest"))
 
 
 def removed_of(value: object) -> RemovedImage:

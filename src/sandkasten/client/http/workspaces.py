@@ -29,15 +29,15 @@ class HttpWorkspaces:
         return workspace_of(await self._connection.ask(Order("GET", _path(name), repeatable=True)))
 
     async def create(self, name: str, *, size_mb: float | None = None) -> Workspace:
-        body = given(workspace_id=name, size_mb=size_mb)
+        body = given(name=name, size_mb=size_mb)
         return workspace_of(await self._connection.ask(Order("POST", _ALL, body)))
 
     async def copy(self, source: str, target: str) -> Workspace:
-        order = Order("POST", f"{_path(source)}/copy", {"target": target}, answer_s=None)
+        order = Order("POST", f"{_path(source)}/copy", {"name": target}, answer_s=None)
         return workspace_of(await self._connection.ask(order))
 
     async def resize(self, name: str, size_mb: float) -> Workspace:
-        order = Order("PATCH", _path(name), {"size_mb": size_mb}, repeatable=True, answer_s=600.0)
+        order = Order("POST", f"{_path(name)}/resize", {"size_mb": size_mb}, answer_s=600.0)
         return workspace_of(await self._connection.ask(order))
 
     async def delete(self, name: str) -> None:
