@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,8 +36,6 @@ ANSWER_S: Final = 60.0
 CONNECT_S: Final = 10.0
 # Below what servers keep an idle connection for, so that none is used while it is being closed.
 _KEEP_ALIVE_S: Final = 4.0
-# sun_path holds 108 bytes; a longer path is reached through its directory's descriptor.
-_SOCKET_PATH_MAX: Final = 107
 _MAX_ERROR_BYTES: Final = 1 << 20
 
 
@@ -64,7 +61,6 @@ class Connection:
         self.address: Address = address_of(url)
         self._api_key = api_key
         self._http: aiohttp.ClientSession | None = None
-        self._directory: int | None = None
         self._random = random.Random()  # noqa: S311  (spreads retries, guards nothing)
 
     async def ask(self, order: Order) -> Any:
@@ -146,9 +142,6 @@ class Connection:
         http, self._http = self._http, None
         if http is not None:
             await http.close()
-        directory, self._directory = self._directory, None
-        if directory is not None:
-            os.close(directory)
 
     # ---- below
 
@@ -189,7 +182,7 @@ class Connection:
             connector: aiohttp.BaseConnector
             if self.address.socket is not None:
                 connector = aiohttp.UnixConnector(
-                    self._socket_path(self.address.socket),
+                    self.address.socket,
                     limit=0,
                     keepalive_timeout=_KEEP_ALIVE_S,
                 )
@@ -206,17 +199,6 @@ class Connection:
                 read_bufsize=1 << 18,
             )
         return self._http
-
-    def _socket_path(self, path: str) -> str:
-        if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
-            return path
-        directory, name = os.path.split(path)
-        if self._directory is None:
-            try:
-                self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            except OSError as exc:
-                raise self._unreachable(exc) from exc
-        return f"/proc/self/fd/{self._directory}/{name}"
 
     def _after(
         self, order: Order, answer: aiohttp.ClientResponse, failure: SandkastenError, turn: int
