@@ -6,6 +6,8 @@ to make a small file mean something large or something else.
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +70,10 @@ def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
 def read_tree(path: Path) -> object:
     """A small YAML file as plain values; InvalidConfiguration for one that is none."""
     try:
-        with path.open("rb") as file:
+        # Not waited for: a FIFO that nobody writes to would hold us for ever.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _refuse(path, "is no regular file", "name a file")
             data = file.read(MAX_BYTES + 1)
     except OSError as exc:
         raise _refuse(path, f"cannot be read: {exc.strerror}", "check its owner and mode") from exc
