@@ -182,9 +182,7 @@ async def imported(state: State, file: str, name: str | None, platform: str | No
     with progress_bar() as progress:
         # A directory (an OCI layout) cannot be sent as it is.
         images = images_here(state) if os.path.isdir(file) else images_of(state)
-        found = await images.import_archive(
-            file, name=name, platform=platform, progress=progress
-        )
+        found = await images.import_archive(file, name=name, platform=platform, progress=progress)
     tell_new(state, found)
 
 

@@ -65,17 +65,21 @@ class Connection:
 
     async def ask(self, order: Order) -> Any:
         """The JSON answer."""
-        raw = await self.fetch(order)
+        return (await self.ask_page(order))[0]
+
+    async def ask_page(self, order: Order) -> tuple[Any, Mapping[str, str]]:
+        """The JSON answer, and its headers."""
+        raw, headers = await self._fetch(order)
         try:
-            return json.loads(raw)
+            return json.loads(raw), headers
         except ValueError:
             raise ProtocolViolation(
                 f"{order.method} {order.path} answered something that is no JSON",
                 hint=f"is {self.address.shown} a Sandkasten daemon?",
             ) from None
 
-    async def fetch(self, order: Order) -> bytes:
-        """The whole body of the answer."""
+    async def _fetch(self, order: Order) -> tuple[bytes, Mapping[str, str]]:
+        """The whole body of the answer, and its headers."""
         turn = 0
         while True:
             turn += 1
@@ -83,7 +87,7 @@ class Connection:
                 async with self._request(order) as answer:
                     raw = await answer.read()
                     if answer.status < 300:
-                        return raw
+                        return raw, answer.headers
                     failure = error_of(answer.status, raw)
                     pause_s = self._after(order, answer, failure, turn)
             except (aiohttp.ClientError, TimeoutError, OSError) as exc:

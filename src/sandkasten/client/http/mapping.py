@@ -152,7 +152,6 @@ def info_of(value: object) -> Info:
     told = record(found.get("limits") or {}, "limits")
     limits = {name: told[name] for name in told if name in LIMIT_NAMES}
     source = found.get("acquire_source", "cold")
-    mode = maybe_text(found, "workspace_mode")
     return Info(
         id=text(found, "id"),
         image=text(found, "image"),
@@ -161,15 +160,15 @@ def info_of(value: object) -> Info:
         profile=text(found, "profile", "hardened"),
         limits=parse_limits(limits, _WIDEST) if limits else Limits(),
         created=yes(found, "created"),
-        created_at=moment(found, "created_at"),
-        expires_at=moment(found, "expires_at"),
+        created_at=_moment(found, "created_at"),
+        expires_at=_moment(found, "expires_at"),
         idle_timeout_s=figure(found, "idle_timeout_seconds", 0.0),
         lifetime_s=figure(found, "lifetime_seconds", 0.0),
         session_key=maybe_text(found, "session_key"),
         acquire_source="pool" if source == "pool" else "cold",
         acquire_detail=text(found, "acquire_detail", ""),
         workspace_id=maybe_text(found, "workspace_id"),
-        workspace_shared=mode == "shared",
+        workspace_shared=yes(found, "workspace_shared"),
         mounts=tuple(
             Mounted(text(one, "name"), text(one, "target"))
             for one in records(found.get("mounts") or [], "mounts")
@@ -185,6 +184,12 @@ def info_of(value: object) -> Info:
         workdir=text(found, "workdir", "/workspace"),
         tenant=text(found, "tenant", DEFAULT_TENANT),
     )
+
+
+def _moment(found: Json, name: str) -> float:
+    """The exact figure where it is there; a date is to the millisecond."""
+    exact = f"{name}_unix"
+    return moment(found, exact if found.get(exact) is not None else name)
 
 
 def exec_result_of(value: object) -> ExecResult:

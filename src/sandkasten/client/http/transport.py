@@ -36,6 +36,7 @@ LONGEST_EXEC_S: Final = 86_400.0
 # A sandbox, and an image that must be fetched for it first.
 CREATE_S: Final = 1800.0
 SLACK_S: Final = 60.0
+NEXT_CURSOR: Final = "X-Next-Cursor"
 _EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
 
 
@@ -66,8 +67,16 @@ class HttpTransport:
 
     async def list(self, *, all: bool = False) -> Sequence[Info]:
         """`all` has no meaning here: what a daemon keeps ready is its own affair."""
-        found = await self._get("/v1/sessions")
-        return [mapping.info_of(one) for one in records(found, "sessions")]
+        found: list[Info] = []
+        query: dict[str, str] = {}
+        while True:
+            order = Order("GET", "/v1/sessions", query=query, repeatable=True)
+            page, headers = await self.connection.ask_page(order)
+            found += [mapping.info_of(one) for one in records(page, "sessions")]
+            cursor = headers.get(NEXT_CURSOR)
+            if cursor is None or not page:
+                return found
+            query = {"cursor": cursor}
 
     async def destroy(self, sandbox_id: str) -> None:
         order = Order("DELETE", session_path(sandbox_id), repeatable=True, answer_s=ANSWER_S * 2)
