@@ -180,7 +180,7 @@ class Connection:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
-            headers = {"User-Agent": "sandkasten-python"}
+            headers = {"User-Agent": "sandkasten-python", "Accept-Encoding": "identity"}
             if self._api_key is not None:
                 headers["Authorization"] = f"Bearer {self._api_key}"
             connector: aiohttp.BaseConnector
