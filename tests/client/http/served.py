@@ -57,17 +57,22 @@ def served(
     )
     assert process.stderr is not None
     said = ""
+    reader: threading.Thread | None = None
     try:
         while (found := _READY.search(said)) is None:
             line = process.stderr.readline()
             assert line, f"the daemon did not start: {said}"
             said += line
-        threading.Thread(target=_drain, args=(process.stderr,), daemon=True).start()
+        reader = threading.Thread(target=_drain, args=(process.stderr,), daemon=True)
+        reader.start()
         yield Served(found[1], found[2], data_dir, process)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.wait(40)
+        if reader is not None:
+            reader.join(10)
+        process.stderr.close()
 
 
 def _drain(stream: IO[str]) -> None:
