@@ -8,6 +8,7 @@ number of tries is bounded. Whatever goes wrong is a class of `errors`.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 from contextlib import asynccontextmanager
@@ -37,6 +38,7 @@ CONNECT_S: Final = 10.0
 # Below what servers keep an idle connection for, so that none is used while it is being closed.
 _KEEP_ALIVE_S: Final = 4.0
 _MAX_ERROR_BYTES: Final = 1 << 20
+_AT_ONCE: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,11 @@ class Connection:
             data = _json(order.body)
             headers["Content-Type"] = "application/json"
         source = None
-        if data is not None and not isinstance(data, bytes):
+        if isinstance(data, bytes):
+            if len(data) > _AT_ONCE:
+                # In pieces, so that the loop can do other things between them.
+                data = io.BytesIO(data)
+        elif data is not None:
             source = _Source(data)
             data = source.pieces()
         try:
