@@ -97,9 +97,7 @@ async def connect(place: Place) -> Transport:
         if opened is None:
             opened = await open_transport(place)
             servers.open[place] = opened
-            holder = _hold(servers, place, opened)
-            await anext(holder)
-            servers.holders.append(holder)
+            servers.holders.append(await held(opened, servers.open, place))
     return opened
 
 
@@ -110,17 +108,26 @@ async def aclose() -> None:
         await holder.aclose()
 
 
-async def _hold(servers: _Servers, place: Place, server: Transport) -> AsyncGenerator[None]:
-    """Closes the server when its loop winds down.
+async def held(
+    server: Transport, among: dict[Place, Transport] | None = None, place: Place | None = None
+) -> AsyncGenerator[None]:
+    """What closes the server: when it is closed itself or forgotten, and when its loop winds down.
 
     A loop offers no other hook: `asyncio.run` and every runner like it close the asynchronous
     generators that were begun on the loop, after the last task and before the loop itself.
     """
-    try:
-        yield
-    finally:
-        servers.open.pop(place, None)
-        await server.aclose()
+
+    async def hold() -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            if among is not None and place is not None:
+                among.pop(place, None)
+            await server.aclose()
+
+    holder = hold()
+    await anext(holder)
+    return holder
 
 
 async def open_transport(place: Place) -> Transport:

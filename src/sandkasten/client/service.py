@@ -12,7 +12,7 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Self
 
-from sandkasten.client.places import open_transport, place_of
+from sandkasten.client.places import held, open_transport, place_of
 from sandkasten.client.requests import names_of
 from sandkasten.client.sandbox import AsyncSandbox
 from sandkasten.client.transfer import blocks_of
@@ -20,7 +20,7 @@ from sandkasten.errors import FileTrouble, InvalidRequest
 from sandkasten.model.sandbox import CreateRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -90,6 +90,8 @@ class SandboxClient:
         self._url = base_url or os.environ.get("SANDKASTEN_URL") or DEFAULT_URL
         self._place: Place = place_of(url=self._url, api_key=api_key)
         self._transport: Transport | None = None
+        self._holder: AsyncGenerator[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def base_url(self) -> str:
@@ -159,9 +161,9 @@ class SandboxClient:
 
     async def close(self) -> None:
         """Let go of the connections. Sessions live on; the next call connects anew."""
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            await transport.aclose()
+        holder, self._holder, self._transport = self._holder, None, None
+        if holder is not None and self._loop is asyncio.get_running_loop():
+            await holder.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -175,7 +177,10 @@ class SandboxClient:
         await self.close()
 
     async def transport(self) -> Transport:
-        """The connection, opened on first use."""
-        if self._transport is None:
+        """The connection of this loop, opened on first use; it ends with the loop at the latest."""
+        loop = asyncio.get_running_loop()
+        if self._transport is None or self._loop is not loop:
             self._transport = await open_transport(self._place)
+            self._holder = await held(self._transport)
+            self._loop = loop
         return self._transport

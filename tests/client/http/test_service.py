@@ -113,6 +113,26 @@ def test_the_environment_names_the_daemon(served, monkeypatch):
     assert isinstance(sync.SandboxClient().list_sessions(), list)
 
 
+def test_a_client_that_nobody_closed_ends_without_a_word(served):
+    code = f"""
+import asyncio
+from sandkasten import SandboxClient
+from sandkasten.sync import SandboxClient as Twin
+client = SandboxClient(base_url={served.url!r}, api_key={served.key!r})
+for _ in range(2):
+    assert asyncio.run(client.list_sessions()) is not None
+assert Twin(base_url={served.url!r}, api_key={served.key!r}).list_sessions() is not None
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_importing_the_package_and_naming_a_daemon_loads_no_http_library():
     code = (
         "import sys, sandkasten\n"
