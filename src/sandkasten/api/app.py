@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket
 
+from sandkasten.api.auditing import Auditor
 from sandkasten.api.auth import require
 from sandkasten.api.call import Call, ClientLeft
 from sandkasten.api.guard import check_origin, check_type, plain_headers
@@ -46,6 +47,7 @@ class App:
         self.routes = tuple(routes)
         self._paths = Paths(routes)
         self._rates = Rates()
+        self._auditor = Auditor(server)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -64,11 +66,13 @@ class App:
             call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
             route: Route = scope["sandkasten.route"]
             response = await route.run(call)
+            await self._auditor.changed(call, route, response)
             if response is not None:
                 await response(scope, receive, answering)
         except ClientLeft:
             return
         except SandkastenError as exc:
+            await self._auditor.refused(scope, request_id, exc)
             await self._fail(exc, connection, answering, scope, receive)
         except asyncio.CancelledError:
             raise
@@ -100,14 +104,15 @@ class App:
             self._rates.take(principal)
         else:
             principal = self.server.doorkeeper.stranger
+        scope["sandkasten.principal"] = principal
         if isinstance(found, frozenset):
             raise _nothing_there(found, method, scope["path"])
         route, scope["path_params"] = found
+        scope["sandkasten.route"] = route
         if route.scope is not None and not self._is_open(route):
             require(principal, route.scope)
         if not websocket:
             check_type(headers, route)
-        scope["sandkasten.route"] = route
         return Call(self.server, connection, principal, request_id)
 
     def _is_open(self, route: Route) -> bool:

@@ -41,6 +41,7 @@ STATUS: Final[dict[type[SandkastenError], int]] = {
     errors.FileTrouble: 409,
     errors.QuotaExceeded: 507,
     errors.WorkspaceDamaged: 409,
+    errors.StoreUnusable: 503,
     errors.CommandTimeout: 504,
     errors.CommandNotExecutable: 422,
     errors.ConnectionRefused: 502,

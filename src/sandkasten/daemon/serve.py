@@ -21,6 +21,7 @@ from sandkasten.api.app import App
 from sandkasten.api.auth import Doorkeeper
 from sandkasten.api.routes.table import ALL
 from sandkasten.api.server import HttpRules, Server
+from sandkasten.daemon.books import open_books
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.listening import listening
 from sandkasten.daemon.single import only_daemon
@@ -54,13 +55,15 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(only_daemon(data_dir))
         clock = SystemClock()
+        books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
         engine = await open_engine(settings)
         stack.push_async_callback(engine.aclose)
-        _check_exposure(settings, keyed=False)
+        _check_exposure(settings, keyed=await books.has_key(clock.now()))
         server = Server(
             engine=engine,
             doorkeeper=Doorkeeper(
                 clock=clock,
+                keys=books.keys,
                 api_key=rules.api_key,
                 open_loopback=rules.api_key is None and rules.loopback,
             ),
@@ -72,8 +75,12 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
                 body_timeout_s=rules.body_timeout_s,
                 metrics_open=rules.metrics_open,
             ),
+            journal=books.journal,
+            keys=books.keys,
+            files=books.files,
             version=version("sandkasten"),
         )
+        await stack.enter_async_context(books.kept_short(clock, UPKEEP_EVERY_S))
         host, port = await stack.enter_async_context(listening(App(server, ALL), rules))
         scheme = "https" if rules.tls_cert is not None else "http"
         shown = f"[{host}]" if ":" in host else host

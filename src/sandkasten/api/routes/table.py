@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.api.routes import execs, ports, pty, run, sessions, stats, system
+from sandkasten.api.routes import (
+    audit,
+    execs,
+    files,
+    fs,
+    images,
+    keys,
+    ports,
+    pty,
+    run,
+    sessions,
+    stats,
+    system,
+    workspaces,
+)
 
 if TYPE_CHECKING:
     from sandkasten.api.routing import Route
@@ -17,4 +31,10 @@ ALL: tuple[Route, ...] = (
     *run.ROUTES,
     *pty.ROUTES,
     *ports.ROUTES,
+    *files.ROUTES,
+    *keys.ROUTES,
+    *audit.ROUTES,
+    *fs.ROUTES,
+    *workspaces.ROUTES,
+    *images.ROUTES,
 )
