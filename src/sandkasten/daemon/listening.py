@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from sandkasten.daemon.protocol import guarded
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def _http(app: App, rules: HttpSettings, *, tls: ssl.SSLContext | None) -> _Http
         # A frame of a terminal or a proxied page; larger messages come in several.
         ws_max_size=16 << 20,
         server_header=False,
+        http=guarded(app.server.rules),
         proxy_headers=False,
         timeout_keep_alive=int(rules.keep_alive_s),
         timeout_graceful_shutdown=int(rules.drain_s),

@@ -28,6 +28,9 @@ from sandkasten.daemon.single import only_daemon
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.telemetry import jsonlines
+from sandkasten.telemetry.fanout import Fanout
+from sandkasten.telemetry.logs import LogEvents
+from sandkasten.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +59,9 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         stack.enter_context(only_daemon(data_dir))
         clock = SystemClock()
         books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
-        engine = await open_engine(settings)
+        metrics = Metrics(version("sandkasten"))
+        events = Fanout(LogEvents(), metrics)
+        engine = await open_engine(settings, events=events)
         stack.push_async_callback(engine.aclose)
         _check_exposure(settings, keyed=await books.has_key(clock.now()))
         server = Server(
@@ -78,6 +83,8 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
             journal=books.journal,
             keys=books.keys,
             files=books.files,
+            events=events,
+            metrics=metrics,
             version=version("sandkasten"),
         )
         await stack.enter_async_context(books.kept_short(clock, UPKEEP_EVERY_S))
