@@ -365,8 +365,9 @@ class Journal(Protocol):
         action: str | None = None,
         target: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> Sequence[AuditRow]:
-        """Oldest first, those after `since_seq`."""
+        """Oldest first, those after `since_seq`: the first `limit`, or the last with `newest`."""
         ...
 
     async def flush(self) -> None:

@@ -136,7 +136,9 @@ async def test_creates_and_destroys_under_watch_end_as_what_they_were(watched):
             await asyncio.sleep(0)
 
     going = asyncio.create_task(rounds())
-    ids = [the_id for _ in range(5) for the_id in await asyncio.gather(*(cycle() for _ in range(8)))]
+    ids = [
+        the_id for _ in range(5) for the_id in await asyncio.gather(*(cycle() for _ in range(8)))
+    ]
     going.cancel()
     for the_id in ids:
         row = await watched.journal.session(the_id)

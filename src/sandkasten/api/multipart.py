@@ -25,6 +25,7 @@ class Part:
     name: str
     filename: str | None
     data: AsyncIterator[bytes]
+    content_type: str | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class Form:
                 name.decode("utf-8", "surrogateescape"),
                 None if filename is None else filename.decode("utf-8", "surrogateescape"),
                 self._data(),
+                found.headers.get(b"content-type", b"").decode("latin-1") or None,
             )
 
     async def _data(self) -> AsyncIterator[bytes]:

@@ -176,7 +176,7 @@ class Engine:
             events=events,
         )
         self._history = History(self._handles, journal, clock)
-        self._execution = Execution(self._handles, self._history)
+        self._execution = Execution(self._handles, self._history, events)
         self._watch = Watch(
             backends=backends,
             store=store,
@@ -199,7 +199,13 @@ class Engine:
         self.terminals = Terminals(self._handles)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._oneshot = OneShot(
-            planner, self._sandboxes, self._spares, self._execution, self.files, self._quotas
+            planner,
+            self._sandboxes,
+            self._spares,
+            self._execution,
+            self.files,
+            self._quotas,
+            events,
         )
         self.images = Images(library, store)
         self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
@@ -247,6 +253,10 @@ class Engine:
     async def check_owner(self, sandbox_id: SandboxId, tenant: str) -> None:
         """SessionExpired for one this tenant had, SessionNotFound for any other it has not."""
         await self._sandboxes.check_owner(sandbox_id, tenant)
+
+    async def census(self) -> dict[tuple[str, str], int]:
+        """How many sandboxes the ledger has in each state and backend; nobody is looked at."""
+        return await self._sandboxes.census()
 
     async def owner(self, sandbox_id: SandboxId) -> str:
         """Which tenant's it is; SessionNotFound when there is none."""

@@ -99,6 +99,9 @@ class Recovery:
             try:
                 await self._history.resume(record)
             except SandkastenError as exc:
+                if not await self._handles.alive(record):
+                    # It was dying when we looked.
+                    return await self._over(record)
                 # It is kept all the same; the end of what runs there is noted when it is asked for.
                 self._emit("recovery.unfollowed", sandbox=record.id, error=exc.code)
         return "adopted" if adopted else "kept"

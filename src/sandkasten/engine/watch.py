@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from sandkasten.engine.chronicle import row_of
 from sandkasten.errors import SandkastenError
 from sandkasten.model.lifecycle import State, is_there
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.engine.chronicle import Chronicle
     from sandkasten.engine.handles import Handles
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sandkasten.model.journal import SessionRow
     from sandkasten.model.record import Record
     from sandkasten.ports import Backend, EventSink, Store
+
+T = TypeVar("T")
 
 ROUND_S = 2.0
 # The first process of a sandbox goes a moment after its connections do.
@@ -81,7 +83,7 @@ class Watch:
 
         async def one(record: Record) -> None:
             async with gate:
-                await self._quietly(record.id, self._look(record))
+                await self._quietly(record.id, self._look, record)
 
         await asyncio.gather(*(one(record) for record in records if self._is_ours(record)))
         await self._reconcile(begun, {record.id: record for record in records})
@@ -110,10 +112,7 @@ class Watch:
                 await self._chronicle.ended(the_id, "destroyed", "another process destroyed it")
         for the_id, record in records.items():
             if the_id not in known and is_there(record.state) and not record.hidden:
-                await self._quietly(the_id, self._adopt(record))
-
-    async def _adopt(self, record: Record) -> None:
-        await self.adopt(record)
+                await self._quietly(the_id, self.adopt, record)
 
     def _is_ours(self, record: Record) -> bool:
         return record.backend in self._backends and not record.hidden
@@ -127,7 +126,7 @@ class Watch:
 
     def _suspect(self, the_id: SandboxId) -> None:
         if the_id not in self._looking:
-            work = self._quietly(the_id, self._look_into(the_id))
+            work = self._quietly(the_id, self._look_into, the_id)
             task = asyncio.get_running_loop().create_task(work)
             self._looking[the_id] = task
             task.add_done_callback(lambda _: self._looking.pop(the_id, None))
@@ -150,9 +149,9 @@ class Watch:
             except SandkastenError as exc:
                 self._emit("watch.failed", "", error=exc.code)
 
-    async def _quietly(self, the_id: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _quietly(self, the_id: str, work: Callable[[T], Awaitable[object]], about: T) -> None:
         try:
-            await work
+            await work(about)
         except SandkastenError as exc:
             self._emit("watch.failed", the_id, error=exc.code)
 

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.api.routes import fs, images, ports, pty, sessions, system, workspaces
+from sandkasten.api.routes import (
+    audit,
+    execs,
+    files,
+    fs,
+    images,
+    keys,
+    ports,
+    pty,
+    run,
+    sessions,
+    stats,
+    system,
+    workspaces,
+)
 
 if TYPE_CHECKING:
     from sandkasten.api.routing import Route
@@ -12,8 +26,14 @@ if TYPE_CHECKING:
 ALL: tuple[Route, ...] = (
     *system.ROUTES,
     *sessions.ROUTES,
+    *execs.ROUTES,
+    *stats.ROUTES,
+    *run.ROUTES,
     *pty.ROUTES,
     *ports.ROUTES,
+    *files.ROUTES,
+    *keys.ROUTES,
+    *audit.ROUTES,
     *fs.ROUTES,
     *workspaces.ROUTES,
     *images.ROUTES,
