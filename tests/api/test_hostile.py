@@ -403,8 +403,8 @@ async def test_an_unforeseen_failure_tells_nothing_of_itself(daemon, monkeypatch
     async def broken(*_args, **_more):
         raise ValueError("a secret of somebody")
 
-    monkeypatch.setattr(daemon.server.engine, "list", broken)
-    reply = await daemon.ask("GET", "/v1/sessions")
+    monkeypatch.setattr(daemon.server.engine, "run", broken)
+    reply = await daemon.ask("POST", "/v1/run", {"code": "1"})
     assert (reply.status, reply.json["code"]) == (500, "INTERNAL_ERROR")
     assert b"secret" not in reply.raw
     assert reply.json["request_id"] in [getattr(r, "request_id", None) for r in caplog.records]

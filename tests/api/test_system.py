@@ -14,7 +14,7 @@ from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.readiness import Readiness
-from sandkasten.telemetry.fanout import Fanout
+from sandkasten.telemetry.fanout import FanOut
 from sandkasten.telemetry.logs import LogEvents
 from sandkasten.telemetry.metrics import Metrics
 from tests.api.serving import serving
@@ -92,7 +92,7 @@ def test_the_page_escapes_whatever_it_is_given():
 @pytest.fixture
 async def counted(tmp_path):
     metrics = Metrics("1.0")
-    events = Fanout(LogEvents(), metrics)
+    events = FanOut(LogEvents(), metrics)
     engine = await open_engine(settings(Place(str(tmp_path / "data"), "memory")), events=events)
     async with serving(engine, metrics=metrics, events=events) as one:
         yield one

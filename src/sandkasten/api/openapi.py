@@ -190,9 +190,9 @@ def _responses(
     route: Route, names: Mapping[type[BaseModel], str], failures: dict[str, Any]
 ) -> dict[str, Any]:
     status = 101 if route.method == "WS" else route.status
-    found: dict[str, Any] = {str(status): _good(route, route.answer, names)}
+    found: dict[str, Any] = {str(status): _good(route, status, route.answer, names)}
     for other, model in route.also.items():
-        found[str(other)] = _good(route, model, names)
+        found[str(other)] = _good(route, other, model, names)
     told: dict[int, list[str]] = {code: [text] for code, text in _EVERYWHERE.items()}
     more: list[Mapping[int, str]] = []
     if route.scope is not None:
@@ -206,6 +206,8 @@ def _responses(
         for code in _statuses(kind):
             if not any(kind.code in text for text in told.get(code, ())):
                 told.setdefault(code, []).append(kind.code)
+    for code, text in route.fails.items():
+        told.setdefault(code, []).append(f"INVALID_REQUEST: {text}")
     for code in sorted(told):
         name = _named(code, told[code])
         failures.setdefault(name, _bad(code, told[code]))
@@ -216,9 +218,12 @@ def _responses(
 
 
 def _good(
-    route: Route, model: type[Answer] | None, names: Mapping[type[BaseModel], str]
+    route: Route, status: int, model: type[Answer] | None, names: Mapping[type[BaseModel], str]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"description": route.summary, "headers": _HEADERS}
+    if status == 304:
+        found["description"] = "What the client has is what there is."
+        return found
     if route.method == "WS":
         found["description"] = "The connection is a WebSocket now."
         return found

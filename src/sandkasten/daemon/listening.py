@@ -96,7 +96,6 @@ def _http(app: App, rules: HttpSettings, guard: HttpRules, *, tls: ssl.SSLContex
         # A frame of a terminal or a proxied page; larger messages come in several.
         ws_max_size=16 << 20,
         server_header=False,
-        http=guarded(app.server.rules),
         proxy_headers=False,
         timeout_keep_alive=int(rules.keep_alive_s),
         # Answers were waited for before; what is left by then are streams.

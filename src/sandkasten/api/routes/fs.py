@@ -122,7 +122,7 @@ def file_routes(
         Route(
             "GET", f"{files}/download", verbs.download, "Download a file, or a tree as a tar",
             tag, scope, query=DownloadQuery, gives=(OCTETS, TAR),
-            errors=(*look, NotRegular),
+            errors=(*look, NotRegular), also={206: None, 304: None}, fails={416: "the range"},
             description="`Range`, `If-Range`, `If-None-Match` and HEAD are understood (206, 304, "
             "416). Sent as an attachment, never as a page.",
         ),
