@@ -13,6 +13,7 @@ import sys
 import tempfile
 
 import httpx
+
 from sandkasten import SandboxClient, __version__  # type: ignore[attr-defined]
 
 
@@ -37,7 +38,8 @@ async def main(url: str, key: str, image: str) -> dict[str, object]:
 
         chunks = [one async for one in session.exec_stream("echo 1; sleep 0.3; echo 2; exit 3")]
         seen["stream"] = ["".join(one.output for one in chunks[:-1]), len(chunks) > 2,
-                          chunks[-1].done, chunks[-1].exit_code, chunks[0].timestamp > 10**12]  # fmt: skip
+                          chunks[-1].done, chunks[-1].exit_code,
+                          chunks[0].timestamp > 10**12]  # fmt: skip
         await session.exec("true")
 
         await session.write("a/text.txt", "grüße")
