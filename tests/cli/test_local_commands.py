@@ -1,4 +1,7 @@
-"""The command line across processes, on real sandboxes: each command is a process of its own."""
+"""The command line across processes, on real sandboxes: each command is a process of its own.
+
+Every test is asked twice: where nobody serves the data directory, and where a daemon does.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import pytest
 
 from tests.cli.conftest import COMMAND
 from tests.cli.terminal import Person
+from tests.client.http.served import served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,12 +31,21 @@ pytestmark = [
 Cli = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
-@pytest.fixture(autouse=True)
-def local_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, memory_only: None) -> Path:
+@pytest.fixture(autouse=True, params=["embedded", "daemon"])
+def local_only(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    memory_only: None,
+) -> Iterator[Path]:
     monkeypatch.delenv("SANDKASTEN_BACKEND")
     data = tmp_path / "data"
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(data))
-    return data
+    if request.param == "embedded":
+        yield data
+        return
+    with served(data, backend="local"):
+        yield data
 
 
 @pytest.fixture
