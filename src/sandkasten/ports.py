@@ -206,6 +206,17 @@ class ImageLibrary(Protocol):
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Sequence[ImageInfo]: ...
+    async def import_stream(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Sequence[ImageInfo]:
+        """As `import_archive`, of an archive that comes from elsewhere and is kept by nobody."""
+        ...
+
     async def export(
         self,
         name: str,
@@ -304,7 +315,7 @@ class Journal(Protocol):
     """
 
     async def begin_session(self, row: SessionRow) -> None:
-        """Before anything is made for it."""
+        """Before anything is made for it. Again, it replaces the row of one that has no end."""
         ...
 
     async def session_runs(self, session_id: str) -> None: ...
@@ -323,7 +334,8 @@ class Journal(Protocol):
         limit: int = 1000,
         before: str | None = None,
     ) -> Sequence[SessionRow]:
-        """Newest first; `before` is the id of the last one of the page before."""
+        """Newest first (created_at, then id); `before` is the last id of the page before, and
+        nothing comes before an id that is not known."""
         ...
 
     async def open_sessions(self) -> Sequence[SessionRow]:
@@ -337,7 +349,7 @@ class Journal(Protocol):
     async def execs(
         self, session_id: str, *, limit: int = 256, before: str | None = None
     ) -> Sequence[ExecRow]:
-        """Newest first."""
+        """Newest first (started_at, then id); `before` as for sessions."""
         ...
 
     async def exec(self, session_id: str, exec_id: str) -> ExecRow | None: ...
@@ -353,7 +365,11 @@ class Journal(Protocol):
         action: str | None = None,
         target: str | None = None,
         limit: int = 1000,
-    ) -> Sequence[AuditRow]: ...
+        newest: bool = False,
+    ) -> Sequence[AuditRow]:
+        """Oldest first, those after `since_seq`: the first `limit`, or the last with `newest`."""
+        ...
+
     async def flush(self) -> None:
         """Everything noted so far is written."""
         ...

@@ -31,7 +31,7 @@ from sandkasten.wire.call import Output as Piece
 from sandkasten.wire.messages import ExecReply, decode_exec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from sandkasten.model.commands import Command
 
@@ -49,11 +49,16 @@ class Following:
 
     def __init__(self, handles: Handles, handle: Handle, exec_id: str, command: Command) -> None:
         self.exec_id = exec_id
+        self._real_id = exec_id
         self.handle = handle
         self.command = command
         self.output = Output(command.stdout_cap, command.stderr_cap)
         self.began = Began(handle.counters, command.timeout_s)
         self.reply: ExecReply | None = None
+        self.asked = False
+        """Whether the runner may have heard of it."""
+        self.on_started: Callable[[str], None] | None = None
+        """Told once under which id it runs: one that was asked for by key may run already."""
         self._handles = handles
         self._started = False
         self._feeder: asyncio.Task[None] | None = None
@@ -65,13 +70,13 @@ class Following:
         self.handle.remember(self.exec_id, self.began)
         start = start_fields(self.exec_id, self.command, follow=True)
         verb, fields = "exec.start", start
-        retried = asked = False
+        retried = False
         while True:
             try:
                 channel = await self._handles.channel(self.handle)
             except Conflict as exc:
                 # What was asked before the pause is at work or in a queue there, and kept.
-                if not asked or not is_paused(exc):
+                if not self.asked or not is_paused(exc):
                     raise
                 await asyncio.sleep(_PAUSED_LOOK_S)
                 retried = False
@@ -80,7 +85,7 @@ class Following:
                 if self._started:
                     return
                 raise
-            asked = True
+            self.asked = True
             try:
                 async with channel.stream(verb, fields) as call:
                     await self._feed(call, first=verb == "exec.start")
@@ -91,6 +96,9 @@ class Following:
                                 yield self._chunk(item)
                         elif isinstance(item, Event) and item.name == "started":
                             self._started = True
+                            self._tell_started(item)
+                            # Under a key it may be the command of an earlier request.
+                            self._real_id = str(item.body.get("exec_id", self.exec_id))
                             if self.command.argv is None:
                                 # Its turn in the shell's queue has come: now its own time counts.
                                 self._watch(call, self._own_bound_s())
@@ -119,6 +127,12 @@ class Following:
             finally:
                 await self._rest()
 
+    def _tell_started(self, event: Event) -> None:
+        tell, self.on_started = self.on_started, None
+        if tell is not None:
+            exec_id = event.body.get("exec_id")
+            tell(exec_id if isinstance(exec_id, str) else self.exec_id)
+
     def _rest_of_output(self) -> dict[str, object]:
         return {"exec_id": self.exec_id, "since_seq": self.output.last_seq, "follow": True}
 
@@ -127,7 +141,7 @@ class Following:
             raise ProtocolViolation("a chunk of output came from an unknown source")
         source = SOURCES[piece.source]
         gap = self.output.add(piece.seq, source, piece.offset, piece.data)
-        return Chunk(piece.seq, source, piece.data, gap)
+        return Chunk(piece.seq, source, piece.data, gap, self._real_id)
 
     async def _feed(self, call: Call, *, first: bool) -> None:
         self._watch(call, self._queue_bound_s())

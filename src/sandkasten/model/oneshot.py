@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sandkasten.model.tenancy import DEFAULT_TENANT
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -38,6 +40,8 @@ class RunRequest:
     """A workspace that outlives the run: what the code writes there stays."""
     workspace_mode: str | None = None
     mounts: tuple[str, ...] = ()
+    tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""The ledger of one process, for sandboxes that end with it anyway."""
+"""The ledger and the journal of one process, for sandboxes that end with it anyway."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from sandkasten.errors import Busy
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.journal import AuditRow, ExecRow, SessionEnd, SessionRow
     from sandkasten.model.record import Record
 
 
@@ -69,3 +71,143 @@ class _Hold(AbstractAsyncContextManager[None]):
 
     async def __aexit__(self, *_: object) -> None:
         self._lock.release()
+
+
+_DAY_S: Final = 86_400.0
+
+
+class MemoryJournal:
+    """Implements `ports.Journal`; what it remembers ends with the process."""
+
+    def __init__(self, *, retention_s: float = 30 * _DAY_S) -> None:
+        self._retention_s = retention_s
+        self._sessions: dict[str, SessionRow] = {}
+        self._execs: dict[str, dict[str, ExecRow]] = {}
+        self._audit: list[AuditRow] = []
+        self._last_seq = 0
+
+    async def begin_session(self, row: SessionRow) -> None:
+        known = self._sessions.get(row.id)
+        if known is None or known.ended_at is None:
+            self._sessions[row.id] = row
+
+    async def session_runs(self, session_id: str) -> None:
+        row = self._sessions.get(session_id)
+        if row is not None and row.ended_at is None:
+            self._sessions[session_id] = replace(row, status="running")
+
+    async def end_session(
+        self, session_id: str, status: SessionEnd, at: float, reason: str = ""
+    ) -> None:
+        row = self._sessions.get(session_id)
+        if row is None or row.ended_at is not None:
+            return
+        self._sessions[session_id] = replace(row, status=status, ended_at=at, reason=reason)
+        execs = self._execs.get(session_id, {})
+        for exec_id, one in execs.items():
+            if one.status == "running":
+                execs[exec_id] = replace(one, status="lost")
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        return self._sessions.get(session_id)
+
+    async def sessions(
+        self,
+        tenant: str | None,
+        *,
+        status: str | None = None,
+        limit: int = 1000,
+        before: str | None = None,
+    ) -> Sequence[SessionRow]:
+        rows = sorted(self._sessions.values(), key=_session_age, reverse=True)
+        if before is not None:
+            last = self._sessions.get(before)
+            if last is None:
+                return []
+            rows = [row for row in rows if _session_age(row) < _session_age(last)]
+        return [
+            row for row in rows if tenant in (None, row.tenant) and status in (None, row.status)
+        ][:limit]
+
+    async def open_sessions(self) -> Sequence[SessionRow]:
+        return [row for row in self._sessions.values() if row.ended_at is None]
+
+    def note_exec(self, row: ExecRow) -> None:
+        rows = self._execs.setdefault(row.session_id, {})
+        if row.status == "running":
+            # What comes late knows less: nothing runs again that has ended.
+            if row.id in rows and rows[row.id].status != "running":
+                return
+            session = self._sessions.get(row.session_id)
+            if session is not None and session.ended_at is not None:
+                row = replace(row, status="lost")
+        rows[row.id] = row
+
+    async def execs(
+        self, session_id: str, *, limit: int = 256, before: str | None = None
+    ) -> Sequence[ExecRow]:
+        found = self._execs.get(session_id, {})
+        rows = sorted(found.values(), key=_exec_age, reverse=True)
+        if before is not None:
+            last = found.get(before)
+            if last is None:
+                return []
+            rows = [row for row in rows if _exec_age(row) < _exec_age(last)]
+        return rows[:limit]
+
+    async def exec(self, session_id: str, exec_id: str) -> ExecRow | None:
+        return self._execs.get(session_id, {}).get(exec_id)
+
+    async def audit(self, row: AuditRow) -> None:
+        self._last_seq += 1
+        self._audit.append(replace(row, seq=self._last_seq))
+
+    async def audited(
+        self,
+        tenant: str | None,
+        *,
+        since_seq: int = 0,
+        action: str | None = None,
+        target: str | None = None,
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[AuditRow]:
+        found = [
+            row
+            for row in self._audit
+            if row.seq > since_seq
+            and tenant in (None, row.tenant)
+            and action in (None, row.action)
+            and target in (None, row.target)
+        ]
+        return found[-limit:] if newest else found[:limit]
+
+    async def flush(self) -> None:
+        return None
+
+    async def prune(self, now: float) -> int:
+        before = now - self._retention_s
+        gone = [
+            row.id
+            for row in self._sessions.values()
+            if row.ended_at is not None and row.ended_at < before
+        ]
+        count = len(gone)
+        for the_id in gone:
+            del self._sessions[the_id]
+            count += len(self._execs.pop(the_id, {}))
+        kept = [row for row in self._audit if row.at >= before]
+        count += len(self._audit) - len(kept)
+        self._audit = kept
+        return count
+
+    async def aclose(self) -> None:
+        return None
+
+
+def _session_age(row: SessionRow) -> tuple[float, str]:
+    return row.created_at, row.id
+
+
+def _exec_age(row: ExecRow) -> tuple[float, str]:
+    return row.started_at, row.id

@@ -1,0 +1,238 @@
+"""What every journal promises, whatever it is kept in. Add a kind to KINDS to hold it to this."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.model.journal import AuditRow, ExecRow, SessionRow
+from sandkasten.store.memory import MemoryJournal
+from sandkasten.store.sqlite.database import Database
+from sandkasten.store.sqlite.journal import SqliteJournal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from sandkasten.ports import Journal
+
+YEARS_S = 10 * 365 * 86_400.0
+
+
+async def in_memory(_: Path) -> Journal:
+    return MemoryJournal()
+
+
+class OwningJournal(SqliteJournal):
+    """With a database of its own, as the daemon's is everybody's."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._database.aclose()
+
+
+async def in_sqlite(path: Path) -> Journal:
+    return OwningJournal(await Database.open(path / "journal.db"))
+
+
+KINDS: dict[str, Callable[[Path], Awaitable[Journal]]] = {
+    "memory": in_memory,
+    "sqlite": in_sqlite,
+}
+
+
+@pytest.fixture(params=sorted(KINDS))
+async def journal(request, tmp_path):
+    one = await KINDS[request.param](tmp_path)
+    yield one
+    await one.aclose()
+
+
+def session(number: int, *, tenant: str = "default", at: float | None = None) -> SessionRow:
+    return SessionRow(
+        id=f"sbx_{number:016x}",
+        tenant=tenant,
+        image="host",
+        backend="memory",
+        created_at=1000.0 + number if at is None else at,
+    )
+
+
+def command(number: int, *, status: str = "running") -> ExecRow:
+    return ExecRow(
+        id=f"exec_{number:016x}",
+        session_id=session(1).id,
+        tenant="default",
+        command="sleep 1",
+        status=status,  # type: ignore[arg-type]
+        started_at=1000.0 + number,
+    )
+
+
+async def ids(journal: Journal, tenant: str | None, **how: object) -> list[str]:
+    return [row.id for row in await journal.sessions(tenant, **how)]  # type: ignore[arg-type]
+
+
+async def test_a_session_begins_runs_and_ends_once(journal):
+    row = replace(
+        session(1),
+        session_key="k",
+        workspace_id="w",
+        labels={"team": "ä"},
+        key_id="key_1",
+    )
+    await journal.begin_session(row)
+    assert await journal.session(row.id) == row
+    await journal.session_runs(row.id)
+    assert await journal.session(row.id) == replace(row, status="running")
+    await journal.end_session(row.id, "crashed", 1100.0, "it was killed")
+    await journal.end_session(row.id, "destroyed", 1200.0)
+    await journal.session_runs(row.id)
+    ended = replace(row, status="crashed", ended_at=1100.0, reason="it was killed")
+    assert await journal.session(row.id) == ended
+
+
+async def test_a_session_that_was_never_begun_is_not_known_and_cannot_end(journal):
+    await journal.session_runs(session(1).id)
+    await journal.end_session(session(1).id, "lost", 1.0)
+    assert await journal.session(session(1).id) is None
+    assert await journal.sessions(None) == []
+
+
+async def test_begun_again_it_replaces_the_row_until_the_session_has_ended(journal):
+    row = replace(session(1), status="running", labels={"a": "1"})
+    await journal.begin_session(row)
+    await journal.begin_session(replace(row, labels={"a": "2"}))
+    assert (await journal.session(row.id)).labels == {"a": "2"}
+    await journal.end_session(row.id, "destroyed", 1100.0)
+    await journal.begin_session(replace(row, labels={"a": "3"}))
+    found = await journal.session(row.id)
+    assert (found.status, found.labels) == ("destroyed", {"a": "2"})
+
+
+async def test_sessions_are_listed_newest_first_by_tenant_and_status(journal):
+    for number in range(1, 5):
+        await journal.begin_session(session(number, tenant="a" if number % 2 else "b"))
+    await journal.end_session(session(3).id, "expired", 2000.0)
+    assert await ids(journal, None) == [session(n).id for n in (4, 3, 2, 1)]
+    assert await ids(journal, "a") == [session(3).id, session(1).id]
+    assert await ids(journal, "a", status="expired") == [session(3).id]
+    assert await ids(journal, "b", status="expired") == []
+    assert await ids(journal, "c") == []
+    assert {row.id for row in await journal.open_sessions()} == {session(n).id for n in (1, 2, 4)}
+
+
+async def test_pages_hold_every_session_once_also_those_of_one_moment(journal):
+    for number in range(7):
+        await journal.begin_session(session(number, at=1000.0 + number // 3))
+    whole = await ids(journal, None)
+    assert len(whole) == 7
+    pages: list[str] = []
+    before = None
+    while page := await ids(journal, None, limit=2, before=before):
+        pages += page
+        before = page[-1]
+    assert pages == whole
+    assert await ids(journal, None, before="sbx_ffffffffffffffff") == []
+
+
+async def test_a_command_is_noted_then_replaced_and_ends_with_its_session(journal):
+    await journal.begin_session(session(1))
+    journal.note_exec(command(1))
+    journal.note_exec(command(2))
+    await journal.flush()
+    done = replace(
+        command(1),
+        status="completed",
+        exit_code=3,
+        duration_ms=12,
+        cpu_ms=4,
+        peak_memory_bytes=1 << 33,
+        stdout_bytes=5,
+        stderr_bytes=6,
+        why="OOM",
+        shell="default",
+    )
+    journal.note_exec(done)
+    await journal.flush()
+    assert await journal.execs(session(1).id) == [command(2), done]
+    assert await journal.exec(session(1).id, done.id) == done
+    assert await journal.exec(session(2).id, done.id) is None
+    await journal.end_session(session(1).id, "crashed", 1100.0)
+    assert await journal.exec(session(1).id, done.id) == done
+    assert (await journal.exec(session(1).id, command(2).id)).status == "lost"
+
+
+async def test_a_command_noted_right_before_the_end_is_not_left_running(journal):
+    await journal.begin_session(session(1))
+    journal.note_exec(command(1))
+    await journal.end_session(session(1).id, "destroyed", 1100.0)
+    await journal.flush()
+    assert (await journal.exec(session(1).id, command(1).id)).status == "lost"
+
+
+async def test_commands_are_paged_newest_first(journal):
+    await journal.begin_session(session(1))
+    for number in range(5):
+        journal.note_exec(command(number, status="completed"))
+    await journal.flush()
+    first = await journal.execs(session(1).id, limit=2)
+    assert [row.id for row in first] == [command(4).id, command(3).id]
+    rest = await journal.execs(session(1).id, before=first[-1].id)
+    assert [row.id for row in rest] == [command(n).id for n in (2, 1, 0)]
+    assert await journal.execs(session(1).id, before="exec_ffffffffffffffff") == []
+
+
+async def test_audit_rows_are_numbered_and_read_from_where_one_stopped(journal):
+    for number, action in enumerate(("session.create", "session.destroy", "key.create")):
+        await journal.audit(
+            AuditRow(
+                seq=0,
+                at=1000.0 + number,
+                tenant="a" if number else "b",
+                key_id=None if number else "key_1",
+                action=action,
+                target=f"t{number}",
+                outcome="ok",
+                request_id="req_1",
+                detail={"why": "ü"},
+            )
+        )
+    rows = await journal.audited(None)
+    assert [row.action for row in rows] == ["session.create", "session.destroy", "key.create"]
+    assert rows[0].seq < rows[1].seq < rows[2].seq
+    assert (rows[0].key_id, rows[0].detail, rows[0].request_id) == ("key_1", {"why": "ü"}, "req_1")
+    assert [row.seq for row in await journal.audited(None, since_seq=rows[0].seq, limit=1)] == [
+        rows[1].seq
+    ]
+    assert [row.target for row in await journal.audited(None, limit=2, newest=True)] == ["t1", "t2"]
+    assert [row.target for row in await journal.audited("a")] == ["t1", "t2"]
+    assert [row.target for row in await journal.audited("a", action="key.create")] == ["t2"]
+    assert [row.target for row in await journal.audited(None, target="t0")] == ["t0"]
+
+
+async def test_what_is_past_its_retention_goes_and_what_is_open_stays(journal):
+    await journal.begin_session(session(1))
+    await journal.begin_session(session(2))
+    journal.note_exec(command(1))
+    await journal.end_session(session(1).id, "destroyed", 1100.0)
+    await journal.flush()
+    assert await journal.prune(1101.0) == 0
+    assert await journal.prune(1100.0 + YEARS_S) >= 1
+    assert await journal.session(session(1).id) is None
+    assert await journal.execs(session(1).id) == []
+    assert (await journal.session(session(2).id)).status == "creating"
+
+
+async def test_what_is_noted_late_does_not_bring_an_ended_command_back(journal):
+    await journal.begin_session(session(1))
+    done = replace(command(1), status="completed", exit_code=0)
+    journal.note_exec(done)
+    await journal.flush()
+    await journal.end_session(session(1).id, "destroyed", 1100.0)
+    journal.note_exec(command(2))
+    await journal.flush()
+    assert (await journal.exec(session(1).id, command(2).id)).status == "lost"
+    assert await journal.exec(session(1).id, command(1).id) == done
