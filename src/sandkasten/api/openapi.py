@@ -182,7 +182,12 @@ def _responses(route: Route, names: Mapping[type[BaseModel], str]) -> dict[str, 
     status = 101 if route.method == "WS" else route.status
     found: dict[str, Any] = {str(status): _good(route, route.answer, names)}
     for other, model in route.also.items():
+        if other >= 400:
+            found[str(other)] = _bad(other, [route.summary])
+            continue
         found[str(other)] = _good(route, model, names)
+        if other == 304:
+            del found["304"]["content"]
     told: dict[int, list[str]] = {code: [text] for code, text in _EVERYWHERE.items()}
     more: list[Mapping[int, str]] = []
     if route.scope is not None:
