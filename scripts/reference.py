@@ -23,6 +23,11 @@ A flag wins over the environment, the environment over the file, the file over t
 The file is `sandkasten.yaml` here, then `/etc/sandkasten/sandkasten.yaml`; a dot
 in a name is a level of the file. A duration is seconds, or a text such as `30m`.
 """
+_EXAMPLE_HEAD = """\
+# Settings of sandkasten, every one with its default. Made by scripts/reference.py.
+# Uncomment what should be otherwise (a key and the line of its group), and put the file where
+# the daemon looks: sandkasten.yaml beside it, or /etc/sandkasten/sandkasten.yaml.
+"""
 NOTE = "<!-- made from the code by scripts/reference.py; do not edit -->\n"
 
 
@@ -73,17 +78,39 @@ def errors() -> str:
 
 
 def settings() -> str:
+    from sandkasten.daemon.explained import MEANS
     from sandkasten.daemon.settings import documented
 
     lines = [NOTE, "# Settings\n"]
     lines.append(_SETTINGS_HEAD)
-    lines.append("| setting | environment | default |")
-    lines.append("|---|---|---|")
+    lines.append("| setting | means | environment | default |")
+    lines.append("|---|---|---|---|")
     for name, variables, default in documented():
         said = ", ".join(f"`{v}`" for v in variables)
         shown = ", ".join(default) if isinstance(default, list) else default
-        lines.append(f"| `{name}` | {said} | {'–' if shown in (None, '') else shown} |")
+        told = "–" if shown in (None, "") else shown
+        lines.append(f"| `{name}` | {MEANS[name]} | {said} | {told} |")
     return "\n".join(lines) + "\n"
+
+
+def example() -> str:
+    """Every key of the settings file, with its default, commented out."""
+    from sandkasten.daemon.explained import MEANS
+    from sandkasten.daemon.settings import documented
+
+    rooms: dict[str, list[str]] = {}
+    for name, _, default in documented():
+        room, _, key = name.rpartition(".")
+        value: object = "/var/lib/sandkasten" if name == "data_dir" else default
+        if name in ("images.registries", "images.aliases"):
+            value = {}
+        shown = "" if value is None else " " + json.dumps(value)
+        indent = "  " if room else ""
+        rooms.setdefault(room, []).append(f"{indent}# {MEANS[name]}\n#{indent}{key}:{shown}\n")
+    lines = [_EXAMPLE_HEAD]
+    for room, keys in rooms.items():
+        lines.append("\n".join(([f"#{room}:\n"] if room else []) + keys))
+    return "\n".join(lines)
 
 
 def sdk() -> str:
@@ -145,11 +172,17 @@ def _first(of: object) -> str:
 
 
 def main() -> int:
-    pages = {"commands": commands, "errors": errors, "settings": settings, "sdk": sdk}
+    pages = {
+        PAGES / "commands.md": commands,
+        PAGES / "errors.md": errors,
+        PAGES / "settings.md": settings,
+        PAGES / "sdk.md": sdk,
+        ROOT / "deploy" / "sandkasten.yaml": example,
+    }
     stale = []
     PAGES.mkdir(parents=True, exist_ok=True)
-    for name, make in pages.items():
-        path, text = PAGES / f"{name}.md", make()
+    for path, make in pages.items():
+        text = make()
         if "--check" in sys.argv[1:]:
             if not path.exists() or path.read_text() != text:
                 stale.append(path.name)

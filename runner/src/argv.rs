@@ -16,6 +16,14 @@ struct Ends {
     terminal: bool,
 }
 
+/// What a supervisor had to say.
+enum Heard {
+    Report,
+    Nothing,
+    /// It is dead; the command that must be started anew, if it held one and had not begun.
+    Gone(Option<u64>),
+}
+
 impl Server {
     pub fn start_argv(&mut self, number: u64) -> Result<(), Failure> {
         let exec = self.execs.get(&number).ok_or_else(gone)?;
@@ -41,7 +49,10 @@ impl Server {
                 terminal: ends.terminal,
                 own_session: true,
             };
-            self.supervise(&program, &wiring, Owner::Exec(number))
+            match self.hand_over(number, &program, &wiring) {
+                Some(pid) => Ok(pid),
+                None => self.supervise(&program, &wiring, Owner::Exec(number)),
+            }
         });
         match outcome {
             Ok(pid) => {
@@ -80,6 +91,7 @@ impl Server {
         let supervisor = Supervisor {
             control: Some(control),
             owner,
+            handed: false,
         };
         self.supervisors.insert(pid, supervisor);
         Ok(pid)
@@ -107,8 +119,7 @@ impl Server {
             sys::open(b"/dev/null", libc::O_RDONLY, 0)?
         };
         let mut output = |source: u8| -> Result<OwnedFd, Errno> {
-            let (ours, theirs) = sys::pipe()?;
-            sys::set_nonblocking(ours.as_raw_fd())?;
+            let (ours, theirs) = sys::pipe_to_poll()?;
             let watched = poll.watch(ours, Source::Output(number, source), poll::READ)?;
             exec.outputs[usize::from(source)] = Some(watched);
             Ok(theirs)
@@ -137,26 +148,35 @@ impl Server {
         }
     }
 
+    /// One report: whatever else there is will be noticed on the next turn.
     pub fn hear_supervisor(&mut self, pid: i32) {
-        loop {
-            let supervisor = self.supervisors.get(&pid);
-            let (control, owner) = match supervisor.map(|s| (s.control.as_ref(), s.owner)) {
-                Some((Some(control), owner)) => (control, owner),
-                _ => return,
-            };
-            match supervise::hear(control.raw()) {
-                Ok(Some(report)) => match owner {
-                    Owner::Exec(number) => self.argv_report(number, report),
-                    Owner::Shell(shell) => self.shell_report(shell, report),
-                    Owner::Nobody => {}
-                },
-                Err(libc::EAGAIN) => return,
-                Ok(None) | Err(_) => {
-                    self.supervisor_gone(pid);
-                    return;
+        if let Heard::Gone(Some(number)) = self.hear_report(pid) {
+            self.start_anew(number);
+        }
+    }
+
+    fn hear_report(&mut self, pid: i32) -> Heard {
+        let supervisor = self.supervisors.get(&pid);
+        let (control, owner) = match supervisor.map(|s| (s.control.as_ref(), s.owner)) {
+            Some((Some(control), owner)) => (control, owner),
+            _ => return Heard::Nothing,
+        };
+        let report = match supervise::hear(control.raw()) {
+            Ok(Some(report)) => report,
+            Err(libc::EAGAIN) => return Heard::Nothing,
+            Ok(None) | Err(_) => return Heard::Gone(self.supervisor_gone(pid)),
+        };
+        match owner {
+            Owner::Exec(number) => {
+                self.argv_report(number, report);
+                if report.is_last() {
+                    self.supervisor_free(pid, number);
                 }
             }
+            Owner::Shell(shell) => self.shell_report(shell, report),
+            Owner::Nobody => {}
         }
+        Heard::Report
     }
 
     fn argv_report(&mut self, number: u64, report: Report) {
@@ -180,7 +200,7 @@ impl Server {
                 let failure = spawn::not_started(stage, errno, &program, &cwd);
                 self.fail_exec(number, &failure);
             }
-            Report::Exited { status, usage } => {
+            Report::Exited { status, usage, .. } => {
                 exec.status = Some(status);
                 exec.usage = usage;
                 // After a deadline the command is over only when nothing of it is left.
@@ -188,20 +208,23 @@ impl Server {
                     self.wind_up(number);
                 }
             }
+            // Before it has begun, what its supervisor sweeps is an earlier command's.
+            Report::Swept if exec.state == State::Queued => {}
             Report::Swept => {
                 exec.swept += 1;
                 self.changed.insert(number);
             }
-            Report::Begun => {}
+            Report::Begun | Report::Free => {}
         }
     }
 
-    /// The supervisor's socket is closed: nothing is left below it, or it was killed.
-    fn supervisor_gone(&mut self, pid: i32) {
-        let supervisor = match self.supervisors.get_mut(&pid) {
-            Some(supervisor) => supervisor,
-            None => return,
-        };
+    /// The supervisor's socket is closed: it was let go, or killed. The command that must be started
+    /// anew, when it held one and had not begun.
+    fn supervisor_gone(&mut self, pid: i32) -> Option<u64> {
+        if self.spare == Some(pid) {
+            self.let_spare_go();
+        }
+        let supervisor = self.supervisors.get_mut(&pid)?;
         let owner = std::mem::replace(&mut supervisor.owner, Owner::Nobody);
         if let Some(control) = supervisor.control.take() {
             drop(self.poll.unwatch(control));
@@ -209,32 +232,44 @@ impl Server {
         match owner {
             Owner::Nobody => {}
             Owner::Shell(shell) => self.shell_lost(shell),
-            Owner::Exec(number) => {
-                let exec = match self.execs.get_mut(&number) {
-                    Some(exec) => exec,
-                    None => return,
-                };
-                exec.supervisor = None;
-                self.changed.insert(number);
-                match (exec.state, exec.status) {
-                    (State::Queued, _) => {
-                        let failure = Failure::new("internal", "the supervisor was killed");
-                        self.fail_exec(number, &failure);
-                    }
-                    (State::Running, Some(_)) => {
-                        self.drain_outputs(number);
-                        self.conclude(number);
-                    }
-                    (State::Running, None) => {
-                        self.drain_outputs(number);
-                        if let Some(exec) = self.execs.get_mut(&number) {
-                            exec.state = State::Lost;
-                        }
-                        self.finish(number);
-                    }
-                    _ => {}
-                }
+            Owner::Exec(number) if self.was_never_begun(pid, number) => return Some(number),
+            Owner::Exec(number) => self.carried(number),
+        }
+        None
+    }
+
+    fn start_anew(&mut self, number: u64) {
+        self.close_ends(number);
+        if let Err(failure) = self.start_argv(number) {
+            self.fail_exec(number, &failure);
+        }
+    }
+
+    /// The command has no supervisor any more: nothing is left below it, or it was killed.
+    pub fn carried(&mut self, number: u64) {
+        let exec = match self.execs.get_mut(&number) {
+            Some(exec) => exec,
+            None => return,
+        };
+        exec.supervisor = None;
+        self.changed.insert(number);
+        match (exec.state, exec.status) {
+            (State::Queued, _) => {
+                let failure = Failure::new("internal", "the supervisor was killed");
+                self.fail_exec(number, &failure);
             }
+            (State::Running, Some(_)) => {
+                self.drain_outputs(number);
+                self.conclude(number);
+            }
+            (State::Running, None) => {
+                self.drain_outputs(number);
+                if let Some(exec) = self.execs.get_mut(&number) {
+                    exec.state = State::Lost;
+                }
+                self.finish(number);
+            }
+            _ => {}
         }
     }
 
@@ -249,15 +284,25 @@ impl Server {
 
     /// A child of the runner is dead: a supervisor, or somebody's orphan.
     pub fn supervisor_reaped(&mut self, pid: i32, status: i32) {
-        self.registry.strike(pid);
         if !self.supervisors.contains_key(&pid) {
+            self.registry.strike(pid);
             return;
         }
-        self.hear_supervisor(pid);
-        self.supervisor_gone(pid);
+        let unbegun = loop {
+            match self.hear_report(pid) {
+                Heard::Report => {}
+                Heard::Gone(unbegun) => break unbegun,
+                Heard::Nothing => break self.supervisor_gone(pid),
+            }
+        };
+        self.registry.strike(pid);
         self.supervisors.remove(&pid);
         if status != 0 {
             supervise::sweep_orphans(&self.registry, &self.config.identity);
+        }
+        // Only now: the new supervisor may get the dead one's pid.
+        if let Some(number) = unbegun {
+            self.start_anew(number);
         }
     }
 }

@@ -150,7 +150,25 @@ impl Identity {
         }
         clear_ambient();
         cap_set(caps)?;
+        self.bound(user)?;
         self.files_as(user.uid, user.gid);
+        Ok(())
+    }
+
+    /// Takes away for good what user code may never get. Ours is the set that every child inherits, so
+    /// none has to do it again; we ourselves exec nothing and lose nothing by it.
+    fn bound(&self, user: Ids) -> Result<(), Errno> {
+        for cap in (0..CAP_END).filter(|cap| self.kept >> cap & 1 == 0) {
+            // SAFETY: prctl with integers.
+            let rc = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) };
+            match sys::check(rc) {
+                Ok(_) => {}
+                Err(libc::EINVAL) if cap > 0 => break,
+                // Already the user, with nothing to drop and no power to: no_new_privs holds.
+                Err(libc::EPERM) if user.uid == self.own.uid => break,
+                Err(errno) => return Err(errno),
+            }
+        }
         Ok(())
     }
 
@@ -183,6 +201,14 @@ impl Identity {
         }
     }
 
+    /// Runs `work` as whom the files of our own process in /proc belong to, when it can be dumped.
+    pub fn as_owner<T>(&self, work: impl FnOnce() -> T) -> T {
+        if self.effective_ids {
+            return work();
+        }
+        self.as_runner(work)
+    }
+
     /// In a supervisor, once its child is on its way: may signal the user, cannot be signalled by it.
     pub fn become_supervisor(&self) {
         if let Some(user) = self.user.filter(|user| user.uid != self.own.uid) {
@@ -195,21 +221,28 @@ impl Identity {
         }
     }
 
+    /// In the child of a supervisor that was one before: as if it came from the runner itself.
+    pub fn leave_supervisor(&self) -> Result<(), Errno> {
+        // Where effective ids stand in for those of files, the runner's are the user's as well.
+        let differs = |user: &Ids| user.uid != self.own.uid && !self.effective_ids;
+        if self.user.filter(differs).is_some() {
+            // SAFETY: plain credential calls, each checked.
+            unsafe {
+                // Where the user is root, no id of ours is afterwards, and that would take them all.
+                sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
+                sys::check(libc::setresuid(KEEP, self.own.uid, KEEP))?;
+                sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 0, 0, 0, 0))?;
+                sys::check(libc::setresgid(KEEP, self.own.gid, KEEP))?;
+                sys::check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))?;
+            }
+            raise_permitted()?;
+        }
+        Ok(())
+    }
+
     /// In a child that is about to exec the user's program. Every step must succeed.
     pub fn become_user(&self) -> Result<(), Errno> {
         if let Some(user) = self.user {
-            clear_ambient();
-            for cap in (0..CAP_END).filter(|cap| self.kept >> cap & 1 == 0) {
-                // SAFETY: prctl with integers.
-                let rc = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) };
-                match sys::check(rc) {
-                    Ok(_) => {}
-                    Err(libc::EINVAL) if cap > 0 => break,
-                    // Already the user, with nothing to drop and no power to: no_new_privs holds.
-                    Err(libc::EPERM) if user.uid == self.own.uid => break,
-                    Err(errno) => return Err(errno),
-                }
-            }
             // SAFETY: plain credential calls, each checked.
             unsafe {
                 sys::check(libc::setresgid(user.gid, user.gid, user.gid))?;

@@ -5,7 +5,7 @@
 //! trusts a look at /proc during which nobody was being forked and the registry did not change.
 
 use crate::sys;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 const SLOTS: usize = 1000;
 
@@ -16,6 +16,8 @@ struct Shared {
     /// More supervisors than slots: nobody can tell orphans any more.
     overflow: AtomicU32,
     pids: [AtomicI32; SLOTS],
+    /// The last command that this supervisor, once idle, began to start.
+    begun: [AtomicU64; SLOTS],
 }
 
 #[derive(Clone, Copy)]
@@ -45,7 +47,10 @@ impl Registry {
         }
         if pid > 0 {
             match self.slot(0) {
-                Some(slot) => slot.store(pid, Ordering::SeqCst),
+                Some(slot) => {
+                    self.0.begun[slot].store(0, Ordering::SeqCst);
+                    self.0.pids[slot].store(pid, Ordering::SeqCst);
+                }
                 None => self.0.overflow.store(1, Ordering::SeqCst),
             }
         }
@@ -55,7 +60,7 @@ impl Registry {
 
     pub fn strike(&self, pid: i32) {
         if let Some(slot) = self.slot(pid) {
-            slot.store(0, Ordering::SeqCst);
+            self.0.pids[slot].store(0, Ordering::SeqCst);
             self.0.turn.fetch_add(2, Ordering::SeqCst);
         }
     }
@@ -64,9 +69,21 @@ impl Registry {
         self.slot(pid).is_some()
     }
 
-    fn slot(&self, pid: i32) -> Option<&AtomicI32> {
+    /// Said by a supervisor before it forks: from here on nobody may start that command again.
+    pub fn begin(&self, pid: i32, command: u64) {
+        if let Some(slot) = self.slot(pid) {
+            self.0.begun[slot].store(command, Ordering::SeqCst);
+        }
+    }
+
+    pub fn has_begun(&self, pid: i32, command: u64) -> bool {
+        let begun = |slot: usize| self.0.begun[slot].load(Ordering::SeqCst) == command;
+        self.slot(pid).map_or(true, begun)
+    }
+
+    fn slot(&self, pid: i32) -> Option<usize> {
         let mut slots = self.0.pids.iter();
-        slots.find(|slot| slot.load(Ordering::SeqCst) == pid)
+        slots.position(|slot| slot.load(Ordering::SeqCst) == pid)
     }
 
     /// What `look` sees, given all living supervisors; `None` when that cannot be trusted.
@@ -103,6 +120,20 @@ mod tests {
         assert_eq!(spoiled, None);
         assert_eq!(registry.steady(|pids| pids), Some(vec![]));
         assert!(!registry.overflowed());
+    }
+
+    #[test]
+    fn a_command_has_begun_once_its_supervisor_says_so() {
+        let registry = Registry::new().unwrap();
+        registry.enrol(|| 7);
+        assert!(!registry.has_begun(7, 3));
+        registry.begin(7, 3);
+        assert!(registry.has_begun(7, 3));
+        assert!(!registry.has_begun(7, 4));
+        registry.strike(7);
+        assert!(registry.has_begun(7, 4), "nobody knows: never twice");
+        registry.enrol(|| 8);
+        assert!(!registry.has_begun(8, 3), "a slot forgets");
     }
 
     #[test]

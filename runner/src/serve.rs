@@ -51,6 +51,8 @@ pub enum Owner {
 pub struct Supervisor {
     pub control: Option<Watched>,
     pub owner: Owner,
+    /// It was idle when it got its command, rather than forked for it.
+    pub handed: bool,
 }
 
 pub struct Server {
@@ -64,6 +66,9 @@ pub struct Server {
     pub by_key: HashMap<String, u64>,
     pub finished: VecDeque<u64>,
     pub supervisors: HashMap<i32, Supervisor>,
+    /// The one that waits for a command, and until when.
+    pub spare: Option<i32>,
+    pub spare_timer: Option<TimerId>,
     pub registry: Registry,
     pub shells: BTreeMap<u64, Shell>,
     /// Streams whose handler asked for another step.
@@ -103,6 +108,8 @@ impl Server {
             by_key: HashMap::new(),
             finished: VecDeque::new(),
             supervisors: HashMap::new(),
+            spare: None,
+            spare_timer: None,
             registry: Registry::new()?,
             shells: BTreeMap::new(),
             again: VecDeque::new(),
@@ -201,6 +208,7 @@ impl Server {
             Due::Answer(shell) => self.answer_overdue(shell),
             Due::Lease => self.check_lease(),
             Due::Relisten => self.relisten(),
+            Due::Spare => self.let_spare_go(),
         }
     }
 

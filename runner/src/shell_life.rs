@@ -142,6 +142,8 @@ impl Server {
                     }
                 }
             }
+            // Its supervisor goes with it.
+            Report::Free => {}
             Report::Exited { status, .. } => self.shell_died(id, Some(status)),
         }
     }

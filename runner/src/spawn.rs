@@ -20,10 +20,25 @@ pub enum Stage {
 pub type Env = Vec<(Vec<u8>, Vec<u8>)>;
 
 pub struct Program {
-    argv: Vec<CString>,
-    env: Vec<CString>,
-    candidates: Vec<CString>,
-    cwd: CString,
+    pub argv: Strings,
+    pub env: Strings,
+    pub candidates: Vec<CString>,
+    pub cwd: CString,
+}
+
+/// Strings, and the list of them that execve wants: made here, because a child that shares its parent's
+/// memory and execs would never give back what it allocates.
+pub struct Strings {
+    pub own: Vec<CString>,
+    list: Vec<*const libc::c_char>,
+}
+
+impl From<Vec<CString>> for Strings {
+    fn from(own: Vec<CString>) -> Strings {
+        let pointers = own.iter().map(|string| string.as_ptr());
+        let list = pointers.chain([std::ptr::null()]).collect();
+        Strings { own, list }
+    }
 }
 
 /// The descriptors a child gets; all are above 2 and closed on exec in their original place.
@@ -72,7 +87,7 @@ impl Program {
         let argv = argv
             .iter()
             .map(|word| sys::c_string(word))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
         let mut pairs = Vec::with_capacity(env.len());
         for (name, value) in env {
             let mut pair = name.clone();
@@ -81,8 +96,8 @@ impl Program {
             pairs.push(sys::c_string(&pair)?);
         }
         Ok(Program {
-            argv,
-            env: pairs,
+            argv: argv.into(),
+            env: pairs.into(),
             candidates,
             cwd: sys::c_string(cwd)?,
         })
@@ -102,8 +117,7 @@ impl Program {
     }
 
     fn exec(&self) -> Errno {
-        let argv = pointers(&self.argv);
-        let env = pointers(&self.env);
+        let (argv, env) = (&self.argv.list, &self.env.list);
         let mut verdict = libc::ENOENT;
         for candidate in &self.candidates {
             // SAFETY: both arrays are NULL-terminated lists of NUL-terminated strings.
@@ -117,12 +131,6 @@ impl Program {
         }
         verdict
     }
-}
-
-fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
-    let mut list: Vec<_> = strings.iter().map(|s| s.as_ptr()).collect();
-    list.push(std::ptr::null());
-    list
 }
 
 fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
@@ -147,7 +155,7 @@ fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
             }
         }
     }
-    identity.as_runner(raise_oom_score);
+    identity.as_owner(raise_oom_score);
     identity.become_user()
 }
 

@@ -1,10 +1,12 @@
 //! The supervisor: a small process between the runner and one command (or one shell).
 //!
 //! It is a child subreaper, so whatever the command starts stays below it; it tells the runner how the
-//! command ended, kills on order, and stays as the reaper while anything below it lives. If the runner
-//! goes away it kills everything and follows.
+//! command ended, kills on order, and stays as the reaper while anything below it lives. Then it waits to be
+//! handed another command, unless it carried a shell. If the runner goes away it kills everything and
+//! follows.
 
 use crate::handler::Failure;
+use crate::handover::{self, Handover};
 use crate::identity::Identity;
 use crate::processes;
 use crate::registry::Registry;
@@ -34,11 +36,33 @@ pub enum Order {
 /// Supervisor → runner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
-    Started { pid: i32 },
-    Failed { stage: i64, errno: i32 },
-    Exited { status: i32, usage: Usage },
+    Started {
+        pid: i32,
+    },
+    Failed {
+        stage: i64,
+        errno: i32,
+    },
+    /// `last`: and nobody is left below.
+    Exited {
+        status: i32,
+        usage: Usage,
+        last: bool,
+    },
     Begun,
     Swept,
+    /// Nobody is left below, though the command itself ended before.
+    Free,
+}
+
+impl Report {
+    /// The supervisor of a command waits for another one.
+    pub fn is_last(&self) -> bool {
+        matches!(
+            self,
+            Report::Failed { .. } | Report::Exited { last: true, .. } | Report::Free
+        )
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -129,7 +153,8 @@ pub fn hear(fd: RawFd) -> Result<Option<Report>, Errno> {
             stage: message[1],
             errno: message[2] as i32,
         }),
-        3 => Some(Report::Exited {
+        kind @ (3 | 7) => Some(Report::Exited {
+            last: kind == 7,
             status: message[1] as i32,
             usage: Usage {
                 cpu_ms: count(message[2]),
@@ -140,6 +165,7 @@ pub fn hear(fd: RawFd) -> Result<Option<Report>, Errno> {
         }),
         4 => Some(Report::Begun),
         5 => Some(Report::Swept),
+        6 => Some(Report::Free),
         _ => None,
     })
 }
@@ -159,10 +185,9 @@ pub fn start(
         -1 => Err(failed(sys::errno())),
         0 => {
             drop(ours);
-            let shell = wiring.ninth.is_some();
-            let code = Supervisor::begin(program, wiring, identity, theirs.as_raw_fd(), shell);
+            Supervisor::begin(program, wiring, identity, registry, theirs.as_raw_fd());
             // SAFETY: leaves without running anything of the parent's.
-            unsafe { libc::_exit(code) }
+            unsafe { libc::_exit(0) }
         }
         pid => Ok((pid, ours)),
     }
@@ -211,40 +236,64 @@ pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
     unsafe { libc::_exit(0) }
 }
 
-struct Supervisor {
+struct Supervisor<'a> {
+    identity: &'a Identity,
+    registry: &'a Registry,
     control: RawFd,
     signals: RawFd,
     root: i32,
     root_gone: bool,
+    /// How the root ended, while that is not yet told.
+    ended: Option<i32>,
+    spent: Spent,
     family: Family,
+    /// Waits for another command when nobody is left. A shell's supervisor goes instead.
+    stays: bool,
+    /// Nobody is left, and the runner knows it.
+    free: bool,
+    inbox: Vec<u8>,
 }
 
-impl Supervisor {
+/// What the dead below us have used, up to the end of the command itself.
+#[derive(Default)]
+struct Spent {
+    cpu_us: i64,
+    peak_rss: i64,
+    read_blocks: i64,
+    written_blocks: i64,
+}
+
+impl Spent {
+    fn add(&mut self, usage: &libc::rusage) {
+        let us = |time: libc::timeval| time.tv_sec as i64 * 1_000_000 + time.tv_usec as i64;
+        self.cpu_us += us(usage.ru_utime) + us(usage.ru_stime);
+        self.peak_rss = self.peak_rss.max(usage.ru_maxrss as i64 * 1024);
+        self.read_blocks += usage.ru_inblock as i64;
+        self.written_blocks += usage.ru_oublock as i64;
+    }
+}
+
+impl Supervisor<'_> {
+    /// In the forked process: starts the program, and stays while there is anything to do.
     fn begin(
         program: &Program,
         wiring: &Wiring,
         identity: &Identity,
+        registry: &Registry,
         control: RawFd,
-        shell: bool,
-    ) -> i32 {
+    ) {
         // SAFETY: attributes of this process alone.
         unsafe {
             libc::setsid();
             libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         }
-        let (stage, errno) = match fork_program(program, wiring, identity) {
-            Ok(root) => {
-                return Supervisor::serve(control, root, shell, identity);
+        let started = fork_program(program, wiring, identity, false);
+        // SAFETY: onto a number that nothing of ours uses in this process.
+        unsafe {
+            if control != 3 {
+                libc::dup3(control, 3, libc::O_CLOEXEC);
             }
-            Err(refusal) => refusal,
-        };
-        let _runner_gone = send(control, [2, stage as i64, i64::from(errno), 0, 0, 0]);
-        0
-    }
-
-    fn serve(control: RawFd, root: i32, shell: bool, identity: &Identity) -> i32 {
-        // SAFETY: dup2 onto a number that nothing of ours uses in this process.
-        unsafe { libc::dup2(control, 3) };
+        }
         sys::close_from(4);
         identity.become_supervisor();
         // SAFETY: a zeroed set is initialised by sigemptyset.
@@ -254,21 +303,87 @@ impl Supervisor {
             libc::sigaddset(&mut set, libc::SIGCHLD);
             libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
         };
+        let shell = wiring.ninth.is_some();
         let mut supervisor = Supervisor {
+            identity,
+            registry,
             control: 3,
             signals,
-            root,
-            root_gone: false,
+            root: 0,
+            root_gone: true,
+            ended: None,
+            spent: Spent::default(),
             family: Family {
                 // SAFETY: getpid only reads.
                 top: unsafe { libc::getpid() },
                 spared: Vec::new(),
-                shell: shell.then_some(root),
+                shell: None,
             },
+            stays: !shell,
+            free: false,
+            inbox: Vec::new(),
         };
-        supervisor.tell([1, i64::from(root), 0, 0, 0, 0]);
+        supervisor.take_up(started, shell);
         supervisor.watch();
-        0
+    }
+
+    /// The command's first process is there, or it could not be started.
+    fn take_up(&mut self, started: Result<i32, (Stage, Errno)>, shell: bool) {
+        match started {
+            Ok(root) => {
+                self.root = root;
+                self.root_gone = false;
+                self.spent = Spent::default();
+                self.family.spared.clear();
+                self.family.shell = shell.then_some(root);
+                self.free = false;
+                self.tell([1, i64::from(root), 0, 0, 0, 0]);
+            }
+            Err((stage, errno)) => {
+                self.free = self.stays;
+                self.tell([2, stage as i64, i64::from(errno), 0, 0, 0]);
+            }
+        }
+    }
+
+    /// A message while we are free: another command, or an order that came too late. False when there
+    /// will be none.
+    fn rest(&mut self) -> bool {
+        let mut inbox = std::mem::take(&mut self.inbox);
+        let fds = match handover::receive(self.control, &mut inbox) {
+            Ok(fds) => fds,
+            Err(errno) => return errno == libc::EAGAIN,
+        };
+        let handover = handover::unpack(&inbox);
+        let gone = inbox.is_empty();
+        self.inbox = inbox;
+        match (handover, &fds[..]) {
+            (Some(handover), [stdin, stdout, stderr]) => {
+                let stdio = [stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
+                self.carry(&handover, stdio);
+            }
+            (Some(_), _) => self.take_up(Err((Stage::Prepare, libc::EMFILE)), false),
+            (None, _) if gone => return false,
+            // A sweep is answered: there is nobody, so it is done.
+            (None, _) if inbox_kind(&self.inbox) == 3 => self.tell([5, 0, 0, 0, 0, 0]),
+            (None, _) => {}
+        }
+        true
+    }
+
+    fn carry(&mut self, handover: &Handover, stdio: [RawFd; 3]) {
+        let wiring = Wiring {
+            stdio,
+            ninth: None,
+            terminal: handover.terminal,
+            own_session: true,
+        };
+        self.registry.begin(self.family.top, handover.command);
+        let started = fork_program(&handover.program, &wiring, self.identity, true);
+        // What the child did to become the user may have touched the memory we shared.
+        // SAFETY: prctl with integers.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+        self.take_up(started, false);
     }
 
     fn tell(&self, message: Message) {
@@ -277,7 +392,7 @@ impl Supervisor {
 
     fn watch(&mut self) {
         loop {
-            if !self.reap() {
+            if !self.free && !self.reap() && !self.stays {
                 return;
             }
             let mut waits = [
@@ -293,14 +408,19 @@ impl Supervisor {
                 },
             ];
             // Without a signalfd we look for dead children every 10 ms.
-            let timeout = if self.signals < 0 { 10 } else { -1 };
+            let timeout = if self.signals < 0 && !self.free {
+                10
+            } else {
+                -1
+            };
             // SAFETY: `waits` is a valid array of two.
             unsafe { libc::poll(waits.as_mut_ptr(), 2, timeout) };
             if waits[0].revents != 0 {
                 let mut sink = [0u8; 1024];
                 let _drained = sys::read(self.signals, &mut sink);
             }
-            if waits[1].revents != 0 && !self.obey() {
+            let heard = waits[1].revents != 0;
+            if heard && !(if self.free { self.rest() } else { self.obey() }) {
                 return;
             }
         }
@@ -308,37 +428,45 @@ impl Supervisor {
 
     /// Collects the dead. False when nobody is left to wait for.
     fn reap(&mut self) -> bool {
-        loop {
+        let left = loop {
             let mut status = 0;
-            // SAFETY: `status` is a valid out pointer.
-            let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+            // SAFETY: a zeroed rusage is a valid value to be overwritten.
+            let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+            // SAFETY: both are valid out pointers.
+            let pid = unsafe { libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage) };
             match pid {
-                0 => return true,
+                0 => break true,
                 -1 if sys::errno() == libc::EINTR => continue,
-                -1 => return false,
-                pid if pid == self.root && !self.root_gone => {
-                    self.root_gone = true;
-                    self.family.shell = None;
-                    self.report_exit(status);
-                }
+                -1 => break false,
                 _ => {}
             }
+            if !self.root_gone {
+                self.spent.add(&usage);
+            }
+            if pid == self.root && !self.root_gone {
+                self.root_gone = true;
+                self.family.shell = None;
+                self.ended = Some(status);
+            }
+        };
+        let last = !left && self.stays && !self.free;
+        self.free |= last;
+        match self.ended.take() {
+            Some(status) => self.report_exit(status, last),
+            None if last => self.tell([6, 0, 0, 0, 0, 0]),
+            None => {}
         }
+        left
     }
 
-    fn report_exit(&self, status: i32) {
-        // SAFETY: a zeroed rusage is a valid value to be overwritten.
-        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: `usage` is a valid out pointer.
-        unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
-        let ms = |time: libc::timeval| time.tv_sec * 1000 + time.tv_usec / 1000;
+    fn report_exit(&self, status: i32, last: bool) {
         self.tell([
-            3,
+            if last { 7 } else { 3 },
             i64::from(status),
-            ms(usage.ru_utime) + ms(usage.ru_stime),
-            usage.ru_maxrss as i64 * 1024,
-            usage.ru_inblock as i64 * 512,
-            usage.ru_oublock as i64 * 512,
+            self.spent.cpu_us / 1000,
+            self.spent.peak_rss,
+            self.spent.read_blocks * 512,
+            self.spent.written_blocks * 512,
         ]);
     }
 
@@ -417,18 +545,32 @@ impl Supervisor {
     }
 }
 
+fn inbox_kind(packet: &[u8]) -> i64 {
+    let first = packet.get(..8).and_then(|word| word.try_into().ok());
+    first.map_or(0, i64::from_ne_bytes)
+}
+
 /// What the child needs, and where it leaves word of its failure; it shares our memory until it execs.
 struct Errand<'a> {
     program: &'a Program,
     wiring: &'a Wiring,
     identity: &'a Identity,
+    /// From a supervisor that was one before.
+    again: bool,
     refusal: Option<(Stage, Errno)>,
 }
 
 extern "C" fn child(argument: *mut libc::c_void) -> libc::c_int {
     // SAFETY: `fork_program` passes a pointer to its own Errand and is suspended while we use it.
     let errand = unsafe { &mut *argument.cast::<Errand>() };
-    errand.refusal = Some(errand.program.run(errand.wiring, errand.identity));
+    let left = match errand.again {
+        true => errand.identity.leave_supervisor(),
+        false => Ok(()),
+    };
+    errand.refusal = Some(match left {
+        Ok(()) => errand.program.run(errand.wiring, errand.identity),
+        Err(errno) => (Stage::Prepare, errno),
+    });
     // SAFETY: leaves without running anything of the parent's.
     unsafe { libc::_exit(127) }
 }
@@ -439,19 +581,22 @@ fn fork_program(
     program: &Program,
     wiring: &Wiring,
     identity: &Identity,
+    again: bool,
 ) -> Result<i32, (Stage, Errno)> {
-    let mut stack = vec![0u128; STACK / std::mem::size_of::<u128>()];
+    // Not cleared: most of its pages are never touched.
+    let mut stack: Vec<u128> = Vec::with_capacity(STACK / std::mem::size_of::<u128>());
     let mut errand = Errand {
         program,
         wiring,
         identity,
+        again,
         refusal: None,
     };
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the stack and the errand outlive the child's use of them, because CLONE_VFORK suspends us
     // until it has exec'd or exited; all signals are blocked, so no handler runs on shared memory.
     let pid = unsafe {
-        let top = stack.as_mut_ptr().add(stack.len());
+        let top = stack.as_mut_ptr().add(stack.capacity());
         let errand: *mut Errand = &mut errand;
         libc::clone(child, top.cast(), flags, errand.cast())
     };

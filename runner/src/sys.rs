@@ -85,6 +85,14 @@ pub fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((own(ends[0]), own(ends[1])))
 }
 
+/// A pipe whose reading end, the first, does not block.
+pub fn pipe_to_poll() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (ours, theirs) = pipe()?;
+    // SAFETY: plain fcntl on an integer descriptor; a new pipe has no other flag to keep.
+    check(unsafe { libc::fcntl(ours.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) })?;
+    Ok((ours, theirs))
+}
+
 pub fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut ends = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;

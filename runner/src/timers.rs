@@ -25,6 +25,8 @@ pub enum Due {
     Answer(u64),
     Lease,
     Relisten,
+    /// A supervisor that carries nothing has waited long enough for a command.
+    Spare,
 }
 
 pub type TimerId = (u64, u64);

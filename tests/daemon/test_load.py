@@ -46,7 +46,7 @@ async def _settled(pid: int, http: aiohttp.ClientSession) -> Level:
     assert http.connector is not None
     for _ in range(100):
         found = Level.of(pid)
-        http.connector._cleanup()  # type: ignore[attr-defined]  # closes what idles
+        http.connector._cleanup()  # closes what idles
         await asyncio.sleep(0.1)
         if Level.of(pid) == found:
             return found

@@ -142,6 +142,16 @@ async def test_the_allow_list_comes_before_the_store(store, usr, put):
         assert refused.value.hint == "allowed_images: python:3.11-slim, debian:latest"
 
 
+async def test_a_name_allowed_for_its_target_lets_in_no_image_called_like_it(store, usr, put):
+    put("bash", layers=[imagekit.layer({"x": b"not allowed"})])
+    images = Images(store, usr=usr, allowed=["ubuntu:22.04"])
+    assert (await images.resolve("bash")).kind == "host"
+    the_id = put("ubuntu:22.04")
+    assert (await images.resolve("bash")).id == the_id
+    with pytest.raises(PolicyDenied):
+        await images.resolve("bash:latest")
+
+
 async def test_an_image_for_another_machine_names_both(store, usr):
     import_file(store, Import(imagekit.foreign_archive()))
     with pytest.raises(InvalidImage) as refused:
@@ -171,6 +181,8 @@ async def test_a_text_that_is_no_name_is_refused_by_every_operation(store, usr, 
     ("name", "canonical"),
     [
         ("a", "a:latest"),
+        ("LOCALHOST:5000/a", "localhost:5000/a:latest"),
+        ("Docker.IO/library/a:V1", "a:V1"),
         ("a:1", "a:1"),
         ("h:5000/a", "h:5000/a:latest"),
         ("h:5000/a/b:c", "h:5000/a/b:c"),

@@ -196,6 +196,15 @@ def test_a_hostile_name_is_refused_wherever_it_comes_from(store, tmp_path, name)
     assert nothing_came(store) if store.root.exists() else True
 
 
+def test_an_archive_with_thousands_of_names_is_refused(store, tmp_path):
+    names = tuple(f"n{number}:1" for number in range(1001))
+    path = write_tar(tmp_path / "many", docker_members(sketch(names=names)))
+    with pytest.raises(InvalidImage, match="more than 1000"):
+        bring(store, path)
+    assert nothing_came(store)
+    assert bring(store, path, name="n")[0].names == ("n:latest",)
+
+
 def test_several_images_come_with_their_own_names(store, tmp_path):
     one, two = sketch(names=("one:1",)), sketch(layers=[layer({"z": b"z"})], names=("two:1",))
     members = {**docker_members(one), **docker_members(two)}

@@ -7,7 +7,10 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -750,6 +753,88 @@ def test_a_whole_pull_has_a_deadline(before):
         pass
     assert "within 0.5 s" in late.value.message
     assert time.monotonic() - began < 5
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """A byte now and then, which no timeout of a socket ever notices."""
+
+    part = "body"
+
+    def do_GET(self) -> None:
+        if self.path == "/v2/":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            return
+        if self.path.startswith("/token") or self.part != "token":
+            length = "" if self.part == "endless" else "Content-Length: 4000000\r\n"
+            end = "X: " if self.part == "headers" else "\r\n"
+            self.wfile.write(f"HTTP/1.1 200 OK\r\n{length}{end}".encode())
+            # Much longer than any of these tests, and yet an end.
+            for _ in range(200):
+                self.wfile.write(b" ")
+                time.sleep(0.1)
+            return
+        realm = f"http://{self.headers['Host']}/token"
+        self.wfile.write(
+            f'HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer realm="{realm}"\r\n'
+            "Content-Length: 0\r\n\r\n".encode()
+        )
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
+def test_a_registry_that_drips_does_not_outlive_the_deadline(part):
+    handler = type("Handler", (Dripping,), {"part": part})
+    errand = Errand(replace(QUICK, whole_s=1.0))
+    began = time.monotonic()
+    with (
+        registries.served(handler) as port,
+        pytest.raises(RegistryUnavailable) as late,
+        open_registry(f"127.0.0.1:{port}", errand=errand) as registry,
+    ):
+        manifest_of(registry)
+    assert "within 1 s" in late.value.message
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
+def test_a_pull_from_a_registry_that_drips_can_be_called_off(part):
+    handler = type("Handler", (Dripping,), {"part": part})
+    errand = Errand(QUICK)
+    threading.Timer(0.5, errand.called_off.set).start()
+    began = time.monotonic()
+    with (
+        registries.served(handler) as port,
+        pytest.raises(Cancelled),
+        open_registry(f"127.0.0.1:{port}", errand=errand) as registry,
+    ):
+        manifest_of(registry)
+    assert time.monotonic() - began < 5
+
+
+def test_a_token_server_that_breaks_off_is_named():
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.startswith("/token"):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
+                return
+            realm = f"http://{self.headers['Host']}/token"
+            self.wfile.write(
+                f'HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer realm="{realm}"\r\n'
+                "Content-Length: 0\r\n\r\n".encode()
+            )
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with (
+        registries.served(Handler) as port,
+        pytest.raises(RegistryUnavailable) as broken,
+        open_registry(f"127.0.0.1:{port}") as registry,
+    ):
+        manifest_of(registry)
+    assert "broke off" in broken.value.message
 
 
 def test_nothing_that_is_logged_holds_a_secret(tokened, secure, caplog):

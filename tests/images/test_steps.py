@@ -224,6 +224,17 @@ def test_what_is_no_file_is_refused_at_once(context):
     assert "fifo is neither" in refused.value.message
 
 
+@pytest.mark.parametrize("name", [".wh.x", ".wh..wh..opq", ".wh.d/x"])
+def test_a_file_that_would_be_a_mark_in_a_layer_is_refused(context, name):
+    path = context / "app" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    with pytest.raises(BuildFailed, match="cannot be in a layer"):
+        written(context, "app", "srv")
+    with pytest.raises(BuildFailed, match="cannot be in a layer"):
+        written(context, "app/main.py", f"srv/{name}")
+
+
 def test_content_counts_and_time_does_not(context):
     first = pick(context, "app").digest
     os.utime(context / "app" / "main.py", (1, 1))
@@ -409,6 +420,14 @@ async def test_what_a_step_removed_is_gone_and_what_it_replaced_is_new(shared, i
         assert linked.stdout == "2\n"
 
 
+async def test_a_command_cannot_hide_the_images_files_by_a_name(shared, images, context):
+    for command in ("touch /.wh.bin", "mkdir /srv; touch /srv/.wh..wh..opq"):
+        with pytest.raises(BuildFailed, match="cannot be in a layer"):
+            await images.build_steps("marks:1", recipe(context, {"run": command}))
+    with pytest.raises(InvalidImage):
+        await images.inspect("marks:1")
+
+
 async def test_a_failed_command_names_its_step_and_ends_with_its_output(shared, images, context):
     file = recipe(
         context, {"run": "true"}, {"run": "seq 1 50\necho why >&2\nfalse\necho not reached"}
@@ -485,6 +504,14 @@ async def test_a_file_that_is_no_plain_yaml_is_refused(images, tmp_path, text):
     with pytest.raises(InvalidConfiguration) as refused:
         await images.build_steps("x:1", tmp_path / "Steps.yaml")
     assert "Steps.yaml" in refused.value.message
+
+
+async def test_a_recipe_that_is_no_file_is_refused_at_once(images, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path, "/dev/null"):
+        with pytest.raises(InvalidConfiguration):
+            async with asyncio.timeout(5):
+                await images.build_steps("x:1", path)
 
 
 async def test_a_backend_without_a_root_of_its_own_says_so(shared, context):

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import Busy, Conflict, InvalidImage
-from sandkasten.images.disk import remove_tree
+from sandkasten.images.config import parse_config
 from sandkasten.images.locking import StoreLocks
 from sandkasten.images.records import image_id
 from sandkasten.images.store import ImageConfig, LayerStore
+from sandkasten.linux.emptying import remove_tree
 from tests.imagekit import digest, layer, tree_of
 
 ONE = layer({"a": b"1", "etc": None, "etc/passwd": b"root:x:0:0::/root:/bin/sh\n"})
@@ -156,7 +157,10 @@ def test_a_digest_in_a_name_says_more_than_its_tag(store):
 
 @pytest.mark.parametrize(
     "name",
-    ["--privileged", "../x", "x" * 10_000, "", "a b", "host", "host:1", "sha256:" + "0" * 64],
+    [
+        *("--privileged", "../x", "x" * 10_000, "", "a b", "host", "host:1", "sha256:" + "0" * 64),
+        *("0" * 64, "a" * 64 + ":1"),
+    ],
 )
 def test_a_name_that_is_none_or_means_something_else_is_refused(store, name):
     diff_id = add(store, ONE)
@@ -238,6 +242,26 @@ def test_a_record_in_use_that_cannot_be_read_keeps_every_layer(store):
     store.remove("y", in_use=set())
     assert store.collect({image.id}).layers == ()
     assert len(os.listdir(store.root / "layers")) == 2
+
+
+def test_a_damaged_record_that_nobody_uses_is_garbage_with_its_name(store):
+    image = put(store, ONE)
+    put(store, TWO, names=("y",))
+    (store.root / "records" / f"{image.id[7:]}.json").write_text("{")
+    assert store.find("x") is None
+    found = store.collect(set())
+    assert (found.images, len(found.layers)) == ((image.id,), 1)
+    assert len(os.listdir(store.root / "names")) == 1
+    assert store.find("y") is not None
+
+
+def test_an_image_whose_record_nobody_could_read_is_refused(store):
+    # Twice in its record, and each of these characters is six there.
+    config = parse_config({"config": {"Labels": {"a": "é" * 1_900_000}}})
+    with pytest.raises(InvalidImage, match="too large"):
+        store.put_image([add(store, ONE)], config, ["x"])
+    assert store.list() == []
+    assert len(store.collect(set()).layers) == 1
 
 
 def test_layers_are_not_collected_while_somebody_adds(store):

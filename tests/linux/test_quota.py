@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from typing import TYPE_CHECKING
 
@@ -52,3 +53,16 @@ def test_a_failing_mkfs_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(BackendUnavailable):
         quota.template(tmp_path, 8 << 20)
     assert os.listdir(tmp_path) == []
+
+
+def test_only_a_loop_device_is_ever_shut_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fcntl, "ioctl", lambda fd, *_: asked.append(fd))
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        quota.abandon(fd)
+    finally:
+        os.close(fd)
+    assert asked == []

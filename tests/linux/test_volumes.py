@@ -441,6 +441,34 @@ async def test_a_directory_is_measured_and_copied_with_everything_in_it(director
     assert (copy / "pipe").is_fifo()
 
 
+@pytest.mark.parametrize(("name", "depth"), [("d", 3000), ("d" * 200, 100)])
+async def test_a_directory_of_any_depth_is_measured_and_removed(directories, tmp_path, name, depth):
+    await directories.create("w", 8 * MB, 1.0)
+    tree = Path((await directories.open("w", in_use=False)).path)
+    empty = (await directories.measure("w")).allocated_bytes
+    one = await asyncio.to_thread(_dig, tree, name, depth)
+    (tree / "beside").mkdir()
+    (tree / "beside" / "file").write_bytes(b"x" * 8192)
+    measured = (await directories.measure("w")).allocated_bytes
+    assert measured == empty + (depth + 1) * one + 8192
+    await directories.remove("w")
+    assert os.listdir(tmp_path / "workspaces") == []
+
+
+def _dig(tree: Path, name: str, depth: int) -> int:
+    """Directories within directories, and a file in the last; how much one of them takes."""
+    here = os.open(tree, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=here)
+        inner = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(os.open("last", os.O_CREAT, dir_fd=here))
+    one = os.fstat(here).st_blocks * 512
+    os.close(here)
+    return one
+
+
 async def test_a_directory_its_owner_may_not_enter_is_removed_all_the_same(directories, tmp_path):
     """As the ordinary user whose it is; root would not notice."""
     root = tmp_path / "workspaces"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sandkasten.backends.local import LocalBackend
 from sandkasten.backends.oci import OciBackend, OciCell, probe, trial
 from sandkasten.errors import BackendUnavailable, SandboxLost
-from sandkasten.linux import idranges, posture
+from sandkasten.linux import idranges, posture, quota
 from sandkasten.linux.layout import Layout, read_pid, read_state
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.image import Image
@@ -180,6 +181,7 @@ def _dead(pid: int) -> bool:
 MAKER = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from sandkasten.backends.local import LocalBackend
 from sandkasten.backends.oci import OciBackend
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.image import Image
@@ -266,6 +268,32 @@ async def test_a_workspace_that_is_kept_holds_the_ids_of_the_inside(
         await box.aclose()
         await cell.destroy()
     assert (kept / "workspace" / "note").stat().st_uid == 1000
+
+
+async def test_the_end_of_a_sandbox_does_not_wait_for_one_of_another_tier_in_its_workspace(
+    backend: OciBackend, scratch: Path
+):
+    path = scratch / f"kept-{backend.name}"
+    quota.copy_sparse(quota.template(scratch, 64 * MIB), path)
+    spec = CellSpec(image=Image("host"), workspace=Volume(str(path), "image"))
+    local = LocalBackend(scratch)
+    mine = await backend.create(new_sandbox_id(), spec)
+    other = await local.create(new_sandbox_id(), spec)
+    try:
+        async with asyncio.timeout(10):
+            await mine.destroy()
+        assert quota.attached(str(path))
+        again = await backend.create(new_sandbox_id(), spec)
+        async with asyncio.timeout(10):
+            await other.destroy()
+        assert quota.attached(str(path))
+        await again.destroy()
+        # The last one does wait: whoever comes next finds it unmounted.
+        assert not quota.attached(str(path))
+    finally:
+        for left in await local.owned():
+            await local.discard(left)
+        path.unlink()
 
 
 async def test_a_runtime_that_fails_says_why_and_leaves_nothing(

@@ -272,3 +272,14 @@ def test_aliases_are_a_mapping_in_a_file_and_pairs_in_the_environment(file):
 def test_aliases_that_lead_in_a_circle_refuse_to_start_and_the_circle_is_named(file):
     with pytest.raises(InvalidConfiguration, match="a → b → a"):
         load({}, {"SANDKASTEN_IMAGES_ALIASES": "a=b,b=a"})
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_a_file_here_that_others_can_write_is_refused(tmp_path, mode):
+    path = tmp_path / "sandkasten.yaml"
+    path.write_text("backend: memory")
+    path.chmod(mode)
+    with pytest.raises(InvalidConfiguration, match="somebody else"):
+        load({}, {}, tmp_path)
+    path.chmod(0o644)
+    assert load({}, {}, tmp_path).backend == "memory"

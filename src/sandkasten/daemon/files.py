@@ -6,6 +6,8 @@ to make a small file mean something large or something else.
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +33,22 @@ def find_file(named: str | None, cwd: Path | None) -> Path | None:
                 f"there is no settings file {named[:200]}", hint="check the path", setting="config"
             )
         return path
-    for path in ((cwd or Path.cwd()) / NAME, SYSTEM):
-        if path.is_file():
-            return path
-    return None
+    here = (cwd or Path.cwd()) / NAME
+    if here.is_file():
+        _check_ours(here)
+        return here
+    return SYSTEM if SYSTEM.is_file() else None
+
+
+def _check_ours(path: Path) -> None:
+    """A file that happens to lie here is the operator's word only if nobody else wrote it."""
+    found = path.stat()
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidConfiguration(
+            f"{path} can be written by somebody else",
+            hint="chown it and chmod go-w, or name the file that is meant with SANDKASTEN_CONFIG",
+            setting="config",
+        )
 
 
 def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
@@ -68,7 +82,10 @@ def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
 def read_tree(path: Path) -> object:
     """A small YAML file as plain values; InvalidConfiguration for one that is none."""
     try:
-        with path.open("rb") as file:
+        # Not waited for: a FIFO that nobody writes to would hold us for ever.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _refuse(path, "is no regular file", "name a file")
             data = file.read(MAX_BYTES + 1)
     except OSError as exc:
         raise _refuse(path, f"cannot be read: {exc.strerror}", "check its owner and mode") from exc

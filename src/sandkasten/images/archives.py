@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from sandkasten.images.store import LayerStore, StoredImage
     from sandkasten.images.tarindex import Member, Stream
 
+# Each is a file of its own in the store, and looked at whenever images are listed.
+MAX_NAMES: Final = 1000
 # What lies at the top of a root file system and of no other archive.
 _ROOT_NAMES: Final = frozenset(
     (
@@ -234,6 +236,11 @@ def _names(order: Import, found: Sequence[Sequence[str]]) -> list[Sequence[str]]
         raise InvalidImage(
             f"{order.path} does not say what its image is called",
             hint="give it a name (--name on the command line)",
+        )
+    if sum(map(len, found)) > MAX_NAMES:
+        raise InvalidImage(
+            f"{order.path} names its images more than {MAX_NAMES} times",
+            hint="give it one name (--name on the command line)",
         )
     for own in found:
         for name in own:

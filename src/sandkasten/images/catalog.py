@@ -113,9 +113,12 @@ class Images:
 
     def _candidates(self, meant: Sequence[str]) -> Sequence[str]:
         """Where to look, first to last. Only the operator's word hides an image of that name."""
-        if meant[0] in self._own:
+        if len(meant) == 1:
+            return (meant[0],)
+        # A name that is allowed for what it stands for does not let in an image called like it.
+        if meant[0] in self._own or not self._host.listed(meant[0]):
             return (meant[-1],)
-        return (meant[0], meant[-1]) if len(meant) > 1 else (meant[0],)
+        return (meant[0], meant[-1])
 
     def _shown(self, name: str, image: StoredImage) -> Image:
         machine = machine_architecture()

@@ -26,6 +26,7 @@ from sandkasten.errors import (
     InvalidImage,
     RegistryUnavailable,
 )
+from sandkasten.images.cutting import Watcher
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -109,8 +110,10 @@ class Connections:
         self._tls = _context(ca_file)
         self._managers: dict[str | None, urllib3.PoolManager] = {}
         self._lock = threading.Lock()
+        self._watcher = Watcher(errand)
 
     def close(self) -> None:
+        self._watcher.close()
         with self._lock:
             for manager in self._managers.values():
                 manager.clear()
@@ -195,15 +198,30 @@ class Connections:
 
     def _new_manager(self, proxy: str | None) -> urllib3.PoolManager:
         if proxy is None:
-            return urllib3.PoolManager(maxsize=4, ssl_context=self._tls)
-        parts = urlsplit(proxy)
-        login = f"{parts.username}:{parts.password or ''}" if parts.username else None
-        return urllib3.ProxyManager(
-            proxy,
-            maxsize=4,
-            ssl_context=self._tls,
-            proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
-        )
+            manager = urllib3.PoolManager(maxsize=4, ssl_context=self._tls)
+        else:
+            parts = urlsplit(proxy)
+            login = f"{parts.username}:{parts.password or ''}" if parts.username else None
+            manager = urllib3.ProxyManager(
+                proxy,
+                maxsize=4,
+                ssl_context=self._tls,
+                proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
+            )
+        self._watcher.watch(manager)
+        return manager
+
+    def body(self, answer: BaseHTTPResponse, most: int) -> bytes:
+        """Up to `most` bytes of an answer. HTTPError or OSError when the connection breaks."""
+        data = b""
+        try:
+            # A break shows itself only to whoever asks for more.
+            while len(data) < most and (more := answer.read(most - len(data))):
+                data += more
+            return data
+        finally:
+            # One that was cut may look like one that ended, or like one that broke.
+            self._errand.check(f"asking {self._registry}")
 
     def _give_up_on(self, exc: Exception, last: bool) -> None:
         """Raises what no further attempt can mend, and everything once it was the last one."""

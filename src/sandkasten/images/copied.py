@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sandkasten.errors import BuildFailed
+from sandkasten.images.overlay import refuse_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,6 +100,7 @@ def write_copy(
         if not name or (not one.name and parents and parents[-1].path == name):
             # A directory that the image has keeps its own mode and owner.
             continue
+        refuse_mark(name)
         if one.kind == "directory":
             searchable = None if mode is None else mode | (mode & 0o444) >> 2
             kept = one.mode if searchable is None else searchable

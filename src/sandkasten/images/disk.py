@@ -10,11 +10,11 @@ import errno
 import json
 import os
 import secrets
-import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
+from sandkasten.linux.emptying import remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,43 +94,6 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def canonical(value: object) -> bytes:
     """The one way to write a JSON value, so that equal values have equal digests."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def remove_tree(root: Path) -> None:
-    """Remove a directory with everything in it, whatever its modes and however deep it is.
-
-    Directories with content are moved up to `root` and emptied there, so neither the depth nor
-    the length of a path matters. Never follows a link.
-    """
-    if not stat.S_ISDIR(os.lstat(root).st_mode):
-        root.unlink()
-        return
-    # Reading a directory needs its mode, and so does moving it and emptying it.
-    root.chmod(0o700)
-    waiting = [root]
-    emptied: list[Path] = []
-    while waiting:
-        directory = waiting.pop()
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            for entry in list(os.scandir(fd)):
-                if not entry.is_dir(follow_symlinks=False):
-                    os.unlink(entry.name, dir_fd=fd)
-                    continue
-                os.chmod(entry.name, 0o700, dir_fd=fd)
-                try:
-                    os.rmdir(entry.name, dir_fd=fd)
-                except OSError as exc:
-                    if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                        raise
-                    aside = root / f".{secrets.token_hex(8)}"
-                    os.rename(entry.name, aside, src_dir_fd=fd)
-                    waiting.append(aside)
-        finally:
-            os.close(fd)
-        emptied.append(directory)
-    for directory in reversed(emptied):
-        directory.rmdir()
 
 
 def remove_quietly(root: Path) -> bool:

@@ -1,6 +1,7 @@
 """What nobody needs any more: found with everybody else kept out, moved aside, then removed.
 
-An image without a name that no sandbox uses is garbage; so is a layer of no image. Moving is
+An image without a name that no sandbox uses is garbage, and so is one whose record is damaged; so
+is a layer of no image. Moving is
 quick and done under the lock; removing takes its time afterwards, and a process that dies in
 the middle of it leaves a directory below `making` that the next sweep takes.
 """
@@ -51,10 +52,16 @@ def set_aside(
     """With the locks `collecting` and `editing` held. `in_use`: ids of images sandboxes use."""
     aside = Aside()
     named = records.names()
-    aside.images += [one for one in records.ids() if one not in named and one not in in_use]
+    aside.images += [
+        one
+        for one in records.ids()
+        # One that cannot be read cannot be used or named either, and would keep every layer.
+        if one not in in_use and (one not in named or records.get(one) is None)
+    ]
     aside.images += [one for one in records.buried() if one not in in_use]
     for one in aside.images:
         records.forget(one)
+    records.unpoint_lost()
     kept = {*records.ids(), *records.buried(), *in_use}
     held = [records.layers_of(one) for one in kept]
     # A record in use that cannot be read may name any layer; then all of them stay.

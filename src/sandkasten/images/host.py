@@ -52,15 +52,19 @@ class HostImages:
         """The name and what it stands for, step by step; InvalidImage or PolicyDenied."""
         meant = self.meaning(name)
         # An alias and what it stands for are the same image to an operator.
-        if self._allowed is not None:
-            allowed = {canonical_name(one) for one in self._allowed}
-            if allowed.isdisjoint(canonical_name(one) for one in meant):
-                raise PolicyDenied(
-                    f"image {name} is not on the allow-list",
-                    hint=f"allowed_images: {', '.join(self._allowed) or '(empty)'}",
-                    image=str(name),
-                )
+        if self._allowed is not None and not any(self.listed(one) for one in meant):
+            raise PolicyDenied(
+                f"image {name} is not on the allow-list",
+                hint=f"allowed_images: {', '.join(self._allowed) or '(empty)'}",
+                image=str(name),
+            )
         return meant
+
+    def listed(self, name: str) -> bool:
+        """Whether the allow-list has this very name; everything is, where there is none."""
+        if self._allowed is None:
+            return True
+        return canonical_name(name) in {canonical_name(one) for one in self._allowed}
 
     def meaning(self, name: object) -> tuple[str, ...]:
         """What a name stands for, whatever the allow-list says."""

@@ -2,7 +2,8 @@
 
 Entries are sorted, times are whole seconds, owners are numbers; whiteouts and opaque directories
 become the marks that image formats use. Files are opened without following links. The bytes are
-not those the layer once came in, so its digest may be another one.
+not those the layer once came in, so its digest may be another one. BuildFailed for a name that
+would be a mark and not a file.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import stat
 import tarfile
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from sandkasten.images.overlay import is_opaque, is_whiteout
+from sandkasten.images.overlay import WHITEOUT, is_opaque, is_whiteout, refuse_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _CHUNK: Final = 1024 * 1024
-_WHITEOUT: Final = ".wh."
 _OPAQUE: Final = ".wh..wh..opq"
 # Ours and the kernel's own bookkeeping; not part of what the image says.
 _OURS: Final = ("trusted.overlay.", "user.overlay.", "system.")
@@ -41,6 +41,7 @@ def write_layer(
     finally:
         os.close(root)
     for name, fd, entry in _walk(tree):
+        refuse_mark(entry)
         info = _header(name, fd, entry, linked, first_id)
         if info is None:
             continue
@@ -92,7 +93,7 @@ def _header(
     found = os.stat(entry, dir_fd=fd, follow_symlinks=False)
     if is_whiteout(found):
         parent, slash, last = name.rpartition("/")
-        return _mark(f"{parent}{slash}{_WHITEOUT}{last}")
+        return _mark(f"{parent}{slash}{WHITEOUT}{last}")
     info = tarfile.TarInfo(name)
     info.mode = stat.S_IMODE(found.st_mode)
     info.mtime = int(found.st_mtime)

@@ -23,6 +23,7 @@ _NAME = re.compile(
     r"(?:@sha256:[0-9a-f]{64})?\Z"
 )
 
+_WHOLE_ID = re.compile(r"[0-9a-f]{64}\Z")
 _HUB = re.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
 
 HOST = "host"
@@ -51,9 +52,10 @@ def checked_name(name: object) -> str:
 def canonical_name(name: object) -> str:
     """The one spelling under which a name is kept: with a tag, or with a digest and no tag.
 
-    Docker's own registry is left out, and so is its `library`, as people do.
+    Docker's own registry is left out, and so is its `library`, as people do. Hosts are lower case.
     """
-    text = _HUB.sub("", checked_name(name))
+    first, slash, rest = checked_name(name).partition("/")
+    text = _HUB.sub("", f"{first.lower()}{slash}{rest}" if slash else first)
     if text.count("/") == 1:
         text = text.removeprefix("library/")
     text, at, digest = text.partition("@")
@@ -69,7 +71,9 @@ def canonical_name(name: object) -> str:
 def new_name(name: object) -> str:
     """The same for a name that somebody gives: not one that already means something else."""
     text = canonical_name(name)
-    if text.partition(":")[0].partition("@")[0] in _RESERVED:
+    repository = text.partition(":")[0].partition("@")[0]
+    # A name that looks like the id of another image would be taken for it.
+    if repository in _RESERVED or _WHOLE_ID.match(repository):
         raise InvalidImage(
             f"an image cannot be called {text}", hint="that name has a meaning of its own"
         )

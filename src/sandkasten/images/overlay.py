@@ -14,6 +14,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.errors import BuildFailed
+from sandkasten.model.spelling import shown
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,6 +24,18 @@ MOST_LINKS: Final = 40
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+
+
+WHITEOUT: Final = ".wh."
+
+
+def refuse_mark(path: str) -> None:
+    """A file of such a name would hide another one wherever the layer is unpacked: BuildFailed."""
+    if any(part.startswith(WHITEOUT) for part in path.split("/")):
+        raise BuildFailed(
+            f"{shown(path)} cannot be in a layer: names that begin with {WHITEOUT} remove files",
+            hint="call it something else, or leave it out",
+        )
 
 
 def opaque_attribute() -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidImage
 from sandkasten.images.config import DIGEST, ImageConfig, parse_config
-from sandkasten.images.disk import canonical, read_object, write_whole
+from sandkasten.images.disk import MAX_SMALL_BYTES, canonical, read_object, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,7 +67,14 @@ class Records:
             "created_at": image.created_at,
             "source": image.source,
         }
-        write_whole(self._path(image.id, _LIVE), canonical(row))
+        data = canonical(row)
+        # Nobody could read it back, and an image that is there and cannot be found is worse.
+        if len(data) > MAX_SMALL_BYTES:
+            raise InvalidImage(
+                f"the configuration of the image is too large: {len(data)} bytes as it is kept",
+                hint=f"at most {MAX_SMALL_BYTES}; build it with fewer or shorter labels",
+            )
+        write_whole(self._path(image.id, _LIVE), data)
         self._path(image.id, _GONE).unlink(missing_ok=True)
 
     def get(self, the_id: str) -> StoredImage | None:
@@ -137,6 +144,13 @@ class Records:
             if pointer is not None:
                 found.setdefault(pointer[1], []).append(pointer[0])
         return {the_id: sorted(names) for the_id, names in found.items()}
+
+    def unpoint_lost(self) -> None:
+        """Names of images that are not there any more lead nowhere, and go."""
+        for the_id, names in self.names().items():
+            if not self.there(the_id):
+                for name in names:
+                    self.unpoint(name)
 
     def _name_path(self, name: str) -> Path:
         # A digest can neither be a path nor too long.

@@ -115,7 +115,7 @@ class Registry:
         while True:
             answer = self._get(path, {"Accept": ", ".join(SPOKEN)}, name)
             try:
-                return answer.read(MAX_MANIFEST_BYTES + 1), answer.headers
+                return self._connections.body(answer, MAX_MANIFEST_BYTES + 1), answer.headers
             except (HTTPError, OSError) as exc:
                 failures += 1
                 if failures >= self._errand.patience.attempts:

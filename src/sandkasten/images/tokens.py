@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
+from urllib3.exceptions import HTTPError
+
 from sandkasten.errors import InvalidImage, RegistryUnavailable, Unauthorized
 from sandkasten.images.connections import TRY_AGAIN, loopback
 from sandkasten.model.spelling import shown
@@ -145,7 +147,13 @@ class Tokens:
                 realm + query, headers=headers, authorization=self._access.basic()
             )
         try:
-            body = answer.read(_MOST_ANSWER + 1)
+            body = self._connections.body(answer, _MOST_ANSWER + 1)
+        except (HTTPError, OSError) as exc:
+            raise RegistryUnavailable(
+                f"the token server of {self._registry} broke off while it answered",
+                hint="try again",
+                registry=self._registry,
+            ) from exc
         finally:
             answer.close()
         if answer.status in TRY_AGAIN:

@@ -36,6 +36,13 @@ class CellState:
 @dataclass(frozen=True, slots=True)
 class Layout:
     data_dir: Path
+    family: Path | None = None
+    """The directory of the whole family, where this backend's own lies below another's."""
+
+    def relatives(self) -> list[Layout]:
+        """Every backend's of one data directory, this one among them: workspaces are common."""
+        top = self.family or self.data_dir
+        return [Layout(top), *(Layout(one.parent, top) for one in sorted(top.glob("*/cells")))]
 
     def prepare(self) -> None:
         """Make what is shared; 0700, because the sockets inside are the way into every sandbox."""

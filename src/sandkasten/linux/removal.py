@@ -120,12 +120,13 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
 
 
 def _lived_in(layout: Layout, but: SandboxId, volume: str) -> bool:
-    """Whether another sandbox has the same workspace, and so keeps it mounted."""
-    for other in layout.cells():
-        if other != but and alive(layout, other):
-            state = read_state(layout.cell(other))
-            if state is not None and state.volume == volume:
-                return True
+    """Whether a sandbox of any backend has the same workspace, and so keeps it mounted."""
+    for relative in layout.relatives():
+        for other in relative.cells():
+            if other != but and alive(relative, other):
+                state = read_state(relative.cell(other))
+                if state is not None and state.volume == volume:
+                    return True
     return False
 
 

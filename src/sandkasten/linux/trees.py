@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import BackendUnavailable, Cancelled
+from sandkasten.linux import emptying
 from sandkasten.linux.ext4 import command, full
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 # Between two looks at `stop`.
 _CHUNK: Final = 16 * 1024 * 1024
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def copy_sparse(source: Path, target: Path, stop: threading.Event) -> None:
@@ -58,22 +62,61 @@ def copy_tree(source: Path, target: Path, stop: threading.Event) -> None:
 
 
 def walk(tree: Path) -> Iterator[os.stat_result]:
-    """Everything in it, links not followed; what cannot be looked at is left out."""
-    for folder, _, files in os.walk(tree):
-        for name in (".", *files):
+    """Everything in it, links not followed; what cannot be looked at is left out.
+
+    One directory is open at a time, so neither depth nor the length of a path matters. When a
+    sandbox moves directories meanwhile, the walk may end early.
+    """
+    here = os.open(tree, _DIRECTORY)
+    levels: list[_Level] = []
+    try:
+        while True:
+            level = _Level(os.fstat(here))
+            levels.append(level)
+            yield level.itself
+            for name in os.listdir(here):
+                with suppress(OSError):
+                    seen = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    if stat.S_ISDIR(seen.st_mode):
+                        level.below.append(name)
+                    else:
+                        yield seen
+            while (inner := _next(here, levels[-1])) is None:
+                levels.pop()
+                if not levels:
+                    return
+                above = os.open("..", _DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = above
+                if not os.path.samestat(os.fstat(here), levels[-1].itself):
+                    return
+            os.close(here)
+            here = inner
+    finally:
+        os.close(here)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    itself: os.stat_result
+    below: list[str] = field(default_factory=list)
+
+
+def _next(here: int, level: _Level) -> int | None:
+    """The next directory of a level, opened; one that nobody could come back from is left out."""
+    while level.below:
+        with suppress(OSError):
+            inner = os.open(level.below.pop(), _DIRECTORY, dir_fd=here)
             try:
-                yield os.lstat(os.path.join(folder, name))
+                os.stat("..", dir_fd=inner)
             except OSError:
-                continue
+                os.close(inner)
+                raise
+            return inner
+    return None
 
 
 def remove_tree(tree: Path) -> None:
-    """Whatever modes its former user left there."""
-    if not tree.exists():
-        return
-    for folder, below, _ in os.walk(tree):
-        for name in below:
-            path = os.path.join(folder, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
-    shutil.rmtree(tree)
+    """Whatever its former user left there; nothing there is fine."""
+    with suppress(FileNotFoundError):
+        emptying.remove_tree(tree)

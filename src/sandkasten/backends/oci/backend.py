@@ -67,7 +67,7 @@ class OciBackend:
         self._runtime: Name = runtime
         self._kind = runtimes.kind_of(runtime)
         # Of its own: `owned` must not tell of another backend's sandboxes.
-        self._layout = Layout(data_dir / self.name)
+        self._layout = Layout(data_dir / self.name, data_dir)
         self._shipped = self._programs = Programs.found(runner, launcher)
         self._strict = strict
         self._root = os.geteuid() == 0

@@ -1,0 +1,52 @@
+"""A directory removed for certain, however deep it is and whatever modes it was left with.
+
+Blocking. Raises OSError where even its owner cannot; nobody may change the tree meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a directory with everything in it, whatever its modes and however deep it is.
+
+    Directories with content are moved up to `root` and emptied there, so neither the depth nor
+    the length of a path matters. Never follows a link.
+    """
+    if not stat.S_ISDIR(os.lstat(root).st_mode):
+        root.unlink()
+        return
+    # Reading a directory needs its mode, and so does moving it and emptying it.
+    root.chmod(0o700)
+    waiting = [root]
+    emptied: list[Path] = []
+    while waiting:
+        directory = waiting.pop()
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            for entry in list(os.scandir(fd)):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=fd)
+                    continue
+                os.chmod(entry.name, 0o700, dir_fd=fd)
+                try:
+                    os.rmdir(entry.name, dir_fd=fd)
+                except OSError as exc:
+                    if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                    aside = root / f".{secrets.token_hex(8)}"
+                    os.rename(entry.name, aside, src_dir_fd=fd)
+                    waiting.append(aside)
+        finally:
+            os.close(fd)
+        emptied.append(directory)
+    for directory in reversed(emptied):
+        directory.rmdir()
