@@ -70,9 +70,11 @@ def known_file_key(text: str) -> str:
     try:
         return file_key(text)
     except InvalidRequest as exc:
-        raise FileNotFound(
-            f"there is no stored file {shown(text)}", hint="list them with files ls"
-        ) from exc
+        raise no_such_file(text) from exc
+
+
+def no_such_file(key: str) -> FileNotFound:
+    return FileNotFound(f"there is no stored file {shown(key)}", hint="list them with files ls")
 
 
 def checked_content_type(text: str) -> str:

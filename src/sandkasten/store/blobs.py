@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.errors import (
     Conflict,
-    FileNotFound,
     InvalidRequest,
     PayloadTooLarge,
     QuotaExceeded,
@@ -32,6 +31,7 @@ from sandkasten.model.filekeys import (
     file_key,
     known_file_key,
     new_file_key,
+    no_such_file,
 )
 from sandkasten.model.journal import StoredFile
 from sandkasten.model.spelling import shown
@@ -136,7 +136,7 @@ class BlobStore:
 
         row = await self._database.read(one)
         if row is None:
-            raise _missing(key)
+            raise no_such_file(key)
         return row
 
     @asynccontextmanager
@@ -150,7 +150,7 @@ class BlobStore:
             try:
                 fd = await asyncio.to_thread(self._content.open, digest)
             except FileNotFoundError as exc:
-                raise _missing(key) from exc
+                raise no_such_file(key) from exc
         try:
             left = max(0, row.size_bytes - offset)
             yield row, pieces(fd, offset, left if limit is None else min(left, limit))
@@ -189,7 +189,7 @@ class BlobStore:
         if gone is not None:
             await self._collect([gone[0]])
         if gone is None or (gone[1] is not None and gone[1] <= now):
-            raise _missing(key)
+            raise no_such_file(key)
 
     async def usage(self, tenant: str) -> int:
         return await self._database.read(lambda connection: _used(connection, tenant))
@@ -322,10 +322,6 @@ def _row(found: tuple[Any, ...]) -> StoredFile:
         expires_at=expires,
         metadata=MappingProxyType(json.loads(metadata)),
     )
-
-
-def _missing(key: str) -> FileNotFound:
-    return FileNotFound(f"there is no stored file {shown(key)}", hint="list them with files ls")
 
 
 def _full(rules: FileRules) -> QuotaExceeded:
