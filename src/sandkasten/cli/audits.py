@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -30,7 +30,11 @@ def commands() -> typer.Typer:
 def described(row: AuditRow) -> dict[str, Any]:
     from sandkasten.cli.showing import moment
 
-    return {**asdict(row), "at": moment(row.at), "detail": dict(row.detail)}
+    return {
+        **{one.name: getattr(row, one.name) for one in fields(row)},
+        "at": moment(row.at),
+        "detail": dict(row.detail),
+    }
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""`key …`: API keys made, listed and revoked, through a daemon or in a data directory without one."""
+"""`key …`: API keys made, listed and revoked, by a daemon or, where none serves, by ourselves."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ import os
 import secrets
 import sys
 import time
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -40,8 +41,7 @@ def commands() -> typer.Typer:
 
 
 def described(row: StoredFile) -> dict[str, Any]:
-    shown = asdict(row)
-    del shown["tenant"]
+    shown = {one.name: getattr(row, one.name) for one in fields(row) if one.name != "tenant"}
     return {**shown, "file_key": row.key, "size": row.size_bytes, "metadata": dict(row.metadata)}
 
 
@@ -150,7 +150,7 @@ async def _fetch(state: State, key: str, target: str) -> None:
                 sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
             return
-        path = os.path.join(target, os.path.basename(row.key)) if os.path.isdir(target) else target
+        path = _path(target, row.key)
         await _save(path, pieces)
     if state.json:
         put_json({**described(row), "path": path})
@@ -167,12 +167,15 @@ async def _save(path: str, pieces: AsyncIterator[bytes]) -> None:
                 file.write(piece)
         os.replace(half, path)
     except OSError as exc:
-        raise FileTrouble(
-            f"{path} cannot be written: {exc.strerror}", hint="choose another"
-        ) from exc
+        raise FileTrouble(f"cannot write {path}: {exc.strerror}", hint="name another") from exc
     finally:
-        if os.path.exists(half):
+        with suppress(FileNotFoundError):
             os.unlink(half)
+
+
+def _path(target: str, key: str) -> str:
+    """In a directory it is called like the last name of its key."""
+    return os.path.join(target, os.path.basename(key)) if os.path.isdir(target) else target
 
 
 async def _list(state: State, prefix: str) -> None:
