@@ -36,7 +36,7 @@ class FileRules:
     max_bytes: int = 100 * MIB
     """Of one file."""
     max_total_bytes: int = 10 * 1024 * MIB
-    """Of all files of all tenants, each counted in full."""
+    """Of all files of one tenant, each counted in full."""
     ttl_s: float | None = None
     """How long one is kept that says nothing of it; None: until it is deleted."""
 
