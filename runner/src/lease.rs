@@ -61,6 +61,14 @@ impl Lease {
         }
     }
 
+    /// Which of its two ends has come, when one has.
+    pub fn over(&self, boot: u64) -> &'static str {
+        match self.ends_at {
+            Some(end) if end <= boot => "lifetime",
+            _ => "idle",
+        }
+    }
+
     /// When to look again, in ns; 0 when it is over; `None` when there is no lease.
     pub fn next(&self, now: u64, boot: u64) -> Option<u64> {
         let idle = self.idle_ns.map(|ns| {
@@ -124,6 +132,7 @@ mod tests {
             assert_eq!(lease.last_use, *at);
         }
         assert_eq!(lease.next(172 * MS, 250 * MS), Some(0));
+        assert_eq!((lease.over(249 * MS), lease.over(250 * MS)), ("idle", "lifetime"));
     }
 
     #[test]

@@ -80,6 +80,7 @@ pub const EVENTS: &[&str] = &[
     "change",
     "overflow",
     "connected",
+    "ending",
 ];
 
 pub const HELLO_FIELDS: &[&str] = &[

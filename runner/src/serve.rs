@@ -421,13 +421,22 @@ impl Server {
         self.arm_lease();
     }
 
+    /// Whoever is connected hears that this is no accident; what is said goes out with this turn.
+    fn end_by_lease(&mut self) {
+        let said = json!({ "event": "ending", "reason": self.lease.over(sys::boot_ns()) });
+        for connection in self.connections.values_mut() {
+            connection.out.event(0, &said);
+        }
+        self.exit = Some(0);
+    }
+
     pub fn arm_lease(&mut self) {
         if let Some(timer) = self.lease_timer.take() {
             self.timers.cancel(timer);
         }
         match self.lease.next(self.timers.work_now(), sys::boot_ns()) {
             None => {}
-            Some(0) => self.exit = Some(0),
+            Some(0) => self.end_by_lease(),
             Some(ns) => self.lease_timer = Some(self.timers.after_ns(ns, Due::Lease)),
         }
     }

@@ -5,12 +5,23 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.model.sandbox import CreateRequest
+from sandkasten.store.memory import MemoryJournal
 from tests.engine.injections import World
 
 
 @pytest.fixture
 async def world():
     one = World()
+    yield one
+    await one.engine.aclose()
+    for the_id in await one.backend.real.owned():
+        await one.backend.real.discard(the_id)
+
+
+@pytest.fixture
+async def kept():
+    """A world with a journal."""
+    one = World(journal=MemoryJournal())
     yield one
     await one.engine.aclose()
     for the_id in await one.backend.real.owned():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.spec import CellSpec
     from sandkasten.model.usage import Usage
-    from sandkasten.ports import ByteStream, Cell, HostMounts, Store
+    from sandkasten.ports import ByteStream, Cell, HostMounts, Journal, Store
 
 
 class Gate:
@@ -138,7 +138,9 @@ class World:
         *,
         spares: bool = False,
         host_mounts: HostMounts | None = None,
+        journal: Journal | None = None,
     ) -> None:
+        self.journal = journal
         self._spares = spares
         self._host_mounts = host_mounts
         self._images = HostImages(allowed=allowed)
@@ -162,6 +164,7 @@ class World:
             oneshot_spares=self._spares,
             workspaces=self.backend.real.workspaces,
             host_mounts=self._host_mounts,
+            journal=self.journal,
         )
 
     async def left(self) -> tuple[list[str], list[str]]:

@@ -25,6 +25,7 @@ from sandkasten.api.matching import Paths
 from sandkasten.api.printing import as_json
 from sandkasten.api.problems import body_of, problem, status_of, unforeseen
 from sandkasten.api.rate import Rates
+from sandkasten.api.sse import EventStream
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ class App:
         self._paths = Paths(routes)
         self._rates = Rates()
         self._auditor = Auditor(server)
+        self._at_work = _AtWork()
+
+    async def answered(self) -> None:
+        """When every request has its answer. Streams do not count: whoever watches one comes
+        back to the next daemon, and goes on where it was.
+        """
+        await self._at_work.nobody.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -62,11 +70,17 @@ class App:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else "req_" + secrets.token_hex(8)
         answering = _Answering(send, request_id)
+        work = self._at_work.begin()
         try:
             call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
             route: Route = scope["sandkasten.route"]
+            if route.method in ("WS", "ANY"):
+                # Lasts as long as somebody wants it to.
+                work.end()
             response = await route.run(call)
             await self._auditor.changed(call, route, response)
+            if isinstance(response, EventStream):
+                work.end()
             if response is not None:
                 await response(scope, receive, answering)
         except ClientLeft:
@@ -80,6 +94,7 @@ class App:
             log.exception("request.failed", extra={"request_id": request_id})
             await self._fail(unforeseen(exc), connection, answering, scope, receive)
         finally:
+            work.end()
             if self.server.events is not None and not websocket:
                 self._note(scope, answering.status, time.perf_counter() - began)
 
@@ -149,6 +164,37 @@ class App:
             await answering.refuse_websocket(error)
             return
         await problem(error, answering.request_id)(scope, receive, answering)
+
+
+class _AtWork:
+    """How many are at work, and the moment when nobody is."""
+
+    def __init__(self) -> None:
+        self.nobody = asyncio.Event()
+        self.nobody.set()
+        self.count = 0
+
+    def begin(self) -> _Work:
+        self.count += 1
+        self.nobody.clear()
+        return _Work(self)
+
+
+class _Work:
+    """One of them; twice ended is fine."""
+
+    __slots__ = ("_all", "_ended")
+
+    def __init__(self, all_: _AtWork) -> None:
+        self._all = all_
+        self._ended = False
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._all.count -= 1
+            if not self._all.count:
+                self._all.nobody.set()
 
 
 class _CutShort(Exception):

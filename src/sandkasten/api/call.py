@@ -10,11 +10,12 @@ import asyncio
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from sandkasten.errors import InvalidRequest, PayloadTooLarge, SessionNotFound
+from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from sandkasten.model.ids import SandboxId, sandbox_id
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ class Call:
         return str(self.connection.path_params[name])
 
     async def session(self) -> SandboxId:
-        """The id in the path, when it is this tenant's; another's answers like an unknown one."""
+        """The id in the path, when it is this tenant's; another's answers like an unknown one.
+
+        SessionExpired when this tenant had it, with what became of it.
+        """
         the_id = sandbox_id(self.path("id"))
-        if await self.engine.owner(the_id) != self.principal.tenant:
-            raise SessionNotFound(
-                f"no sandbox has the id {the_id}", hint="it may have been destroyed; list with ls"
-            )
+        await self.engine.check_owner(the_id, self.principal.tenant)
         return the_id
 
     async def body(self, model: type[M]) -> M:
@@ -81,11 +82,23 @@ class Call:
         return checked(model, value)
 
     def query(self, model: type[M]) -> M:
-        given = self.connection.query_params
-        twice = [name for name in given if len(given.getlist(name)) > 1]
-        if twice:
-            raise InvalidRequest(f"{twice[0]} is given twice", hint="give it once", http_status=422)
-        return checked(model, dict(given))
+        try:
+            pairs = parse_qsl(
+                self.connection.scope["query_string"].decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+            )
+        except ValueError as exc:
+            # What is no UTF-8 would become another text, and name another file.
+            raise InvalidRequest(
+                "the query is no UTF-8", hint="send bytes in base64, where the route takes it"
+            ) from exc
+        given = dict(pairs)
+        if len(given) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)[:100]
+            raise InvalidRequest(f"{twice} is given twice", hint="give it once", http_status=422)
+        return checked(model, given)
 
     async def raw(self, most: int) -> bytes:
         pieces = [piece async for piece in self.pieces(most)]

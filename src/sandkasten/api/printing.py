@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from pydantic_core import to_json
 from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def as_json(value: object) -> bytes:
     return to_json(value, inf_nan_mode="null")
 
 
-def answer(value: object, status: int = 200) -> Response:
-    return Response(as_json(value), status_code=status, media_type="application/json")
+def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        as_json(value), status_code=status, media_type="application/json", headers=headers
+    )
+
+
+def moment(unix: float) -> str:
+    """A time for people and machines: ISO 8601 in UTC, with milliseconds."""
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def bytes_fields(name: str, data: bytes) -> dict[str, str]:

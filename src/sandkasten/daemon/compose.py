@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.daemon.settings import Settings
-    from sandkasten.ports import Backend, EventSink, Store, Workspaces
+    from sandkasten.ports import Backend, EventSink, Journal, Store, Workspaces
 
 
-async def open_engine(settings: Settings, *, events: EventSink | None = None) -> Engine:
+async def open_engine(
+    settings: Settings, *, events: EventSink | None = None, journal: Journal | None = None
+) -> Engine:
     """An engine that sweeps once in the background. BackendUnavailable where there is no Linux."""
     if sys.platform != "linux":
         raise BackendUnavailable(
@@ -60,6 +62,7 @@ async def open_engine(settings: Settings, *, events: EventSink | None = None) ->
         oneshot_spares=settings.oneshot_spares,
         workspaces=workspaces,
         host_mounts=HostMounts(settings.data_dir),
+        journal=journal,
     )
     sources.bench = engine.bench
     engine.sweep_soon()

@@ -17,7 +17,14 @@ from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import BackendUnavailable, Busy, UnsupportedByBackend, WorkspaceNotFound
 from sandkasten.model.lifecycle import State
 from sandkasten.model.limits import Unenforced
-from sandkasten.model.workspace import WorkspaceRules, WorkspaceWish, admit, check_count, check_size
+from sandkasten.model.workspace import (
+    WorkspaceRules,
+    WorkspaceWish,
+    admit,
+    check_count,
+    check_size,
+    plain_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -61,10 +68,16 @@ class Claims:
         self._port = port
         self._rules = rules
         self._clock = clock
+        self.take_back: Callable[[Record], Awaitable[bool]] | None = None
+        """Asks whoever lends the files of a workspace to let it go; whether that was done."""
 
     @property
     def kept(self) -> bool:
         return self._port is not None
+
+    @property
+    def default_bytes(self) -> int:
+        return self._rules.default_bytes
 
     @property
     def port(self) -> Workspaces:
@@ -88,6 +101,8 @@ class Claims:
             try:
                 stored = await port.get(wish.name)
             except WorkspaceNotFound:
+                if wish.must_exist:
+                    raise
                 stored = await self.make(wish.name, wish.asked_bytes)
             else:
                 check_size(stored, wish.asked_bytes)
@@ -116,7 +131,8 @@ class Claims:
         for record in await self._store.list():
             if record.workspace_id == name:
                 if await self.lives(record):
-                    living.append(record)
+                    if record.acquired != "internal" or not await self._taken_back(record):
+                        living.append(record)
                 else:
                     await self._bury(record, finish)
         return living
@@ -136,6 +152,9 @@ class Claims:
             # Not known to be dead.
             return True
 
+    async def _taken_back(self, record: Record) -> bool:
+        return self.take_back is not None and await self.take_back(record)
+
     async def _bury(self, record: Record, finish: Finish) -> None:
         async with self._store.lock(record.id, wait_s=_DESTROY_WAIT_S):
             row = await self._store.get(record.id)
@@ -149,7 +168,7 @@ def _unenforced(stored: StoredWorkspace) -> tuple[Unenforced, ...]:
     return (
         Unenforced(
             "workspace",
-            f"workspace {stored.name} is a directory: nothing holds it to its size",
+            f"workspace {plain_name(stored.name)} is a directory: nothing holds it to its size",
             "run as root, where a workspace is a file system of its own",
         ),
     )

@@ -12,25 +12,43 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.engine.attaching import Terminals
 from sandkasten.engine.bench import Bench
+from sandkasten.engine.chronicle import Chronicle
 from sandkasten.engine.claims import Claims
 from sandkasten.engine.connections import PortStream, connect_port
+from sandkasten.engine.door import Door
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.files import Files
 from sandkasten.engine.handles import Handles, is_paused
+from sandkasten.engine.history import History
 from sandkasten.engine.images import Images
+from sandkasten.engine.listing import MOST, Listing, Page
 from sandkasten.engine.oneshot import OneShot
 from sandkasten.engine.pausing import Pausing
 from sandkasten.engine.planning import Planner
+from sandkasten.engine.quotas import Allowance, Quotas
 from sandkasten.engine.reaper import Reaper
+from sandkasten.engine.recovery import Recovery
 from sandkasten.engine.sandboxes import Sandboxes
 from sandkasten.engine.spares import Spares
 from sandkasten.engine.terminals import Terminal, open_terminal
 from sandkasten.engine.tiers import Survey, Tiers
+from sandkasten.engine.updating import Updating
+from sandkasten.engine.watch import Watch
+from sandkasten.engine.workspace_files import WorkspaceFiles
 from sandkasten.engine.workspaces import Workspaces
 from sandkasten.errors import Conflict, SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
 from sandkasten.model.readiness import Tier
-from sandkasten.model.sandbox import CreateRequest, DiskUsage, Info, Process, Stats, Swept
+from sandkasten.model.sandbox import (
+    CreateRequest,
+    DiskUsage,
+    Info,
+    Process,
+    Recovered,
+    Stats,
+    Swept,
+    UpdateRequest,
+)
 from sandkasten.wire.messages import decode_processes, decode_stats
 
 if TYPE_CHECKING:
@@ -40,6 +58,7 @@ if TYPE_CHECKING:
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.policy import Policy
     from sandkasten.model.readiness import Readiness
+    from sandkasten.model.tenancy import TenantQuota
     from sandkasten.model.usage import Usage
     from sandkasten.ports import (
         Backend,
@@ -48,6 +67,7 @@ if TYPE_CHECKING:
         HostMounts,
         ImageLibrary,
         ImageSource,
+        Journal,
         Store,
     )
     from sandkasten.ports import Workspaces as WorkspacePort
@@ -81,10 +101,13 @@ class Engine:
         library: ImageLibrary | None = None,
         workspaces: WorkspacePort | None = None,
         host_mounts: HostMounts | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.backend_name = default_backend
         self.policy = policy
-        self._handles = Handles(backends, store, clock, events)
+        self._door = Door()
+        self._chronicle = Chronicle(journal, clock, events)
+        self._handles = Handles(backends, store, clock, events, self._chronicle)
         claims = Claims(
             store=store,
             handles=self._handles,
@@ -94,11 +117,23 @@ class Engine:
         )
         tiers = Tiers(backends=backends, default_backend=default_backend, policy=policy)
         planner = Planner(tiers=tiers, images=images, policy=policy, host_mounts=host_mounts)
+        self._quotas = Quotas(store, claims)
         self._sandboxes = Sandboxes(
             handles=self._handles,
             store=store,
             planner=planner,
             claims=claims,
+            chronicle=self._chronicle,
+            quotas=self._quotas,
+            clock=clock,
+            events=events,
+        )
+        self._listing = Listing(self._sandboxes, self._chronicle)
+        self._updating = Updating(
+            handles=self._handles,
+            store=store,
+            chronicle=self._chronicle,
+            policy=policy,
             clock=clock,
             events=events,
         )
@@ -107,9 +142,18 @@ class Engine:
             store=store,
             handles=self._handles,
             rules=policy.workspaces,
-            finish=self._sandboxes.finish_destroy,
+            finish=self._sandboxes.bury,
+            quotas=self._quotas,
             events=events,
         )
+        self.workspace_files = WorkspaceFiles(
+            planner=planner,
+            sandboxes=self._sandboxes,
+            handles=self._handles,
+            store=store,
+            claims=claims,
+        )
+        claims.take_back = self.workspace_files.take_back
         self._survey = Survey(
             backends=backends,
             default_backend=default_backend,
@@ -131,12 +175,37 @@ class Engine:
             clock=clock,
             events=events,
         )
-        self._execution = Execution(self._handles, events)
+        self._history = History(self._handles, journal, clock)
+        self._execution = Execution(self._handles, self._history, events)
+        self._watch = Watch(
+            backends=backends,
+            store=store,
+            handles=self._handles,
+            reaper=self._reaper,
+            chronicle=self._chronicle,
+            events=events,
+        )
+        self._recovery = Recovery(
+            store=store,
+            handles=self._handles,
+            reaper=self._reaper,
+            chronicle=self._chronicle,
+            history=self._history,
+            watch=self._watch,
+            clock=clock,
+            events=events,
+        )
         self.files = Files(self._handles, policy)
         self.terminals = Terminals(self._handles)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._oneshot = OneShot(
-            planner, self._sandboxes, self._spares, self._execution, self.files, events
+            planner,
+            self._sandboxes,
+            self._spares,
+            self._execution,
+            self.files,
+            self._quotas,
+            events,
         )
         self.images = Images(library, store)
         self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
@@ -145,14 +214,45 @@ class Engine:
 
     # ---- sandboxes
 
-    async def create(self, request: CreateRequest) -> Info:
-        return await self._sandboxes.create(request)
+    async def create(
+        self,
+        request: CreateRequest,
+        quota: TenantQuota | None = None,
+        *,
+        other_disk_bytes: int = 0,
+    ) -> Info:
+        """`quota` bounds what the request's tenant has in all; `other_disk_bytes` count as its."""
+        with self._door.within():
+            return await self._sandboxes.create(request, Allowance(quota, other_disk_bytes))
+
+    async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
+        """Live: how long it lives counts from now on, its lifetime from its creation."""
+        record = await self._updating.update(sandbox_id, request)
+        return self._sandboxes.describe(record, created=False)
 
     async def get(self, sandbox_id: str) -> Info:
         return await self._sandboxes.get(sandbox_id)
 
     async def list(self, *, all: bool = False, tenant: str | None = None) -> Infos:
         return [*await self._sandboxes.list(all=all, tenant=tenant)]
+
+    async def page(
+        self,
+        tenant: str,
+        *,
+        status: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        limit: int = MOST,
+        cursor: str | None = None,
+    ) -> Page:
+        """A tenant's sessions; with the status of an end also those that are gone."""
+        return await self._listing.page(
+            tenant, status=status, labels=labels, limit=limit, cursor=cursor
+        )
+
+    async def check_owner(self, sandbox_id: SandboxId, tenant: str) -> None:
+        """SessionExpired for one this tenant had, SessionNotFound for any other it has not."""
+        await self._sandboxes.check_owner(sandbox_id, tenant)
 
     async def census(self) -> dict[tuple[str, str], int]:
         """How many sandboxes the ledger has in each state and backend; nobody is looked at."""
@@ -163,14 +263,19 @@ class Engine:
         return await self._sandboxes.owner(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
-        await self._sandboxes.destroy(sandbox_id)
+        with self._door.within(new=False):
+            await self._sandboxes.destroy(sandbox_id)
 
     async def pause(self, sandbox_id: str) -> Info:
         """Stop everything inside until `resume`; Conflict for whoever wants it to work."""
         return self._sandboxes.describe(await self._pausing.pause(sandbox_id), created=False)
 
     async def resume(self, sandbox_id: str) -> Info:
-        return self._sandboxes.describe(await self._pausing.resume(sandbox_id), created=False)
+        record = await self._pausing.resume(sandbox_id)
+        # Whoever paused it may be gone, and with it whoever followed its commands.
+        with suppress(SandkastenError):
+            await self._history.resume(record)
+        return self._sandboxes.describe(record, created=False)
 
     async def reclaim(self, sandbox_id: str) -> int:
         """Give back what memory it can spare; how many bytes the host got."""
@@ -251,14 +356,17 @@ class Engine:
     # ---- commands
 
     async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        self._door.check()
         return await self._execution.run(sandbox_id, request)
 
     def exec_stream(
         self, sandbox_id: str, request: ExecRequest
     ) -> AsyncIterator[Chunk | ExecResult]:
+        self._door.check()
         return self._execution.stream(sandbox_id, request)
 
     async def exec_start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        self._door.check()
         return await self._execution.start(sandbox_id, request)
 
     async def exec_get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
@@ -290,6 +398,7 @@ class Engine:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> AbstractAsyncContextManager[Terminal]:
+        self._door.check()
         return open_terminal(
             self._handles, sandbox_id, command=command, rows=rows, cols=cols, env=env, cwd=cwd
         )
@@ -297,10 +406,34 @@ class Engine:
     def connect(self, sandbox_id: str, port: int) -> AbstractAsyncContextManager[PortStream]:
         return connect_port(self._handles, sandbox_id, port)
 
-    async def run(self, request: RunRequest) -> RunResult:
-        return await self._oneshot.run(request)
+    async def run(
+        self,
+        request: RunRequest,
+        quota: TenantQuota | None = None,
+        *,
+        other_disk_bytes: int = 0,
+    ) -> RunResult:
+        with self._door.within():
+            return await self._oneshot.run(request, Allowance(quota, other_disk_bytes))
 
     # ---- upkeep
+
+    @property
+    def journal(self) -> Journal | None:
+        return self._chronicle.journal
+
+    async def recover(self) -> Recovered:
+        """Once, before anything else: settle what an earlier process left, and keep watch."""
+        found = await self._recovery.run()
+        self._watch.start()
+        return found
+
+    async def drain(self, deadline_s: float = 30.0) -> bool:
+        """Begin nothing new, and wait for what is being made or removed; whether that is done.
+
+        Commands run on, and so do their sandboxes.
+        """
+        return await self._door.close(deadline_s)
 
     async def sweep(self) -> Swept:
         self._sweep_began = True
@@ -316,7 +449,10 @@ class Engine:
 
     async def aclose(self) -> None:
         """Close every connection, after what was kept ready is gone. Twice is fine."""
+        await self._watch.aclose()
+        await self._history.aclose()
         await self._spares.aclose()
+        await self.workspace_files.aclose()
         await self.terminals.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()

@@ -34,6 +34,8 @@ from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs, decod
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from sandkasten.engine.history import History
+    from sandkasten.model.journal import ExecRow
     from sandkasten.ports import EventSink
     from sandkasten.wire.channel import Channel
 
@@ -45,25 +47,30 @@ _FULL_BELOW_BYTES = 64 * 1024
 
 
 class Execution:
-    def __init__(self, handles: Handles, events: EventSink | None = None) -> None:
+    def __init__(self, handles: Handles, history: History, events: EventSink | None = None) -> None:
         self._handles = handles
+        self._history = history
         self._events = events
+        history.explain = self._why
 
     async def run(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         following = await self._follow(sandbox_id, request)
-        async with aclosing(following.chunks()) as chunks:
-            async for _ in chunks:
-                pass
-        return self._told(sandbox_id, await self._result(following))
+        with _Noted(self._history, following, request) as noted:
+            async with aclosing(following.chunks()) as chunks:
+                async for _ in chunks:
+                    pass
+            return self._told(sandbox_id, noted.ended(await self._result(following)))
 
     async def stream(
         self, sandbox_id: str, request: ExecRequest
     ) -> AsyncIterator[Chunk | ExecResult]:
         following = await self._follow(sandbox_id, request)
-        async with aclosing(following.chunks()) as chunks:
-            async for chunk in chunks:
-                yield chunk
-        yield self._told(sandbox_id, await self._result(following))
+        with _Noted(self._history, following, request) as noted:
+            async with aclosing(following.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            result = self._told(sandbox_id, noted.ended(await self._result(following)))
+        yield result
 
     async def start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         """Begun when this returns; its result is fetched by id."""
@@ -73,6 +80,9 @@ class Execution:
         handle.remember(exec_id, Began(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+        row = self._history.began(handle.record, reply.exec_id, request)
+        if row is not None:
+            self._history.follow(row)
         if command.stdin is not None:
             # The stream that started it has ended, so its stdin goes by the verb for that.
             await self.stdin(
@@ -212,6 +222,40 @@ class Execution:
             ):
                 return path
         return None
+
+
+class _Noted:
+    """One command that somebody waits for. Left before its end, others see to the rest."""
+
+    def __init__(self, history: History, following: Following, request: ExecRequest) -> None:
+        self._history = history
+        self._following = following
+        self._request = request
+        self._row: ExecRow | None = None
+        self._ended = False
+        following.on_started = self._began
+
+    def __enter__(self) -> _Noted:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        following = self._following
+        left = kind is not None and not issubclass(kind, SandkastenError)
+        # Left while it stood in the queue of a shell; under a key its id is not known here.
+        if left and self._row is None and following.asked and following.command.key is None:
+            self._began(following.exec_id)
+        if self._row is not None and not self._ended:
+            self._history.follow(self._row)
+
+    def ended(self, result: ExecResult) -> ExecResult:
+        if self._row is not None:
+            self._ended = True
+            self._history.ended(self._row, result)
+        return result
+
+    def _began(self, exec_id: str) -> None:
+        record = self._following.handle.record
+        self._row = self._history.began(record, exec_id, self._request)
 
 
 def _command(request: ExecRequest, handle: Handle, channel: Channel) -> Command:

@@ -31,7 +31,7 @@ from sandkasten.wire.call import Output as Piece
 from sandkasten.wire.messages import ExecReply, decode_exec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from sandkasten.model.commands import Command
 
@@ -55,6 +55,10 @@ class Following:
         self.output = Output(command.stdout_cap, command.stderr_cap)
         self.began = Began(handle.counters, command.timeout_s)
         self.reply: ExecReply | None = None
+        self.asked = False
+        """Whether the runner may have heard of it."""
+        self.on_started: Callable[[str], None] | None = None
+        """Told once under which id it runs: one that was asked for by key may run already."""
         self._handles = handles
         self._started = False
         self._feeder: asyncio.Task[None] | None = None
@@ -66,13 +70,13 @@ class Following:
         self.handle.remember(self.exec_id, self.began)
         start = start_fields(self.exec_id, self.command, follow=True)
         verb, fields = "exec.start", start
-        retried = asked = False
+        retried = False
         while True:
             try:
                 channel = await self._handles.channel(self.handle)
             except Conflict as exc:
                 # What was asked before the pause is at work or in a queue there, and kept.
-                if not asked or not is_paused(exc):
+                if not self.asked or not is_paused(exc):
                     raise
                 await asyncio.sleep(_PAUSED_LOOK_S)
                 retried = False
@@ -81,7 +85,7 @@ class Following:
                 if self._started:
                     return
                 raise
-            asked = True
+            self.asked = True
             try:
                 async with channel.stream(verb, fields) as call:
                     await self._feed(call, first=verb == "exec.start")
@@ -92,6 +96,7 @@ class Following:
                                 yield self._chunk(item)
                         elif isinstance(item, Event) and item.name == "started":
                             self._started = True
+                            self._tell_started(item)
                             # Under a key it may be the command of an earlier request.
                             self._real_id = str(item.body.get("exec_id", self.exec_id))
                             if self.command.argv is None:
@@ -121,6 +126,12 @@ class Following:
                     verb, fields = "exec.output", self._rest_of_output()
             finally:
                 await self._rest()
+
+    def _tell_started(self, event: Event) -> None:
+        tell, self.on_started = self.on_started, None
+        if tell is not None:
+            exec_id = event.body.get("exec_id")
+            tell(exec_id if isinstance(exec_id, str) else self.exec_id)
 
     def _rest_of_output(self) -> dict[str, object]:
         return {"exec_id": self.exec_id, "since_seq": self.output.last_seq, "follow": True}

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.chronicle import Chronicle, expired
 from sandkasten.engine.owner import boot_id
 from sandkasten.errors import (
     BackendUnavailable,
@@ -22,7 +23,6 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandboxLost,
     SandkastenError,
-    SessionExpired,
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, sandbox_id
@@ -30,8 +30,9 @@ from sandkasten.model.lifecycle import State, may_move
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
+    from sandkasten.model.journal import SessionEnd
     from sandkasten.model.record import Record
     from sandkasten.model.usage import Usage
     from sandkasten.ports import Backend, Cell, Clock, EventSink, Store
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 # Slower than this and the host is starving, not the runner: attach and dial are local.
 ATTACH_TIMEOUT_S = 10.0
 _REMEMBERED = 256
+_KILLED = "its processes were killed, from outside or for want of memory"
 
 
 @dataclass(slots=True)
@@ -47,6 +49,16 @@ class Began:
 
     before: Usage | None
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How a sandbox ended, in the journal's words."""
+
+    end: SessionEnd
+    reason: str
+    certain: bool = True
+    """False: others may have used it since we did."""
 
 
 @dataclass(slots=True)
@@ -83,12 +95,16 @@ class Handles:
         store: Store,
         clock: Clock,
         events: EventSink | None = None,
+        chronicle: Chronicle | None = None,
     ) -> None:
         self._backends = backends
         self._store = store
         self._clock = clock
         self._events = events
+        self._chronicle = chronicle or Chronicle(None, clock, events)
         self._open: dict[str, Handle] = {}
+        self.suspect: Callable[[SandboxId], None] | None = None
+        """Told of every sandbox whose connection ended otherwise than by us."""
 
     def peek(self, the_id: str) -> Handle | None:
         return self._open.get(the_id)
@@ -96,6 +112,19 @@ class Handles:
     def keep(self, handle: Handle) -> None:
         handle.last_used = self._clock.boottime()
         self._open[handle.record.id] = handle
+        self.attend(handle)
+
+    def attend(self, handle: Handle) -> None:
+        """Notice the end of the connection it has now."""
+        channel, the_id = handle.channel, handle.record.id
+        if channel is None:
+            return
+
+        def ended() -> None:
+            if channel.cut_off and self.suspect is not None:
+                self.suspect(the_id)
+
+        channel.when_closed(ended)
 
     async def get(self, text: str) -> Handle:
         """The open handle, or one attached now."""
@@ -144,6 +173,7 @@ class Handles:
                     f"sandbox {handle.record.id} did not answer within {ATTACH_TIMEOUT_S:g} s",
                     hint="it may be starved of CPU; try again or destroy it",
                 ) from exc
+            self.attend(handle)
             return handle.channel
 
     async def connect(self, text: str) -> tuple[Handle, Channel]:
@@ -157,7 +187,7 @@ class Handles:
         """Take over what others wrote to the row since we read it."""
         row = await self._store.get(handle.record.id)
         if row is None or row.state is State.DESTROYING:
-            raise _not_found(handle.record.id)
+            raise await self.missing(handle.record.id)
         handle.record = row
 
     @asynccontextmanager
@@ -192,11 +222,11 @@ class Handles:
 
     async def lost(self, record: Record, cause: SandkastenError) -> SandkastenError:
         """Record that the cell is gone, and answer the error that says why as far as known."""
-        known = self._open.get(record.id)
+        ending = self.judge(record)
         await self.forget(record.id)
         row = await self._store.get(record.id)
         if row is None or row.state is State.DESTROYING:
-            return _not_found(record.id)
+            return await self.missing(record.id)
         if may_move(row.state, State.LOST):
             # Whoever holds the lock is destroying it or recording the same; and a ledger that
             # cannot be written must not hide what happened from the caller.
@@ -205,21 +235,43 @@ class Handles:
                     row = await self._store.get(record.id)
                     if row is not None and may_move(row.state, State.LOST):
                         await self._store.put(replace(row, state=State.LOST))
-                        self._emit("sandbox.lost", record)
-        now = self._clock.boottime()
-        idle_since = known.last_used if known is not None else now
-        if record.boot_id == boot_id() and (
-            now - record.created_boottime >= record.lifetime_s
-            or now - idle_since >= record.idle_timeout_s
-        ):
-            return SessionExpired(
-                f"sandbox {record.id} has expired",
-                hint="create a new one; ttl_seconds and lifetime_seconds set how long it lives",
-            )
+                        await self._chronicle.ended(record.id, ending.end, ending.reason)
+                        self._emit(f"sandbox.{ending.end}", record, reason=ending.reason)
+        if self._chronicle.journal is not None:
+            known = await self._chronicle.gone(record.id)
+            return known or expired(record.id, ending.end, ending.reason)
+        if ending.end == "expired" and ending.certain:
+            return expired(record.id, ending.end, ending.reason)
         return SandboxLost(
             f"sandbox {record.id} is gone: {cause.message}",
             hint="it was killed, ran out of memory or expired; create a new one",
         )
+
+    def judge(self, record: Record) -> Judged:
+        """What ended a cell that is dead, from what is still known here."""
+        if record.boot_id != boot_id():
+            return Judged("lost", "the machine was restarted")
+        handle = self._open.get(record.id)
+        channel = handle.channel if handle is not None else None
+        now = self._clock.boottime()
+        idle = Judged("expired", f"nothing was asked of it for {record.idle_timeout_s:g} s")
+        if now - record.created_boottime >= record.lifetime_s or (
+            channel is not None and channel.ending == "lifetime"
+        ):
+            return Judged("expired", f"its lifetime of {record.lifetime_s:g} s was over")
+        if channel is not None and channel.ending is not None:
+            return idle
+        if handle is not None and channel is not None and channel.cut_off:
+            # It had no time to say anything, so it did not end by itself.
+            return Judged("crashed", _KILLED)
+        used = handle.last_used if handle is not None else record.created_boottime
+        if now - used >= record.idle_timeout_s:
+            return replace(idle, certain=handle is not None)
+        return Judged("crashed", _KILLED)
+
+    async def missing(self, the_id: str) -> SandkastenError:
+        """The error for an id that is not in the ledger: gone, when that is known, or unknown."""
+        return await self._chronicle.gone(the_id) or _not_found(the_id)
 
     async def alive(self, record: Record) -> bool:
         """Whether the cell of a RUNNING or PAUSED row still is; records it as lost when not."""
@@ -250,7 +302,9 @@ class Handles:
 
     async def _found(self, the_id: SandboxId) -> Handle:
         record = await self._store.get(the_id)
-        if record is None or record.state is State.DESTROYING or record.acquired == "spare":
+        if record is None or record.state is State.DESTROYING:
+            raise await self.missing(the_id)
+        if record.acquired == "spare":
             raise _not_found(the_id)
         if record.state is State.CREATING:
             raise Busy(f"sandbox {the_id} is still being created", hint="try again in a moment")
@@ -271,9 +325,11 @@ class Handles:
             ) from exc
         return Handle(record=record, backend=backend, cell=cell, counters=counters)
 
-    def _emit(self, event: str, record: Record) -> None:
+    def _emit(self, event: str, record: Record, *, reason: str) -> None:
         if self._events is not None:
-            self._events.emit(event, {"sandbox": record.id, "backend": record.backend})
+            self._events.emit(
+                event, {"sandbox": record.id, "backend": record.backend, "reason": reason}
+            )
 
 
 def check_not_paused(record: Record) -> None:

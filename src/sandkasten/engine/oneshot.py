@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.artifacts import MAX_ARTIFACTS, collect_artifacts
+from sandkasten.engine.quotas import UNLIMITED, Allowance
 from sandkasten.errors import (
     CommandNotFound,
     InvalidRequest,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.execution import Execution
     from sandkasten.engine.files import Files
     from sandkasten.engine.planning import Plan, Planner
+    from sandkasten.engine.quotas import Quotas
     from sandkasten.engine.sandboxes import Sandboxes
     from sandkasten.engine.spares import Spares
     from sandkasten.model.record import Record
@@ -90,8 +92,10 @@ class OneShot:
         spares: Spares,
         execution: Execution,
         files: Files,
+        quotas: Quotas,
         events: EventSink | None = None,
     ) -> None:
+        self._quotas = quotas
         self._planner = planner
         self._sandboxes = sandboxes
         self._spares = spares
@@ -99,16 +103,27 @@ class OneShot:
         self._files = files
         self._events = events
 
-    async def run(self, request: RunRequest) -> RunResult:
+    async def run(self, request: RunRequest, allowance: Allowance = UNLIMITED) -> RunResult:
         job = _checked(request)
         plan = await self._plan(request, job)
-        record = await self._spares.claim(plan) or await self._sandboxes.make(plan)
+        record = await self._spare(plan, allowance)
+        if record is None:
+            record = await self._sandboxes.make(plan, allowance=allowance)
         try:
             return await self._compute(record, job, plan)
         finally:
             if job.kept:
                 await self._take_back(record, job)
             await self._remove(record)
+
+    async def _spare(self, plan: Plan, allowance: Allowance) -> Record | None:
+        if allowance.quota is None:
+            return await self._spares.claim(plan)
+        need = await self._quotas.need(plan)
+        async with self._quotas.admitted(
+            plan.tenant, allowance.quota, need, allowance.other_disk_bytes
+        ):
+            return await self._spares.claim(plan)
 
     async def _plan(self, request: RunRequest, job: _Job) -> Plan:
         plan = await self._planner.plan(
@@ -123,8 +138,9 @@ class OneShot:
                 workspace_id=request.workspace_id,
                 workspace_mode=request.workspace_mode,
                 mounts=request.mounts,
-                labels={"sandkasten.oneshot": job.name},
                 tenant=request.tenant,
+                key_id=request.key_id,
+                labels={"sandkasten.oneshot": job.name},
             ),
             otherwise=job.runtime.image,
         )

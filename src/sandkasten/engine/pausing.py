@@ -172,6 +172,7 @@ class Pausing:
                     handle.channel = channel = await Channel.open(await handle.cell.dial())
             except TimeoutError as exc:
                 raise _silent(handle.record) from exc
+            self._handles.attend(handle)
         await channel.call("freeze", {"frozen": False}, timeout_s=TELL_TIMEOUT_S)
 
     def _emit(self, event: str, record: Record) -> None:

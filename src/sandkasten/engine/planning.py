@@ -23,8 +23,8 @@ from sandkasten.model.policy import (
     parse_limits,
 )
 from sandkasten.model.spec import CellSpec
-from sandkasten.model.tenancy import DEFAULT_TENANT, checked_tenant
-from sandkasten.model.workspace import WorkspaceWish, workspace_wish
+from sandkasten.model.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
+from sandkasten.model.workspace import WorkspaceWish, plain_name, workspace_wish
 from sandkasten.ports import Watchful
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Plan:
     workspace: WorkspaceWish | None = None
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
 
 
 class Planner:
@@ -77,6 +78,7 @@ class Planner:
         `otherwise` is the alias meant by a request that names no image, where the operator's
         allow-list does not hold the default one. `image` is one that was resolved already.
         """
+        tenant = checked_tenant(request.tenant)
         check_network(request.network)
         profile = checked_profile(request.profile)
         env = checked_environment(request.env)
@@ -102,11 +104,12 @@ class Planner:
             lease=lease,
             labels=labels,
             env_names=tuple(sorted(env)),
-            session_key=key,
+            session_key=None if key is None else scoped(tenant, key),
             warnings=(image.warning,) if image.warning else (),
             workspace=workspace,
             mounts=tuple(Mounted(rule.name, rule.target) for rule in rules),
-            tenant=checked_tenant(request.tenant),
+            tenant=tenant,
+            key_id=request.key_id,
         )
 
     async def check_present(self, plan: Plan) -> None:
@@ -141,18 +144,19 @@ class Planner:
 
 def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
     """A key names one sandbox: asking for another kind under it is a mistake, not a new one."""
+    has_workspace = None if found.workspace_id is None else plain_name(found.workspace_id)
     asked = (
         ("image", request.image, plan.spec.image.name, found.image),
         ("backend", request.backend, plan.backend.name, found.backend),
         ("backend", request.isolation, plan.backend.name, found.backend),
         ("profile", request.profile, plan.spec.profile, found.profile),
-        ("workspace", request.workspace_id, request.workspace_id, found.workspace_id),
+        ("workspace", request.workspace_id, request.workspace_id, has_workspace),
     )
     for what, named, wanted, has in asked:
         if named is not None and wanted != has:
+            key = unscoped(found.session_key or "")[1]
             raise Conflict(
-                f"session key {found.session_key!r} names a sandbox with {what} {has}, "
-                f"not {wanted}",
+                f"session key {key!r} names a sandbox with {what} {has}, not {wanted}",
                 hint="use another key, or destroy that sandbox first",
                 sandbox_id=found.id,
             )

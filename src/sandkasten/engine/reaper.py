@@ -103,6 +103,12 @@ class Reaper:
         self._report(swept)
         return swept
 
+    async def bury(self, the_id: SandboxId) -> bool:
+        """Take away one that was found dead; whether it is gone. Who holds its lock is at it."""
+        tally = _Tally()
+        await self._locked(the_id, tally, self._collect)
+        return bool(tally.dead or tally.expired or tally.finished)
+
     async def _owned(self) -> list[tuple[Backend, SandboxId]]:
         held: list[tuple[Backend, SandboxId]] = []
         for backend in self._backends.values():
@@ -135,7 +141,7 @@ class Reaper:
         over = self._over(record)
         if is_there(record.state) and not over:
             return
-        await self._sandboxes.finish_destroy(record)
+        await self._sandboxes.bury(record)
         if record.state in (State.CREATING, State.DESTROYING):
             tally.finished.append(the_id)
         elif over and not rebooted(record):
@@ -177,7 +183,7 @@ class Reaper:
     def _over(self, record: Record) -> bool:
         if rebooted(record):
             return True
-        if record.acquired == "spare" and owner_gone(record):
+        if record.hidden and owner_gone(record):
             return True
         age_s = self._clock.boottime() - record.created_boottime
         # A paused runner cannot end itself, so there is nothing to wait for.

@@ -17,6 +17,7 @@ from sandkasten.engine.cleanup import finish
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.owner import boot_id, this_process
 from sandkasten.engine.planning import Plan, Planner, check_same_kind
+from sandkasten.engine.quotas import UNLIMITED, Allowance, Need, reserved
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -24,19 +25,26 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandboxLost,
     SandkastenError,
+    SessionExpired,
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
 from sandkasten.model.lifecycle import State, is_there
 from sandkasten.model.record import Acquired, Record
 from sandkasten.model.sandbox import CreateRequest, Info
+from sandkasten.model.tenancy import DEFAULT_TENANT, unscoped
+from sandkasten.model.workspace import plain_name
 from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, Store
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.engine.chronicle import Chronicle
     from sandkasten.engine.claims import Claims
+    from sandkasten.engine.quotas import Quotas
+    from sandkasten.model.journal import SessionEnd
+    from sandkasten.model.workspace import WorkspaceWish
 
 # Making a place takes milliseconds; a host so busy that it needs this long is not usable.
 CREATE_TIMEOUT_S = 30.0
@@ -59,30 +67,36 @@ class Sandboxes:
         store: Store,
         planner: Planner,
         claims: Claims,
+        chronicle: Chronicle,
+        quotas: Quotas,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
         self._claims = claims
+        self._chronicle = chronicle
+        self._quotas = quotas
         self._handles = handles
         self._store = store
         self._planner = planner
         self._clock = clock
         self._events = events
 
-    async def create(self, request: CreateRequest) -> Info:
+    async def create(self, request: CreateRequest, allowance: Allowance = UNLIMITED) -> Info:
         plan = await self._planner.plan(request)
         if plan.session_key is None:
-            return self.describe(await self.make(plan), created=True)
+            return self.describe(await self.make(plan, allowance=allowance), created=True)
         async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
             found = await self._store.find_key(plan.session_key)
             if found is not None:
                 if await self._usable(found):
                     check_same_kind(found, request, plan)
                     return self.describe(found, created=False)
-                await self.destroy_quietly(found.id)
-            return self.describe(await self.make(plan), created=True)
+                await self._bury_quietly(found.id)
+            return self.describe(await self.make(plan, allowance=allowance), created=True)
 
-    async def make(self, plan: Plan, *, acquired: Acquired = "cold") -> Record:
+    async def make(
+        self, plan: Plan, *, acquired: Acquired = "cold", allowance: Allowance = UNLIMITED
+    ) -> Record:
         """A running sandbox with its handle open, or an error and nothing left behind."""
         owner = this_process()
         record = Record(
@@ -106,14 +120,16 @@ class Sandboxes:
             warnings=plan.warnings,
             acquired=acquired,
             mounts=plan.mounts,
-            tenant=plan.tenant,
+            # Nobody's until it is claimed; the operator's row keeps it out of every tenant's sum.
+            tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,
         )
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
-            record, plan = await self._recorded(record, plan)
+            record, plan = await self._recorded(record, plan, allowance)
             try:
                 # The row keeps the image from now on; it must not have gone just before.
                 await self._planner.check_present(plan)
                 record = await self._start(record, plan)
+                await self._chronicle.runs(record)
             except BaseException as exc:
                 await finish(self._undo(record, exc))
                 raise
@@ -148,8 +164,10 @@ class Sandboxes:
                     warnings=plan.warnings,
                     tenant=plan.tenant,
                 )
+                await self._chronicle.begin(claimed, plan.key_id)
                 await self._store.put(claimed)
             await leasing
+            await self._chronicle.runs(claimed)
         except SandkastenError:
             # Whatever it is: a sandbox of its own will do, or say better what is wrong.
             return None
@@ -163,20 +181,27 @@ class Sandboxes:
     async def get(self, text: str) -> Info:
         record = await self._store.get(sandbox_id(text))
         if record is None:
-            raise SessionNotFound(
-                f"no sandbox has the id {text}", hint="it may have been destroyed; list with ls"
-            )
+            raise await self._handles.missing(text)
         return self.describe(await self._looked_at(record), created=False)
 
     async def owner(self, the_id: SandboxId) -> str:
         """Whose it is; SessionNotFound when there is none."""
         handle = self._handles.peek(the_id)
         record = handle.record if handle is not None else await self._store.get(the_id)
-        if record is None:
-            raise SessionNotFound(
-                f"no sandbox has the id {the_id}", hint="it may have been destroyed; list with ls"
-            )
+        if record is None or record.acquired == "spare":
+            raise _unknown(the_id)
         return record.tenant
+
+    async def check_owner(self, the_id: SandboxId, tenant: str) -> None:
+        """SessionExpired when this tenant had it; another's answers like an unknown one."""
+        try:
+            if await self.owner(the_id) == tenant:
+                return
+        except SessionNotFound:
+            gone = await self._chronicle.gone(the_id, tenant)
+            if gone is not None:
+                raise gone from None
+        raise _unknown(the_id)
 
     async def census(self) -> dict[tuple[str, str], int]:
         """How many rows are in each state and backend, without a look at the sandboxes."""
@@ -191,11 +216,7 @@ class Sandboxes:
                 return await self._looked_at(record)
 
         found = await self._store.list()
-        records = [
-            one
-            for one in found
-            if (all or one.acquired != "spare") and tenant in (None, one.tenant)
-        ]
+        records = [one for one in found if (all or not one.hidden) and tenant in (None, one.tenant)]
         return [
             self.describe(record, created=False)
             for record in await asyncio.gather(*(one(record) for record in records))
@@ -207,9 +228,7 @@ class Sandboxes:
         async with self._store.lock(the_id, wait_s=LOCK_WAIT_S):
             record = await self._store.get(the_id)
             if record is None:
-                raise SessionNotFound(
-                    f"no sandbox has the id {the_id}", hint="it may have been destroyed already"
-                )
+                raise await self._handles.missing(the_id)
             await finish(self.finish_destroy(record))
 
     async def remove(self, backend: Backend, the_id: SandboxId) -> None:
@@ -260,10 +279,10 @@ class Sandboxes:
             expires_at=min(ends_idle, ends),
             idle_timeout_s=record.idle_timeout_s,
             lifetime_s=record.lifetime_s,
-            session_key=record.session_key,
+            session_key=None if record.session_key is None else unscoped(record.session_key)[1],
             acquire_source="cold" if record.acquired == "cold" else "pool",
             acquire_detail=SPARE_DETAIL if record.acquired == "spare" else "",
-            workspace_id=record.workspace_id,
+            workspace_id=None if record.workspace_id is None else plain_name(record.workspace_id),
             workspace_shared=record.workspace_shared,
             mounts=record.mounts,
             labels=dict(record.labels),
@@ -273,23 +292,57 @@ class Sandboxes:
             tenant=record.tenant,
         )
 
-    async def _recorded(self, record: Record, plan: Plan) -> tuple[Record, Plan]:
+    async def _recorded(
+        self, record: Record, plan: Plan, allowance: Allowance
+    ) -> tuple[Record, Plan]:
         """The row is written when this returns, and a named workspace is this sandbox's."""
-        if plan.workspace is None:
+        if record.acquired == "spare":
             await self._store.put(record)
             return record, plan
-        async with self._claims.claimed(plan.workspace, self.finish_destroy) as claim:
+        limited = allowance.quota is not None
+        need = await self._quotas.need(plan) if limited else Need()
+        async with self._quotas.admitted(
+            plan.tenant, allowance.quota, need, allowance.other_disk_bytes
+        ):
+            wished = None if plan.workspace is None else plan.workspace.name
+            await self._chronicle.begin(replace(record, workspace_id=wished), plan.key_id)
+            try:
+                if plan.workspace is None:
+                    await self._store.put(record)
+                elif limited:
+                    await self._store.put(reserved(record, need))
+            except BaseException as exc:
+                await finish(self._unrecorded(record, exc))
+                raise
+        if plan.workspace is None:
+            return record, plan
+        try:
+            return await self._claimed(record, plan, plan.workspace)
+        except BaseException as exc:
+            await finish(self._unrecorded(record, exc))
+            raise
+
+    async def _claimed(
+        self, record: Record, plan: Plan, wish: WorkspaceWish
+    ) -> tuple[Record, Plan]:
+        async with self._claims.claimed(wish, self.bury) as claim:
             limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
             record = replace(
                 record,
                 limits=limits,
-                workspace_id=plan.workspace.name,
-                workspace_shared=plan.workspace.shared,
+                workspace_id=wish.name,
+                workspace_shared=wish.shared,
                 unenforced=claim.unenforced,
             )
             await self._store.put(record)
         spec = replace(plan.spec, limits=limits, workspace=claim.volume)
         return record, replace(plan, spec=spec)
+
+    async def _unrecorded(self, record: Record, cause: BaseException) -> None:
+        """Nothing was made yet, so the row is all there is to take back."""
+        with suppress(QuotaExceeded, InternalError):
+            await self._store.drop(record.id, record)
+        await self._chronicle.ended(record.id, "destroyed", _not_made(cause))
 
     async def _start(self, record: Record, plan: Plan) -> Record:
         try:
@@ -325,13 +378,26 @@ class Sandboxes:
         if record.acquired != "spare":
             self._emit("sandbox.create_failed", record, error=type(cause).__name__)
         try:
-            await self.finish_destroy(record)
+            await self.finish_destroy(record, reason=_not_made(cause))
         except SandkastenError as exc:
             # The caller gets the error that began this; the row says what is left to do.
             self._emit("sandbox.cleanup_failed", record, error=exc.code)
 
-    async def finish_destroy(self, record: Record) -> None:
-        """With the lock of the id held: mark, remove, forget."""
+    async def bury(self, record: Record) -> None:
+        """With the lock of the id held: take away one that is over, and write down how it ended."""
+        if record.state is State.DESTROYING:
+            await self.finish_destroy(record)
+        elif record.state is State.CREATING:
+            end: SessionEnd = "lost" if rebooted(record) else "crashed"
+            await self.finish_destroy(record, end, "whoever was making it died")
+        else:
+            judged = self._handles.judge(record)
+            await self.finish_destroy(record, judged.end, judged.reason)
+
+    async def finish_destroy(
+        self, record: Record, end: SessionEnd = "destroyed", reason: str = ""
+    ) -> None:
+        """With the lock of the id held: mark, remove, write down its end, forget."""
         backend = self._handles.backend(record.backend)
         if record.state is not State.DESTROYING:
             # A full disk must not keep a sandbox alive: without the mark a crash from here on
@@ -339,6 +405,8 @@ class Sandboxes:
             with suppress(QuotaExceeded, InternalError):
                 await self._store.put(replace(record, state=State.DESTROYING))
         await self.remove(backend, record.id)
+        # Before its row goes, so that whoever asks finds one of the two.
+        await self._chronicle.ended(record.id, end, reason)
         await self._store.drop(record.id, record)
         self._emit("sandbox.destroyed", record)
 
@@ -346,8 +414,15 @@ class Sandboxes:
         """Gone, whoever did it, and nothing of it open here."""
         try:
             await self.destroy(the_id)
-        except SessionNotFound:
+        except (SessionNotFound, SessionExpired):
             await self._handles.forget(the_id)
+
+    async def _bury_quietly(self, the_id: SandboxId) -> None:
+        async with self._store.lock(the_id, wait_s=LOCK_WAIT_S):
+            record = await self._store.get(the_id)
+            if record is not None:
+                await finish(self.bury(record))
+        await self._handles.forget(the_id)
 
     async def _usable(self, record: Record) -> bool:
         return is_there(record.state) and await self._handles.alive(record)
@@ -385,6 +460,17 @@ def _seen(task: asyncio.Future[None]) -> None:
     """Its failure is known by other means, or of no more interest."""
     if not task.cancelled():
         task.exception()
+
+
+def _not_made(cause: BaseException) -> str:
+    what = cause.message if isinstance(cause, SandkastenError) else type(cause).__name__
+    return f"it could not be made: {what}"
+
+
+def _unknown(the_id: str) -> SessionNotFound:
+    return SessionNotFound(
+        f"no sandbox has the id {the_id}", hint="it may have been destroyed; list with ls"
+    )
 
 
 def rebooted(record: Record) -> bool:

@@ -116,7 +116,7 @@ class Spares:
     def _asked(self, plan: Plan) -> asyncio.Task[Record | None] | None:
         """Note that this kind was asked for, and take its spare."""
         # A workspace with a name is its owner's: nothing else may hold it meanwhile.
-        if not self._enabled or plan.spec.workspace is not None:
+        if not self._enabled or plan.workspace is not None:
             return None
         now = self._clock.boottime()
         self._kinds = [k for k in self._kinds if k.spare is not None or now - k.seen <= HOT_S]

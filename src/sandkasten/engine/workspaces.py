@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.engine.cleanup import finish as to_the_end
+from sandkasten.engine.quotas import Need
 from sandkasten.errors import (
     Busy,
     Conflict,
@@ -19,12 +20,14 @@ from sandkasten.errors import (
     WorkspaceNotFound,
 )
 from sandkasten.model.spec import WORKSPACE
+from sandkasten.model.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.workspace import (
     Measure,
     Workspace,
     check_unused,
     checked_size,
     checked_workspace_name,
+    plain_name,
 )
 from sandkasten.wire.messages import decode_stats
 
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
 
     from sandkasten.engine.claims import Claims, Finish
     from sandkasten.engine.handles import Handles
+    from sandkasten.engine.quotas import Quotas
     from sandkasten.model.record import Record
+    from sandkasten.model.tenancy import TenantQuota
     from sandkasten.model.workspace import WorkspaceRules
     from sandkasten.ports import EventSink, Store
 
@@ -52,8 +57,10 @@ class Workspaces:
         handles: Handles,
         rules: WorkspaceRules,
         finish: Finish,
+        quotas: Quotas,
         events: EventSink | None,
     ) -> None:
+        self._quotas = quotas
         self._claims = claims
         self._store = store
         self._handles = handles
@@ -61,9 +68,9 @@ class Workspaces:
         self._finish = finish
         self._events = events
 
-    async def list(self) -> _List:
-        """All of them by name, without what they take: `get` measures."""
-        names = await self._claims.port.names()
+    async def list(self, *, tenant: str = DEFAULT_TENANT) -> _List:
+        """All of a tenant by name, without what they take: `get` measures."""
+        names = [one for one in await self._claims.port.names() if unscoped(one)[0] == tenant]
         rows = [row for row in await self._store.list() if row.workspace_id is not None]
         living = await self._claims.living(rows)
         described = []
@@ -73,9 +80,11 @@ class Workspaces:
                 described.append(await self._described(name, holders, Measure(None, None)))
         return described
 
-    async def get(self, name: str) -> Workspace:
+    async def get(self, name: str, *, tenant: str = DEFAULT_TENANT) -> Workspace:
         """One of them, measured. WorkspaceNotFound when there is none."""
-        name = checked_workspace_name(name)
+        return await self._get(_kept(name, tenant))
+
+    async def _get(self, name: str) -> Workspace:
         rows = [row for row in await self._store.list() if row.workspace_id == name]
         holders = await self._claims.living(rows)
         try:
@@ -84,21 +93,35 @@ class Workspaces:
             measure = Measure(None, None)
         return await self._described(name, holders, measure)
 
-    async def create(self, name: str, *, size_mb: float | None = None) -> Workspace:
+    async def create(
+        self,
+        name: str,
+        *,
+        size_mb: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        quota: TenantQuota | None = None,
+        other_disk_bytes: int = 0,
+    ) -> Workspace:
         """An empty one. Conflict when the name is taken."""
-        name = checked_workspace_name(name)
+        name = _kept(name, tenant)
         size = None if size_mb is None else checked_size(size_mb, self._rules)
-        async with self._claims.lock(name):
+        need = Need(disk_bytes=await self._quotas.of_workspace(name, size))
+        async with (
+            self._quotas.admitted(tenant, quota, need, other_disk_bytes),
+            self._claims.lock(name),
+        ):
             await self._refuse_taken(name)
             await self._claims.make(name, size)
         self._emit("workspace.created", name)
-        return await self.get(name)
+        return await self._get(name)
 
-    async def copy(self, source: str, target: str) -> Workspace:
+    async def copy(self, source: str, target: str, *, tenant: str = DEFAULT_TENANT) -> Workspace:
         """A new one with the same content and size. Conflict while the source is in use."""
-        source, target = checked_workspace_name(source), checked_workspace_name(target)
+        source, target = _kept(source, tenant), _kept(target, tenant)
         if source == target:
-            raise Conflict(f"workspace {source} cannot be copied onto itself", hint="another name")
+            raise Conflict(
+                f"workspace {plain_name(source)} cannot be copied onto itself", hint="another name"
+            )
         async with AsyncExitStack() as locks:
             # In one order, or two copies in opposite directions would wait for each other.
             for one in sorted((source, target)):
@@ -109,20 +132,20 @@ class Workspaces:
             await self._refuse_taken(target)
             await self._claims.copy(source, target)
         self._emit("workspace.copied", target)
-        return await self.get(target)
+        return await self._get(target)
 
-    async def resize(self, name: str, size_mb: float) -> Workspace:
+    async def resize(self, name: str, size_mb: float, *, tenant: str = DEFAULT_TENANT) -> Workspace:
         """Only larger, and only while nobody has it."""
-        name = checked_workspace_name(name)
+        name = _kept(name, tenant)
         size = checked_size(size_mb, self._rules)
         async with self._unused(name, "resized"):
             await self._claims.port.resize(name, size)
         self._emit("workspace.resized", name)
-        return await self.get(name)
+        return await self._get(name)
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """With everything in it. Conflict while a sandbox has it."""
-        name = checked_workspace_name(name)
+        name = _kept(name, tenant)
         async with self._unused(name, "deleted"):
             await self._claims.port.remove(name)
         self._emit("workspace.deleted", name)
@@ -146,22 +169,28 @@ class Workspaces:
     async def _refuse_taken(self, name: str) -> None:
         if name in await self._claims.port.names():
             raise Conflict(
-                f"there is a workspace named {name} already",
+                f"there is a workspace named {plain_name(name)} already",
                 hint="choose another name, or delete it first",
-                workspace=name,
+                workspace=plain_name(name),
             )
 
     async def _described(self, name: str, holders: Sequence[Record], measure: Measure) -> Workspace:
-        used_by: tuple[str, ...] = tuple(one.id for one in holders)
+        used_by: tuple[str, ...] = tuple(one.id for one in holders if one.acquired != "internal")
         shared = any(one.workspace_shared for one in holders)
         try:
             stored = await self._claims.port.get(name)
         except WorkspaceDamaged as exc:
             return Workspace(
-                name, None, None, None, used_by=used_by, shared=shared, problem=exc.message
+                plain_name(name),
+                None,
+                None,
+                None,
+                used_by=used_by,
+                shared=shared,
+                problem=exc.message,
             )
         return Workspace(
-            name,
+            plain_name(name),
             stored.kind,
             stored.size_bytes,
             stored.created_at,
@@ -192,3 +221,8 @@ class Workspaces:
     def _emit(self, event: str, name: str) -> None:
         if self._events is not None:
             self._events.emit(event, {"workspace": name})
+
+
+def _kept(name: str, tenant: str) -> str:
+    """The name as it is kept, checked before it goes anywhere."""
+    return scoped(checked_tenant(tenant), checked_workspace_name(name))

@@ -35,7 +35,9 @@ from sandkasten.model.workspace import (
     Measure,
     StoredWorkspace,
     VolumeKind,
-    checked_workspace_name,
+    checked_kept_name,
+    is_kept_name,
+    plain_name,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ class Volumes:
             return []
         except OSError as exc:
             raise _unusable(self._root, exc) from exc
-        return [name for name in found if _begun(name) is not None or _is_name(name)]
+        return [name for name in found if _begun(name) is not None or is_kept_name(name)]
 
     def _get(self, name: str) -> StoredWorkspace:
         place = self._place(name)
@@ -117,9 +119,9 @@ class Volumes:
         except FileNotFoundError as exc:
             if not place.is_dir():
                 raise WorkspaceNotFound(
-                    f"there is no workspace named {name}",
+                    f"there is no workspace named {plain_name(name)}",
                     hint="list them with: sandkasten workspace ls",
-                    workspace=name,
+                    workspace=plain_name(name),
                 ) from exc
             raise _damaged(name, f"{_META} is missing") from exc
         except (OSError, ValueError, RecursionError) as exc:
@@ -186,14 +188,15 @@ class Volumes:
         stored = self._get(name)
         if size_bytes < stored.size_bytes:
             raise InvalidRequest(
-                f"workspace {name} has {stored.size_bytes} bytes and cannot be made smaller",
+                f"workspace {plain_name(name)} has {stored.size_bytes} bytes "
+                "and cannot be made smaller",
                 hint="make a new one of that size and copy what you need",
                 field="workspace_mb",
             )
         place = self._place(name)
         content = _content(place, stored)
         grown = StoredWorkspace(name, stored.kind, size_bytes, stored.created_at)
-        with _translated(f"enlarge workspace {name}"):
+        with _translated(f"enlarge workspace {plain_name(name)}"):
             if stored.kind == "image":
                 self._settle(name, content, stop)
                 ext4.grow(content, size_bytes, stop)
@@ -203,14 +206,14 @@ class Volumes:
     def _remove(self, name: str, stop: threading.Event) -> None:
         place = self._place(name)
         gone = self._root / f"{_REMOVING}{secrets.token_hex(4)}-{name}"
-        with _translated(f"delete workspace {name}"):
+        with _translated(f"delete workspace {plain_name(name)}"):
             try:
                 place.rename(gone)
             except FileNotFoundError as exc:
                 raise WorkspaceNotFound(
-                    f"there is no workspace named {name}",
+                    f"there is no workspace named {plain_name(name)}",
                     hint="list them with: sandkasten workspace ls",
-                    workspace=name,
+                    workspace=plain_name(name),
                 ) from exc
             _sync(self._root)
             trees.remove_tree(gone)
@@ -222,14 +225,14 @@ class Volumes:
 
     def _place(self, name: str) -> Path:
         # Checked here too: this is where a name becomes a path.
-        return self._root / checked_workspace_name(name)
+        return self._root / checked_kept_name(name)
 
     @contextmanager
     def _making(self, stored: StoredWorkspace) -> Iterator[Path]:
         """A directory that gets its name at the end, or goes."""
         place = self._place(stored.name)
         half = self._root / f"{_MAKING}{secrets.token_hex(4)}-{stored.name}"
-        with _translated(f"make workspace {stored.name}"):
+        with _translated(f"make workspace {plain_name(stored.name)}"):
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             half.mkdir(mode=0o700)
             try:
@@ -247,9 +250,9 @@ class Volumes:
         while quota.attached(os.fspath(volume)):
             if time.monotonic() > deadline:
                 raise Busy(
-                    f"workspace {name} is still attached to a loop device",
+                    f"workspace {plain_name(name)} is still attached to a loop device",
                     hint="a sandbox that is ending may still be writing; try again in a moment",
-                    workspace=name,
+                    workspace=plain_name(name),
                 )
             if stop.wait(0.01):
                 raise Cancelled("nobody waits for it any more", hint="try again")
@@ -285,17 +288,10 @@ def _rename_new(half: Path, place: Path) -> None:
         if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
         raise Conflict(
-            f"there is a workspace named {place.name} already",
+            f"there is a workspace named {plain_name(place.name)} already",
             hint="choose another name, or delete it first",
-            workspace=place.name,
+            workspace=plain_name(place.name),
         ) from exc
-
-
-def _is_name(name: str) -> bool:
-    try:
-        return checked_workspace_name(name) == name
-    except InvalidRequest:
-        return False
 
 
 def _begun(entry: str) -> str | None:
@@ -303,7 +299,7 @@ def _begun(entry: str) -> str | None:
     for prefix in (_MAKING, _REMOVING):
         if entry.startswith(prefix):
             _, _, name = entry.removeprefix(prefix).partition("-")
-            return name if _is_name(name) else None
+            return name if is_kept_name(name) else None
     return None
 
 
@@ -360,9 +356,9 @@ def _translated(attempt: str) -> Iterator[None]:
 
 def _damaged(name: str, what: str) -> WorkspaceDamaged:
     return WorkspaceDamaged(
-        f"workspace {name} is damaged: {what[:200]}",
+        f"workspace {plain_name(name)} is damaged: {what[:200]}",
         hint="restore the file beside its volume, or delete the workspace",
-        workspace=name,
+        workspace=plain_name(name),
     )
 
 

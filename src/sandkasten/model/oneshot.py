@@ -41,6 +41,7 @@ class RunRequest:
     workspace_mode: str | None = None
     mounts: tuple[str, ...] = ()
     tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ class CreateRequest:
     """Get-or-create: the live sandbox that has this key, or a new one that gets it."""
     tenant: str = DEFAULT_TENANT
     """Whose it will be. Names (key, workspace) are the tenant's own."""
+    key_id: str | None = None
+    """The API key it was asked with, for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,24 @@ class Process:
     started_at: float
     threads: int
     exec_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a start found of the time before, and what it made of it: how many of each."""
+
+    kept: int = 0
+    """Known and alive; their running commands are followed again."""
+    adopted: int = 0
+    """Alive and not known to the journal: made by another process, now in its care."""
+    finished: int = 0
+    """Half-made or half-destroyed by a process that died; gone now."""
+    removed: int = 0
+    """Held by a backend, or by a row that could not be read, for nobody."""
+    expired: int = 0
+    crashed: int = 0
+    lost: int = 0
+    """The machine was restarted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

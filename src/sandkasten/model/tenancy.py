@@ -18,7 +18,7 @@ Scope = Literal["sessions", "files", "workspaces", "images", "metrics", "admin"]
 SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 DEFAULT_TENANT: Final = "default"
 _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
-# In no name that a user can choose, so that two tenants' names never print alike.
+# In no tenant's name, so what follows the last one is always the tenant.
 _AT: Final = "@"
 
 
@@ -59,8 +59,10 @@ def checked_tenant(text: str) -> str:
 
 
 def scoped(tenant: str, name: str) -> str:
-    """A tenant's name as it is kept; the operator's own are kept as they are."""
-    return name if tenant == DEFAULT_TENANT else f"{name}{_AT}{tenant}"
+    """A tenant's name as it is kept; the operator's own are kept as they are where they can be."""
+    if tenant == DEFAULT_TENANT and _AT not in name:
+        return name
+    return f"{name}{_AT}{tenant}"
 
 
 def unscoped(kept: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded
 from sandkasten.model.limits import MIB
 from sandkasten.model.numbers import number
 from sandkasten.model.spelling import shown
+from sandkasten.model.tenancy import scoped, unscoped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Neither a path nor an option, and the same on a file system that ignores case.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
+_KEPT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(@[a-z0-9][a-z0-9-]{0,31})?\Z")
 _RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit"
 
 VolumeKind = Literal["image", "directory"]
@@ -43,9 +45,12 @@ class WorkspaceWish:
     """A workspace that a request names."""
 
     name: str
+    """As it is kept."""
     shared: bool = False
     asked_bytes: int | None = None
     """None: the size it has, or the operator's for a new one."""
+    must_exist: bool = False
+    """WorkspaceNotFound in place of a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,21 @@ def checked_workspace_name(name: object) -> str:
     raise InvalidRequest(f"{said} cannot name a workspace", hint=hint, field="workspace_id")
 
 
+def is_kept_name(name: str) -> bool:
+    """Whether a workspace can be kept under it: a name, and of which tenant. Never a path."""
+    return _KEPT.match(name) is not None
+
+
+def checked_kept_name(name: str) -> str:
+    """A name as it is kept, or InvalidRequest; users never write one."""
+    return name if is_kept_name(name) else checked_workspace_name(name)
+
+
+def plain_name(kept: str) -> str:
+    """The name as its owner knows it."""
+    return unscoped(kept)[1]
+
+
 def checked_mode(mode: object, name: str | None) -> bool:
     """Whether it is to be shared."""
     if mode is None:
@@ -124,7 +144,7 @@ def workspace_wish(request: CreateRequest, rules: WorkspaceRules) -> WorkspaceWi
         return None
     asked = request.limits.get("workspace_mb")
     return WorkspaceWish(
-        checked_workspace_name(request.workspace_id),
+        scoped(request.tenant, checked_workspace_name(request.workspace_id)),
         shared,
         None if asked is None else checked_size(asked, rules),
     )
@@ -140,11 +160,11 @@ def check_size(stored: StoredWorkspace, asked: int | None) -> None:
         return
     has, wants = f"{stored.size_bytes / MIB:g} MB", f"{asked / MIB:g} MB"
     raise Conflict(
-        f"workspace {stored.name} has {has}, not {wants}",
+        f"workspace {plain_name(stored.name)} has {has}, not {wants}",
         hint="leave workspace_mb out; it cannot be made smaller"
         if asked < stored.size_bytes
         else "leave workspace_mb out, or enlarge it first: sandkasten workspace resize",
-        workspace=stored.name,
+        workspace=plain_name(stored.name),
     )
 
 
@@ -163,7 +183,7 @@ def admit(name: str, shared: bool, holders: Sequence[Record]) -> None:
         return
     if shared and all(one.workspace_shared for one in holders):
         return
-    first = holders[0]
+    first, name = holders[0], plain_name(name)
     how = "shared" if first.workspace_shared else "for itself"
     raise Conflict(
         f"workspace {name} is in use: sandbox {first.id} has it {how}",
@@ -175,7 +195,7 @@ def admit(name: str, shared: bool, holders: Sequence[Record]) -> None:
 
 def check_unused(name: str, attempt: str, holders: Sequence[Record]) -> None:
     if holders:
-        ids = [one.id for one in holders]
+        ids, name = [one.id for one in holders], plain_name(name)
         raise Conflict(
             f"workspace {name} cannot be {attempt} while sandbox {ids[0]} has it",
             hint="destroy the sandboxes that use it first",

@@ -1,4 +1,4 @@
-"""One event to several sinks."""
+"""One event told to several sinks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sandkasten.ports import EventSink
 
 
-class Fanout:
+class FanOut:
     """Implements `ports.EventSink`."""
 
     def __init__(self, *sinks: EventSink) -> None:

@@ -37,7 +37,7 @@ from sandkasten.wire.outbox import Outbox
 from sandkasten.wire.streams import InPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sandkasten.wire.streams import ByteStream
 
@@ -61,6 +61,8 @@ class Channel:
         self._calls: dict[int, Call] = {}
         self._next = 1
         self._failure: SandkastenError | None = None
+        self.ending: str | None = None
+        """Why the runner is about to end itself, once it has said so: idle or lifetime."""
         self._outbox = Outbox(stream, self._send_failed)
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
@@ -87,6 +89,15 @@ class Channel:
     @property
     def closed(self) -> bool:
         return self._failure is not None
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether it ended, and not by `aclose`."""
+        return self._failure is not None and not isinstance(self._failure, Cancelled)
+
+    def when_closed(self, tell: Callable[[], None]) -> None:
+        """Calls `tell` once, soon after it has ended, whoever ended it."""
+        self._reading.add_done_callback(lambda _: tell())
 
     async def wait_closed(self, timeout_s: float) -> bool:
         """Whether the runner has closed it within this time; for who knows that it will."""
@@ -202,7 +213,9 @@ class Channel:
     def _deliver(self, frame: Frame) -> None:
         kind, stream, body = frame
         call = self._calls.get(stream)
-        if call is None:
+        if stream == 0 and kind is Kind.EVENT:
+            self._announced(decode_body(body, "an event of the runner"))
+        elif call is None:
             if kind is Kind.HELLO or not 0 < stream < self._next:
                 raise ProtocolViolation(f"a {kind.name} frame came for a stream never opened")
         elif kind is Kind.CHUNK:
@@ -221,6 +234,11 @@ class Channel:
             del self._calls[stream]
         else:
             raise ProtocolViolation(f"a {kind.name} frame came in the middle of a connection")
+
+    def _announced(self, body: dict[str, Any]) -> None:
+        reason = body.get("reason")
+        if body.get("event") == "ending" and isinstance(reason, str):
+            self.ending = reason
 
     def _send_failed(self, error: OSError) -> None:
         self._fail(_lost(f"the connection to the runner failed: {error}"))

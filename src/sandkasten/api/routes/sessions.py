@@ -1,32 +1,37 @@
-"""Sessions: create, list, describe, destroy."""
+"""Sessions: create, list, describe, change, destroy."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictFloat, StrictInt
 
-from sandkasten.api.printing import answer
-from sandkasten.api.routing import Answer, Body, Route
+from sandkasten.api.printing import answer, moment
+from sandkasten.api.routing import Answer, Body, Query, Route
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
     InvalidImage,
+    InvalidRequest,
     IsolationRefused,
     QuotaExceeded,
     SessionExpired,
     SessionNotFound,
     UnsupportedByBackend,
 )
-from sandkasten.model.sandbox import CreateRequest, Info
+from sandkasten.model.policy import public_limits
+from sandkasten.model.sandbox import CreateRequest, Info, UpdateRequest
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.call import Call
+    from sandkasten.model.journal import SessionRow
 
 Seconds = Annotated[StrictInt | StrictFloat, Field(ge=0, le=10**9)]
 Number = StrictInt | StrictFloat
+NEXT_CURSOR = "X-Next-Cursor"
 
 
 class CreateBody(Body):
@@ -48,6 +53,33 @@ class CreateBody(Body):
     session_key: str | None = None
 
 
+class UpdateBody(Body):
+    """What is left out stays as it is."""
+
+    ttl_seconds: Seconds | None = Field(
+        None, description="Without activity; the smaller of this and `idle_timeout_seconds` counts."
+    )
+    idle_timeout_seconds: Seconds | None = None
+    lifetime_seconds: Seconds | None = Field(None, description="Counted from the creation.")
+    labels: dict[str, str] | None = Field(None, description="All of them, in place of the old.")
+    network: str | None = Field(None, description="Only `none` can be had.")
+
+
+class ListQuery(Query):
+    status: str | None = Field(
+        None,
+        description="creating, running, paused or destroying; or destroyed, expired, crashed or "
+        "lost, which reaches sessions that are gone, newest first.",
+    )
+    label: str | None = Field(
+        None, description="`name` or `name=value`; several with commas, all of which must hold."
+    )
+    limit: int = Field(1000, ge=1, le=1000)
+    cursor: str | None = Field(
+        None, max_length=200, description=f"What the page before gave in `{NEXT_CURSOR}`."
+    )
+
+
 class Session(Answer):
     id: str
     sandbox_id: str
@@ -62,8 +94,25 @@ class Session(Answer):
     acquire_source: str
     acquire_detail: str
     workspace_id: str | None
-    created_at: float
-    expires_at: float
+    workspace_shared: bool
+    created_at: str
+    created_at_unix: float
+    expires_at: str | None
+    expires_at_unix: float | None
+    ended_at: str | None
+    reason: str | None
+    ttl_seconds: float | None
+    idle_timeout_seconds: float | None
+    lifetime_seconds: float | None
+    profile: str | None
+    limits: dict[str, int | float]
+    labels: dict[str, str]
+    env_names: list[str]
+    mounts: list[dict[str, str]]
+    unenforced: list[dict[str, str]]
+    warnings: list[str]
+    network: str
+    tenant: str
 
 
 async def create(call: Call) -> Response:
@@ -85,17 +134,50 @@ async def create(call: Call) -> Response:
         mounts=tuple(body.mounts),
         session_key=body.session_key,
         tenant=call.principal.tenant,
+        key_id=call.principal.key_id,
     )
-    return answer(session_fields(await call.engine.create(request)), 201)
+    info = await call.engine.create(
+        request, call.principal.quota, other_disk_bytes=await _stored_bytes(call)
+    )
+    return answer(session_fields(info), 201)
+
+
+async def _stored_bytes(call: Call) -> int:
+    """What the tenant's stored files take of its disk; asked only where there is a limit."""
+    if call.server.files is None or call.principal.quota.max_disk_bytes is None:
+        return 0
+    return await call.server.files.usage(call.principal.tenant)
 
 
 async def describe(call: Call) -> Response:
     return answer(session_fields(await call.engine.get(await call.session())))
 
 
+async def change(call: Call) -> Response:
+    the_id = await call.session()
+    body = await call.body(UpdateBody)
+    request = UpdateRequest(
+        ttl_s=body.ttl_seconds,
+        idle_timeout_s=body.idle_timeout_seconds,
+        lifetime_s=body.lifetime_seconds,
+        labels=body.labels,
+        network=body.network,
+    )
+    return answer(session_fields(await call.engine.update(the_id, request)))
+
+
 async def listed(call: Call) -> Response:
-    found = await call.engine.list(tenant=call.principal.tenant)
-    return answer([session_fields(one) for one in found])
+    query = call.query(ListQuery)
+    page = await call.engine.page(
+        call.principal.tenant,
+        status=query.status,
+        labels=_labels(query.label),
+        limit=query.limit,
+        cursor=query.cursor,
+    )
+    found = [session_fields(one) for one in page.living]
+    found += [ended_fields(one) for one in page.ended]
+    return answer(found, headers=None if page.next is None else {NEXT_CURSOR: page.next})
 
 
 async def destroy(call: Call) -> Response:
@@ -118,9 +200,79 @@ def session_fields(info: Info) -> dict[str, object]:
         "acquire_source": info.acquire_source,
         "acquire_detail": info.acquire_detail,
         "workspace_id": info.workspace_id,
-        "created_at": info.created_at,
-        "expires_at": info.expires_at,
+        "workspace_shared": info.workspace_shared,
+        "created_at": moment(info.created_at),
+        "created_at_unix": info.created_at,
+        "expires_at": moment(info.expires_at),
+        "expires_at_unix": info.expires_at,
+        "ended_at": None,
+        "reason": None,
+        "ttl_seconds": info.idle_timeout_s,
+        "idle_timeout_seconds": info.idle_timeout_s,
+        "lifetime_seconds": info.lifetime_s,
+        "profile": info.profile,
+        "limits": public_limits(info.limits),
+        "labels": dict(info.labels),
+        "env_names": list(info.env_names),
+        "mounts": [asdict(one) for one in info.mounts],
+        "unenforced": [asdict(one) for one in info.unenforced],
+        "warnings": list(info.warnings),
+        "network": "none",
+        "tenant": info.tenant,
     }
+
+
+def ended_fields(row: SessionRow) -> dict[str, object]:
+    """One that is gone: what nobody remembers of it is null."""
+    return {
+        "id": row.id,
+        "sandbox_id": row.id,
+        "session_id": row.id,
+        "session_key": row.session_key,
+        "image": row.image,
+        "backend": row.backend,
+        "status": row.status,
+        "cwd": "/workspace",
+        "workdir": "/workspace",
+        "created": False,
+        "acquire_source": "cold",
+        "acquire_detail": "",
+        "workspace_id": row.workspace_id,
+        "workspace_shared": False,
+        "created_at": moment(row.created_at),
+        "created_at_unix": row.created_at,
+        "expires_at": None,
+        "expires_at_unix": None,
+        "ended_at": None if row.ended_at is None else moment(row.ended_at),
+        "reason": row.reason,
+        "ttl_seconds": None,
+        "idle_timeout_seconds": None,
+        "lifetime_seconds": None,
+        "profile": None,
+        "limits": {},
+        "labels": dict(row.labels),
+        "env_names": [],
+        "mounts": [],
+        "unenforced": [],
+        "warnings": [],
+        "network": "none",
+        "tenant": row.tenant,
+    }
+
+
+def _labels(text: str | None) -> dict[str, str | None]:
+    wanted: dict[str, str | None] = {}
+    for part in [] if text is None else text.split(","):
+        name, equals, value = part.partition("=")
+        if not name:
+            raise InvalidRequest(
+                "label names nothing",
+                hint="label=name, label=name=value, or several with commas",
+                field="label",
+                http_status=422,
+            )
+        wanted[name] = value if equals else None
+    return wanted
 
 
 _GONE = (SessionNotFound, SessionExpired)
@@ -144,7 +296,18 @@ ROUTES = (
             UnsupportedByBackend,
         ),
     ),
-    Route("GET", "/v1/sessions", listed, "List sessions", "sessions", answer=Session, array=True),
+    Route(
+        "GET",
+        "/v1/sessions",
+        listed,
+        "List sessions",
+        "sessions",
+        query=ListQuery,
+        answer=Session,
+        array=True,
+        description="The living ones, oldest first. Where there are more than `limit`, the header "
+        f"`{NEXT_CURSOR}` holds the cursor of the next page.",
+    ),
     Route(
         "GET",
         "/v1/sessions/{id}",
@@ -153,6 +316,16 @@ ROUTES = (
         "sessions",
         answer=Session,
         errors=_GONE,
+    ),
+    Route(
+        "PATCH",
+        "/v1/sessions/{id}",
+        change,
+        "Change how long a session lives, and its labels",
+        "sessions",
+        body=UpdateBody,
+        answer=Session,
+        errors=(*_GONE, Conflict, UnsupportedByBackend, BackendUnavailable),
     ),
     Route("DELETE", "/v1/sessions/{id}", destroy, "Destroy a session", "sessions", errors=_GONE),
 )

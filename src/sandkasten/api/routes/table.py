@@ -8,6 +8,8 @@ from sandkasten.api.routes import (
     audit,
     execs,
     files,
+    fs,
+    images,
     keys,
     ports,
     pty,
@@ -15,6 +17,7 @@ from sandkasten.api.routes import (
     sessions,
     stats,
     system,
+    workspaces,
 )
 
 if TYPE_CHECKING:
@@ -31,4 +34,7 @@ ALL: tuple[Route, ...] = (
     *files.ROUTES,
     *keys.ROUTES,
     *audit.ROUTES,
+    *fs.ROUTES,
+    *workspaces.ROUTES,
+    *images.ROUTES,
 )

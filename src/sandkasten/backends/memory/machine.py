@@ -51,8 +51,10 @@ class Machine:
         self.started = time.monotonic()
         self.last_request = time.monotonic()
         self.connections = 0
+        self.farewells: set[Callable[[str], Awaitable[None]]] = set()
         self.ended = asyncio.Event()
         self.accepting = True
+        self.ending = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._lease: asyncio.Task[None] | None = None
@@ -157,6 +159,11 @@ class Machine:
             due = min(moment for moment in (ends, idle_ends) if moment is not None)
             left = due - time.monotonic()
             if left <= 0:
+                # Nobody is let in any more, and no command can begin meanwhile.
+                self.ending, self.accepting = True, False
+                reason = "lifetime" if due == ends else "idle"
+                for say in list(self.farewells):
+                    await say(reason)
                 await self.die()
                 return
             await asyncio.sleep(left)

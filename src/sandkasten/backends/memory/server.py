@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sandkasten.backends.memory.refusal import Refusal
@@ -119,6 +120,7 @@ class Connection:
     async def run(self) -> None:
         """Serve until the client or the place goes."""
         self._machine.connections += 1
+        self._machine.farewells.add(self.say_ending)
         try:
             await self._serve()
         except (ProtocolViolation, OSError):
@@ -126,6 +128,7 @@ class Connection:
             return
         finally:
             self._machine.connections -= 1
+            self._machine.farewells.discard(self.say_ending)
             tasks = [one.task for one in self._streams.values() if one.task is not None]
             for task in tasks:
                 task.cancel()
@@ -133,6 +136,11 @@ class Connection:
                 await asyncio.wait(tasks)
             await self._outbox.aclose()
             await self._stream.aclose()
+
+    async def say_ending(self, reason: str) -> None:
+        body = encode_body({"event": "ending", "reason": reason})
+        with suppress(OSError):
+            await self._outbox.send(encode(Kind.EVENT, 0, body))
 
     async def _serve(self) -> None:
         hello = {
@@ -166,6 +174,8 @@ class Connection:
             stream.task.cancel()
 
     def _open(self, frame: Frame) -> None:
+        if self._machine.ending:
+            return
         body = decode_body(frame.body, "a request")
         if frame.stream == 0 or frame.stream in self._streams:
             raise ProtocolViolation("the stream id is in use")

@@ -68,7 +68,8 @@ async def _start(machine: Machine, request: Request, stream: ServerStream) -> di
         while execution.state == "queued" and not execution.ended:
             await execution.output.grown()
         if execution.process is not None:
-            await stream.event("started", exec_id=order.exec_id, pid=execution.process.pid)
+            running = execution.order.exec_id
+            await stream.event("started", exec_id=running, pid=execution.process.pid)
         await _follow(execution, stream, 0)
     finally:
         if feeding is not None:

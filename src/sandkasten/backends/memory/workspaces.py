@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 from sandkasten.backends.memory.tree import Directory, Volume
 from sandkasten.errors import Conflict, InvalidRequest, WorkspaceNotFound
 from sandkasten.model.spec import Volume as VolumeSpec
-from sandkasten.model.workspace import Measure, StoredWorkspace, checked_workspace_name
+from sandkasten.model.workspace import (
+    Measure,
+    StoredWorkspace,
+    checked_kept_name,
+    plain_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +38,12 @@ class MemoryWorkspaces:
         return sorted(self._stored)
 
     async def get(self, name: str) -> StoredWorkspace:
-        found = self._stored.get(checked_workspace_name(name))
+        found = self._stored.get(checked_kept_name(name))
         if found is None:
             raise WorkspaceNotFound(
-                f"there is no workspace named {name}",
+                f"there is no workspace named {plain_name(name)}",
                 hint="memory workspaces end with the process that made them",
-                workspace=name,
+                workspace=plain_name(name),
             )
         return found
 
@@ -64,7 +69,8 @@ class MemoryWorkspaces:
         found = await self.get(name)
         if size_bytes < found.size_bytes:
             raise InvalidRequest(
-                f"workspace {name} has {found.size_bytes} bytes and cannot be made smaller",
+                f"workspace {plain_name(name)} has {found.size_bytes} bytes "
+                "and cannot be made smaller",
                 hint="make a new one of that size and copy what you need",
                 field="workspace_mb",
             )
@@ -83,8 +89,10 @@ class MemoryWorkspaces:
         return None
 
     def _keep(self, stored: StoredWorkspace, tree: Directory) -> StoredWorkspace:
-        name = checked_workspace_name(stored.name)
+        name = checked_kept_name(stored.name)
         if name in self._stored:
-            raise Conflict(f"there is a workspace named {name} already", hint="another name")
+            raise Conflict(
+                f"there is a workspace named {plain_name(name)} already", hint="another name"
+            )
         self._stored[name], self._trees[name] = stored, tree
         return stored

@@ -1,0 +1,160 @@
+"""Notices within a second or so that a sandbox has ended, without anybody asking for it.
+
+A connection that ends by itself is looked into at once; sandboxes that nobody is connected to are
+looked at every few seconds, as is what other processes of the same ledger made or destroyed
+meanwhile. What is over is written down and its leftovers are removed. Only a daemon keeps watch.
+Nothing here raises; what cannot be done now is tried in the next round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from sandkasten.engine.chronicle import row_of
+from sandkasten.errors import SandkastenError
+from sandkasten.model.lifecycle import State, is_there
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from sandkasten.engine.chronicle import Chronicle
+    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.reaper import Reaper
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.journal import SessionRow
+    from sandkasten.model.record import Record
+    from sandkasten.ports import Backend, EventSink, Store
+
+T = TypeVar("T")
+
+ROUND_S = 2.0
+# The first process of a sandbox goes a moment after its connections do.
+_LOOKS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+_AT_ONCE = 16
+
+
+class Watch:
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend],
+        store: Store,
+        handles: Handles,
+        reaper: Reaper,
+        chronicle: Chronicle,
+        events: EventSink | None,
+    ) -> None:
+        self._backends = backends
+        self._store = store
+        self._handles = handles
+        self._reaper = reaper
+        self._chronicle = chronicle
+        self._events = events
+        self._rounds: asyncio.Task[None] | None = None
+        self._looking: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        if self._rounds is None:
+            self._handles.suspect = self._suspect
+            self._rounds = asyncio.get_running_loop().create_task(self._go_round())
+
+    async def aclose(self) -> None:
+        self._handles.suspect = None
+        tasks = [*self._looking.values()]
+        if self._rounds is not None:
+            tasks.append(self._rounds)
+            self._rounds = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def round(self) -> None:
+        """One look at everything."""
+        with suppress(SandkastenError):
+            await self._chronicle.settle()
+        # Journal first: a session is in it before it is in the ledger, and ended in it before
+        # it leaves the ledger.
+        begun = await self._chronicle.open_rows()
+        records = await self._store.list()
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(record: Record) -> None:
+            async with gate:
+                await self._quietly(record.id, self._look, record)
+
+        await asyncio.gather(*(one(record) for record in records if self._is_ours(record)))
+        await self._reconcile(begun, {record.id: record for record in records})
+
+    async def adopt(self, record: Record) -> bool:
+        """A sandbox that another process made is known from now on; whether it is a new one."""
+        journal = self._chronicle.journal
+        if journal is None or await journal.session(record.id) is not None:
+            return False
+        await journal.begin_session(row_of(record))
+        self._emit("sandbox.adopted", record.id)
+        return True
+
+    async def _reconcile(
+        self, begun: Sequence[SessionRow], records: dict[SandboxId, Record]
+    ) -> None:
+        journal = self._chronicle.journal
+        if journal is None:
+            return
+        there: set[str] = set(records)
+        known = {row.id for row in begun}
+        for the_id in known - there - self._chronicle.making:
+            # Looked at again: its end may have been written since.
+            row = await journal.session(the_id)
+            if row is not None and row.ended_at is None:
+                await self._chronicle.ended(the_id, "destroyed", "another process destroyed it")
+        for the_id, record in records.items():
+            if the_id not in known and is_there(record.state) and not record.hidden:
+                await self._quietly(the_id, self.adopt, record)
+
+    def _is_ours(self, record: Record) -> bool:
+        return record.backend in self._backends and not record.hidden
+
+    async def _look(self, record: Record) -> None:
+        dead = record.state is State.LOST
+        if is_there(record.state):
+            dead = not await self._handles.alive(record)
+        if dead:
+            await self._reaper.bury(record.id)
+
+    def _suspect(self, the_id: SandboxId) -> None:
+        if the_id not in self._looking:
+            work = self._quietly(the_id, self._look_into, the_id)
+            task = asyncio.get_running_loop().create_task(work)
+            self._looking[the_id] = task
+            task.add_done_callback(lambda _: self._looking.pop(the_id, None))
+
+    async def _look_into(self, the_id: SandboxId) -> None:
+        for pause_s in _LOOKS_S:
+            await asyncio.sleep(pause_s)
+            record = await self._store.get(the_id)
+            if record is None or not self._is_ours(record):
+                return
+            if record.state not in (State.RUNNING, State.LOST):
+                return
+            await self._look(record)
+
+    async def _go_round(self) -> None:
+        while True:
+            await asyncio.sleep(ROUND_S)
+            try:
+                await self.round()
+            except SandkastenError as exc:
+                self._emit("watch.failed", "", error=exc.code)
+
+    async def _quietly(self, the_id: str, work: Callable[[T], Awaitable[object]], about: T) -> None:
+        try:
+            await work(about)
+        except SandkastenError as exc:
+            self._emit("watch.failed", the_id, error=exc.code)
+
+    def _emit(self, event: str, the_id: str, **more: str) -> None:
+        if self._events is not None:
+            self._events.emit(event, {"sandbox": the_id, **more})

@@ -1,0 +1,270 @@
+"""What the engine tells its journal: sessions, their ends, and the commands that ran."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandkasten.errors import (
+    BackendUnavailable,
+    CommandNotFound,
+    QuotaExceeded,
+    SessionExpired,
+    SessionNotFound,
+)
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.lifecycle import State
+from sandkasten.model.oneshot import RunRequest
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.store.memory import MemoryJournal
+from tests.engine.injections import World
+
+pytestmark = pytest.mark.anyio
+
+
+class FullJournal(MemoryJournal):
+    """A disk that fills up when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full: set[str] = set()
+
+    def _check(self, verb: str) -> None:
+        if verb in self.full:
+            raise QuotaExceeded("no space left")
+
+    async def begin_session(self, row):
+        self._check("begin")
+        await super().begin_session(row)
+
+    async def session_runs(self, session_id):
+        self._check("runs")
+        await super().session_runs(session_id)
+
+    async def end_session(self, session_id, status, at, reason=""):
+        self._check("end")
+        await super().end_session(session_id, status, at, reason)
+
+
+async def until(check, seconds: float = 5.0) -> None:
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not await check():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_a_session_is_in_the_journal_before_the_ledger_and_runs_afterwards(kept):
+    seen: list[tuple[str | None, str | None]] = []
+    put, runs = kept.store.put, kept.journal.session_runs
+
+    async def watched_put(record):
+        row = await kept.journal.session(record.id)
+        seen.append((record.state.value, None if row is None else row.status))
+        await put(record)
+
+    async def watched_runs(session_id):
+        seen.append(("session_runs", (await kept.store.get(session_id)).state.value))
+        await runs(session_id)
+
+    kept.store.put, kept.journal.session_runs = watched_put, watched_runs
+    request = CreateRequest(
+        labels={"a": "1"}, session_key="k@x", workspace_id="w", tenant="acme", key_id="key_1"
+    )
+    info = await kept.engine.create(request)
+    assert seen == [
+        ("creating", "creating"),
+        ("running", "creating"),
+        ("session_runs", "running"),
+    ]
+    row = await kept.journal.session(info.id)
+    assert (row.tenant, row.status, row.session_key, row.workspace_id) == (
+        "acme",
+        "running",
+        "k@x",
+        "w",
+    )
+    assert (row.labels, row.key_id, row.created_at) == ({"a": "1"}, "key_1", info.created_at)
+
+
+async def test_a_destroyed_session_says_so_to_its_tenant_and_to_nobody_else(kept):
+    info = await kept.engine.create(CreateRequest(tenant="acme"))
+    await kept.engine.check_owner(info.id, "acme")
+    await kept.engine.destroy(info.id)
+    row = await kept.journal.session(info.id)
+    assert (row.status, row.reason) == ("destroyed", "")
+    assert row.ended_at is not None
+    with pytest.raises(SessionExpired) as gone:
+        await kept.engine.check_owner(info.id, "acme")
+    assert gone.value.details["status"] == "destroyed"
+    for tenant in ("default", "other"):
+        with pytest.raises(SessionNotFound) as unknown:
+            await kept.engine.check_owner(info.id, tenant)
+        assert unknown.value.details == {}
+    with pytest.raises(SessionExpired):
+        await kept.engine.destroy(info.id)
+
+
+async def test_the_end_is_written_before_the_row_goes(kept):
+    info = await kept.engine.create(CreateRequest())
+    drop = kept.store.drop
+    statuses: list[str] = []
+
+    async def watched(sandbox_id, record=None):
+        statuses.append((await kept.journal.session(sandbox_id)).status)
+        await drop(sandbox_id, record)
+
+    kept.store.drop = watched
+    await kept.engine.destroy(info.id)
+    assert statuses == ["destroyed"]
+
+
+async def test_a_create_that_fails_ends_in_the_journal_with_the_reason(kept):
+    async def fail() -> None:
+        raise BackendUnavailable("the host is full")
+
+    kept.backend.gate.before_create = fail
+    with pytest.raises(BackendUnavailable):
+        await kept.engine.create(CreateRequest())
+    (row,) = await kept.journal.sessions(None)
+    assert (row.status, row.reason) == ("destroyed", "it could not be made: the host is full")
+    assert await kept.left() == ([], [])
+
+
+async def test_a_full_journal_lets_nothing_begin_and_nothing_stay():
+    journal = FullJournal()
+    world = World(journal=journal)
+    for verb in ("begin", "runs"):
+        journal.full = {verb}
+        with pytest.raises(QuotaExceeded):
+            await world.engine.create(CreateRequest())
+        assert await world.left() == ([], [])
+    journal.full = set()
+    info = await world.engine.create(CreateRequest())
+    journal.full = {"end"}
+    # A full disk must not keep a sandbox alive; its end is written when there is room again.
+    await world.engine.destroy(info.id)
+    assert await world.left() == ([], [])
+    assert (await journal.session(info.id)).ended_at is None
+    with pytest.raises(SessionExpired):
+        await world.engine.check_owner(info.id, "default")
+    journal.full = set()
+    await world.engine._watch.round()
+    assert (await journal.session(info.id)).status == "destroyed"
+    await world.engine.aclose()
+
+
+async def test_a_one_shot_is_a_session_that_was_destroyed_also_from_a_spare():
+    journal = MemoryJournal()
+    world = World(journal=journal, spares=True)
+    for _ in range(3):
+        request = RunRequest("exit 3", runtime="sh", tenant="acme", key_id="key_1")
+        assert (await world.engine.run(request)).exit_code == 3
+        await asyncio.sleep(0.02)
+    await world.engine.aclose()
+    rows = await journal.sessions(None)
+    assert [(row.tenant, row.status, row.key_id) for row in rows] == [
+        ("acme", "destroyed", "key_1")
+    ] * 3
+    for row in rows:
+        (command,) = await journal.execs(row.id)
+        assert (command.status, command.exit_code, command.tenant) == ("completed", 3, "acme")
+
+
+async def test_a_command_is_noted_when_it_begins_and_when_it_ends(kept):
+    engine, journal = kept.engine, kept.journal
+    info = await engine.create(CreateRequest(tenant="acme"))
+    running = asyncio.create_task(engine.exec(info.id, ExecRequest("sleep 0.2; exit 4")))
+
+    async def begun() -> bool:
+        return bool(await journal.execs(info.id))
+
+    await until(begun)
+    (row,) = await journal.execs(info.id)
+    assert (row.command, row.status, row.tenant) == ("sleep 0.2; exit 4", "running", "acme")
+    result = await running
+    (row,) = await journal.execs(info.id)
+    assert (row.id, row.status, row.exit_code) == (result.exec_id, "completed", 4)
+    assert (row.shell, row.started_at) == ("default", result.started_at)
+    assert row.duration_ms >= 150
+    result = await engine.exec(info.id, ExecRequest(("echo", "a b", "x" * 5000)))
+    row = await journal.exec(info.id, result.exec_id)
+    assert row.command.startswith("echo 'a b' xxx")
+    assert len(row.command) == 4096
+    assert (row.shell, row.stdout_bytes) == (None, 5005)
+
+
+async def test_what_could_not_be_run_is_no_command(kept):
+    info = await kept.engine.create(CreateRequest())
+    with pytest.raises(CommandNotFound):
+        await kept.engine.exec(info.id, ExecRequest(("no-such-program",)))
+    assert [row.status for row in await kept.journal.execs(info.id)] == []
+
+
+async def test_a_background_command_is_followed_to_its_end(kept):
+    info = await kept.engine.create(CreateRequest())
+    started = [
+        await kept.engine.exec_start(info.id, ExecRequest(("sleep", str(0.1 * n))))
+        for n in (3, 2, 1)
+    ]
+
+    async def over() -> bool:
+        rows = await kept.journal.execs(info.id)
+        return len(rows) == 3 and all(row.status == "completed" for row in rows)
+
+    assert {row.status for row in await kept.journal.execs(info.id)} == {"running"}
+    await until(over)
+    rows = {row.id: row for row in await kept.journal.execs(info.id)}
+    assert {one.exec_id for one in started} == set(rows)
+
+
+async def test_a_command_whose_caller_left_is_followed_to_its_end(kept):
+    info = await kept.engine.create(CreateRequest())
+    waiting = asyncio.create_task(kept.engine.exec(info.id, ExecRequest("echo a; sleep 0.3")))
+    async for _ in kept.engine.exec_stream(info.id, ExecRequest(("sh", "-c", "echo b; sleep 0.3"))):
+        break
+    queued = asyncio.create_task(kept.engine.exec(info.id, ExecRequest("echo queued")))
+    await asyncio.sleep(0.05)
+    for task in (waiting, queued):
+        task.cancel()
+
+    async def over() -> bool:
+        rows = await kept.journal.execs(info.id)
+        return len(rows) == 3 and all(row.status == "completed" for row in rows)
+
+    await until(over)
+
+
+async def test_running_commands_of_a_session_that_ends_are_lost(kept):
+    info = await kept.engine.create(CreateRequest())
+    started = await kept.engine.exec_start(info.id, ExecRequest(("sleep", "60")))
+    await kept.engine.destroy(info.id)
+    assert (await kept.journal.exec(info.id, started.exec_id)).status == "lost"
+    assert await kept.left() == ([], [])
+
+
+async def test_a_key_asked_again_is_the_same_command(kept):
+    info = await kept.engine.create(CreateRequest())
+    request = ExecRequest(("echo", "x"), idempotency_key="once")
+    first = await kept.engine.exec(info.id, request)
+    again = await kept.engine.exec(info.id, request)
+    assert first.exec_id == again.exec_id
+    (row,) = await kept.journal.execs(info.id)
+    assert (row.id, row.status) == (first.exec_id, "completed")
+
+
+async def test_without_a_journal_a_destroyed_sandbox_is_unknown(world, box):
+    await world.engine.destroy(box)
+    with pytest.raises(SessionNotFound):
+        await world.engine.check_owner(box, "default")
+
+
+async def test_a_key_whose_sandbox_crashed_gets_a_new_one_and_the_old_one_is_marked(kept):
+    request = CreateRequest(session_key="k")
+    old = await kept.engine.create(request)
+    await kept.backend.cells[old.id].real.crash()
+    await asyncio.sleep(0.01)
+    new = await kept.engine.create(request)
+    assert (new.created, new.id != old.id) == (True, True)
+    assert (await kept.journal.session(old.id)).status == "crashed"
+    assert (await kept.store.get(new.id)).state is State.RUNNING

@@ -1,0 +1,148 @@
+"""Races of leases, reapers, keys and commands: nothing is reaped wrongly, nothing made twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from sandkasten.errors import SandboxLost, SessionExpired
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.store.directory import DirectoryStore
+from sandkasten.store.memory import MemoryJournal
+from tests.engine.injections import World
+
+pytestmark = pytest.mark.anyio
+
+RACES = 10_000 if os.environ.get("SANDKASTEN_LONG") == "1" else 1000
+
+
+async def test_a_hundred_opens_of_one_key_make_one_sandbox(tmp_path):
+    world = World(store=DirectoryStore(tmp_path), journal=MemoryJournal())
+    engines = [world.engine, *(world.another() for _ in range(3))]
+    request = CreateRequest(session_key="workflow:1:main", tenant="acme")
+    infos = await asyncio.gather(*(engines[n % 4].create(request) for n in range(100)))
+    assert len({info.id for info in infos}) == 1
+    assert sum(info.created for info in infos) == 1
+    assert world.backend.created == 1
+    assert len(await world.journal.sessions(None)) == 1
+    await world.engine.destroy(infos[0].id)
+    for one in engines:
+        await one.aclose()
+
+
+async def lease(world, the_id: str, idle_s: float) -> None:
+    """Shorter than anybody may ask for, or the races would take hours."""
+    _, channel = await world.engine._handles.connect(the_id)
+    await channel.call("lease", {"idle_ms": int(idle_s * 1000), "lifetime_ms": 3_600_000})
+
+
+async def test_a_command_meets_a_lease_that_ends_and_runs_whole_or_not_at_all():
+    """`RACES` times a command comes at about the moment the idle time is over."""
+    world = World(journal=MemoryJournal())
+    await world.engine.recover()
+    rolls = random.Random(7)
+    ran = missed = 0
+    ends: list[object] = []
+
+    async def race() -> None:
+        nonlocal ran, missed
+        info = await world.engine.create(CreateRequest())
+        idle_s = 0.005
+        await lease(world, info.id, idle_s)
+        await asyncio.sleep(max(0.0, rolls.gauss(idle_s, 0.002)))
+        try:
+            # Longer than the idle time: work is no idleness.
+            result = await world.engine.exec(
+                info.id, ExecRequest(("sh", "-c", "sleep 0.01; echo y"))
+            )
+        except (SessionExpired, SandboxLost) as exc:
+            ends.append(exc.details["status"])
+            missed += 1
+        else:
+            # What was accepted ran to its end, and its end was activity.
+            assert (result.status, result.stdout, result.exit_code) == ("completed", b"y\n", 0)
+            ran += 1
+            row = await world.journal.exec(info.id, result.exec_id)
+            assert row.status == "completed"
+
+    async def sweeps() -> None:
+        while True:
+            await world.engine.sweep()
+            await asyncio.sleep(0.02)
+
+    sweeping = asyncio.create_task(sweeps())
+    for _ in range(RACES // 20):
+        await asyncio.gather(*(race() for _ in range(20)))
+    sweeping.cancel()
+    assert ran + missed == RACES // 20 * 20
+    assert set(ends) == {"expired"}
+    # Both happen, or it was no race.
+    assert ran > RACES // 20
+    assert missed > RACES // 20
+
+    async def all_over() -> bool:
+        return await world.left() == ([], [])
+
+    for _ in range(200):
+        if await all_over():
+            break
+        await asyncio.sleep(0.05)
+    assert await all_over()
+    statuses = {row.status for row in await world.journal.sessions(None, limit=20_000)}
+    assert statuses == {"expired"}
+    await world.engine.aclose()
+
+
+async def test_activity_keeps_a_sandbox_and_sweeps_do_not_touch_it():
+    """Asked again and again within its idle time, it lives for many times that."""
+    world = World(journal=MemoryJournal())
+    await world.engine.recover()
+    other = world.another()
+    infos = [await world.engine.create(CreateRequest()) for _ in range(4)]
+    for info in infos:
+        await lease(world, info.id, 0.25)
+
+    async def work(the_id: str) -> None:
+        for _ in range(RACES // 40):
+            result = await world.engine.exec(the_id, ExecRequest("echo ok"))
+            assert result.stdout == b"ok\n"
+            await asyncio.sleep(random.random() * 0.05)
+
+    async def sweeps(engine) -> None:
+        while True:
+            swept = await engine.sweep()
+            assert swept.expired == swept.dead == swept.finished == ()
+            await engine._watch.round()
+            await asyncio.sleep(0)
+
+    sweeping = [asyncio.create_task(sweeps(one)) for one in (world.engine, other)]
+    await asyncio.gather(*(work(info.id) for info in infos))
+    for task in sweeping:
+        assert not task.done()
+        task.cancel()
+    assert {row.status for row in await world.journal.sessions(None)} == {"running"}
+    await other.aclose()
+    await world.engine.aclose()
+
+
+async def test_running_work_outlives_any_idle_time():
+    world = World(journal=MemoryJournal())
+    await world.engine.recover()
+    info = await world.engine.create(CreateRequest())
+    await lease(world, info.id, 0.02)
+    started = await world.engine.exec_start(info.id, ExecRequest(("sh", "-c", "sleep 0.6; echo y")))
+    await world.engine.aclose()
+    after = world.another()
+    await after.recover()
+    for _ in range(5):
+        await asyncio.sleep(0.1)
+        assert (await after.sweep()).dead == ()
+    result = await after.exec_get(info.id, started.exec_id, wait_s=5)
+    assert (result.status, result.stdout) == ("completed", b"y\n")
+    await after.aclose()
+    for the_id in await world.backend.real.owned():
+        await world.backend.real.discard(the_id)

@@ -1,0 +1,187 @@
+"""A daemon that starts finds what the one before left, in whatever state it died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from sandkasten.errors import SessionExpired
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.lifecycle import State
+from sandkasten.model.sandbox import CreateRequest, Recovered
+from sandkasten.model.spec import CellSpec
+from tests.engine.test_journal import until
+
+pytestmark = pytest.mark.anyio
+
+
+async def row(world, the_id):
+    found = await world.store.get(the_id)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+async def after(kept):
+    """An engine as the next daemon has it: same ledger, backend and journal, nothing open."""
+    one = kept.another()
+    yield one
+    await one.aclose()
+
+
+async def test_nothing_left_is_nothing_done(after):
+    assert await after.recover() == Recovered()
+
+
+async def test_a_living_session_is_kept_with_its_shell(kept, after):
+    info = await kept.engine.create(CreateRequest())
+    await kept.engine.exec(info.id, ExecRequest("cd /tmp; X=1"))
+    assert await after.recover() == Recovered(kept=1)
+    assert (await after.exec(info.id, ExecRequest("echo $X; pwd"))).stdout == b"1\n/tmp\n"
+    assert (await kept.journal.session(info.id)).status == "running"
+
+
+async def test_one_that_ran_before_anybody_could_say_so_is_kept(kept, after):
+    info = await kept.engine.create(CreateRequest())
+    known = await kept.journal.session(info.id)
+    await kept.journal.begin_session(replace(known, status="creating"))
+    assert await after.recover() == Recovered(kept=1)
+    assert (await kept.journal.session(info.id)).status == "running"
+
+
+async def test_a_sandbox_the_journal_does_not_know_is_adopted(kept, after):
+    kept.journal, journal = None, kept.journal
+    embedded = kept.another()
+    info = await embedded.create(CreateRequest(labels={"a": "1"}, session_key="k"))
+    assert await after.recover() == Recovered(adopted=1)
+    adopted = await journal.session(info.id)
+    assert (adopted.tenant, adopted.status, adopted.labels) == ("default", "running", {"a": "1"})
+    assert (await after.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
+    await embedded.aclose()
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [(State.CREATING, "crashed"), (State.DESTROYING, "destroyed")]
+)
+async def test_what_a_dead_process_left_half_done_is_finished(kept, after, state, status):
+    info = await kept.engine.create(CreateRequest())
+    await kept.store.put(replace(await row(kept, info.id), state=state, owner_start=1))
+    assert await after.recover() == Recovered(finished=1)
+    assert (await kept.journal.session(info.id)).status == status
+    assert await kept.left() == ([], [])
+
+
+async def test_what_a_living_process_is_making_is_left_to_it(kept, after):
+    info = await kept.engine.create(CreateRequest())
+    await kept.store.put(replace(await row(kept, info.id), state=State.CREATING))
+    assert await after.recover() == Recovered()
+    assert await kept.left() == ([info.id], [info.id])
+
+
+async def test_a_dead_cell_has_crashed_and_its_leftovers_go(kept, after):
+    info = await kept.engine.create(CreateRequest())
+    started = await kept.engine.exec_start(info.id, ExecRequest(("sleep", "60")))
+    await kept.engine.aclose()
+    await kept.backend.cells[info.id].real.crash()
+    assert await after.recover() == Recovered(crashed=1)
+    assert (await kept.journal.session(info.id)).status == "crashed"
+    assert (await kept.journal.exec(info.id, started.exec_id)).status == "lost"
+    assert await kept.left() == ([], [])
+    with pytest.raises(SessionExpired) as gone:
+        await after.exec(info.id, ExecRequest("true"))
+    assert gone.value.details["status"] == "crashed"
+    assert "killed" in str(gone.value.details["reason"])
+
+
+async def test_a_lease_that_ran_out_meanwhile_is_no_crash(kept, after):
+    info = await kept.engine.create(CreateRequest(ttl_s=60))
+    await kept.engine.aclose()
+    await kept.backend.cells[info.id].real.crash()
+    kept.clock.ahead_s = 61
+    assert await after.recover() == Recovered(expired=1)
+    assert (await kept.journal.session(info.id)).status == "expired"
+
+
+async def test_after_a_restart_of_the_machine_everything_is_lost(kept, after):
+    info = await kept.engine.create(CreateRequest())
+    await kept.store.put(replace(await row(kept, info.id), boot_id="another boot"))
+    older = replace(
+        await kept.journal.session(info.id),
+        id=new_sandbox_id(),
+        created_at=kept.clock.now() - kept.clock.boottime() - 10,
+    )
+    await kept.journal.begin_session(older)
+    assert await after.recover() == Recovered(lost=2)
+    for the_id in (info.id, older.id):
+        found = await kept.journal.session(the_id)
+        assert (found.status, found.reason) == ("lost", "the machine was restarted")
+
+
+async def test_a_session_without_a_row_has_crashed(kept, after):
+    info = await kept.engine.create(CreateRequest())
+    known = await kept.journal.session(info.id)
+    begun = replace(known, id=new_sandbox_id(), status="creating")
+    vanished = replace(known, id=new_sandbox_id())
+    for one in (begun, vanished):
+        await kept.journal.begin_session(one)
+    assert await after.recover() == Recovered(kept=1, crashed=2)
+    assert "never made" in (await kept.journal.session(begun.id)).reason
+    assert (await kept.journal.session(vanished.id)).status == "crashed"
+
+
+async def test_what_the_backend_holds_for_nobody_is_removed(kept, after):
+    await kept.backend.real.create(new_sandbox_id(), CellSpec(image=Image("host")))
+    assert await after.recover() == Recovered(removed=1)
+    assert await kept.left() == ([], [])
+
+
+async def test_a_row_that_should_have_gone_with_its_session_goes(kept, after):
+    info = await kept.engine.create(CreateRequest())
+    await kept.journal.end_session(info.id, "destroyed", 1.0)
+    await kept.store.put(replace(await row(kept, info.id), state=State.DESTROYING))
+    assert await after.recover() == Recovered(finished=1)
+    assert await kept.left() == ([], [])
+
+
+async def test_running_commands_are_followed_again_and_nothing_of_them_is_lost(kept, after):
+    info = await kept.engine.create(CreateRequest())
+    started = await kept.engine.exec_start(
+        info.id, ExecRequest(("sh", "-c", "echo a; sleep 0.3; echo b; exit 5"))
+    )
+    ended = await kept.engine.exec_start(info.id, ExecRequest(("true",)))
+    await kept.engine.exec_get(info.id, ended.exec_id, wait_s=5)
+    # As a kill leaves it: nobody noted the end.
+    await kept.engine.aclose()
+    known = await kept.journal.exec(info.id, ended.exec_id)
+    kept.journal.note_exec(replace(known, status="running", exit_code=None))
+    assert await after.recover() == Recovered(kept=1)
+
+    async def over() -> bool:
+        found = await kept.journal.exec(info.id, started.exec_id)
+        return found.status == "completed"
+
+    await until(over)
+    assert (await kept.journal.exec(info.id, started.exec_id)).exit_code == 5
+    assert (await kept.journal.exec(info.id, ended.exec_id)).exit_code == 0
+    assert (await after.exec_get(info.id, started.exec_id)).stdout == b"a\nb\n"
+
+
+async def test_fifty_sessions_are_recovered_at_once(kept, after):
+    await asyncio.gather(*(kept.engine.create(CreateRequest()) for _ in range(50)))
+    await kept.engine.aclose()
+    began = time.monotonic()
+    assert await after.recover() == Recovered(kept=50)
+    assert time.monotonic() - began < 2
+
+
+async def test_one_that_cannot_be_reached_stops_nobody_else(kept, after):
+    infos = [await kept.engine.create(CreateRequest()) for _ in range(2)]
+    stranger = replace(await row(kept, infos[0].id), id=new_sandbox_id(), backend="docker")
+    await kept.store.put(stranger)
+    assert await after.recover() == Recovered(kept=2)
+    assert await kept.store.get(stranger.id) is not None

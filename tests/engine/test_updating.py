@@ -1,0 +1,85 @@
+"""What of a living sandbox can be changed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandkasten.errors import (
+    InternalError,
+    InvalidRequest,
+    SessionExpired,
+    SessionNotFound,
+    UnsupportedByBackend,
+)
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.sandbox import CreateRequest, UpdateRequest
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_times_and_labels_change_and_the_rest_stays(kept):
+    engine = kept.engine
+    info = await engine.create(CreateRequest(ttl_s=60, lifetime_s=600, labels={"a": "1", "b": "2"}))
+    changed = await engine.update(info.id, UpdateRequest(ttl_s=120, labels={"c": "3"}))
+    assert (changed.idle_timeout_s, changed.lifetime_s, changed.labels) == (120, 600, {"c": "3"})
+    assert 115 < changed.expires_at - info.created_at <= 121
+    changed = await engine.update(info.id, UpdateRequest(lifetime_s=100, idle_timeout_s=110))
+    assert (changed.idle_timeout_s, changed.lifetime_s) == (100, 100)
+    assert (await kept.another().get(info.id)).lifetime_s == 100
+    assert (await kept.journal.session(info.id)).labels == {"c": "3"}
+    assert (await engine.update(info.id, UpdateRequest())).labels == {"c": "3"}
+
+
+async def test_the_runner_holds_the_new_lease(kept):
+    engine = kept.engine
+    info = await engine.create(CreateRequest())
+    await engine.update(info.id, UpdateRequest(ttl_s=1))
+    await asyncio.sleep(1.3)
+    with pytest.raises(SessionExpired) as gone:
+        await engine.exec(info.id, ExecRequest("true"))
+    assert gone.value.details["status"] == "expired"
+    info = await engine.create(CreateRequest(ttl_s=1))
+    await engine.update(info.id, UpdateRequest(ttl_s=60))
+    await asyncio.sleep(1.3)
+    assert (await engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
+
+
+async def test_a_lifetime_counts_from_the_creation(kept):
+    info = await kept.engine.create(CreateRequest())
+    kept.clock.ahead_s = 100
+    with pytest.raises(InvalidRequest, match="100 s ago"):
+        await kept.engine.update(info.id, UpdateRequest(lifetime_s=99))
+    changed = await kept.engine.update(info.id, UpdateRequest(lifetime_s=150))
+    assert 140 < changed.expires_at - info.created_at <= 151
+
+
+async def test_what_cannot_be_is_refused_and_changes_nothing(kept):
+    info = await kept.engine.create(CreateRequest(ttl_s=60))
+    for request, error in (
+        (UpdateRequest(ttl_s=0), InvalidRequest),
+        (UpdateRequest(ttl_s=10**9), InvalidRequest),
+        (UpdateRequest(ttl_s=30, network="full"), UnsupportedByBackend),
+        (UpdateRequest(ttl_s=30, labels={"": "x"}), InvalidRequest),
+    ):
+        with pytest.raises(error):
+            await kept.engine.update(info.id, request)
+    assert (await kept.engine.get(info.id)).idle_timeout_s == 60
+    await kept.engine.update(info.id, UpdateRequest(network="none"))
+    with pytest.raises(SessionNotFound):
+        await kept.engine.update("sbx_0123456789abcdef", UpdateRequest())
+
+
+async def test_a_row_that_cannot_be_written_sets_the_lease_back(kept, monkeypatch):
+    info = await kept.engine.create(CreateRequest())
+
+    async def fail(record):
+        raise InternalError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kept.store, "put", fail)
+        with pytest.raises(InternalError):
+            await kept.engine.update(info.id, UpdateRequest(ttl_s=1))
+    await asyncio.sleep(1.3)
+    assert (await kept.engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"

@@ -1,0 +1,210 @@
+"""A sandbox that ends while the daemon lives is noticed without anybody asking for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from sandkasten.engine import watch
+from sandkasten.errors import BackendUnavailable, Conflict, SessionExpired
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.lifecycle import State
+from sandkasten.model.sandbox import CreateRequest
+from tests.engine.test_journal import until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def watched(kept, monkeypatch):
+    monkeypatch.setattr(watch, "ROUND_S", 0.1)
+    await kept.engine.recover()
+    return kept
+
+
+async def ended(world, the_id, seconds: float = 1.0):
+    """The row of the journal when it has an end and nothing of the sandbox is left."""
+
+    async def over() -> bool:
+        row = await world.journal.session(the_id)
+        return row.ended_at is not None and the_id not in sum(await world.left(), [])
+
+    await until(over, seconds)
+    return await world.journal.session(the_id)
+
+
+async def test_a_killed_sandbox_has_crashed_within_a_second(watched):
+    info = await watched.engine.create(CreateRequest(tenant="acme"))
+    await watched.backend.cells[info.id].real.crash()
+    row = await ended(watched, info.id)
+    assert (row.status, "killed" in row.reason) == ("crashed", True)
+    assert "sandbox.crashed" in watched.events.names()
+    for _ in range(2):
+        with pytest.raises(SessionExpired) as gone:
+            await watched.engine.exec(info.id, ExecRequest("true"))
+        assert gone.value.details["status"] == "crashed"
+        assert gone.value.details["reason"] == row.reason
+    with pytest.raises(SessionExpired):
+        await watched.engine.check_owner(info.id, "acme")
+
+
+async def test_one_that_nobody_is_connected_to_is_noticed_too(watched):
+    other = watched.another()
+    info = await other.create(CreateRequest())
+    await other.aclose()
+    await watched.backend.cells[info.id].real.crash()
+    assert (await ended(watched, info.id)).status == "crashed"
+
+
+async def test_one_that_ends_by_its_lease_has_expired(watched):
+    idle = await watched.engine.create(CreateRequest(ttl_s=1))
+    old = await watched.engine.create(CreateRequest(lifetime_s=1.2, ttl_s=1.2))
+    busy = await watched.engine.create(CreateRequest(ttl_s=1))
+    await watched.engine.exec_start(busy.id, ExecRequest(("sleep", "60")))
+    row = await ended(watched, idle.id, 3)
+    assert (row.status, row.reason) == ("expired", "nothing was asked of it for 1 s")
+    row = await ended(watched, old.id, 3)
+    assert row.status == "expired"
+    assert (await watched.engine.get(busy.id)).status == "running"
+    assert "sandbox.expired" in watched.events.names()
+    assert "sandbox.crashed" not in watched.events.names()
+
+
+async def test_a_kill_after_long_idleness_is_a_crash_all_the_same(watched):
+    """Its work kept it, and it said nothing before it went."""
+    info = await watched.engine.create(CreateRequest(ttl_s=60))
+    watched.clock.ahead_s = 100
+    await watched.backend.cells[info.id].real.crash()
+    assert (await ended(watched, info.id)).status == "crashed"
+
+
+async def test_a_lost_connection_is_no_end(watched):
+    info = await watched.engine.create(CreateRequest())
+    await watched.backend.cells[info.id].streams[0].aclose()
+    await asyncio.sleep(0.3)
+    assert (await watched.engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
+    assert (await watched.journal.session(info.id)).ended_at is None
+
+
+async def test_leftovers_that_cannot_be_removed_are_tried_again(watched):
+    async def fail() -> None:
+        raise BackendUnavailable("no")
+
+    info = await watched.engine.create(CreateRequest())
+    watched.backend.gate.before_destroy = fail
+    await watched.backend.cells[info.id].real.crash()
+
+    async def marked() -> bool:
+        return (await watched.journal.session(info.id)).ended_at is not None
+
+    await until(marked, 1)
+    assert (await watched.left())[0] == [info.id]
+    watched.backend.gate.before_destroy = None
+    await watched.engine.sweep()
+    assert await watched.left() == ([], [])
+
+
+async def test_what_another_process_made_is_adopted_and_what_it_destroyed_is_over(watched):
+    watched.journal, journal = None, watched.journal
+    embedded = watched.another()
+    watched.journal = journal
+    info = await embedded.create(CreateRequest())
+
+    async def adopted() -> bool:
+        return await journal.session(info.id) is not None
+
+    await until(adopted, 1)
+    assert (await journal.session(info.id)).status == "running"
+    await embedded.destroy(info.id)
+    row = await ended(watched, info.id)
+    assert (row.status, row.reason) == ("destroyed", "another process destroyed it")
+    await embedded.aclose()
+
+
+async def test_creates_and_destroys_under_watch_end_as_what_they_were(watched):
+    async def cycle() -> str:
+        info = await watched.engine.create(CreateRequest())
+        await watched.engine.exec(info.id, ExecRequest("true"))
+        await watched.engine.destroy(info.id)
+        return info.id
+
+    async def rounds() -> None:
+        while True:
+            await watched.engine._watch.round()
+            await asyncio.sleep(0)
+
+    going = asyncio.create_task(rounds())
+    ids = [
+        the_id for _ in range(5) for the_id in await asyncio.gather(*(cycle() for _ in range(8)))
+    ]
+    going.cancel()
+    for the_id in ids:
+        row = await watched.journal.session(the_id)
+        assert (row.status, row.reason) == ("destroyed", "")
+    assert await watched.left() == ([], [])
+
+
+async def test_an_idle_round_costs_little(watched):
+    await asyncio.gather(*(watched.engine.create(CreateRequest()) for _ in range(50)))
+    began = time.monotonic()
+    await watched.engine._watch.round()
+    assert time.monotonic() - began < 0.5
+
+
+async def test_nobody_watches_after_the_end(kept):
+    await kept.engine.recover()
+    info = await kept.engine.create(CreateRequest())
+    await kept.engine.aclose()
+    await asyncio.sleep(0.05)
+    assert (await kept.store.get(info.id)).state is State.RUNNING
+    assert (await kept.journal.session(info.id)).ended_at is None
+
+
+async def test_drain_begins_nothing_new_and_waits_for_what_is_being_made(kept):
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        reached.set()
+        await go.wait()
+
+    running = await kept.engine.create(CreateRequest())
+    started = await kept.engine.exec_start(running.id, ExecRequest(("sleep", "0.3")))
+    kept.backend.gate.after_create = wait
+    creating = asyncio.create_task(kept.engine.create(CreateRequest()))
+    await reached.wait()
+    assert not await kept.engine.drain(0.05)
+    draining = asyncio.create_task(kept.engine.drain(5))
+    await asyncio.sleep(0.05)
+    assert not draining.done()
+    for refused in (
+        kept.engine.create(CreateRequest()),
+        kept.engine.exec(running.id, ExecRequest("true")),
+        kept.engine.exec_start(running.id, ExecRequest("true")),
+    ):
+        with pytest.raises(BackendUnavailable, match="shutting down") as error:
+            await refused
+        assert error.value.retryable
+        assert error.value.hint
+    go.set()
+    made = await creating
+    assert await draining
+    # What runs goes on, can be looked at and taken away.
+    assert (await kept.engine.exec_get(running.id, started.exec_id)).status == "running"
+    result = await kept.engine.exec_get(running.id, started.exec_id, wait_s=5)
+    assert result.status == "completed"
+    await kept.engine.destroy(made.id)
+
+
+async def test_a_paused_sandbox_is_not_taken_for_a_dead_one(watched):
+    info = await watched.engine.create(CreateRequest())
+    from dataclasses import replace
+
+    record = await watched.store.get(info.id)
+    await watched.store.put(replace(record, state=State.PAUSED))
+    await watched.backend.cells[info.id].streams[0].aclose()
+    await asyncio.sleep(0.3)
+    with pytest.raises(Conflict):
+        await watched.engine.exec(info.id, ExecRequest("true"))
+    assert (await watched.journal.session(info.id)).ended_at is None

@@ -1,0 +1,142 @@
+"""The life of real sandboxes under a daemon's engine: leases, kills, restarts, work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.client.embedded import Place, settings
+from sandkasten.daemon.compose import open_engine
+from sandkasten.errors import SessionExpired
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.sandbox import CreateRequest, Recovered, UpdateRequest
+from sandkasten.store.memory import MemoryJournal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+RACES = 200 if os.environ.get("SANDKASTEN_LONG") == "1" else 20
+
+
+@asynccontextmanager
+async def daemon(path: Path, journal: MemoryJournal):
+    """An engine as a daemon has it. Leaving it leaves its sandboxes."""
+    engine = await open_engine(settings(Place(str(path), "local")), journal=journal)
+    try:
+        yield engine, await engine.recover()
+    finally:
+        await engine.aclose()
+
+
+@pytest.fixture
+async def place(tmp_path):
+    path = tmp_path / "data"
+    yield path
+    async with daemon(path, MemoryJournal()) as (engine, _):
+        for info in await engine.list(all=True):
+            await engine.destroy(info.id)
+        assert list(await engine._handles.backend("local").owned()) == []
+
+
+async def over(journal: MemoryJournal, engine, the_id: str, seconds: float):
+    deadline = time.monotonic() + seconds
+    while (row := await journal.session(the_id)).ended_at is None or (
+        the_id in await engine._handles.backend("local").owned()
+    ):
+        assert time.monotonic() < deadline, row
+        await asyncio.sleep(0.01)
+    return row
+
+
+def kill(path: Path, the_id: str) -> None:
+    """The first process of a sandbox, and with it all others. Returns when it is dead."""
+    pid = int((path / "cells" / the_id / "pid").read_text().split()[0])
+    end = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([end], [], [], 5)[0]
+    finally:
+        os.close(end)
+
+
+async def test_a_killed_sandbox_has_crashed_and_nothing_of_it_is_left(place):
+    journal = MemoryJournal()
+    async with daemon(place, journal) as (engine, _):
+        info = await engine.create(CreateRequest(ttl_s=60))
+        command = await engine.exec_start(info.id, ExecRequest(("sleep", "60")))
+        kill(place, info.id)
+        row = await over(journal, engine, info.id, 3)
+        assert (row.status, "killed" in row.reason) == ("crashed", True)
+        assert (await journal.exec(info.id, command.exec_id)).status == "lost"
+        with pytest.raises(SessionExpired) as gone:
+            await engine.exec(info.id, ExecRequest("true"))
+        assert gone.value.details["status"] == "crashed"
+
+
+async def test_a_lease_that_ends_is_told_from_a_kill_and_can_be_changed_live(place):
+    journal = MemoryJournal()
+    async with daemon(place, journal) as (engine, _):
+        idle = await engine.create(CreateRequest(ttl_s=600))
+        old = await engine.create(CreateRequest(ttl_s=600))
+        kept = await engine.create(CreateRequest(ttl_s=1))
+        await engine.update(idle.id, UpdateRequest(ttl_s=1))
+        await engine.update(old.id, UpdateRequest(lifetime_s=2))
+        await engine.update(kept.id, UpdateRequest(ttl_s=600))
+        # Work keeps one from idleness, and nothing from its lifetime.
+        await engine.exec_start(old.id, ExecRequest(("sleep", "60")))
+        row = await over(journal, engine, idle.id, 4)
+        assert (row.status, row.reason) == ("expired", "nothing was asked of it for 1 s")
+        row = await over(journal, engine, old.id, 4)
+        assert (row.status, row.reason) == ("expired", "its lifetime of 2 s was over")
+        assert (await engine.exec(kept.id, ExecRequest("echo ok"))).stdout == b"ok\n"
+
+
+async def test_another_daemon_finds_sandboxes_commands_and_the_dead(place):
+    journal = MemoryJournal()
+    async with daemon(place, journal) as (engine, _):
+        info = await engine.create(CreateRequest())
+        dead = await engine.create(CreateRequest())
+        await engine.exec(info.id, ExecRequest("cd /tmp; X=1"))
+        script = "for n in 1 2 3 4 5; do echo $n; sleep 0.2; done; exit 7"
+        command = await engine.exec_start(info.id, ExecRequest(("sh", "-c", script)))
+    kill(place, dead.id)
+    async with daemon(place, journal) as (engine, found):
+        assert found == Recovered(kept=1, crashed=1)
+        assert (await engine.exec(info.id, ExecRequest("echo $X; pwd"))).stdout == b"1\n/tmp\n"
+        result = await engine.exec_get(info.id, command.exec_id, wait_s=10)
+        assert (result.stdout, result.exit_code) == (b"1\n2\n3\n4\n5\n", 7)
+        deadline = time.monotonic() + 3
+        while (await journal.exec(info.id, command.exec_id)).exit_code != 7:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+
+async def test_a_command_meets_the_end_of_a_real_lease_and_runs_whole_or_not_at_all(place):
+    journal = MemoryJournal()
+    async with daemon(place, journal) as (engine, _):
+        ran = missed = 0
+        for number in range(RACES):
+            info = await engine.create(CreateRequest())
+            _, channel = await engine._handles.connect(info.id)
+            await channel.call("lease", {"idle_ms": 100, "lifetime_ms": 600_000})
+            await asyncio.sleep(0.09 + 0.02 * number / RACES)
+            try:
+                request = ExecRequest(("sh", "-c", "sleep 0.15; echo y"))
+                result = await engine.exec(info.id, request)
+            except SessionExpired:
+                missed += 1
+            else:
+                assert (result.status, result.stdout) == ("completed", b"y\n")
+                ran += 1
+            await over(journal, engine, info.id, 3)
+        assert ran
+        assert missed
+        assert {row.status for row in await journal.sessions(None)} == {"expired"}
