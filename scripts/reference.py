@@ -118,7 +118,8 @@ def sdk() -> str:
 
     lines = [NOTE, "# Python SDK\n"]
     lines.append(
-        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`, `AsyncStoredFiles`)"
+        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`, "
+        "`AsyncStoredFiles`)"
     )
     lines.append("with the same methods to await; a test holds the two together.\n")
     lines += _class("Sandbox", sandkasten.Sandbox)

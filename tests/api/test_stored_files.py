@@ -60,7 +60,7 @@ async def test_a_form_is_stored_and_told_in_full(daemon):
         "image/png",
         SHA256,
     )
-    assert (body["metadata"], body["expires_at"] - body["created_at"]) == (
+    assert (body["metadata"], body["expires_at_unix"] - body["created_at_unix"]) == (
         {"by": "me"},
         pytest.approx(60),
     )

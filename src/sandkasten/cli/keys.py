@@ -43,7 +43,11 @@ def seconds(text: str) -> float:
 
 
 def described(row: KeyRow) -> dict[str, Any]:
-    return {**asdict(row), "scopes": sorted(row.scopes)}
+    from sandkasten.cli.showing import moment
+
+    shown = {**asdict(row), "scopes": sorted(row.scopes)}
+    times = {name: value for name, value in shown.items() if name.endswith("_at")}
+    return shown | {k: None if v is None else moment(v) for k, v in times.items()}
 
 
 def _nothing() -> None:

@@ -41,8 +41,17 @@ def commands() -> typer.Typer:
 
 
 def described(row: StoredFile) -> dict[str, Any]:
+    from sandkasten.cli.showing import moment
+
     shown = {one.name: getattr(row, one.name) for one in fields(row) if one.name != "tenant"}
-    return {**shown, "file_key": row.key, "size": row.size_bytes, "metadata": dict(row.metadata)}
+    return {
+        **shown,
+        "file_key": row.key,
+        "size": row.size_bytes,
+        "metadata": dict(row.metadata),
+        "created_at": moment(row.created_at),
+        "expires_at": None if row.expires_at is None else moment(row.expires_at),
+    }
 
 
 def _nothing() -> None:

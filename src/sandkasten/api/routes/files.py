@@ -15,7 +15,7 @@ from starlette.responses import Response
 from sandkasten.api.auth import require
 from sandkasten.api.call import checked
 from sandkasten.api.multipart import Form
-from sandkasten.api.printing import answer
+from sandkasten.api.printing import answer, moments
 from sandkasten.api.ranges import Span, Unsatisfiable, Version, disposition, wanted
 from sandkasten.api.routing import Answer, Body, Query, Route
 from sandkasten.engine.filestore import Filing, no_room
@@ -91,8 +91,10 @@ class File(Answer):
     size_bytes: int
     content_type: str
     checksum: str
-    created_at: float
-    expires_at: float | None
+    created_at: str
+    expires_at: str | None
+    created_at_unix: float
+    expires_at_unix: float | None
     metadata: dict[str, str]
 
 
@@ -249,8 +251,7 @@ def file_fields(row: StoredFile) -> dict[str, object]:
         "size_bytes": row.size_bytes,
         "content_type": row.content_type,
         "checksum": row.checksum,
-        "created_at": row.created_at,
-        "expires_at": row.expires_at,
+        **moments(created_at=row.created_at, expires_at=row.expires_at),
         "metadata": dict(row.metadata),
     }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictFloat, StrictInt
 
-from sandkasten.api.printing import answer
+from sandkasten.api.printing import answer, moments
 from sandkasten.api.routing import Answer, Body, Query, Route
 from sandkasten.errors import InvalidRequest, NotFound, QuotaExceeded, UnsupportedByBackend
 from sandkasten.model.keys import KeyRequest, is_key_id, make_key, new_row
@@ -49,10 +49,14 @@ class Key(Answer):
     name: str
     scopes: list[str]
     quota: dict[str, int | float | None]
-    created_at: float
-    expires_at: float | None
-    revoked_at: float | None
-    last_used_at: float | None
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+    last_used_at: str | None
+    created_at_unix: float
+    expires_at_unix: float | None
+    revoked_at_unix: float | None
+    last_used_at_unix: float | None
 
 
 class NewKey(Key):
@@ -102,10 +106,12 @@ def key_fields(row: KeyRow) -> dict[str, object]:
         "name": row.name,
         "scopes": sorted(row.scopes),
         "quota": asdict(row.quota),
-        "created_at": row.created_at,
-        "expires_at": row.expires_at,
-        "revoked_at": row.revoked_at,
-        "last_used_at": row.last_used_at,
+        **moments(
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            revoked_at=row.revoked_at,
+            last_used_at=row.last_used_at,
+        ),
     }
 
 

@@ -12,12 +12,12 @@ from sandkasten.client.http.connection import Order, reading
 from sandkasten.client.http.values import (
     Json,
     count,
+    figure,
     given,
     mapping,
     maybe_count,
     maybe_figure,
     maybe_text,
-    moment,
     record,
     records,
     text,
@@ -182,23 +182,23 @@ def _key(found: Json) -> KeyRow:
         tenant=text(found, "tenant"),
         name=text(found, "name"),
         scopes=parse_scopes(texts(found, "scopes")),
-        created_at=moment(found, "created_at"),
+        created_at=figure(found, "created_at_unix"),
         quota=TenantQuota(
             max_sessions=maybe_count(quota, "max_sessions"),
             max_memory_bytes=maybe_count(quota, "max_memory_bytes"),
             max_disk_bytes=maybe_count(quota, "max_disk_bytes"),
             requests_per_second=maybe_figure(quota, "requests_per_second"),
         ),
-        expires_at=maybe_figure(found, "expires_at"),
-        revoked_at=maybe_figure(found, "revoked_at"),
-        last_used_at=maybe_figure(found, "last_used_at"),
+        expires_at=maybe_figure(found, "expires_at_unix"),
+        revoked_at=maybe_figure(found, "revoked_at_unix"),
+        last_used_at=maybe_figure(found, "last_used_at_unix"),
     )
 
 
 def _audited(found: Json) -> AuditRow:
     return AuditRow(
         seq=count(found, "seq"),
-        at=moment(found, "at"),
+        at=figure(found, "at_unix"),
         tenant=text(found, "tenant"),
         key_id=maybe_text(found, "key_id"),
         action=text(found, "action"),
@@ -216,7 +216,7 @@ def _file(found: Json) -> StoredFile:
         size_bytes=count(found, "size_bytes"),
         content_type=text(found, "content_type"),
         checksum=text(found, "checksum"),
-        created_at=moment(found, "created_at"),
-        expires_at=maybe_figure(found, "expires_at"),
+        created_at=figure(found, "created_at_unix"),
+        expires_at=maybe_figure(found, "expires_at_unix"),
         metadata=mapping(found, "metadata"),
     )
