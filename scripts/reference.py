@@ -118,13 +118,15 @@ def sdk() -> str:
 
     lines = [NOTE, "# Python SDK\n"]
     lines.append(
-        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`)"
+        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`, "
+        "`AsyncStoredFiles`)"
     )
     lines.append("with the same methods to await; a test holds the two together.\n")
     lines += _class("Sandbox", sandkasten.Sandbox)
     lines.append(_entry("##", "run", sandkasten.run))
     lines += _class("Images", sandkasten.Images)
     lines += _class("Workspaces", sandkasten.Workspaces)
+    lines += _class("StoredFiles", sandkasten.StoredFiles)
     return "\n".join(lines)
 
 
