@@ -26,3 +26,7 @@ compile dev.txt "${@}" pyproject.toml --extra server --extra dev requirements/bu
 compile server.txt pyproject.toml --extra server --constraint requirements/dev.txt
 compile build.txt requirements/build.in --constraint requirements/dev.txt
 compile bench.txt pyproject.toml --extra bench --constraint requirements/dev.txt
+# In environments of their own: an example, and a client that has the name of ours.
+compile examples.txt requirements/examples.in --constraint requirements/dev.txt
+compile compat.txt requirements/compat.in --constraint requirements/dev.txt \
+    --constraint requirements/examples.txt

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     )
     from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
     from sandkasten.client.sandbox import AsyncSandbox
+    from sandkasten.client.service import AsyncSession, SandboxClient
     from sandkasten.client.sync import ExecStream, Images, Process, Sandbox, Terminal, Watch
+    from sandkasten.client.sync_service import Session
     from sandkasten.client.workspaces import AsyncWorkspaces, Workspaces
     from sandkasten.errors import (
         BackendError,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
         SessionExpired,
         SessionNotFound,
         ShellNotFound,
+        StoreUnusable,
         Unauthorized,
         UnsupportedByBackend,
         WorkspaceDamaged,
@@ -100,7 +103,9 @@ _HOME = {
     ),
     "sandkasten.client.results": ("FileBytes", "Output", "Result", "RunResult", "Transfer"),
     "sandkasten.client.sandbox": ("AsyncSandbox",),
+    "sandkasten.client.service": ("AsyncSession", "SandboxClient"),
     "sandkasten.client.sync": ("ExecStream", "Images", "Process", "Sandbox", "Terminal", "Watch"),
+    "sandkasten.client.sync_service": ("Session",),
     "sandkasten.client.workspaces": ("AsyncWorkspaces", "Workspaces"),
     "sandkasten.errors": (
         "BackendError",
@@ -140,6 +145,7 @@ _HOME = {
         "SessionExpired",
         "SessionNotFound",
         "ShellNotFound",
+        "StoreUnusable",
         "Unauthorized",
         "UnsupportedByBackend",
         "WorkspaceDamaged",
@@ -170,6 +176,7 @@ __all__ = [
     "AsyncImages",
     "AsyncProcess",
     "AsyncSandbox",
+    "AsyncSession",
     "AsyncTerminal",
     "AsyncWatch",
     "AsyncWorkspaces",
@@ -225,11 +232,14 @@ __all__ = [
     "Result",
     "RunResult",
     "Sandbox",
+    "SandboxClient",
     "SandboxLost",
     "SandkastenError",
+    "Session",
     "SessionExpired",
     "SessionNotFound",
     "ShellNotFound",
+    "StoreUnusable",
     "Stats",
     "Terminal",
     "Transfer",

@@ -31,6 +31,7 @@ SandkastenError
 │   └── FileTrouble             FILE_TROUBLE
 ├── QuotaExceeded               QUOTA_EXCEEDED
 ├── WorkspaceDamaged            WORKSPACE_DAMAGED
+├── StoreUnusable               STORE_UNUSABLE (the daemon's database)
 ├── CommandTimeout              COMMAND_TIMEOUT (only where a timeout was asked to be an error)
 ├── CommandNotExecutable        COMMAND_NOT_EXECUTABLE
 ├── ConnectionRefused           CONNECTION_REFUSED (a port inside the sandbox)
@@ -177,6 +178,12 @@ class WorkspaceDamaged(SandkastenError):
     """A named workspace is there, but what describes or holds it cannot be used as it is."""
 
     code = "WORKSPACE_DAMAGED"
+
+
+class StoreUnusable(SandkastenError):
+    """The daemon's database is damaged, newer than this program, foreign, or held by another."""
+
+    code = "STORE_UNUSABLE"
 
 
 class CommandTimeout(SandkastenError):

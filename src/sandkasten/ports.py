@@ -206,6 +206,17 @@ class ImageLibrary(Protocol):
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Sequence[ImageInfo]: ...
+    async def import_stream(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Sequence[ImageInfo]:
+        """As `import_archive`, of an archive that comes from elsewhere and is kept by nobody."""
+        ...
+
     async def export(
         self,
         name: str,
@@ -354,8 +365,9 @@ class Journal(Protocol):
         action: str | None = None,
         target: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> Sequence[AuditRow]:
-        """Oldest first, those after `since_seq`."""
+        """Oldest first, those after `since_seq`: the first `limit`, or the last with `newest`."""
         ...
 
     async def flush(self) -> None:

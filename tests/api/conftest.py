@@ -6,6 +6,7 @@ import pytest
 
 from sandkasten.client.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
+from sandkasten.store.memory import MemoryJournal
 from tests.api.serving import serving
 
 
@@ -37,3 +38,10 @@ async def real_engine(tmp_path):
 async def real_daemon(real_engine):
     async with serving(real_engine) as one:
         yield one
+
+
+@pytest.fixture
+async def journal():
+    one = MemoryJournal()
+    yield one
+    await one.aclose()

@@ -16,7 +16,9 @@ from sandkasten.api.app import App
 from sandkasten.api.auth import Doorkeeper
 from sandkasten.api.routes.table import ALL
 from sandkasten.api.server import Server
+from sandkasten.daemon.protocol import guarded
 from sandkasten.engine.clock import SystemClock
+from tests.api.conforming import check
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -51,7 +53,9 @@ class Daemon:
         if body is not None:
             more["json"] = body
         async with self.http.request(method, self.url + path, **more) as found:
-            return Reply(found.status, found.headers, await found.read())
+            raw = await found.read()
+            check(method, path, found.status, found.headers.get("content-type", ""), raw)
+            return Reply(found.status, found.headers, raw)
 
     async def session(self, **body: object) -> str:
         reply = await self.ask("POST", "/v1/sessions", body)
@@ -72,6 +76,8 @@ async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
         lifespan="off",
         ws="websockets-sansio",
         server_header=False,
+        http=guarded(server.rules),
+        access_log=False,
     )
     running = uvicorn.Server(config)
     running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ import inspect
 import pytest
 
 import sandkasten
+from sandkasten import sync
 from sandkasten.client import oneshot
 
 TWINS = [
@@ -17,6 +18,8 @@ TWINS = [
     (sandkasten.AsyncWatch, sandkasten.Watch),
     (sandkasten.AsyncImages, sandkasten.Images),
     (sandkasten.AsyncWorkspaces, sandkasten.Workspaces),
+    (sandkasten.AsyncSession, sandkasten.Session),
+    (sandkasten.SandboxClient, sync.SandboxClient),
 ]
 # How each world begins, ends and iterates; and what only a loop can be asked for.
 WORLD = {"begin", "transport", "known", "aclose", "close"}
@@ -57,6 +60,7 @@ def test_twins_take_the_same_arguments_and_answer_the_same(one, other):
 def test_twins_are_made_with_the_same_arguments():
     assert _signature(sandkasten.AsyncSandbox.__init__) == _signature(sandkasten.Sandbox.__init__)
     assert _signature(sandkasten.AsyncImages.__init__) == _signature(sandkasten.Images.__init__)
+    assert _signature(sandkasten.SandboxClient.__init__) == _signature(sync.SandboxClient.__init__)
     there, here = sandkasten.AsyncWorkspaces.__init__, sandkasten.Workspaces.__init__
     assert _signature(there) == _signature(here)
 

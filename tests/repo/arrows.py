@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": CORE | {"client", "__init__"},
     # What people import: the client, and the errors it raises.
     "__init__": CORE | {"client"},
+    "sync": frozenset({"client"}),
 }
 
 # The one door from the client to the engine, opened lazily.

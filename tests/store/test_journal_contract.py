@@ -9,6 +9,8 @@ import pytest
 
 from sandkasten.model.journal import AuditRow, ExecRow, SessionRow
 from sandkasten.store.memory import MemoryJournal
+from sandkasten.store.sqlite.database import Database
+from sandkasten.store.sqlite.journal import SqliteJournal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,7 +25,22 @@ async def in_memory(_: Path) -> Journal:
     return MemoryJournal()
 
 
-KINDS: dict[str, Callable[[Path], Awaitable[Journal]]] = {"memory": in_memory}
+class OwningJournal(SqliteJournal):
+    """With a database of its own, as the daemon's is everybody's."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._database.aclose()
+
+
+async def in_sqlite(path: Path) -> Journal:
+    return OwningJournal(await Database.open(path / "journal.db"))
+
+
+KINDS: dict[str, Callable[[Path], Awaitable[Journal]]] = {
+    "memory": in_memory,
+    "sqlite": in_sqlite,
+}
 
 
 @pytest.fixture(params=sorted(KINDS))
@@ -190,6 +207,7 @@ async def test_audit_rows_are_numbered_and_read_from_where_one_stopped(journal):
     assert [row.seq for row in await journal.audited(None, since_seq=rows[0].seq, limit=1)] == [
         rows[1].seq
     ]
+    assert [row.target for row in await journal.audited(None, limit=2, newest=True)] == ["t1", "t2"]
     assert [row.target for row in await journal.audited("a")] == ["t1", "t2"]
     assert [row.target for row in await journal.audited("a", action="key.create")] == ["t2"]
     assert [row.target for row in await journal.audited(None, target="t0")] == ["t0"]
@@ -206,3 +224,15 @@ async def test_what_is_past_its_retention_goes_and_what_is_open_stays(journal):
     assert await journal.session(session(1).id) is None
     assert await journal.execs(session(1).id) == []
     assert (await journal.session(session(2).id)).status == "creating"
+
+
+async def test_what_is_noted_late_does_not_bring_an_ended_command_back(journal):
+    await journal.begin_session(session(1))
+    done = replace(command(1), status="completed", exit_code=0)
+    journal.note_exec(done)
+    await journal.flush()
+    await journal.end_session(session(1).id, "destroyed", 1100.0)
+    journal.note_exec(command(2))
+    await journal.flush()
+    assert (await journal.exec(session(1).id, command(2).id)).status == "lost"
+    assert await journal.exec(session(1).id, command(1).id) == done

@@ -1,26 +1,31 @@
 """The app: every route of the table behind one door.
 
 For each request, in this order: an id, where it comes from (Host and Origin), who asks, whether
-they may, and only then the handler. An error becomes the one body of `problems`; once an answer
-has begun nothing is added to it.
+they may and how often, and only then the handler. An error becomes the one body of `problems`;
+once an answer has begun nothing is added to it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
+import time
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection, Request
-from starlette.routing import Match
-from starlette.routing import Route as HttpPath
 from starlette.websockets import WebSocket
 
+from sandkasten.api.auditing import Auditor
 from sandkasten.api.auth import require
-from sandkasten.api.call import Call
-from sandkasten.api.guard import check_origin, check_type
-from sandkasten.api.problems import problem, unforeseen
+from sandkasten.api.call import Call, ClientLeft
+from sandkasten.api.guard import check_origin, check_type, plain_headers
+from sandkasten.api.matching import Paths
+from sandkasten.api.printing import as_json
+from sandkasten.api.problems import body_of, problem, status_of, unforeseen
+from sandkasten.api.rate import Rates
+from sandkasten.api.sse import EventStream
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
 
 if TYPE_CHECKING:
@@ -33,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sandkasten.api")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-_ALL = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 class App:
@@ -42,78 +46,106 @@ class App:
     def __init__(self, server: Server, routes: Sequence[Route]) -> None:
         self.server = server
         self.routes = tuple(routes)
-        self._paths: dict[str, list[tuple[Any, Route]]] = {}
-        for route in routes:
-            path = HttpPath(route.path, _nothing, methods=_ALL)
-            self._paths.setdefault(_first(route.path), []).append((path, route))
+        self._paths = Paths(routes)
+        self._rates = Rates()
+        self._auditor = Auditor(server)
+        self._at_work = _AtWork()
+
+    async def answered(self) -> None:
+        """When every request has its answer. Streams do not count: whoever watches one comes
+        back to the next daemon, and goes on where it was.
+        """
+        await self._at_work.nobody.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
+        began = time.perf_counter()
         websocket = scope["type"] == "websocket"
         connection: HTTPConnection = (
             WebSocket(scope, receive, send) if websocket else Request(scope, receive)
         )
-        given = connection.headers.get("x-request-id", "")
+        headers = plain_headers(scope["headers"])
+        given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else "req_" + secrets.token_hex(8)
         answering = _Answering(send, request_id)
+        work = self._at_work.begin()
         try:
-            call = await self._admitted(connection, scope, request_id, websocket=websocket)
+            call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
             route: Route = scope["sandkasten.route"]
+            if route.method in ("WS", "ANY"):
+                # Lasts as long as somebody wants it to.
+                work.end()
             response = await route.run(call)
+            await self._auditor.changed(call, route, response)
+            if isinstance(response, EventStream):
+                work.end()
             if response is not None:
                 await response(scope, receive, answering)
+        except ClientLeft:
+            return
         except SandkastenError as exc:
+            await self._auditor.refused(scope, request_id, exc)
             await self._fail(exc, connection, answering, scope, receive)
+        except asyncio.CancelledError:
+            raise
         except Exception as exc:
             log.exception("request.failed", extra={"request_id": request_id})
             await self._fail(unforeseen(exc), connection, answering, scope, receive)
+        finally:
+            work.end()
+            if self.server.events is not None and not websocket:
+                self._note(scope, answering.status, time.perf_counter() - began)
 
-    async def _admitted(
-        self, connection: HTTPConnection, scope: Scope, request_id: str, *, websocket: bool
+    def _admitted(
+        self,
+        connection: HTTPConnection,
+        scope: Scope,
+        headers: dict[str, str],
+        request_id: str,
+        *,
+        websocket: bool,
     ) -> Call:
         local = _is_local(scope)
         if not local:
-            check_origin(connection.headers, self.server.rules, scope)
-        route = self._find(scope, websocket=websocket)
-        if route is None or route.scope is not None:
+            check_origin(headers, self.server.rules, scope)
+        method = "WS" if websocket else scope["method"]
+        found = self._paths.find(scope["path"], method)
+        route = None if isinstance(found, frozenset) else found[0]
+        if route is None or not self._is_open(route):
             # Who may not come in learns nothing of what is there.
-            principal = self.server.doorkeeper.admit(connection.headers, local=local)
+            principal = self.server.doorkeeper.admit(headers, local=local)
+            self._rates.take(principal)
         else:
             principal = self.server.doorkeeper.stranger
-        if route is None:
-            raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="see /docs")
-        if route.scope is not None:
+        scope["sandkasten.principal"] = principal
+        if isinstance(found, frozenset):
+            raise _nothing_there(found, method, scope["path"])
+        route, scope["path_params"] = found
+        scope["sandkasten.route"] = route
+        if route.scope is not None and not self._is_open(route):
             require(principal, route.scope)
         if not websocket:
-            check_type(connection.headers, route)
-        scope["sandkasten.route"] = route
+            check_type(headers, route)
         return Call(self.server, connection, principal, request_id)
 
-    def _find(self, scope: Scope, *, websocket: bool) -> Route | None:
-        method = "WS" if websocket else scope["method"]
-        # Routes are matched as HTTP ones; what else they are is in their method.
-        asked = {**scope, "type": "http", "method": "GET"} if websocket else scope
-        allowed: set[str] = set()
-        for path, route in self._paths.get(_first(scope["path"]), ()):
-            match, child = path.matches(asked)
-            if match is Match.NONE:
-                continue
-            if route.method == method or (route.method == "ANY" and not websocket):
-                scope["path_params"] = child["path_params"]
-                return route
-            if method == "HEAD" and route.method == "GET":
-                scope["path_params"] = child["path_params"]
-                return route
-            allowed.add(route.method)
-        if allowed - {"WS"} and not websocket:
-            raise InvalidRequest(
-                f"{method} cannot be asked of {scope['path'][:200]}",
-                hint="it takes " + ", ".join(sorted(allowed - {"WS"})),
-                http_status=405,
-            )
-        return None
+    def _is_open(self, route: Route) -> bool:
+        return route.scope is None or (route.scope == "metrics" and self.server.rules.metrics_open)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        route: Route | None = scope.get("sandkasten.route")
+        assert self.server.events is not None
+        self.server.events.emit(
+            "http.answered",
+            {
+                "method": "other" if route is None else scope["method"],
+                # The template: ids and paths would make a series of every request.
+                "route": "none" if route is None else route.path,
+                "status": status,
+                "seconds": seconds,
+            },
+        )
 
     async def _fail(
         self,
@@ -123,6 +155,8 @@ class App:
         scope: Scope,
         receive: Receive,
     ) -> None:
+        if self.server.events is not None:
+            self.server.events.emit("http.error", {"code": error.code})
         if answering.began:
             # The status line is gone; cutting the answer short is all that is left to say.
             raise _CutShort from error
@@ -130,6 +164,37 @@ class App:
             await answering.refuse_websocket(error)
             return
         await problem(error, answering.request_id)(scope, receive, answering)
+
+
+class _AtWork:
+    """How many are at work, and the moment when nobody is."""
+
+    def __init__(self) -> None:
+        self.nobody = asyncio.Event()
+        self.nobody.set()
+        self.count = 0
+
+    def begin(self) -> _Work:
+        self.count += 1
+        self.nobody.clear()
+        return _Work(self)
+
+
+class _Work:
+    """One of them; twice ended is fine."""
+
+    __slots__ = ("_all", "_ended")
+
+    def __init__(self, all_: _AtWork) -> None:
+        self._all = all_
+        self._ended = False
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._all.count -= 1
+            if not self._all.count:
+                self._all.nobody.set()
 
 
 class _CutShort(Exception):
@@ -143,22 +208,21 @@ class _Answering:
         self._send = send
         self.request_id = request_id
         self.began = False
+        self.status = 0
+        """0: nobody was there to hear it."""
 
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.began = True
-            headers = list(message.get("headers", ()))
-            headers += [
+            self.status = message["status"]
+            message["headers"] = [
+                *message.get("headers", ()),
                 (b"x-request-id", self.request_id.encode()),
                 (b"x-content-type-options", b"nosniff"),
             ]
-            message = {**message, "headers": headers}
         await self._send(message)
 
     async def refuse_websocket(self, error: SandkastenError) -> None:
-        from sandkasten.api.printing import as_json
-        from sandkasten.api.problems import body_of, status_of
-
         status = status_of(error)
         headers = [(b"content-type", b"application/json")]
         await self._send(
@@ -168,18 +232,22 @@ class _Answering:
         await self._send({"type": "websocket.http.response.body", "body": body})
 
 
-def _first(path: str) -> str:
-    """Paths are kept apart by their first two names, so that few have to be tried."""
-    return "/".join(path.split("/", 3)[:3])
+def _nothing_there(allowed: frozenset[str], method: str, path: str) -> SandkastenError:
+    other = sorted(allowed - {"WS"})
+    if not other or method == "WS":
+        return NotFound(f"there is nothing at {path[:200]}", hint="see /docs")
+    return InvalidRequest(
+        f"{method} cannot be asked of {path[:200]}",
+        hint="it takes " + ", ".join(other),
+        http_status=405,
+        allow=other,
+    )
 
 
 def _is_local(scope: Scope) -> bool:
     """By the Unix socket: it has a path and no port."""
     server = scope.get("server")
     return server is not None and server[1] is None
-
-
-async def _nothing(_request: Request) -> None: ...
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

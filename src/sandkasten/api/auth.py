@@ -6,11 +6,11 @@ log. Anything but one well-formed living key is Unauthorized, whatever is wrong 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import PolicyDenied, Unauthorized
+from sandkasten.model.keys import hash_key
 from sandkasten.model.tenancy import Principal, Scope, checked_tenant
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Doorkeeper:
     ) -> None:
         self._clock = clock
         self._keys = keys
-        self._configured = None if api_key is None else _hashed(api_key)
+        self._configured = None if api_key is None else hash_key(api_key)
         self._open_loopback = open_loopback
         self._operator = Principal() if default_quota is None else Principal(quota=default_quota)
 
@@ -71,7 +71,7 @@ class Doorkeeper:
         key = key.strip()
         if scheme.lower() != "bearer" or not key or len(key) > _MAX_KEY or not key.isascii():
             raise _refused()
-        hashed = _hashed(key)
+        hashed = hash_key(key)
         if self._configured is not None and hmac.compare_digest(hashed, self._configured):
             return self._operator
         row = None if self._keys is None else self._keys.check(hashed, self._clock.now())
@@ -87,10 +87,6 @@ def require(principal: Principal, scope: Scope) -> None:
             hint="make one that has: sandkasten key create --scope " + scope,
             scope=scope,
         )
-
-
-def _hashed(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def _refused() -> Unauthorized:

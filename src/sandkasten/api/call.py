@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
     from sandkasten.model.tenancy import Principal
 
 M = TypeVar("M", bound=BaseModel)
+# Bytes a second that the slowest client still manages.
+_SLOWEST = 4096
+
+
+class ClientLeft(Exception):
+    """In the midst of its request: nobody hears an answer."""
 
 
 @dataclass(slots=True)
@@ -74,33 +82,51 @@ class Call:
         return checked(model, value)
 
     def query(self, model: type[M]) -> M:
-        given = self.connection.query_params
-        twice = [name for name in given if len(given.getlist(name)) > 1]
-        if twice:
-            raise InvalidRequest(f"{twice[0]} is given twice", hint="give it once", http_status=422)
-        return checked(model, dict(given))
+        try:
+            pairs = parse_qsl(
+                self.connection.scope["query_string"].decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+            )
+        except ValueError as exc:
+            # What is no UTF-8 would become another text, and name another file.
+            raise InvalidRequest(
+                "the query is no UTF-8", hint="send bytes in base64, where the route takes it"
+            ) from exc
+        given = dict(pairs)
+        if len(given) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)[:100]
+            raise InvalidRequest(f"{twice} is given twice", hint="give it once", http_status=422)
+        return checked(model, given)
 
     async def raw(self, most: int) -> bytes:
         pieces = [piece async for piece in self.pieces(most)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """The body as it comes, each piece within its time."""
-        told = self.connection.headers.get("content-length")
-        if told is not None and told.isascii() and told.isdigit() and int(told) > most:
+        """The body as it comes, each piece within its time and none of it too slowly."""
+        told = self.connection.headers.get("content-length", "")
+        if told.isascii() and told.isdigit() and (len(told) > 18 or int(told) > most):
             raise _too_large(most)
-        count = 0
-        stream = self.request.stream().__aiter__()
-        while True:
+        receive = self.request.receive
+        patience_s = self.server.rules.body_timeout_s
+        count, waited_s, more = 0, 0.0, True
+        while more:
+            left_s = min(patience_s, patience_s + count / _SLOWEST - waited_s)
+            began = monotonic()
             try:
-                async with asyncio.timeout(self.server.rules.body_timeout_s):
-                    piece = await anext(stream)
-            except StopAsyncIteration:
-                return
+                async with asyncio.timeout(left_s):
+                    message = await receive()
             except TimeoutError as exc:
                 raise InvalidRequest(
                     "the body did not come", hint="send it without pauses", http_status=408
                 ) from exc
+            # Only the client's time: what the reader of the pieces takes is ours.
+            waited_s += monotonic() - began
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            piece, more = message.get("body", b""), message.get("more_body", False)
             count += len(piece)
             if count > most:
                 raise _too_large(most)

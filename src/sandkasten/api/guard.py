@@ -13,12 +13,30 @@ from urllib.parse import urlsplit
 from sandkasten.errors import InvalidRequest, PolicyDenied
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Iterable, Mapping, MutableMapping
 
     from sandkasten.api.routing import Route
     from sandkasten.api.server import HttpRules
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+# Two of one of these would leave it to chance which of them counts.
+_ONCE = frozenset(
+    {"host", "origin", "authorization", "content-type", "content-length", "x-sandkasten-tenant"}
+)
+
+
+def plain_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By name; of several with one name the first. Two where one must be: `""`, which is none."""
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        key = name.decode("latin-1")
+        if key not in headers:
+            headers[key] = value.decode("latin-1")
+        elif key in _ONCE:
+            headers[key] = ""
+    return headers
 
 
 def check_origin(

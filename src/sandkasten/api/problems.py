@@ -41,6 +41,7 @@ STATUS: Final[dict[type[SandkastenError], int]] = {
     errors.FileTrouble: 409,
     errors.QuotaExceeded: 507,
     errors.WorkspaceDamaged: 409,
+    errors.StoreUnusable: 503,
     errors.CommandTimeout: 504,
     errors.CommandNotExecutable: 422,
     errors.ConnectionRefused: 502,
@@ -90,7 +91,9 @@ def problem(error: SandkastenError, request_id: str) -> Response:
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="sandkasten"'
     if status in (429, 503):
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(error.details.get("retry_after_s", 1))
+    if status == 405:
+        headers["Allow"] = ", ".join(error.details.get("allow") or ())  # type: ignore[arg-type]
     return Response(
         as_json(body_of(error, request_id)),
         status_code=status,

@@ -4,8 +4,8 @@ running app are both made of these, so neither can say what the other does not.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -41,7 +41,7 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Route:
     method: Method
     path: str
@@ -62,6 +62,10 @@ class Route:
     """The answer is an array of them."""
     gives: tuple[str, ...] = (JSON,)
     status: int = 200
+    also: Mapping[int, type[Answer] | None] = field(default_factory=dict)
+    """Other good statuses and what comes with them."""
     errors: tuple[type[SandkastenError], ...] = ()
     """Beyond those every route can answer with."""
     description: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Request headers it understands beyond those every route does, and what they are for."""

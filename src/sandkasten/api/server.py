@@ -5,15 +5,26 @@ Made by the composition root; nothing here opens or closes anything.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sandkasten.api.auth import Doorkeeper
     from sandkasten.engine.engine import Engine
-    from sandkasten.ports import Clock, FileStore, Journal, Keys
+    from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys
 
 MIB = 1 << 20
+
+
+class Exposition(Protocol):
+    """Figures that were counted, as text for whoever collects them."""
+
+    def render(self, sessions: Mapping[tuple[str, str], int]) -> tuple[bytes, str]:
+        """The text and its content type. `sessions`: how many are in each state and backend."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,13 @@ class HttpRules:
     max_upload_bytes: int = 10 << 30
     """Of one streamed body; the sandbox's quota stops it earlier."""
     body_timeout_s: float = 10.0
-    """Between two pieces of a body."""
+    """Between two pieces of a body; and all of it together beyond what its size allows."""
+    header_timeout_s: float = 10.0
+    """From the connection, or the first byte of a request, to the end of its headers."""
+    write_timeout_s: float = 60.0
+    """How long somebody who reads an answer may take nothing of it."""
+    max_header_bytes: int = 32 * 1024
+    max_headers: int = 100
     metrics_open: bool = False
     """`/metrics` without a key; otherwise it takes the scope `metrics`."""
 
@@ -43,6 +60,11 @@ class Server:
     journal: Journal | None = None
     keys: Keys | None = None
     files: FileStore | None = None
+    events: EventSink | None = None
+    metrics: Exposition | None = None
     version: str = ""
     draining: bool = False
     """Set on SIGTERM: `/readyz` says so, and nothing new is begun."""
+    probing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    probed: tuple[float, str | None] | None = None
+    """When the backend was last looked at, and what was wrong with it."""

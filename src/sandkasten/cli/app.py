@@ -116,10 +116,24 @@ def _before(
     backend: Annotated[
         str | None, typer.Option("--backend", metavar="B", help="What isolates them.")
     ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="URL", help="The daemon to ask; also SANDKASTEN_URL. Else one here."
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", metavar="KEY", help="Its key; better in SANDKASTEN_API_KEY."),
+    ] = None,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Ask no daemon: do it in this process.")
+    ] = False,
 ) -> None:
     context.ensure_object(State)
     state = _state(context)
     state.data_dir, state.backend = data_dir, backend
+    state.url, state.api_key, state.embedded = url, api_key, embedded
 
 
 def _run(

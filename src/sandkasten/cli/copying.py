@@ -51,7 +51,7 @@ def _tell(state: State, moved: Transfer, *, to_stdout: bool) -> None:
 
 async def _attach(state: State, where: Remote) -> AsyncSandbox:
     found = await resolve(state, where.sandbox)
-    return await AsyncSandbox.attach(found, data_dir=state.data_dir, backend=state.backend)
+    return await AsyncSandbox.attach(found, **state.where)
 
 
 async def _inwards(state: State, source: str, target: Remote) -> Transfer:

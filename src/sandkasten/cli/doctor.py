@@ -36,10 +36,10 @@ async def examine(state: State, *, measure: bool) -> int:
 
 
 async def _findings(state: State, *, measure: bool) -> Findings:
-    from sandkasten.client.embedded import connect
+    from sandkasten.client.places import connect
 
     try:
-        transport = await connect(state.place)
+        transport = await connect(state.here if state.url is None else state.place)
         machine = await transport.probe(state.backend)
         return Findings(machine, tuple(await transport.tiers(measure=measure)))
     except BackendUnavailable as exc:

@@ -44,9 +44,7 @@ class Order:
 async def execute(state: State, start: str, order: Order) -> int:
     from sandkasten.client.sandbox import AsyncSandbox
 
-    box = await AsyncSandbox.attach(
-        await resolve(state, start), data_dir=state.data_dir, backend=state.backend
-    )
+    box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
     piped = is_prepared()
     process = await box.start(
         order.command,

@@ -111,10 +111,10 @@ async def bootstrapped(
     *,
     refresh: bool,
 ) -> None:
-    from sandkasten.cli.imaging import images_of
+    from sandkasten.cli.imaging import images_here
 
     with last_line() as progress:
-        built = await images_of(state).build_debian(
+        built = await images_here(state).build_debian(
             name,
             suite,
             include=include,
@@ -127,13 +127,13 @@ async def bootstrapped(
 
 
 async def stepped(state: State, name: str, file: str, *, refresh: bool) -> None:
-    from sandkasten.cli.imaging import images_of
+    from sandkasten.cli.imaging import images_here
     from sandkasten.cli.output import say, visible
 
     def show(told: ImageProgress) -> None:
         say(f"  {visible(told.text)}" if told.text else visible(told.step))
 
-    built = await images_of(state).build_steps(
+    built = await images_here(state).build_steps(
         name, file, refresh=refresh, progress=None if state.json else show
     )
     tell_built(state, built)

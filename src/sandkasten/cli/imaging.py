@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -136,7 +137,19 @@ def _state(context: typer.Context, *, json: bool) -> State:
 def images_of(state: State) -> AsyncImages:
     from sandkasten.client.images import AsyncImages
 
-    return AsyncImages(data_dir=state.data_dir, backend=state.backend)
+    return AsyncImages(**state.where)
+
+
+def images_here(state: State) -> AsyncImages:
+    """For what a daemon has no route for: on its own machine, its images can be had without it."""
+    from sandkasten.client.images import AsyncImages
+
+    url = state.place.url
+    if url is None or not url.startswith("unix:"):
+        return images_of(state)
+    from sandkasten.client.embedded import settings
+
+    return AsyncImages(data_dir=settings(state.here).data_dir, backend=state.backend)
 
 
 async def listed(state: State) -> None:
@@ -167,9 +180,9 @@ async def listed(state: State) -> None:
 
 async def imported(state: State, file: str, name: str | None, platform: str | None) -> None:
     with progress_bar() as progress:
-        found = await images_of(state).import_archive(
-            file, name=name, platform=platform, progress=progress
-        )
+        # A directory (an OCI layout) cannot be sent as it is.
+        images = images_here(state) if os.path.isdir(file) else images_of(state)
+        found = await images.import_archive(file, name=name, platform=platform, progress=progress)
     tell_new(state, found)
 
 
@@ -191,7 +204,7 @@ async def exported(state: State, name: str, file: str, format: Literal["docker",
     from sandkasten.cli.output import put, put_json, say, size
 
     with progress_bar() as progress:
-        done = await images_of(state).export(name, file, format=format, progress=progress)
+        done = await images_here(state).export(name, file, format=format, progress=progress)
     if state.json:
         put_json(asdict(done))
         return

@@ -33,14 +33,10 @@ async def shell(state: State, start: str | None, image: str | None) -> int:
 
     async with AsyncExitStack() as stack:
         if start is None:
-            box = await stack.enter_async_context(
-                AsyncSandbox(image, data_dir=state.data_dir, backend=state.backend)
-            )
+            box = await stack.enter_async_context(AsyncSandbox(image, **state.where))
             say(f"sandbox {box.id}: destroyed when this shell ends")
         else:
-            box = await AsyncSandbox.attach(
-                await resolve(state, start), data_dir=state.data_dir, backend=state.backend
-            )
+            box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
         size = _size()
         env = {"TERM": os.environ.get("TERM", "xterm")}
         terminal = box.terminal(rows=size.lines, cols=size.columns, env=env)

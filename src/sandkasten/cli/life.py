@@ -47,8 +47,7 @@ async def create(state: State, wish: Wish) -> None:
         workspace=wish.workspace,
         workspace_mode=wish.workspace_mode,
         mounts=wish.mounts,
-        data_dir=state.data_dir,
-        backend=state.backend,
+        **state.where,
     )
     info = box.known or await box.info()
     if state.json:
@@ -63,7 +62,7 @@ async def create(state: State, wish: Wish) -> None:
 
 async def pause(state: State, start: str, *, reclaim: bool) -> None:
     """Stopped, and with `reclaim` also relieved of the memory it can spare."""
-    from sandkasten.client.embedded import connect
+    from sandkasten.client.places import connect
 
     transport = await connect(state.place)
     info = await transport.pause(await resolve(state, start))
@@ -77,7 +76,7 @@ async def pause(state: State, start: str, *, reclaim: bool) -> None:
 
 
 async def resume(state: State, start: str) -> None:
-    from sandkasten.client.embedded import connect
+    from sandkasten.client.places import connect
 
     transport = await connect(state.place)
     info = await transport.resume(await resolve(state, start))
@@ -89,7 +88,7 @@ async def resume(state: State, start: str) -> None:
 
 async def remove(state: State, starts: Sequence[str], *, everything: bool) -> int:
     """Each one named, or all. One that fails does not stop the others."""
-    from sandkasten.client.embedded import connect
+    from sandkasten.client.places import connect
 
     transport = await connect(state.place)
     if everything:

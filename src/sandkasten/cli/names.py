@@ -43,7 +43,7 @@ async def resolve(state: State, start: str) -> str:
 
 
 async def resolve_all(state: State, starts: Sequence[str]) -> list[str]:
-    from sandkasten.client.embedded import connect
+    from sandkasten.client.places import connect
 
     transport = await connect(state.place)
     ids = [info.id for info in await transport.list(all=True)]
@@ -54,10 +54,11 @@ def complete(incomplete: str) -> list[str]:
     """Ids for the shell's completion; silence is better there than any error."""
     import asyncio
 
+    from sandkasten.cli.state import State
     from sandkasten.client.sandbox import AsyncSandbox
 
     try:
-        infos = asyncio.run(AsyncSandbox.list())
+        infos = asyncio.run(AsyncSandbox.list(**State().where))
     except (SandkastenError, OSError):
         return []
     return [info.id for info in infos if info.id.startswith(incomplete)]

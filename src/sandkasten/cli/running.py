@@ -112,8 +112,7 @@ async def _run(
         workspace_mode=job.workspace_mode,
         mounts=job.mounts,
         isolation=job.isolation,
-        data_dir=state.data_dir,
-        backend=state.backend,
+        **state.where,
     )
 
 

@@ -76,7 +76,7 @@ def _init(
     import os
     import secrets
 
-    data_dir = os.path.abspath(state.data_dir or str(settings(state.place).data_dir))
+    data_dir = os.path.abspath(state.data_dir or str(settings(state.here).data_dir))
     path = os.path.abspath(config)
     key_file = os.path.join(os.path.dirname(path), "sandkasten.key")
     filled = _CONFIG.format(

@@ -63,7 +63,7 @@ def _mode(info: Info) -> str | None:
 
 
 async def sandboxes(state: State, *, everything: bool = False) -> None:
-    from sandkasten.client.embedded import connect
+    from sandkasten.client.places import connect
 
     transport = await connect(state.place)
     infos = sorted(await transport.list(all=everything), key=lambda info: info.created_at)
@@ -107,7 +107,7 @@ async def _memory(transport: Transport, info: Info) -> int | None:
 
 
 async def processes(state: State, start: str) -> None:
-    from sandkasten.client.embedded import connect
+    from sandkasten.client.places import connect
 
     transport = await connect(state.place)
     found = await transport.processes(await resolve(state, start))
@@ -138,7 +138,7 @@ def _process(one: Process) -> dict[str, Any]:
 
 
 async def stats(state: State, start: str) -> None:
-    from sandkasten.client.embedded import connect
+    from sandkasten.client.places import connect
 
     transport = await connect(state.place)
     found = await transport.stats(await resolve(state, start))
@@ -172,7 +172,7 @@ def _count(figure: int | None) -> str:
 def configuration(state: State, *, origin: bool) -> None:
     from sandkasten.client.embedded import settings
 
-    found = settings(state.place).origins()
+    found = settings(state.here).origins()
     if state.json:
         shown: dict[str, Any] = {
             one.name: {"value": one.value, "origin": one.origin} if origin else one.value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from sandkasten.client.embedded import Place
+    from sandkasten.client.places import Place
 
 T = TypeVar("T")
 
@@ -31,12 +31,35 @@ class State:
     backend: str | None = None
     json: bool = False
     """Whether the command was asked for JSON; a failure is then told in JSON too."""
+    url: str | None = None
+    api_key: str | None = None
+    embedded: bool = False
+    """Do it in this process, whoever else could."""
+    _found: Place | None = None
 
     @property
     def place(self) -> Place:
-        from sandkasten.client.embedded import Place
+        """Whom to ask: the daemon that was named, one that serves our data, or this process."""
+        if self._found is None:
+            from sandkasten.cli.whom import whom
+
+            self._found = whom(self)
+        return self._found
+
+    @property
+    def here(self) -> Place:
+        """This process, for what only the machine itself can be asked."""
+        from sandkasten.client.places import Place
 
         return Place(self.data_dir, self.backend)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The same as the SDK's arguments."""
+        place = self.place
+        if place.url is not None:
+            return {"url": place.url, "api_key": place.api_key, "backend": self.backend}
+        return {"data_dir": place.data_dir, "backend": self.backend}
 
 
 def go(work: Coroutine[Any, Any, T]) -> T:
@@ -50,7 +73,7 @@ def go(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _orderly(work: Coroutine[Any, Any, T]) -> T:
-    from sandkasten.client.embedded import aclose
+    from sandkasten.client.places import aclose
 
     try:
         return await work

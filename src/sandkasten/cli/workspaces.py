@@ -136,7 +136,7 @@ def _state(context: typer.Context, json: bool) -> State:
 def _door(state: State) -> AsyncWorkspaces:
     from sandkasten.client.workspaces import AsyncWorkspaces
 
-    return AsyncWorkspaces(data_dir=state.data_dir, backend=state.backend)
+    return AsyncWorkspaces(**state.where)
 
 
 async def _one(state: State, act: Any) -> None:

@@ -1,19 +1,20 @@
 """The images of this machine as an object: the asynchronous client; `sync.py` has its twin.
 
-Paths are the caller's own. Every failure is a class of `errors`.
+Paths are the caller's own; a daemon's images come and go through the connection. Every failure
+is a class of `errors`.
 """
 
 from __future__ import annotations
 
 import os
-from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
-from sandkasten.client.embedded import Place, connect
+from sandkasten.client.places import connect, place_of
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Sequence
+    from os import PathLike
 
     from sandkasten.client.transport import ImagesTransport
     from sandkasten.model.images import (
@@ -36,9 +37,14 @@ class AsyncImages:
     """
 
     def __init__(
-        self, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+        self,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self._place = Place(None if data_dir is None else fspath(data_dir), backend)
+        self._place = place_of(data_dir, backend, url, api_key)
 
     async def list(self) -> builtins.list[ImageInfo]:
         """Every image, by name."""

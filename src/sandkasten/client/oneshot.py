@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from sandkasten.client import loop
-from sandkasten.client.embedded import Place, connect
+from sandkasten.client.places import connect, place_of
 from sandkasten.client.requests import bytes_of, names_of, one_workspace, seconds_of
 from sandkasten.client.results import Number, RunResult, run_result_of
 from sandkasten.model.oneshot import RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from os import PathLike
 
 
 async def run_async(
@@ -36,15 +36,17 @@ async def run_async(
     backend: str | None = None,
     isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
+    url: str | None = None,
+    api_key: str | None = None,
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
 
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
     the workspace. Code that fails is a result; only what could not be run raises. With
     `workspace` the run works in the workspace of that name, and what it writes there stays.
+    With `url` (or SANDKASTEN_URL) a daemon runs it, else this process does.
     """
-    place = Place(None if data_dir is None else fspath(data_dir), backend)
-    transport = await connect(place)
+    transport = await connect(place_of(data_dir, backend, url, api_key))
     request = RunRequest(
         code=code,
         runtime=runtime,
@@ -87,12 +89,15 @@ def run(
     backend: str | None = None,
     isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
+    url: str | None = None,
+    api_key: str | None = None,
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
 
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
     the workspace. Code that fails is a result; only what could not be run raises. With
     `workspace` the run works in the workspace of that name, and what it writes there stays.
+    With `url` (or SANDKASTEN_URL) a daemon runs it, else this process does.
     """
     return loop.run(
         run_async(
@@ -115,5 +120,7 @@ def run(
             backend=backend,
             isolation=isolation,
             data_dir=data_dir,
+            url=url,
+            api_key=api_key,
         )
     )

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final, Self
 
-from sandkasten.client.embedded import Place, connect
 from sandkasten.client.filing import SandboxFiles
+from sandkasten.client.places import connect, place_of
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
 from sandkasten.client.requests import (
     Command,
@@ -29,6 +28,7 @@ from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
+    from os import PathLike
     from types import TracebackType
 
     from sandkasten.client.transport import Transport
@@ -64,13 +64,16 @@ class AsyncSandbox(SandboxFiles):
         workspace_id: str | None = None,
         mounts: Sequence[str] = (),
         data_dir: str | PathLike[str] | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
         """Nothing is made yet. `session_key` finds the live sandbox of that key or makes it.
 
         `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
         at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
+        With `url` (or SANDKASTEN_URL) a daemon makes it, else this process does.
         """
-        self._place = _place(data_dir, backend)
+        self._place = place_of(data_dir, backend, url, api_key)
         self._wanted: CreateRequest | None = CreateRequest(
             image=image,
             ttl_s=ttl_seconds,
@@ -103,9 +106,11 @@ class AsyncSandbox(SandboxFiles):
         destroy_on_exit: bool = False,
         data_dir: str | PathLike[str] | None = None,
         backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> Self:
         """A sandbox that already exists. Leaving a `with` block lets it live unless told."""
-        box = cls(data_dir=data_dir, backend=backend)
+        box = cls(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
         box._wanted = None
         box._id = id
         box._destroy_on_exit = destroy_on_exit
@@ -115,10 +120,15 @@ class AsyncSandbox(SandboxFiles):
 
     @classmethod
     async def list(
-        cls, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+        cls,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> builtins.list[Info]:
         """Every sandbox that is there, oldest first."""
-        transport = await connect(_place(data_dir, backend))
+        transport = await connect(place_of(data_dir, backend, url, api_key))
         return sorted(await transport.list(), key=lambda info: info.created_at)
 
     def __repr__(self) -> str:
@@ -399,7 +409,3 @@ class AsyncSandbox(SandboxFiles):
             timeout_ms=timeout_ms,
             timeout_seconds=timeout_seconds,
         )
-
-
-def _place(data_dir: str | PathLike[str] | None, backend: str | None) -> Place:
-    return Place(None if data_dir is None else fspath(data_dir), backend)

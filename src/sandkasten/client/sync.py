@@ -33,7 +33,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-def _waiting(
+def waiting(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
     """The method of the twin, run to its end."""
@@ -45,7 +45,7 @@ def _waiting(
     return call
 
 
-def _waiting_for(
+def waiting_for(
     kind: Callable[[T], S], method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
 ) -> Callable[Concatenate[Any, P], S]:
     """The same for a method whose answer has a twin of its own."""
@@ -57,7 +57,7 @@ def _waiting_for(
     return _answering(call, kind)
 
 
-def _giving(
+def giving(
     kind: Callable[[T], S], method: Callable[Concatenate[A, P], T]
 ) -> Callable[Concatenate[Any, P], S]:
     """The same for a method that does not wait."""
@@ -145,14 +145,14 @@ class Process:
     def exec_id(self) -> str:
         return self._twin.exec_id
 
-    poll = _waiting(AsyncProcess.poll)
-    wait = _waiting(AsyncProcess.wait)
-    output = _waiting(AsyncProcess.output)
-    follow = _giving(ExecStream, AsyncProcess.follow)
-    signal = _waiting(AsyncProcess.signal)
-    kill = _waiting(AsyncProcess.kill)
-    write_stdin = _waiting(AsyncProcess.write_stdin)
-    close_stdin = _waiting(AsyncProcess.close_stdin)
+    poll = waiting(AsyncProcess.poll)
+    wait = waiting(AsyncProcess.wait)
+    output = waiting(AsyncProcess.output)
+    follow = giving(ExecStream, AsyncProcess.follow)
+    signal = waiting(AsyncProcess.signal)
+    kill = waiting(AsyncProcess.kill)
+    write_stdin = waiting(AsyncProcess.write_stdin)
+    close_stdin = waiting(AsyncProcess.close_stdin)
 
 
 class Terminal:
@@ -181,10 +181,10 @@ class Terminal:
     def exec_id(self) -> str:
         return self._twin.exec_id
 
-    send = _waiting(AsyncTerminal.send)
-    resize = _waiting(AsyncTerminal.resize)
-    signal = _waiting(AsyncTerminal.signal)
-    result = _waiting(AsyncTerminal.result)
+    send = waiting(AsyncTerminal.send)
+    resize = waiting(AsyncTerminal.resize)
+    signal = waiting(AsyncTerminal.signal)
+    result = waiting(AsyncTerminal.result)
 
 
 class Sandbox:
@@ -216,11 +216,14 @@ class Sandbox:
         workspace_id: str | None = None,
         mounts: Sequence[str] = (),
         data_dir: str | PathLike[str] | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
         """Make it. `session_key` finds the live sandbox of that key or makes it.
 
         `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
         at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
+        With `url` (or SANDKASTEN_URL) a daemon makes it, else this process does.
         """
         self._twin = AsyncSandbox(
             image,
@@ -240,6 +243,8 @@ class Sandbox:
             workspace_id=workspace_id,
             mounts=mounts,
             data_dir=data_dir,
+            url=url,
+            api_key=api_key,
         )
         loop.run(self._twin.begin())
 
@@ -251,22 +256,36 @@ class Sandbox:
         destroy_on_exit: bool = False,
         data_dir: str | PathLike[str] | None = None,
         backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> Self:
         """A sandbox that already exists. Leaving a `with` block lets it live unless told."""
         box = cls.__new__(cls)
         box._twin = loop.run(
             AsyncSandbox.attach(
-                id, destroy_on_exit=destroy_on_exit, data_dir=data_dir, backend=backend
+                id,
+                destroy_on_exit=destroy_on_exit,
+                data_dir=data_dir,
+                backend=backend,
+                url=url,
+                api_key=api_key,
             )
         )
         return box
 
     @classmethod
     def list(
-        cls, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+        cls,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> builtins.list[Info]:
         """Every sandbox that is there, oldest first."""
-        return loop.run(AsyncSandbox.list(data_dir=data_dir, backend=backend))
+        return loop.run(
+            AsyncSandbox.list(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
+        )
 
     def __repr__(self) -> str:
         return repr(self._twin).removeprefix("Async")
@@ -290,33 +309,33 @@ class Sandbox:
         """Let it live on after the `with` block; its id, for `attach`."""
         return self._twin.detach()
 
-    close = _waiting(AsyncSandbox.close)
-    info = _waiting(AsyncSandbox.info)
-    pause = _waiting(AsyncSandbox.pause)
-    resume = _waiting(AsyncSandbox.resume)
-    reclaim = _waiting(AsyncSandbox.reclaim)
-    stats = _waiting(AsyncSandbox.stats)
-    processes = _waiting(AsyncSandbox.processes)
+    close = waiting(AsyncSandbox.close)
+    info = waiting(AsyncSandbox.info)
+    pause = waiting(AsyncSandbox.pause)
+    resume = waiting(AsyncSandbox.resume)
+    reclaim = waiting(AsyncSandbox.reclaim)
+    stats = waiting(AsyncSandbox.stats)
+    processes = waiting(AsyncSandbox.processes)
 
-    exec = _waiting(AsyncSandbox.exec)
-    exec_stream = _giving(ExecStream, AsyncSandbox.exec_stream)
-    start = _waiting_for(Process, AsyncSandbox.start)
-    process = _giving(Process, AsyncSandbox.process)
-    execs = _waiting(AsyncSandbox.execs)
-    terminal = _giving(Terminal, AsyncSandbox.terminal)
-    run = _waiting(AsyncSandbox.run)
+    exec = waiting(AsyncSandbox.exec)
+    exec_stream = giving(ExecStream, AsyncSandbox.exec_stream)
+    start = waiting_for(Process, AsyncSandbox.start)
+    process = giving(Process, AsyncSandbox.process)
+    execs = waiting(AsyncSandbox.execs)
+    terminal = giving(Terminal, AsyncSandbox.terminal)
+    run = waiting(AsyncSandbox.run)
 
-    write = _waiting(AsyncSandbox.write)
-    read = _waiting(AsyncSandbox.read)
-    ls = _waiting(AsyncSandbox.ls)
-    stat = _waiting(AsyncSandbox.stat)
-    exists = _waiting(AsyncSandbox.exists)
-    mkdir = _waiting(AsyncSandbox.mkdir)
-    move = _waiting(AsyncSandbox.move)
-    remove = _waiting(AsyncSandbox.remove)
-    upload = _waiting(AsyncSandbox.upload)
-    download = _waiting(AsyncSandbox.download)
-    watch = _giving(Watch, AsyncSandbox.watch)
+    write = waiting(AsyncSandbox.write)
+    read = waiting(AsyncSandbox.read)
+    ls = waiting(AsyncSandbox.ls)
+    stat = waiting(AsyncSandbox.stat)
+    exists = waiting(AsyncSandbox.exists)
+    mkdir = waiting(AsyncSandbox.mkdir)
+    move = waiting(AsyncSandbox.move)
+    remove = waiting(AsyncSandbox.remove)
+    upload = waiting(AsyncSandbox.upload)
+    download = waiting(AsyncSandbox.download)
+    watch = giving(Watch, AsyncSandbox.watch)
 
 
 class Images:
@@ -327,18 +346,23 @@ class Images:
     """
 
     def __init__(
-        self, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+        self,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self._twin = AsyncImages(data_dir=data_dir, backend=backend)
+        self._twin = AsyncImages(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
 
-    list = _waiting(AsyncImages.list)
-    inspect = _waiting(AsyncImages.inspect)
-    import_archive = _waiting(AsyncImages.import_archive)
-    export = _waiting(AsyncImages.export)
-    pull = _waiting(AsyncImages.pull)
-    build_debian = _waiting(AsyncImages.build_debian)
-    build_steps = _waiting(AsyncImages.build_steps)
-    tag = _waiting(AsyncImages.tag)
-    remove = _waiting(AsyncImages.remove)
-    collect = _waiting(AsyncImages.collect)
-    usage = _waiting(AsyncImages.usage)
+    list = waiting(AsyncImages.list)
+    inspect = waiting(AsyncImages.inspect)
+    import_archive = waiting(AsyncImages.import_archive)
+    export = waiting(AsyncImages.export)
+    pull = waiting(AsyncImages.pull)
+    build_debian = waiting(AsyncImages.build_debian)
+    build_steps = waiting(AsyncImages.build_steps)
+    tag = waiting(AsyncImages.tag)
+    remove = waiting(AsyncImages.remove)
+    collect = waiting(AsyncImages.collect)
+    usage = waiting(AsyncImages.usage)

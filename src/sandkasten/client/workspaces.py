@@ -7,13 +7,14 @@ What a workspace is and who may have it is the engine's business; every failure 
 from __future__ import annotations
 
 import builtins
-from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from sandkasten.client import loop
-from sandkasten.client.embedded import Place, connect
+from sandkasten.client.places import connect, place_of
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from sandkasten.client.transport import WorkspacesTransport
     from sandkasten.model.workspace import Workspace
 
@@ -22,9 +23,14 @@ class AsyncWorkspaces:
     """The named workspaces of one place. Holds nothing open; make as many as you like."""
 
     def __init__(
-        self, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+        self,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self._place = Place(None if data_dir is None else fspath(data_dir), backend)
+        self._place = place_of(data_dir, backend, url, api_key)
 
     async def list(self) -> builtins.list[Workspace]:
         """All of them by name, without what they take; a damaged one says its problem."""
@@ -58,9 +64,14 @@ class Workspaces:
     """The named workspaces of one place. Holds nothing open; make as many as you like."""
 
     def __init__(
-        self, *, data_dir: str | PathLike[str] | None = None, backend: str | None = None
+        self,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self._twin = AsyncWorkspaces(data_dir=data_dir, backend=backend)
+        self._twin = AsyncWorkspaces(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
 
     def list(self) -> builtins.list[Workspace]:
         """All of them by name, without what they take; a damaged one says its problem."""

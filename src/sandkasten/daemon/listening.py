@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from sandkasten.daemon.protocol import guarded
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.api.app import App
+    from sandkasten.api.server import HttpRules
     from sandkasten.daemon.http_settings import HttpSettings
 
 _BACKLOG = 1024
@@ -40,27 +42,42 @@ class _Http(uvicorn.Server):
         await super().startup(sockets)
         self.there.set()
 
+    def stop_accepting(self) -> None:
+        for server in self.servers:
+            server.close()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-@asynccontextmanager
-async def listening(app: App, rules: HttpSettings) -> AsyncIterator[tuple[str, int]]:
-    """Serves until the block ends, and then until what was begun is answered or `drain_s` over.
+class Listening:
+    """Both servers while they serve."""
 
-    Gives the address on the network, as the kernel says it.
-    """
+    def __init__(self, servers: list[_Http], url: str) -> None:
+        self.url = url
+        self._servers = servers
+
+    def stop_accepting(self) -> None:
+        for one in self._servers:
+            one.stop_accepting()
+
+
+@asynccontextmanager
+async def listening(app: App, rules: HttpSettings, guard: HttpRules) -> AsyncIterator[Listening]:
+    """Serves until the block ends; what is then still open is closed."""
     network, local = _network_socket(rules), _local_socket(rules.socket)
-    servers = [_http(app, rules, tls=_tls(rules)), _http(app, rules, tls=None)]
+    servers = [_http(app, rules, guard, tls=_tls(rules)), _http(app, rules, guard, tls=None)]
+    address = network.getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    scheme = "http" if rules.tls_cert is None else "https"
     async with asyncio.TaskGroup() as group:
         for one, sock in zip(servers, (network, local), strict=True):
             group.create_task(one.serve(sockets=[sock]))
         for one in servers:
             await one.there.wait()
-        address = network.getsockname()
         try:
-            yield str(address[0]), int(address[1])
+            yield Listening(servers, f"{scheme}://{host}:{address[1]}")
         finally:
             for one in servers:
                 one.should_exit = True
@@ -68,9 +85,10 @@ async def listening(app: App, rules: HttpSettings) -> AsyncIterator[tuple[str, i
         rules.socket.unlink()
 
 
-def _http(app: App, rules: HttpSettings, *, tls: ssl.SSLContext | None) -> _Http:
+def _http(app: App, rules: HttpSettings, guard: HttpRules, *, tls: ssl.SSLContext | None) -> _Http:
     config = uvicorn.Config(
         app,
+        http=guarded(guard),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -80,7 +98,8 @@ def _http(app: App, rules: HttpSettings, *, tls: ssl.SSLContext | None) -> _Http
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(rules.keep_alive_s),
-        timeout_graceful_shutdown=int(rules.drain_s),
+        # Answers were waited for before; what is left by then are streams.
+        timeout_graceful_shutdown=1,
         backlog=_BACKLOG,
     )
     config.load()

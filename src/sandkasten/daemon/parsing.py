@@ -44,6 +44,13 @@ def figure(name: str, value: object) -> float | int:
     return value
 
 
+def count(name: str, value: object) -> int:
+    asked = figure(name, value)
+    if not 1 <= asked <= 1 << 60 or asked != int(asked):
+        raise bad(name, "a whole number from 1", value)
+    return int(asked)
+
+
 def none_or_one(name: str, value: object) -> int:
     asked = figure(name, value)
     if asked not in (0, 1):

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -21,12 +22,16 @@ from sandkasten.api.app import App
 from sandkasten.api.auth import Doorkeeper
 from sandkasten.api.routes.table import ALL
 from sandkasten.api.server import HttpRules, Server
+from sandkasten.daemon.books import open_books
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.listening import listening
 from sandkasten.daemon.single import only_daemon
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.telemetry import jsonlines
+from sandkasten.telemetry.fanout import FanOut
+from sandkasten.telemetry.logs import LogEvents
+from sandkasten.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,13 +59,17 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(only_daemon(data_dir))
         clock = SystemClock()
-        engine = await open_engine(settings)
+        metrics = Metrics(version("sandkasten"))
+        events = FanOut(LogEvents(routine=logging.INFO), metrics)
+        books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
+        engine = await open_engine(settings, events=events, journal=books.journal)
         stack.push_async_callback(engine.aclose)
-        _check_exposure(settings, keyed=False)
+        _check_exposure(settings, keyed=await books.has_key(clock.now()))
         server = Server(
             engine=engine,
             doorkeeper=Doorkeeper(
                 clock=clock,
+                keys=books.keys,
                 api_key=rules.api_key,
                 open_loopback=rules.api_key is None and rules.loopback,
             ),
@@ -72,20 +81,32 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
                 body_timeout_s=rules.body_timeout_s,
                 metrics_open=rules.metrics_open,
             ),
+            journal=books.journal,
+            keys=books.keys,
+            files=books.files,
+            events=metrics,
+            metrics=metrics,
             version=version("sandkasten"),
         )
-        host, port = await stack.enter_async_context(listening(App(server, ALL), rules))
-        scheme = "https" if rules.tls_cert is not None else "http"
-        shown = f"[{host}]" if ":" in host else host
-        url = f"{scheme}://{shown}:{port}"
+        recovered = await engine.recover()
+        log.info("daemon.recovered", extra={"sandkasten": asdict(recovered)})
+        await stack.enter_async_context(books.kept_short(clock, UPKEEP_EVERY_S))
+        app = App(server, ALL)
+        http = await stack.enter_async_context(listening(app, rules, server.rules))
         ms = round((time.monotonic() - began) * 1000)
-        log.info("daemon.ready", extra={"sandkasten": {"url": url, "ms": ms, "pid": os.getpid()}})
-        said(f"sandkasten serves {url} and {rules.socket}")
+        told = {"url": http.url, "ms": ms, "pid": os.getpid()}
+        log.info("daemon.ready", extra={"sandkasten": told})
+        said(f"sandkasten serves {http.url} and {rules.socket}")
         _notify("READY=1")
         await stop.wait()
         server.draining = True
         _notify("STOPPING=1")
         log.info("daemon.draining", extra={"sandkasten": {"seconds": rules.drain_s}})
+        http.stop_accepting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(rules.drain_s):
+                await app.answered()
+        await engine.drain(rules.drain_s)
     log.info("daemon.stopped", extra={"sandkasten": {}})
 
 

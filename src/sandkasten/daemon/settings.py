@@ -20,6 +20,7 @@ from sandkasten.daemon.parsing import (
     address,
     bad,
     choice,
+    count,
     figure,
     flag,
     names,
@@ -31,7 +32,9 @@ from sandkasten.daemon.parsing import (
 from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
+from sandkasten.model.filekeys import FileRules
 from sandkasten.model.isolation import ISOLATIONS, MINIMA
+from sandkasten.model.journal import Retention
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.mounts import MountRule, mount_text, parse_mounts
 from sandkasten.model.numbers import number
@@ -84,6 +87,8 @@ class Settings:
     oci_runtime: str = "runc"
     oci_strict: bool = False
     """Whether a runc with known ways out is refused, and not only warned of."""
+    retention: Retention = field(default_factory=Retention)
+    file_rules: FileRules = field(default_factory=FileRules)
     http: HttpSettings = field(default_factory=HttpSettings, repr=False)
     """What `serve` alone needs. Holds the key: never printed."""
 
@@ -224,6 +229,12 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("telemetry.metrics", choice("key", "open"), "key"),
         _Setting("telemetry.log_level", choice("debug", "info", "warning", "error"), "info"),
         _Setting("drain_seconds", seconds, 20.0),
+        _Setting("retention.sessions_seconds", seconds, Retention().sessions_s),
+        _Setting("retention.execs_seconds", seconds, Retention().execs_s),
+        _Setting("retention.audit_seconds", seconds, Retention().audit_s),
+        _Setting("files.max_bytes", count, FileRules().max_bytes),
+        _Setting("files.max_total_bytes", count, FileRules().max_total_bytes),
+        _Setting("files.ttl_seconds", seconds, None),
     ]
     return {setting.name: setting for setting in known}
 
@@ -333,7 +344,22 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         values=tuple(origins.values()),
         oci_runtime=str(value("oci.runtime")),
         oci_strict=bool(value("oci.strict")),
+        retention=Retention(
+            _figure(value("retention.sessions_seconds")),
+            _figure(value("retention.execs_seconds")),
+            _figure(value("retention.audit_seconds")),
+        ),
+        file_rules=_file_rules(origins),
         http=http,
+    )
+
+
+def _file_rules(origins: dict[str, Origin]) -> FileRules:
+    ttl_s = origins["files.ttl_seconds"].value
+    return FileRules(
+        max_bytes=int(_figure(origins["files.max_bytes"].value)),
+        max_total_bytes=int(_figure(origins["files.max_total_bytes"].value)),
+        ttl_s=None if ttl_s is None else _figure(ttl_s),
     )
 
 

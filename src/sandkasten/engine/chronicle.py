@@ -34,7 +34,7 @@ class Chronicle:
 
     async def begin(self, record: Record, key_id: str | None) -> None:
         """Before its row in the ledger."""
-        if self.journal is None:
+        if self.journal is None or record.hidden:
             return
         self.making.add(record.id)
         try:
@@ -44,7 +44,7 @@ class Chronicle:
             raise
 
     async def runs(self, record: Record) -> None:
-        if self.journal is not None:
+        if self.journal is not None and not record.hidden:
             await self.journal.session_runs(record.id)
             self.making.discard(record.id)
 

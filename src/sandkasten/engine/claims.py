@@ -68,6 +68,8 @@ class Claims:
         self._port = port
         self._rules = rules
         self._clock = clock
+        self.take_back: Callable[[Record], Awaitable[bool]] | None = None
+        """Asks whoever lends the files of a workspace to let it go; whether that was done."""
 
     @property
     def kept(self) -> bool:
@@ -104,6 +106,8 @@ class Claims:
             try:
                 stored = await port.get(wish.name)
             except WorkspaceNotFound:
+                if wish.must_exist:
+                    raise
                 if not make:
                     raise Busy(
                         f"workspace {plain_name(wish.name)} was deleted just now", hint="try again"
@@ -136,7 +140,8 @@ class Claims:
         for record in await self._store.list():
             if record.workspace_id == name:
                 if await self.lives(record):
-                    living.append(record)
+                    if record.acquired != "internal" or not await self._taken_back(record):
+                        living.append(record)
                 else:
                     await self._bury(record, finish)
         return living
@@ -155,6 +160,9 @@ class Claims:
         except (BackendUnavailable, Busy):
             # Not known to be dead.
             return True
+
+    async def _taken_back(self, record: Record) -> bool:
+        return self.take_back is not None and await self.take_back(record)
 
     async def _bury(self, record: Record, finish: Finish) -> None:
         async with self._store.lock(record.id, wait_s=_DESTROY_WAIT_S):

@@ -35,6 +35,7 @@ from sandkasten.engine.terminals import Terminal, open_terminal
 from sandkasten.engine.tiers import Survey, Tiers
 from sandkasten.engine.updating import Updating
 from sandkasten.engine.watch import Watch
+from sandkasten.engine.workspace_files import WorkspaceFiles
 from sandkasten.engine.workspaces import Workspaces
 from sandkasten.errors import Conflict, SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
@@ -147,6 +148,14 @@ class Engine:
             quotas=self._quotas,
             events=events,
         )
+        self.workspace_files = WorkspaceFiles(
+            planner=planner,
+            sandboxes=self._sandboxes,
+            handles=self._handles,
+            store=store,
+            claims=claims,
+        )
+        claims.take_back = self.workspace_files.take_back
         self._survey = Survey(
             backends=backends,
             default_backend=default_backend,
@@ -169,7 +178,7 @@ class Engine:
             events=events,
         )
         self._history = History(self._handles, journal, clock)
-        self._execution = Execution(self._handles, self._history)
+        self._execution = Execution(self._handles, self._history, events)
         self._watch = Watch(
             backends=backends,
             store=store,
@@ -192,7 +201,13 @@ class Engine:
         self.terminals = Terminals(self._handles)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._oneshot = OneShot(
-            planner, self._sandboxes, self._spares, self._execution, self.files, self._quotas
+            planner,
+            self._sandboxes,
+            self._spares,
+            self._execution,
+            self.files,
+            self._quotas,
+            events,
         )
         self.images = Images(library, store)
         self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
@@ -240,6 +255,10 @@ class Engine:
     async def check_owner(self, sandbox_id: SandboxId, tenant: str) -> None:
         """SessionExpired for one this tenant had, SessionNotFound for any other it has not."""
         await self._sandboxes.check_owner(sandbox_id, tenant)
+
+    async def census(self) -> dict[tuple[str, str], int]:
+        """How many sandboxes the ledger has in each state and backend; nobody is looked at."""
+        return await self._sandboxes.census()
 
     async def owner(self, sandbox_id: SandboxId) -> str:
         """Which tenant's it is; SessionNotFound when there is none."""
@@ -435,6 +454,7 @@ class Engine:
         await self._watch.aclose()
         await self._history.aclose()
         await self._spares.aclose()
+        await self.workspace_files.aclose()
         await self.terminals.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from sandkasten.engine.history import History
     from sandkasten.model.journal import ExecRow
+    from sandkasten.ports import EventSink
     from sandkasten.wire.channel import Channel
 
 # For verbs that the runner answers at once.
@@ -46,9 +47,10 @@ _FULL_BELOW_BYTES = 64 * 1024
 
 
 class Execution:
-    def __init__(self, handles: Handles, history: History) -> None:
+    def __init__(self, handles: Handles, history: History, events: EventSink | None = None) -> None:
         self._handles = handles
         self._history = history
+        self._events = events
         history.explain = self._why
 
     async def run(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
@@ -57,7 +59,7 @@ class Execution:
             async with aclosing(following.chunks()) as chunks:
                 async for _ in chunks:
                     pass
-            return noted.ended(await self._result(following))
+            return self._told(sandbox_id, noted.ended(await self._result(following)))
 
     async def stream(
         self, sandbox_id: str, request: ExecRequest
@@ -67,7 +69,7 @@ class Execution:
             async with aclosing(following.chunks()) as chunks:
                 async for chunk in chunks:
                     yield chunk
-            result = noted.ended(await self._result(following))
+            result = self._told(sandbox_id, noted.ended(await self._result(following)))
         yield result
 
     async def start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
@@ -151,6 +153,22 @@ class Execution:
         """The newest 256, without their output."""
         replies = decode_execs(await self._call(sandbox_id, "exec.list", {}))
         return tuple(result_of(reply, Output(0, 0), raw=True) for reply in replies)
+
+    def _told(self, sandbox_id: str, result: ExecResult) -> ExecResult:
+        if self._events is not None:
+            self._events.emit(
+                "exec.finished",
+                {
+                    "sandbox": sandbox_id,
+                    "exec": result.exec_id,
+                    "status": result.status,
+                    "exit_code": result.exit_code,
+                    "seconds": result.duration_ms / 1000,
+                    "stdout_bytes": result.stdout_bytes,
+                    "stderr_bytes": result.stderr_bytes,
+                },
+            )
+        return result
 
     async def _call(
         self, sandbox_id: str, verb: str, fields: dict[str, object]

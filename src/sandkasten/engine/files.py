@@ -189,6 +189,15 @@ class Files:
         self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
     ) -> AsyncIterator[Change]:
         """Changes from the moment the first item is asked for, until the caller leaves."""
+        async with self.watching(sandbox_id, path, recursive=recursive) as changes:
+            async for change in changes:
+                yield change
+
+    @asynccontextmanager
+    async def watching(
+        self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
+    ) -> AsyncIterator[AsyncIterator[Change]]:
+        """Inside the block nothing is missed any more; the iterator tells what happened."""
         _, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {
             "path": to_bytes_json(sandbox_path(path)),
@@ -197,10 +206,9 @@ class Files:
         }
         async with channel.stream("fs.watch", fields) as call:
             async for item in call:
-                if isinstance(item, Event):
-                    change = _change(item)
-                    if change is not None:
-                        yield change
+                if isinstance(item, Event) and item.name == "watching":
+                    break
+            yield _changes(call)
 
     async def tar_in(
         self,
@@ -264,6 +272,14 @@ async def _bytes(call: Call) -> AsyncIterator[bytes]:
         if isinstance(item, Data):
             yield bytes(item.data)
     await call.result()
+
+
+async def _changes(call: Call) -> AsyncIterator[Change]:
+    async for item in call:
+        if isinstance(item, Event):
+            change = _change(item)
+            if change is not None:
+                yield change
 
 
 def _change(event: Event) -> Change | None:

@@ -49,6 +49,7 @@ class Following:
 
     def __init__(self, handles: Handles, handle: Handle, exec_id: str, command: Command) -> None:
         self.exec_id = exec_id
+        self._real_id = exec_id
         self.handle = handle
         self.command = command
         self.output = Output(command.stdout_cap, command.stderr_cap)
@@ -96,6 +97,8 @@ class Following:
                         elif isinstance(item, Event) and item.name == "started":
                             self._started = True
                             self._tell_started(item)
+                            # Under a key it may be the command of an earlier request.
+                            self._real_id = str(item.body.get("exec_id", self.exec_id))
                             if self.command.argv is None:
                                 # Its turn in the shell's queue has come: now its own time counts.
                                 self._watch(call, self._own_bound_s())
@@ -138,7 +141,7 @@ class Following:
             raise ProtocolViolation("a chunk of output came from an unknown source")
         source = SOURCES[piece.source]
         gap = self.output.add(piece.seq, source, piece.offset, piece.data)
-        return Chunk(piece.seq, source, piece.data, gap)
+        return Chunk(piece.seq, source, piece.data, gap, self._real_id)
 
     async def _feed(self, call: Call, *, first: bool) -> None:
         self._watch(call, self._queue_bound_s())

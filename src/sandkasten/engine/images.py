@@ -15,7 +15,7 @@ from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterable, Callable, Sequence
 
     from sandkasten.model.images import (
         ArchiveFormat,
@@ -54,6 +54,21 @@ class Images:
     ) -> builtins.list[ImageInfo]:
         found = await self.library.import_archive(
             path, name=name, platform=platform, progress=progress
+        )
+        users = await self._users()
+        return [_used(image, users) for image in found]
+
+    async def import_stream(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> builtins.list[ImageInfo]:
+        """An archive as it comes, in a scratch file of the store until it is taken in."""
+        found = await self.library.import_stream(
+            data, name=name, platform=platform, progress=progress
         )
         users = await self._users()
         return [_used(image, users) for image in found]

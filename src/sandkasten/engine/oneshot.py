@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.sandboxes import Sandboxes
     from sandkasten.engine.spares import Spares
     from sandkasten.model.record import Record
+    from sandkasten.ports import EventSink
 
 MAX_CODE_BYTES = 10_000_000
 MAX_FILES = 1000
@@ -92,6 +93,7 @@ class OneShot:
         execution: Execution,
         files: Files,
         quotas: Quotas,
+        events: EventSink | None = None,
     ) -> None:
         self._quotas = quotas
         self._planner = planner
@@ -99,6 +101,7 @@ class OneShot:
         self._spares = spares
         self._execution = execution
         self._files = files
+        self._events = events
 
     async def run(self, request: RunRequest, allowance: Allowance = UNLIMITED) -> RunResult:
         job = _checked(request)
@@ -170,7 +173,20 @@ class OneShot:
             collected = await collect_artifacts(self._files, record, job.globs, leave_out=job.main)
             artifacts = collected.artifacts
             warnings += collected.warnings
-        return _answer(record, job, result, artifacts, warnings)
+        answer = _answer(record, job, result, artifacts, warnings)
+        if self._events is not None:
+            self._events.emit(
+                "run.finished",
+                {
+                    "sandbox": record.id,
+                    "runtime": answer.runtime,
+                    "ok": answer.ok,
+                    "exit_code": answer.exit_code,
+                    "duration_ms": answer.duration_ms,
+                    "artifacts": len(artifacts),
+                },
+            )
+        return answer
 
     async def _write_and_run(self, sandbox_id: str, job: _Job, plan: Plan) -> ExecResult:
         files = job.files

@@ -138,7 +138,7 @@ def _limits(quota: TenantQuota) -> bool:
 
 
 def _counts(record: Record, tenant: str) -> bool:
-    return record.tenant == tenant and record.acquired != "spare" and record.state is not State.LOST
+    return record.tenant == tenant and not record.hidden and record.state is not State.LOST
 
 
 def _bytes(what: str, tenant: str, used: int, need: int, limit: int) -> QuotaExceeded:

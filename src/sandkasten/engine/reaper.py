@@ -183,7 +183,7 @@ class Reaper:
     def _over(self, record: Record) -> bool:
         if rebooted(record):
             return True
-        if record.acquired == "spare" and owner_gone(record):
+        if record.hidden and owner_gone(record):
             return True
         age_s = self._clock.boottime() - record.created_boottime
         # A paused runner cannot end itself, so there is nothing to wait for.

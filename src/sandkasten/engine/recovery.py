@@ -64,7 +64,7 @@ class Recovery:
                     self._emit("recovery.failed", sandbox=record.id, error=exc.code)
 
         open_rows = await self._chronicle.open_rows()
-        records = [row for row in await self._store.list() if row.acquired != "spare"]
+        records = [row for row in await self._store.list() if not row.hidden]
         known = {record.id for record in records}
         await asyncio.gather(*(one(record) for record in records))
         for row in open_rows:

@@ -8,6 +8,7 @@ A create that fails or is cancelled removes what it began before it lets the err
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -124,12 +125,12 @@ class Sandboxes:
                 # The row keeps the image from now on; it must not have gone just before.
                 await self._planner.check_present(plan)
                 record = await self._start(record, plan)
-                if acquired != "spare":
-                    await self._chronicle.runs(record)
+                await self._chronicle.runs(record)
             except BaseException as exc:
                 await finish(self._undo(record, exc))
                 raise
-        self._emit("sandbox.created", record)
+        seconds = self._clock.boottime() - record.created_boottime
+        self._emit("sandbox.created", record, seconds=seconds, source=acquired)
         return record
 
     async def claim(self, spare: Record, plan: Plan) -> Record | None:
@@ -137,6 +138,7 @@ class Sandboxes:
         handle = self._handles.peek(spare.id)
         if handle is None or handle.channel is None or handle.channel.closed:
             return None
+        began = self._clock.boottime()
         leasing = asyncio.ensure_future(_lease(handle.channel, plan, CLAIM_TIMEOUT_S))
         leasing.add_done_callback(_seen)
         try:
@@ -169,7 +171,7 @@ class Sandboxes:
             leasing.cancel()
         handle.record = claimed
         self._handles.keep(handle)
-        self._emit("sandbox.claimed", claimed)
+        self._emit("sandbox.claimed", claimed, seconds=self._clock.boottime() - began)
         return claimed
 
     async def get(self, text: str) -> Info:
@@ -182,7 +184,7 @@ class Sandboxes:
         """Whose it is; SessionNotFound when there is none."""
         handle = self._handles.peek(the_id)
         record = handle.record if handle is not None else await self._store.get(the_id)
-        if record is None or record.acquired == "spare":
+        if record is None or record.hidden:
             raise _unknown(the_id)
         return record.tenant
 
@@ -197,6 +199,10 @@ class Sandboxes:
                 raise gone from None
         raise _unknown(the_id)
 
+    async def census(self) -> dict[tuple[str, str], int]:
+        """How many rows are in each state and backend, without a look at the sandboxes."""
+        return Counter((row.state.value, row.backend) for row in await self._store.list())
+
     async def list(self, *, all: bool = False, tenant: str | None = None) -> Sequence[Info]:
         """Everybody's sandboxes; with `all` also what is kept ready and belongs to nobody yet."""
         gate = asyncio.Semaphore(_CHECKS_AT_ONCE)
@@ -206,11 +212,7 @@ class Sandboxes:
                 return await self._looked_at(record)
 
         found = await self._store.list()
-        records = [
-            one
-            for one in found
-            if (all or one.acquired != "spare") and tenant in (None, one.tenant)
-        ]
+        records = [one for one in found if (all or not one.hidden) and tenant in (None, one.tenant)]
         return [
             self.describe(record, created=False)
             for record in await asyncio.gather(*(one(record) for record in records))
@@ -350,15 +352,14 @@ class Sandboxes:
             return record
         return record if alive else replace(record, state=State.LOST)
 
-    def _emit(self, event: str, record: Record, *, error: str | None = None) -> None:
+    def _emit(self, event: str, record: Record, **more: str | float) -> None:
         if self._events is not None:
             fields: dict[str, str | int | float | bool | None] = {
                 "sandbox": record.id,
                 "backend": record.backend,
                 "image": record.image,
+                **more,
             }
-            if error is not None:
-                fields["error"] = error
             self._events.emit(event, fields)
 
 

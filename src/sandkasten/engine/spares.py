@@ -75,6 +75,8 @@ class Spares:
         """
         making = self._asked(plan)
         if making is None:
+            if self._enabled:
+                self._emit("spare.missed", backend=plan.backend.name)
             return None
         claimed: Record | None = None
         try:

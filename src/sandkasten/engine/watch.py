@@ -111,11 +111,11 @@ class Watch:
             if row is not None and row.ended_at is None:
                 await self._chronicle.ended(the_id, "destroyed", "another process destroyed it")
         for the_id, record in records.items():
-            if the_id not in known and is_there(record.state) and record.acquired != "spare":
+            if the_id not in known and is_there(record.state) and not record.hidden:
                 await self._quietly(the_id, self.adopt, record)
 
     def _is_ours(self, record: Record) -> bool:
-        return record.backend in self._backends and record.acquired != "spare"
+        return record.backend in self._backends and not record.hidden
 
     async def _look(self, record: Record) -> None:
         dead = record.state is State.LOST

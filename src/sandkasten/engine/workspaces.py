@@ -199,7 +199,7 @@ class Workspaces:
             )
 
     async def _described(self, name: str, holders: Sequence[Record], measure: Measure) -> Workspace:
-        used_by: tuple[str, ...] = tuple(one.id for one in holders)
+        used_by: tuple[str, ...] = tuple(one.id for one in holders if one.acquired != "internal")
         shared = any(one.workspace_shared for one in holders)
         try:
             stored = await self._claims.port.get(name)

@@ -31,7 +31,7 @@ from sandkasten.images.store import LayerStore, StoredImage, not_in_store
 from sandkasten.model.image import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterable, Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from sandkasten.model.images import (
@@ -160,6 +160,21 @@ class Images:
             return [self._info(one) for one in import_file(self.store, order)]
 
         return await in_thread(work, progress)
+
+    async def import_stream(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Sequence[ImageInfo]:
+        from sandkasten.images.spool import spooled
+
+        async with spooled(self.store, data) as path:
+            return await self.import_archive(
+                str(path), name=name, platform=platform, progress=progress
+            )
 
     async def export(
         self,

@@ -60,6 +60,8 @@ class Chunk:
     source: Source
     data: bytes
     gap_bytes: int = 0
+    exec_id: str | None = None
+    """Whose; None where the reader asked for it by its id."""
 
 
 @dataclass(frozen=True, slots=True)

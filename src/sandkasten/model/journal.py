@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 SessionEnd = Literal["destroyed", "expired", "crashed", "lost"]
 """Somebody destroyed it; its lease ran out; it died; the machine or its backend lost it."""
 ExecStatus = Literal["running", "completed", "timed_out", "killed", "lost"]
+
+
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """For how long what has ended is remembered."""
+
+    sessions_s: float = 7 * _DAY_S
+    execs_s: float = 7 * _DAY_S
+    audit_s: float = 90 * _DAY_S
 
 
 @dataclass(frozen=True, slots=True)

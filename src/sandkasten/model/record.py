@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sandkasten.model.limits import Limits, Unenforced
     from sandkasten.model.mounts import Mounted
 
-Acquired = Literal["cold", "pool", "spare"]
+Acquired = Literal["cold", "pool", "spare", "internal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,12 @@ class Record:
     workspace_id: str | None = None
     workspace_shared: bool = False
     acquired: Acquired = "cold"
-    """Made for whoever asked; or kept ready and claimed; or kept ready and nobody's yet."""
+    """Made for whoever asked; or kept ready and claimed; or kept ready and nobody's yet;
+    or made to reach the files of a named workspace, and in nobody's list."""
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
+
+    @property
+    def hidden(self) -> bool:
+        """Ours, not somebody's session: in no list, no journal and no quota."""
+        return self.acquired in ("spare", "internal")

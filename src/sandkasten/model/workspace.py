@@ -49,6 +49,8 @@ class WorkspaceWish:
     shared: bool = False
     asked_bytes: int | None = None
     """None: the size it has, or the operator's for a new one."""
+    must_exist: bool = False
+    """WorkspaceNotFound in place of a new one."""
 
 
 @dataclass(frozen=True, slots=True)

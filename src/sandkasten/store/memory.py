@@ -133,7 +133,15 @@ class MemoryJournal:
         return [row for row in self._sessions.values() if row.ended_at is None]
 
     def note_exec(self, row: ExecRow) -> None:
-        self._execs.setdefault(row.session_id, {})[row.id] = row
+        rows = self._execs.setdefault(row.session_id, {})
+        if row.status == "running":
+            # What comes late knows less: nothing runs again that has ended.
+            if row.id in rows and rows[row.id].status != "running":
+                return
+            session = self._sessions.get(row.session_id)
+            if session is not None and session.ended_at is not None:
+                row = replace(row, status="lost")
+        rows[row.id] = row
 
     async def execs(
         self, session_id: str, *, limit: int = 256, before: str | None = None
@@ -162,15 +170,17 @@ class MemoryJournal:
         action: str | None = None,
         target: str | None = None,
         limit: int = 1000,
+        newest: bool = False,
     ) -> Sequence[AuditRow]:
-        return [
+        found = [
             row
             for row in self._audit
             if row.seq > since_seq
             and tenant in (None, row.tenant)
             and action in (None, row.action)
             and target in (None, row.target)
-        ][:limit]
+        ]
+        return found[-limit:] if newest else found[:limit]
 
     async def flush(self) -> None:
         return None

@@ -117,7 +117,7 @@ def _number(row: dict[str, Any], name: str) -> float:
 
 
 def _acquired(value: object) -> Acquired:
-    for known in ("cold", "pool", "spare"):
+    for known in ("cold", "pool", "spare", "internal"):
         if value == known:
             return known
     raise ValueError("acquired is not one of the ways there are")

@@ -19,10 +19,13 @@ _NO_TROUBLE = frozenset({"sandbox.spare_failed"})
 
 
 class LogEvents:
-    """Implements `ports.EventSink`. Routine events are DEBUG here: an embedded engine is quiet."""
+    """Implements `ports.EventSink`. Routine events are DEBUG: an embedded engine is quiet."""
+
+    def __init__(self, routine: int = logging.DEBUG) -> None:
+        self._routine = routine
 
     def emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None:
         trouble = event.endswith(_TROUBLE) and event not in _NO_TROUBLE
-        level = logging.WARNING if trouble else logging.DEBUG
+        level = logging.WARNING if trouble else self._routine
         if logger.isEnabledFor(level):
             logger.log(level, "%s", event, extra={"sandkasten": dict(fields)})

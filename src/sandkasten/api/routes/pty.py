@@ -46,6 +46,7 @@ class PtyQuery(Query):
     offset: int = Field(0, ge=0, le=2**62, description="Bytes of it that were seen already.")
     command: str | None = Field(None, description="A JSON list; the image's shell by default.")
     cwd: str | None = None
+    env: str | None = Field(None, description="A JSON object of variables.")
     keep_seconds: float = Field(
         60.0, ge=0, le=86_400, description="How long it lives without anybody attached."
     )
@@ -59,7 +60,12 @@ async def pty(call: Call) -> None:
     exec_id = query.exec_id
     if exec_id is None:
         exec_id = await terminals.start(
-            the_id, command=command, rows=query.rows, cols=query.cols, cwd=query.cwd
+            the_id,
+            command=command,
+            rows=query.rows,
+            cols=query.cols,
+            env=_environment(query.env),
+            cwd=query.cwd,
         )
     else:
         await terminals.resize(the_id, exec_id, query.rows, query.cols)
@@ -169,6 +175,20 @@ def _command(text: str | None) -> tuple[str, ...] | None:
             "command is no JSON list of texts", hint='command=["bash","-l"]', http_status=422
         )
     return tuple(words)
+
+
+def _environment(text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise InvalidRequest(
+            "env is no JSON object of texts", hint='env={"TERM":"xterm"}', http_status=422
+        )
+    return found
 
 
 ROUTES = (

@@ -1,16 +1,25 @@
-"""What says how the daemon is: alive, ready."""
+"""What says how the daemon is: alive, ready, counted, described."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+from starlette.responses import Response
+
+from sandkasten.api.openapi import document
+from sandkasten.api.page import CSP, page
 from sandkasten.api.printing import answer
-from sandkasten.api.routing import Answer, Route
+from sandkasten.api.routing import JSON, Answer, Route
+from sandkasten.errors import BackendUnavailable, Busy, NotFound, SandkastenError
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
-
     from sandkasten.api.call import Call
+    from sandkasten.api.server import Server
+
+# A probe looks at the machine; a load balancer asks every second.
+PROBE_FOR_S = 10.0
+PROBE_TIMEOUT_S = 5.0
 
 
 class Health(Answer):
@@ -18,12 +27,120 @@ class Health(Answer):
     version: str
 
 
+class Ready(Answer):
+    status: str
+    version: str
+    backend: str
+
+
+class Version(Answer):
+    version: str
+    api: str
+    backend: str
+
+
 async def healthz(call: Call) -> Response:
     return answer({"status": "ok", "version": call.server.version})
+
+
+async def readyz(call: Call) -> Response:
+    server = call.server
+    if server.draining:
+        raise Busy("the daemon is going down and begins nothing new", hint="ask another one")
+    reason = await _not_ready(server)
+    if reason is not None:
+        raise BackendUnavailable(
+            f"backend {server.engine.backend_name} cannot make sandboxes: {reason}",
+            hint="sandkasten doctor says what is missing",
+        )
+    return answer(
+        {"status": "ready", "version": server.version, "backend": server.engine.backend_name}
+    )
+
+
+async def version(call: Call) -> Response:
+    return answer(
+        {"version": call.server.version, "api": "v1", "backend": call.engine.backend_name}
+    )
+
+
+async def metrics(call: Call) -> Response:
+    if call.server.metrics is None:
+        raise NotFound("nothing is counted here", hint="telemetry.metrics turns it on")
+    text, kind = call.server.metrics.render(await call.engine.census())
+    return Response(text, media_type=kind)
+
+
+async def openapi(call: Call) -> Response:
+    return answer(described(call.server.version))
+
+
+async def docs(call: Call) -> Response:
+    return Response(
+        page(described(call.server.version)),
+        media_type="text/html",
+        headers={
+            "content-security-policy": CSP,
+            "referrer-policy": "no-referrer",
+            "x-frame-options": "DENY",
+        },
+    )
+
+
+def described(version: str) -> dict[str, object]:
+    # The table lists this module's routes too, so it is not there yet when this one is read.
+    from sandkasten.api.routes.table import ALL
+
+    return document(ALL, version)
+
+
+async def _not_ready(server: Server) -> str | None:
+    """One sentence, or None when the last look found the backend ready."""
+    now = server.clock.boottime()
+    async with server.probing:
+        if server.probed is None or now - server.probed[0] > PROBE_FOR_S:
+            server.probed = (now, await _probed(server))
+    return server.probed[1]
+
+
+async def _probed(server: Server) -> str | None:
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            found = await server.engine.probe()
+    except TimeoutError:
+        return "it does not answer"
+    except SandkastenError as exc:
+        return exc.message
+    return None if found.ready else found.reason
 
 
 ROUTES = (
     Route(
         "GET", "/healthz", healthz, "Whether the daemon lives", "system", scope=None, answer=Health
     ),
+    Route(
+        "GET",
+        "/readyz",
+        readyz,
+        "Whether the daemon can make sandboxes",
+        "system",
+        scope=None,
+        answer=Ready,
+        errors=(Busy, BackendUnavailable),
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        metrics,
+        "Figures for Prometheus",
+        "system",
+        scope="metrics",
+        gives=("text/plain",),
+        errors=(NotFound,),
+    ),
+    Route("GET", "/openapi.json", openapi, "This document", "system", scope=None, gives=(JSON,)),
+    Route(
+        "GET", "/docs", docs, "This document as a page", "system", scope=None, gives=("text/html",)
+    ),
+    Route("GET", "/v1/version", version, "What serves here", "system", scope=None, answer=Version),
 )

@@ -4,9 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.api.routes import ports, pty, sessions, system
+from sandkasten.api.routes import (
+    audit,
+    execs,
+    files,
+    fs,
+    images,
+    keys,
+    ports,
+    pty,
+    run,
+    sessions,
+    stats,
+    system,
+    workspaces,
+)
 
 if TYPE_CHECKING:
     from sandkasten.api.routing import Route
 
-ALL: tuple[Route, ...] = (*system.ROUTES, *sessions.ROUTES, *pty.ROUTES, *ports.ROUTES)
+ALL: tuple[Route, ...] = (
+    *system.ROUTES,
+    *sessions.ROUTES,
+    *execs.ROUTES,
+    *stats.ROUTES,
+    *run.ROUTES,
+    *pty.ROUTES,
+    *ports.ROUTES,
+    *files.ROUTES,
+    *keys.ROUTES,
+    *audit.ROUTES,
+    *fs.ROUTES,
+    *workspaces.ROUTES,
+    *images.ROUTES,
+)

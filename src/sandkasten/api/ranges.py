@@ -1,0 +1,117 @@
+"""What of a file a request wants, and the headers that describe it. Pure rules of RFC 9110.
+
+A file is known by its size and the second of its last change. Within that second it can change
+again unseen, so until it is over the tag is a weak one, with which no download is resumed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from email.utils import formatdate, parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ONE_RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,19})-([0-9]{0,19})[ \t]*\Z")
+_TAG = re.compile(r'(?:W/)?"[^"]*"')
+# Between our clock's second and the file system's.
+_SETTLED_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One state of a file."""
+
+    size: int
+    mtime: int
+    strong: bool
+
+    @classmethod
+    def of(cls, size: int, mtime: int, now: float) -> Version:
+        return cls(size, mtime, strong=now - mtime > _SETTLED_S)
+
+    @property
+    def tag(self) -> str:
+        return ("" if self.strong else "W/") + f'"{self.size:x}-{self.mtime & (2**64 - 1):x}"'
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {"ETag": self.tag, "Accept-Ranges": "bytes"}
+        if 0 <= self.mtime < 2**37:
+            found["Last-Modified"] = formatdate(self.mtime, usegmt=True)
+        return found
+
+    def unchanged(self, headers: Mapping[str, str]) -> bool:
+        """Whether the client has this very one already (304)."""
+        tags = headers.get("if-none-match")
+        if tags is None:
+            return False
+        if tags.strip() == "*":
+            return True
+        bare = self.tag.removeprefix("W/")
+        return any(one.removeprefix("W/") == bare for one in _TAG.findall(tags))
+
+
+class Unsatisfiable(Exception):
+    """The range begins behind the end of the file (416)."""
+
+
+def wanted(headers: Mapping[str, str], version: Version) -> Span | None:
+    """The part asked for; None for all of it, also where the range is not one we know."""
+    asked = headers.get("range")
+    if asked is None or not _still(headers.get("if-range"), version):
+        return None
+    match = _ONE_RANGE.match(asked.strip())
+    if match is None or match[1] == match[2] == "":
+        return None
+    size = version.size
+    if match[1] == "":
+        count = min(int(match[2]), size)
+        if count == 0:
+            raise Unsatisfiable
+        return Span(size - count, count)
+    first = int(match[1])
+    last = min(int(match[2]), size - 1) if match[2] else size - 1
+    if match[2] and int(match[2]) < first:
+        return None
+    if first >= size:
+        raise Unsatisfiable
+    return Span(first, last - first + 1)
+
+
+def disposition(name: str) -> str:
+    """As an attachment: what lies in a sandbox is never shown as a page of ours."""
+    raw = os.fsencode(name)
+    plain = "".join(
+        chr(one) if chr(one).isascii() and (chr(one).isalnum() or one in b"._- ") else "_"
+        for one in raw
+    )
+    said = f'attachment; filename="{plain[:200] or "file"}"'
+    try:
+        exact = quote(raw.decode(), safe="")
+    except UnicodeDecodeError:
+        return said
+    return f"{said}; filename*=UTF-8''{exact}"
+
+
+def _still(condition: str | None, version: Version) -> bool:
+    if condition is None:
+        return True
+    if not version.strong:
+        return False
+    if condition.startswith(('"', "W/")):
+        return condition == version.tag
+    try:
+        return int(parsedate_to_datetime(condition).timestamp()) == version.mtime
+    except (ValueError, TypeError, OverflowError):
+        return False

@@ -1,0 +1,99 @@
+"""The audit: who changed what through the daemon. Read only, and by the operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from sandkasten.api.printing import answer
+from sandkasten.api.routing import Answer, Query, Route
+from sandkasten.errors import UnsupportedByBackend
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+    from sandkasten.model.journal import AuditRow
+
+
+class AuditQuery(Query):
+    tenant: str | None = Field(None, description="All tenants when left out.")
+    since_seq: Annotated[int, Field(ge=0, le=1 << 62)] | None = Field(
+        None, description="The oldest rows after this one; the newest rows when left out."
+    )
+    action: str | None = None
+    target: str | None = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class Entry(Answer):
+    seq: int
+    at: float
+    tenant: str
+    key_id: str | None
+    action: str
+    target: str
+    outcome: str
+    request_id: str
+    detail: dict[str, str]
+
+
+class EntryList(Answer):
+    entries: list[Entry]
+    count: int
+    next_seq: int = Field(description="Pass it as since_seq to go on from here.")
+
+
+async def listed(call: Call) -> Response:
+    query = call.query(AuditQuery)
+    if call.server.journal is None:
+        raise UnsupportedByBackend(
+            "this daemon keeps no audit", hint="it takes one with a database"
+        )
+    since = query.since_seq or 0
+    found = await call.server.journal.audited(
+        query.tenant,
+        since_seq=since,
+        action=query.action,
+        target=query.target,
+        limit=query.limit,
+        newest=query.since_seq is None,
+    )
+    return answer(
+        {
+            "entries": [audit_fields(row) for row in found],
+            "count": len(found),
+            "next_seq": found[-1].seq if found else since,
+        }
+    )
+
+
+def audit_fields(row: AuditRow) -> dict[str, object]:
+    return {
+        "seq": row.seq,
+        "at": row.at,
+        "tenant": row.tenant,
+        "key_id": row.key_id,
+        "action": row.action,
+        "target": row.target,
+        "outcome": row.outcome,
+        "request_id": row.request_id,
+        "detail": dict(row.detail),
+    }
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/audit",
+        listed,
+        "Read the audit",
+        "audit",
+        scope="admin",
+        query=AuditQuery,
+        answer=EntryList,
+        errors=(UnsupportedByBackend,),
+        description="Every change through the daemon, oldest first within the answer.",
+    ),
+)

@@ -1,0 +1,391 @@
+"""Commands of a session: run and wait, run and watch, begin and come back, and what ran.
+
+A command that ran is an answer however it ended; a timeout is an error only for a caller who
+asked for that. Leaving early stops the watching, never the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import signal as signals
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.api.history import exec_row, history
+from sandkasten.api.printing import answer
+from sandkasten.api.problems import body_of
+from sandkasten.api.results import ChunkPrinter, chunk_fields, exec_fields
+from sandkasten.api.routes.exec_models import (
+    Exec,
+    ExecBody,
+    ExecPast,
+    HistoryQuery,
+    Ok,
+    OutputAnswer,
+    OutputQuery,
+    PtyBody,
+    SignalBody,
+    StdinBody,
+    WaitQuery,
+)
+from sandkasten.api.routing import EVENTS, JSON, Route
+from sandkasten.api.sse import begun, event
+from sandkasten.errors import (
+    Busy,
+    CommandNotExecutable,
+    CommandNotFound,
+    CommandTimeout,
+    Conflict,
+    ExecNotFound,
+    InvalidRequest,
+    PayloadTooLarge,
+    SandboxLost,
+    SandkastenError,
+    SessionExpired,
+    SessionNotFound,
+)
+from sandkasten.model.execution import Chunk, ExecRequest, ExecResult, Pty
+from sandkasten.model.ids import exec_id as checked_exec_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+
+_MAX_STDIN = 16 << 20
+
+
+async def run(call: Call) -> Response:
+    body = await call.body(ExecBody)
+    if body.stream:
+        return await _streamed(call, body)
+    request = exec_request(body, call)
+    the_id = await call.session()
+    if body.background:
+        return answer(exec_fields(await call.engine.exec_start(the_id, request)), 202)
+    result = await call.engine.exec(the_id, request)
+    if result.timed_out and body.error_on_timeout:
+        return _timed_out(call, result)
+    return answer(exec_fields(result))
+
+
+async def stream(call: Call) -> Response:
+    return await _streamed(call, await call.body(ExecBody))
+
+
+async def _streamed(call: Call, body: ExecBody) -> Response:
+    if body.background:
+        raise InvalidRequest(
+            "background and stream exclude each other",
+            hint="begin it in the background, then read execs/{id}/output as a stream",
+            field="background",
+            http_status=422,
+        )
+    request = exec_request(body, call)
+    the_id = await call.session()
+    items = call.engine.exec_stream(the_id, request)
+    return await begun(_events(items, call), call)
+
+
+async def _events(
+    items: AsyncIterator[Chunk | ExecResult], call: Call, exec_id: str | None = None
+) -> AsyncIterator[bytes]:
+    """The items as SSE. What fails before the first one fails the request."""
+    printer = ChunkPrinter(call.server.clock, exec_id)
+    began = False
+    try:
+        async with aclosing(items) as source:  # type: ignore[type-var]
+            async for item in source:
+                began = True
+                if isinstance(item, Chunk):
+                    yield event("chunk", printer.fields(item), item.seq)
+                else:
+                    yield event("done", exec_fields(item))
+    except SandkastenError as exc:
+        if not began:
+            raise
+        yield event("error", body_of(exc, call.request_id))
+
+
+async def listed(call: Call) -> Response:
+    asked = call.query(HistoryQuery)
+    return answer(await history(call, asked.limit))
+
+
+async def one(call: Call) -> Response:
+    asked = call.query(WaitQuery)
+    eid = _exec_id(call)
+    try:
+        the_id = await call.session()
+        found = await call.engine.exec_get(the_id, eid, wait_s=asked.wait_seconds)
+    except (SessionNotFound, SessionExpired, SandboxLost, ExecNotFound):
+        past = await exec_row(call, eid)
+        if past is None:
+            raise
+        return answer(past)
+    return answer(exec_fields(found))
+
+
+async def output(call: Call) -> Response:
+    asked = call.query(OutputQuery)
+    eid = _exec_id(call)
+    the_id = await call.session()
+    since = asked.since_seq
+    headers = call.connection.headers
+    if EVENTS in headers.get("accept", ""):
+        told = headers.get("last-event-id", "")
+        if told.isascii() and told.isdigit() and len(told) < 19:
+            since = max(since, int(told))
+        items = call.engine.exec_output(the_id, eid, since_seq=since, follow=True)
+        return await begun(_events(items, call, eid), call)
+    chunks, result = await _kept(call, the_id, eid, since)
+    if not chunks and result.status == "running" and asked.wait > 0:
+        await _something_new(call, the_id, eid, since, asked.wait)
+        chunks, result = await _kept(call, the_id, eid, since)
+    shown = chunks[: asked.max_chunks]
+    return answer(
+        {
+            **exec_fields(result),
+            "chunks": [chunk_fields(chunk) for chunk in shown],
+            "done": result.status != "running" and len(shown) == len(chunks),
+            "next_seq": shown[-1].seq if shown else since,
+        }
+    )
+
+
+async def _kept(call: Call, the_id: str, eid: str, since: int) -> tuple[list[Chunk], ExecResult]:
+    chunks: list[Chunk] = []
+    async for item in call.engine.exec_output(the_id, eid, since_seq=since):
+        if isinstance(item, ExecResult):
+            return chunks, item
+        chunks.append(item)
+    raise SandboxLost("the sandbox ended before it said what became of the command")
+
+
+async def _something_new(call: Call, the_id: str, eid: str, since: int, wait_s: float) -> None:
+    items = call.engine.exec_output(the_id, eid, since_seq=since, follow=True)
+    async with aclosing(items) as source:  # type: ignore[type-var]
+        try:
+            async with asyncio.timeout(wait_s):
+                await anext(source)
+        except TimeoutError:
+            return
+
+
+async def stdin(call: Call) -> Response:
+    eid = _exec_id(call)
+    if _is_json(call):
+        body = await call.body(StdinBody)
+        data = _bytes(body.data, body.data_b64, "data") or b""
+        close = body.close
+    else:
+        data, close = await call.raw(_MAX_STDIN), False
+    await call.engine.exec_stdin(await call.session(), eid, data, close=close)
+    return answer({"ok": True, "bytes": len(data)})
+
+
+async def close_stdin(call: Call) -> Response:
+    eid = _exec_id(call)
+    await call.engine.exec_stdin(await call.session(), eid, b"", close=True)
+    return answer({"ok": True})
+
+
+async def signal(call: Call) -> Response:
+    eid = _exec_id(call)
+    number = _signal((await call.body(SignalBody)).signal)
+    await call.engine.exec_signal(await call.session(), eid, number)
+    return answer({"ok": True, "signal": number})
+
+
+def exec_request(body: ExecBody, call: Call) -> ExecRequest:
+    command = body.cmd if body.cmd is not None else body.command
+    if command is None or (body.cmd is not None and body.command is not None):
+        raise InvalidRequest(
+            "exactly one of cmd and command is needed", hint="use cmd", field="cmd", http_status=422
+        )
+    key = body.idempotency_key
+    if key is None:
+        key = call.connection.headers.get("idempotency-key")
+    pty = body.pty
+    timeout_s = body.timeout_seconds or None
+    if body.timeout_ms is not None:
+        timeout_s = body.timeout_ms / 1000 or None
+    return ExecRequest(
+        command=command if isinstance(command, str) else tuple(command),
+        stateful=body.stateful,
+        cwd=body.cwd if body.cwd is not None else body.workdir,
+        env=body.env,
+        stdin=_bytes(body.stdin, body.stdin_b64, "stdin"),
+        timeout_s=timeout_s,
+        shell=body.shell,
+        pty=Pty(pty.rows, pty.cols) if isinstance(pty, PtyBody) else Pty() if pty else None,
+        idempotency_key=key,
+        max_output_bytes=body.max_output_bytes,
+        keep_stdin_open=body.keep_stdin_open,
+        raw_output=body.raw_output,
+    )
+
+
+def _timed_out(call: Call, result: ExecResult) -> Response:
+    error = CommandTimeout(
+        f"the command did not end within its time ({result.duration_ms} ms)",
+        hint="give it a longer timeout_ms, or run it in the background",
+    )
+    return answer({**body_of(error, call.request_id), "details": exec_fields(result)}, 504)
+
+
+def _exec_id(call: Call) -> str:
+    try:
+        return checked_exec_id(call.path("eid"))
+    except InvalidRequest as exc:
+        raise ExecNotFound("no command has that id", hint="execs lists those there are") from exc
+
+
+def _is_json(call: Call) -> bool:
+    given = call.connection.headers.get("content-type", "")
+    return given.partition(";")[0].strip().lower() == JSON
+
+
+def _bytes(text: str | None, encoded: str | None, name: str) -> bytes | None:
+    if text is not None and encoded is not None:
+        raise InvalidRequest(
+            f"{name} and {name}_b64 exclude each other", hint="use one", field=name, http_status=422
+        )
+    if encoded is not None:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError) as exc:
+            raise InvalidRequest(
+                f"{name}_b64 is no base64",
+                hint="standard alphabet, padded",
+                field=f"{name}_b64",
+                http_status=422,
+            ) from exc
+    return None if text is None else text.encode("utf-8")
+
+
+def _signal(given: int | str) -> int:
+    if isinstance(given, int):
+        return given
+    name = given.upper()
+    try:
+        return int(signals.Signals[name if name.startswith("SIG") else "SIG" + name])
+    except KeyError as exc:
+        raise InvalidRequest(
+            f"there is no signal {given[:40]!r}",
+            hint="TERM, KILL, INT, HUP, … or a number",
+            field="signal",
+            http_status=422,
+        ) from exc
+
+
+GONE = (SessionNotFound, SessionExpired, SandboxLost)
+_RUN: tuple[type[SandkastenError], ...] = (
+    *GONE,
+    Conflict,
+    CommandNotFound,
+    CommandNotExecutable,
+    Busy,
+    PayloadTooLarge,
+)
+_ONE = (*GONE, ExecNotFound, Conflict, Busy)
+_EXEC = "/v1/sessions/{id}/execs/{eid}"
+_more: dict[str, Any] = {"tag": "exec"}
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/sessions/{id}/exec",
+        run,
+        "Run a command and wait for its end",
+        body=ExecBody,
+        answer=Exec,
+        also={202: Exec},
+        gives=(JSON, EVENTS),
+        errors=(*_RUN, CommandTimeout),
+        headers={"Idempotency-Key": "The same as `idempotency_key`."},
+        **_more,
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/exec/stream",
+        stream,
+        "Run a command and watch its output",
+        body=ExecBody,
+        gives=(EVENTS,),
+        errors=_RUN,
+        headers={"Idempotency-Key": "The same as `idempotency_key`."},
+        description="Events: `chunk` (a piece of output), `done` (the answer of exec), `error` "
+        "(an error body). A client that leaves does not stop the command.",
+        **_more,
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/execs",
+        listed,
+        "What ran here, the newest first",
+        query=HistoryQuery,
+        answer=ExecPast,
+        array=True,
+        errors=GONE,
+        **_more,
+    ),
+    Route(
+        "GET",
+        _EXEC,
+        one,
+        "Status and result of a command",
+        query=WaitQuery,
+        answer=Exec,
+        errors=_ONE,
+        **_more,
+    ),
+    Route(
+        "GET",
+        _EXEC + "/output",
+        output,
+        "Output of a command from a sequence number on",
+        query=OutputQuery,
+        answer=OutputAnswer,
+        gives=(JSON, EVENTS),
+        errors=_ONE,
+        headers={"Last-Event-ID": "With events, the same as `since_seq`."},
+        description="With `Accept: text/event-stream` it follows the command as exec/stream does; "
+        "`Last-Event-ID` counts as `since_seq`.",
+        **_more,
+    ),
+    Route(
+        "POST",
+        _EXEC + "/stdin",
+        stdin,
+        "Write to a command's stdin",
+        body=StdinBody,
+        takes=(JSON, "application/octet-stream"),
+        answer=Ok,
+        errors=_ONE,
+        **_more,
+    ),
+    Route(
+        "POST",
+        _EXEC + "/close-stdin",
+        close_stdin,
+        "End a command's stdin",
+        answer=Ok,
+        errors=_ONE,
+        **_more,
+    ),
+    Route(
+        "POST",
+        _EXEC + "/signal",
+        signal,
+        "Send a command a signal",
+        body=SignalBody,
+        answer=Ok,
+        errors=_ONE,
+        **_more,
+    ),
+)

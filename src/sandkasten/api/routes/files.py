@@ -1,0 +1,474 @@
+"""The file store: files that outlive sandboxes, put, got and deleted by key; staged and published.
+
+Bodies are streamed both ways. A file is sent as an attachment, never as a page of ours.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+from starlette.responses import Response
+
+from sandkasten.api.auth import require
+from sandkasten.api.call import checked
+from sandkasten.api.multipart import Form
+from sandkasten.api.printing import answer
+from sandkasten.api.ranges import Span, Unsatisfiable, Version, disposition, wanted
+from sandkasten.api.routing import Answer, Body, Query, Route
+from sandkasten.engine.filestore import Filing
+from sandkasten.errors import (
+    Busy,
+    Conflict,
+    FileNotFound,
+    InvalidRequest,
+    IsADirectory,
+    NotRegular,
+    PayloadTooLarge,
+    PolicyDenied,
+    QuotaExceeded,
+    SessionExpired,
+    SessionNotFound,
+    UnsupportedByBackend,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import Receive, Scope, Send
+
+    from sandkasten.api.call import Call
+    from sandkasten.model.journal import StoredFile
+    from sandkasten.ports import FileStore
+
+_FORM = "multipart/form-data"
+_OCTETS = "application/octet-stream"
+_MAX_FIELD = 16 * 1024
+_MAX_FIELDS = 16
+# Around the file: boundaries, headers and fields of a form.
+_AROUND = 1 << 20
+Seconds = Annotated[float, Field(gt=0, le=10**10)]
+
+
+class PutQuery(Query):
+    key: str | None = Field(None, description="`f_<id>` when left out.")
+    content_type: str | None = Field(None, description="That of the body when left out.")
+    ttl_seconds: Seconds | None = Field(None, description="Deleted after so long.")
+    metadata: str | None = Field(None, description="A JSON object of texts.")
+    checksum: str | None = Field(
+        None, pattern=r"^(sha256:)?[0-9a-fA-F]{64}$", description="Refused when it is another."
+    )
+    overwrite: bool = False
+
+
+class ListQuery(Query):
+    prefix: str = ""
+    limit: Annotated[int, Field(ge=1, le=1000)] = 1000
+    cursor: str | None = Field(None, description="`next` of the page before.")
+
+
+class StageBody(Body):
+    file_key: str
+    destination: str
+    overwrite: bool = True
+
+
+class PublishBody(Body):
+    source: str
+    file_key: str | None = None
+    content_type: str | None = None
+    ttl_seconds: Annotated[float, Field(gt=0, le=10**10, strict=False)] | None = None
+    checksum: str | None = Field(None, pattern=r"^(sha256:)?[0-9a-fA-F]{64}$")
+    overwrite: bool = True
+
+
+class File(Answer):
+    key: str
+    file_key: str
+    size: int
+    size_bytes: int
+    content_type: str
+    checksum: str
+    created_at: float
+    expires_at: float | None
+    metadata: dict[str, str]
+
+
+class FileList(Answer):
+    files: list[File]
+    count: int
+    next: str | None
+
+
+class StagedFile(Answer):
+    ok: bool
+    path: str
+    size_bytes: int
+    file_key: str
+    checksum: str
+
+
+class Published(File):
+    ok: bool
+
+
+class Deleted(Answer):
+    ok: bool
+    key: str
+
+
+async def put(call: Call) -> Response:
+    store = _store(call)
+    given = dict(call.connection.query_params)
+    call.query(PutQuery)
+    most = call.server.rules.max_upload_bytes + _AROUND
+    told = call.connection.headers.get("content-type", "")
+    if told.partition(";")[0].strip().lower() == _FORM:
+        form = Form(told, call.pieces(most)).__aiter__()
+        given, data, part_type = await _file_of(form, given)
+    else:
+        data, part_type = call.pieces(most), told or None
+    asked = checked(PutQuery, {**given})
+    row = await store.put(
+        call.principal.tenant,
+        asked.key,
+        _within_quota(call, store, data, await store.usage(call.principal.tenant)),
+        content_type=asked.content_type or part_type or _OCTETS,
+        expires_at=_expiry(call, asked.ttl_seconds),
+        metadata=_metadata(asked.metadata),
+        expect_sha256=asked.checksum,
+        overwrite=asked.overwrite,
+    )
+    return answer(file_fields(row), 201)
+
+
+async def listed(call: Call) -> Response:
+    query = call.query(ListQuery)
+    found = await _store(call).list(
+        call.principal.tenant, prefix=query.prefix, limit=query.limit + 1, after=query.cursor
+    )
+    page = found[: query.limit]
+    return answer(
+        {
+            "files": [file_fields(row) for row in page],
+            "count": len(page),
+            "next": page[-1].key if len(found) > query.limit else None,
+        }
+    )
+
+
+async def get(call: Call) -> Response:
+    store = _store(call)
+    row = await store.get(call.principal.tenant, call.path("key"))
+    version = _StoredVersion(
+        row.size_bytes, int(row.created_at), strong=True, checksum=row.checksum
+    )
+    headers = {
+        **version.headers,
+        "Content-Type": row.content_type,
+        "Content-Disposition": disposition(row.key.rpartition("/")[2]),
+        "X-Checksum": row.checksum,
+        "Content-Security-Policy": "sandbox",
+    }
+    asked = call.connection.headers
+    if version.unchanged(asked):
+        return Response(status_code=304, headers=headers)
+    try:
+        span = wanted(asked, version)
+    except Unsatisfiable:
+        raise InvalidRequest(
+            f"the range begins behind the end, which is at {row.size_bytes}",
+            hint="ask for a part that is there",
+            http_status=416,
+            size=row.size_bytes,
+        ) from None
+    if span is None:
+        status, span = 200, Span(0, row.size_bytes)
+    else:
+        status, last = 206, span.offset + span.length - 1
+        headers["Content-Range"] = f"bytes {span.offset}-{last}/{row.size_bytes}"
+    headers["Content-Length"] = str(span.length)
+    if call.request.method == "HEAD":
+        return Response(status_code=status, headers=headers)
+    return _Download(store, row, span, status, headers)
+
+
+async def delete(call: Call) -> Response:
+    key = call.path("key")
+    await _store(call).delete(call.principal.tenant, key)
+    return answer({"ok": True, "key": key})
+
+
+async def stage(call: Call) -> Response:
+    require(call.principal, "files")
+    body = await call.body(StageBody)
+    filing = Filing(call.engine.files, _store(call))
+    done = await filing.stage(
+        call.principal.tenant,
+        await call.session(),
+        body.file_key,
+        body.destination,
+        overwrite=body.overwrite,
+    )
+    return answer(
+        {
+            "ok": True,
+            "path": done.path,
+            "size_bytes": done.file.size_bytes,
+            "file_key": done.file.key,
+            "checksum": done.file.checksum,
+        }
+    )
+
+
+async def publish(call: Call) -> Response:
+    require(call.principal, "files")
+    body = await call.body(PublishBody)
+    store = _store(call)
+    row = await Filing(call.engine.files, store).publish(
+        call.principal.tenant,
+        await call.session(),
+        body.source,
+        body.file_key,
+        content_type=body.content_type,
+        expires_at=_expiry(call, body.ttl_seconds),
+        expect_sha256=body.checksum,
+        overwrite=body.overwrite,
+    )
+    return answer({"ok": True, **file_fields(row)})
+
+
+def file_fields(row: StoredFile) -> dict[str, object]:
+    return {
+        "key": row.key,
+        "file_key": row.key,
+        "size": row.size_bytes,
+        "size_bytes": row.size_bytes,
+        "content_type": row.content_type,
+        "checksum": row.checksum,
+        "created_at": row.created_at,
+        "expires_at": row.expires_at,
+        "metadata": dict(row.metadata),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredVersion(Version):
+    """Known by its content, so it never changes unseen."""
+
+    checksum: str = ""
+
+    @property
+    def tag(self) -> str:
+        return f'"{self.checksum.removeprefix("sha256:")}"'
+
+
+class _Download(Response):
+    """Opens the file before the first byte of the answer, so that a failure is still an error."""
+
+    def __init__(
+        self, store: FileStore, row: StoredFile, span: Span, status: int, headers: dict[str, str]
+    ) -> None:
+        self._store = store
+        self._row = row
+        self._span = span
+        self._head = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()],
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        row, span = self._row, self._span
+        async with self._store.read(row.tenant, row.key, offset=span.offset, limit=span.length) as (
+            found,
+            pieces,
+        ):
+            if found.checksum != row.checksum:
+                raise Busy("the file was replaced at this very moment", hint="ask again")
+            await send(self._head)
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _file_of(
+    form: AsyncIterator[Any], given: dict[str, str]
+) -> tuple[dict[str, str], AsyncIterator[bytes], str | None]:
+    """The fields before the file, and the file itself as it comes."""
+    async for part in form:
+        if part.filename is not None or part.name == "file":
+            return given, _alone(part.data, form), part.content_type
+        if part.name in given or len(given) >= _MAX_FIELDS:
+            raise _form(f"{part.name[:40]!r} is given twice, or there are too many fields")
+        raw = b""
+        async for piece in part.data:
+            raw += piece
+            if len(raw) > _MAX_FIELD:
+                raise _form(f"the field {part.name[:40]!r} is larger than {_MAX_FIELD} bytes")
+        try:
+            given[part.name] = raw.decode()
+        except UnicodeDecodeError as exc:
+            raise _form(f"the field {part.name[:40]!r} is no UTF-8") from exc
+    raise _form("there is no part named file")
+
+
+async def _alone(data: AsyncIterator[bytes], form: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    async for piece in data:
+        yield piece
+    async for part in form:
+        # Here, before the file is complete, and so before it is stored.
+        raise _form(f"{part.name[:40]!r} comes after the file")
+
+
+async def _within_quota(
+    call: Call, store: FileStore, data: AsyncIterator[bytes], used: int
+) -> AsyncIterator[bytes]:
+    most = call.principal.quota.max_disk_bytes
+    async for piece in data:
+        used += len(piece)
+        if most is not None and used > most:
+            raise QuotaExceeded(
+                f"the stored files of {call.principal.tenant} would take more than {most} bytes",
+                hint="delete some, or ask the operator for a larger quota",
+                quota="disk",
+                limit=most,
+            )
+        yield piece
+
+
+def _metadata(text: str | None) -> dict[str, str]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise InvalidRequest(
+            "metadata is no JSON object of texts",
+            hint='like {"made_by": "report"}',
+            field="metadata",
+            http_status=422,
+        )
+    return found
+
+
+def _expiry(call: Call, ttl_s: float | None) -> float | None:
+    return None if ttl_s is None else call.server.clock.now() + ttl_s
+
+
+def _store(call: Call) -> FileStore:
+    if call.server.files is None:
+        raise UnsupportedByBackend(
+            "this daemon keeps no files", hint="it takes one with a database"
+        )
+    return call.server.files
+
+
+def _form(why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the form cannot be taken: {why}",
+        hint="send fields first, then one part named file",
+        http_status=422,
+    )
+
+
+_HEADERS = {
+    "Range": "One range of bytes.",
+    "If-Range": "With Range: only when it is still this one.",
+    "If-None-Match": "Nothing (304) when it is still this one.",
+}
+_GONE = (SessionNotFound, SessionExpired, UnsupportedByBackend)
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/files",
+        put,
+        "Store a file",
+        "files",
+        scope="files",
+        query=PutQuery,
+        takes=(_FORM, "*/*"),
+        reads_body=True,
+        body_required=False,
+        answer=File,
+        status=201,
+        errors=(Conflict, PayloadTooLarge, QuotaExceeded, UnsupportedByBackend),
+        description="A form with one part named `file`, and the fields of the query before it; or "
+        "the bytes themselves as the body. Whole or not at all.",
+    ),
+    Route(
+        "GET",
+        "/v1/files",
+        listed,
+        "List stored files",
+        "files",
+        scope="files",
+        query=ListQuery,
+        answer=FileList,
+        errors=(UnsupportedByBackend,),
+    ),
+    Route(
+        "GET",
+        "/v1/files/{key:path}",
+        get,
+        "Get a stored file",
+        "files",
+        scope="files",
+        gives=("*/*",),
+        also={206: None, 304: None, 416: None},
+        headers=_HEADERS,
+        errors=(FileNotFound, InvalidRequest, UnsupportedByBackend),
+        description="With the content type it was stored with, as an attachment. HEAD: the headers "
+        "alone. 416 for a range behind the end.",
+    ),
+    Route(
+        "HEAD",
+        "/v1/files/{key:path}",
+        get,
+        "Describe a stored file by headers",
+        "files",
+        scope="files",
+        gives=("*/*",),
+        also={206: None, 304: None, 416: None},
+        headers=_HEADERS,
+        errors=(FileNotFound, InvalidRequest, UnsupportedByBackend),
+    ),
+    Route(
+        "DELETE",
+        "/v1/files/{key:path}",
+        delete,
+        "Delete a stored file",
+        "files",
+        scope="files",
+        answer=Deleted,
+        errors=(FileNotFound, QuotaExceeded, UnsupportedByBackend),
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/files/stage",
+        stage,
+        "Put a stored file into a session",
+        "files",
+        body=StageBody,
+        answer=StagedFile,
+        errors=(*_GONE, FileNotFound, PolicyDenied, QuotaExceeded, IsADirectory, Conflict),
+        description="Takes the scopes sessions and files.",
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/files/publish",
+        publish,
+        "Keep a file of a session in the store",
+        "files",
+        body=PublishBody,
+        answer=Published,
+        errors=(*_GONE, FileNotFound, PolicyDenied, NotRegular, PayloadTooLarge, QuotaExceeded),
+        description="Takes the scopes sessions and files. The whole file, replacing what the key "
+        "led to.",
+    ),
+)

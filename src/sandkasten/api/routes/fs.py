@@ -1,0 +1,143 @@
+"""Files: the verbs as JSON, whole files and trees by the stream, changes as events.
+
+One table for everything that has files: `file_routes` makes it for a place, sessions here and
+named workspaces in their own module.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.api.file_shapes import (
+    Content,
+    DeleteBody,
+    Deleted,
+    DeleteQuery,
+    DownloadQuery,
+    Entries,
+    Entry,
+    FileQuery,
+    ListQuery,
+    MkdirBody,
+    MoveBody,
+    ReadQuery,
+    StatQuery,
+    Uploaded,
+    UploadQuery,
+    WatchQuery,
+    WriteBody,
+    Written,
+)
+from sandkasten.api.file_verbs import FORM, Verbs
+from sandkasten.api.routing import EVENTS, Route
+from sandkasten.api.spots import of_session
+from sandkasten.api.transfers import OCTETS, TAR
+from sandkasten.errors import (
+    Conflict,
+    DirectoryNotEmpty,
+    FileExists,
+    FileNotFound,
+    FilePermission,
+    FileTrouble,
+    IsADirectory,
+    NotADirectory,
+    NotRegular,
+    PayloadTooLarge,
+    PolicyDenied,
+    QuotaExceeded,
+    SessionExpired,
+    SessionNotFound,
+)
+
+if TYPE_CHECKING:
+    from sandkasten.api.spots import Place
+    from sandkasten.errors import SandkastenError
+    from sandkasten.model.tenancy import Scope
+
+_FOUND = (FileNotFound, NotADirectory, FilePermission, PolicyDenied, FileTrouble, Conflict)
+_MADE = (*_FOUND, FileExists, IsADirectory, NotRegular, QuotaExceeded, PayloadTooLarge)
+
+
+def file_routes(
+    prefix: str,
+    place: Place,
+    *,
+    tag: str,
+    scope: Scope,
+    gone: tuple[type[SandkastenError], ...],
+) -> tuple[Route, ...]:
+    """Every route on files below `prefix`; `gone` is how the place itself can be missing."""
+    verbs = Verbs(place)
+    look = (*gone, *_FOUND)
+    make = (*gone, *_MADE)
+    files = f"{prefix}/fs"
+    return (
+        Route(
+            "POST", f"{files}/write", verbs.write, "Write a file", tag, scope,
+            body=WriteBody, answer=Written, errors=make,
+            description="Atomic: a reader sees the old file or the new one. At most 10 MiB.",
+        ),
+        Route(
+            "PUT", f"{files}/file", verbs.put, "Write a file of any size", tag, scope,
+            query=FileQuery, takes=("*/*",), reads_body=True, body_required=False,
+            answer=Written, errors=make,
+            description="The body is the file, streamed; the workspace's quota is its bound.",
+        ),
+        Route(
+            "GET", f"{files}/read", verbs.read, "Read a file", tag, scope,
+            query=ReadQuery, answer=Content,
+            errors=(*look, IsADirectory, NotRegular, PayloadTooLarge),
+        ),
+        Route(
+            "GET", f"{files}/list", verbs.list, "List a directory", tag, scope,
+            query=ListQuery, answer=Entries, errors=look,
+        ),
+        Route(
+            "GET", f"{files}/stat", verbs.stat, "Describe a file", tag, scope,
+            query=StatQuery, answer=Entry, errors=look,
+        ),
+        Route(
+            "POST", f"{files}/mkdir", verbs.mkdir, "Make a directory", tag, scope,
+            body=MkdirBody, answer=Written, errors=make,
+        ),
+        Route(
+            "POST", f"{files}/move", verbs.move, "Move or rename", tag, scope,
+            body=MoveBody, answer=Written, errors=(*make, DirectoryNotEmpty),
+        ),
+        Route(
+            "POST", f"{files}/delete", verbs.delete, "Delete a file or a tree", tag, scope,
+            body=DeleteBody, answer=Deleted, errors=(*look, IsADirectory, DirectoryNotEmpty),
+        ),
+        Route(
+            "DELETE", files, verbs.delete_by_query, "Delete a file or a tree", tag, scope,
+            query=DeleteQuery, answer=Deleted, errors=(*look, IsADirectory, DirectoryNotEmpty),
+        ),
+        Route(
+            "POST", f"{files}/upload", verbs.upload, "Upload files, or a tar", tag, scope,
+            query=UploadQuery, takes=(FORM, TAR), reads_body=True, answer=Uploaded, errors=make,
+            description="A form with up to 100 parts named `file` (or `files`), each with a file "
+            "name, and a field `path`: the directory. Or a tar, unpacked below `path` inside the "
+            "sandbox. Streamed; each file is whole or not there.",
+        ),
+        Route(
+            "GET", f"{files}/download", verbs.download, "Download a file, or a tree as a tar",
+            tag, scope, query=DownloadQuery, gives=(OCTETS, TAR),
+            errors=(*look, NotRegular),
+            description="`Range`, `If-Range`, `If-None-Match` and HEAD are understood (206, 304, "
+            "416). Sent as an attachment, never as a page.",
+        ),
+    )  # fmt: skip
+
+
+_GONE = (SessionNotFound, SessionExpired)
+
+ROUTES = (
+    *file_routes("/v1/sessions/{id}", of_session, tag="files", scope="sessions", gone=_GONE),
+    Route(
+        "GET", "/v1/sessions/{id}/fs/watch", Verbs(of_session).watch, "Watch for changes", "files",
+        query=WatchQuery, gives=(EVENTS,), errors=(*_GONE, *_FOUND),
+        description="Events: `ready` once nothing is missed any more, `change` with kind "
+        "(created, modified, deleted, moved), path and is_dir, `overflow` when changes were "
+        "missed, `error` at the end when the sandbox went.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,246 @@
+"""Images: what the store holds, and how it comes and goes. They are everybody's.
+
+Who runs on an image is told to each tenant of its own sessions only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.api.printing import answer
+from sandkasten.api.routing import EVENTS, JSON, Answer, Body, Query, Route
+from sandkasten.api.sse import begun, event
+from sandkasten.errors import (
+    Busy,
+    Conflict,
+    InvalidImage,
+    PolicyDenied,
+    QuotaExceeded,
+    RegistryUnavailable,
+    SessionNotFound,
+    UnsupportedByBackend,
+)
+from sandkasten.model.ids import sandbox_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+    from sandkasten.model.images import ImageInfo, ImageProgress
+
+# Reports that nobody has read yet; the newest say everything.
+_KEPT_REPORTS = 64
+
+
+class PullBody(Body):
+    name: str
+    platform: str | None = None
+
+
+class TagBody(Body):
+    name: str
+    new: str
+
+
+class ImportQuery(Query):
+    name: str | None = None
+    platform: str | None = None
+
+
+class Layer(Answer):
+    id: str
+    bytes: int
+    files: int
+    shared: int
+
+
+class OneImage(Answer):
+    id: str
+    name: str | None
+    names: list[str]
+    bytes: int
+    size_bytes: int
+    architecture: str
+    os: str
+    variant: str
+    created_at: float
+    source: str
+    layers: list[Layer]
+    env: dict[str, str]
+    used_by: list[str]
+
+
+class AllImages(Answer):
+    images: list[OneImage]
+
+
+class RemovedOne(Answer):
+    ok: bool
+    id: str
+    names: list[str]
+    deleted: bool
+    freed_bytes: int
+
+
+class Collected(Answer):
+    ok: bool
+    images: list[str]
+    layers: list[str]
+    freed_bytes: int
+
+
+class Usage(Answer):
+    images: int
+    layers: int
+    bytes: int
+    separate_bytes: int
+    reclaimable_bytes: int
+
+
+async def listed(call: Call) -> Response:
+    found = await call.engine.images.list()
+    return answer({"images": await _shown(call, found)})
+
+
+async def inspected(call: Call) -> Response:
+    return answer(await _one(call, await call.engine.images.inspect(call.path("name"))))
+
+
+async def pull(call: Call) -> Response:
+    body = await call.body(PullBody)
+    if EVENTS in call.connection.headers.get("accept", ""):
+        return await begun(_pulling(call, body), call)
+    pulled = await call.engine.images.pull(body.name, platform=body.platform)
+    return answer(await _one(call, pulled))
+
+
+async def _pulling(call: Call, body: PullBody) -> AsyncIterator[bytes]:
+    """Reports as they come; one that nobody takes in time makes room for newer ones."""
+    reports: asyncio.Queue[ImageProgress | None] = asyncio.Queue(_KEPT_REPORTS)
+
+    def told(report: ImageProgress | None) -> None:
+        if reports.full():
+            reports.get_nowait()
+        reports.put_nowait(report)
+
+    pulling = asyncio.ensure_future(
+        call.engine.images.pull(body.name, platform=body.platform, progress=told)
+    )
+    pulling.add_done_callback(lambda _: told(None))
+    try:
+        while (report := await reports.get()) is not None:
+            yield event("progress", asdict(report))
+        yield event("done", await _one(call, await pulling))
+    finally:
+        if not pulling.done():
+            pulling.cancel()
+            with suppress(asyncio.CancelledError):
+                await pulling
+
+
+async def import_archive(call: Call) -> Response:
+    query = call.query(ImportQuery)
+    found = await call.engine.images.import_stream(
+        call.pieces(call.server.rules.max_upload_bytes),
+        name=query.name,
+        platform=query.platform,
+    )
+    return answer({"images": await _shown(call, found)}, 201)
+
+
+async def tag(call: Call) -> Response:
+    body = await call.body(TagBody)
+    return answer(await _one(call, await call.engine.images.tag(body.name, body.new)))
+
+
+async def remove(call: Call) -> Response:
+    try:
+        removed = await call.engine.images.remove(call.path("name"))
+    except Conflict as exc:
+        users = exc.details.get("sandboxes")
+        mine = await _mine(call, users if isinstance(users, list) else [])
+        raise Conflict(
+            "the image is in use by " + (", ".join(mine[:5]) or "sessions of others"),
+            hint="destroy the sessions that run on it first",
+            sandboxes=mine,
+        ) from exc
+    return answer({"ok": True, **asdict(removed)})
+
+
+async def collect(call: Call) -> Response:
+    return answer({"ok": True, **asdict(await call.engine.images.collect())})
+
+
+async def usage(call: Call) -> Response:
+    return answer(asdict(await call.engine.images.usage()))
+
+
+async def _shown(call: Call, images: Sequence[ImageInfo]) -> list[dict[str, object]]:
+    return [await _one(call, image) for image in images]
+
+
+async def _one(call: Call, image: ImageInfo) -> dict[str, object]:
+    mine = tuple(await _mine(call, image.used_by))
+    image = replace(image, used_by=mine, env=dict(image.env), labels=dict(image.labels))
+    fields = asdict(image)
+    fields["name"] = image.names[0] if image.names else None
+    fields["size_bytes"] = image.bytes
+    return fields
+
+
+async def _mine(call: Call, ids: Sequence[str]) -> list[str]:
+    found = []
+    for one in ids:
+        with suppress(SessionNotFound):
+            if await call.engine.owner(sandbox_id(one)) == call.principal.tenant:
+                found.append(one)
+    return found
+
+
+_TAG = "images"
+_NONE = (InvalidImage, UnsupportedByBackend)
+_ADDED = (*_NONE, QuotaExceeded, PolicyDenied)
+
+ROUTES = (
+    Route("GET", "/v1/images", listed, "List images", _TAG, answer=AllImages, errors=_NONE),
+    Route(
+        "GET", "/v1/images/usage", usage, "What the store of images takes", _TAG,
+        answer=Usage, errors=_NONE,
+    ),
+    Route(
+        "POST", "/v1/images/pull", pull, "Pull an image from its registry", _TAG, "images",
+        body=PullBody, answer=OneImage, gives=(JSON, EVENTS),
+        errors=(*_ADDED, RegistryUnavailable),
+        description="With `Accept: text/event-stream`: events `progress` {step, done, total}, "
+        "then `done` with the image, or `error`. Leaving ends the pull; what has come stays.",
+    ),
+    Route(
+        "POST", "/v1/images/import", import_archive, "Import an archive of images", _TAG, "images",
+        query=ImportQuery, takes=("application/x-tar", "application/octet-stream"),
+        reads_body=True, answer=AllImages, status=201, errors=_ADDED,
+        description="What `docker save` writes, an OCI layout in a tar, or the tar of a root "
+        "file system; tars may be compressed. `name` is what it is to be called.",
+    ),
+    Route(
+        "POST", "/v1/images/tag", tag, "Give an image another name", _TAG, "images",
+        body=TagBody, answer=OneImage, errors=_NONE,
+    ),
+    Route(
+        "POST", "/v1/images/collect", collect, "Remove what no name leads to", _TAG, "images",
+        answer=Collected, errors=(*_NONE, Busy),
+    ),
+    Route(
+        "GET", "/v1/images/{name:path}", inspected, "Describe an image", _TAG,
+        answer=OneImage, errors=_NONE,
+        description="By name or id. One named `usage` is found as `docker.io/library/usage`.",
+    ),
+    Route(
+        "DELETE", "/v1/images/{name:path}", remove, "Take a name away, and the image with its last",
+        _TAG, "images", answer=RemovedOne, errors=(*_NONE, Conflict),
+    ),
+)  # fmt: skip

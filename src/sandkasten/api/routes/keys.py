@@ -1,0 +1,166 @@
+"""API keys: made, listed, revoked. A key itself is in one answer only, the one that makes it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, StrictFloat, StrictInt
+
+from sandkasten.api.printing import answer
+from sandkasten.api.routing import Answer, Body, Query, Route
+from sandkasten.errors import InvalidRequest, NotFound, QuotaExceeded, UnsupportedByBackend
+from sandkasten.model.journal import KeyRow
+from sandkasten.model.keys import (
+    DEFAULT_SCOPES,
+    checked_key_name,
+    is_key_id,
+    make_key,
+    parse_quota,
+    parse_scopes,
+)
+from sandkasten.model.tenancy import checked_tenant
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+    from sandkasten.ports import Keys
+
+Count = Annotated[StrictInt, Field(ge=0, le=1 << 60)]
+
+
+class Quota(Body):
+    max_sessions: Count | None = None
+    max_memory_bytes: Count | None = None
+    max_disk_bytes: Count | None = None
+    requests_per_second: Annotated[StrictInt | StrictFloat, Field(gt=0, le=10**6)] | None = None
+
+
+class KeyBody(Body):
+    tenant: str | None = Field(None, description="Whose it is; the asker's when left out.")
+    name: str = Field("", description="A remark for people.")
+    scopes: list[str] | None = Field(
+        None, description="sessions, files and workspaces when left out."
+    )
+    expires_in_seconds: Annotated[StrictInt | StrictFloat, Field(gt=0, le=10**10)] | None = None
+    quota: Quota | None = None
+
+
+class KeysQuery(Query):
+    tenant: str | None = None
+
+
+class Key(Answer):
+    id: str
+    tenant: str
+    name: str
+    scopes: list[str]
+    quota: dict[str, int | float | None]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+class NewKey(Key):
+    key: str = Field(description="The key. It is not kept and never shown again.")
+
+
+class KeyList(Answer):
+    keys: list[Key]
+    count: int
+
+
+async def create(call: Call) -> Response:
+    body = await call.body(KeyBody)
+    keys = _keys(call)
+    now = call.server.clock.now()
+    made = make_key()
+    row = KeyRow(
+        id=made.id,
+        tenant=call.principal.tenant if body.tenant is None else checked_tenant(body.tenant),
+        name=checked_key_name(body.name),
+        scopes=DEFAULT_SCOPES if body.scopes is None else parse_scopes(body.scopes),
+        created_at=now,
+        quota=parse_quota({} if body.quota is None else body.quota.model_dump()),
+        expires_at=None if body.expires_in_seconds is None else now + body.expires_in_seconds,
+    )
+    await keys.add(row, made.hashed)
+    return answer({**key_fields(row), "key": made.text}, 201)
+
+
+async def listed(call: Call) -> Response:
+    found = await _keys(call).list(call.query(KeysQuery).tenant)
+    return answer({"keys": [key_fields(row) for row in found], "count": len(found)})
+
+
+async def revoke(call: Call) -> Response:
+    key_id = call.path("id")
+    row = None
+    if is_key_id(key_id):
+        row = await _keys(call).revoke(key_id, call.server.clock.now())
+    if row is None:
+        raise NotFound("there is no key with that id", hint="list them: sandkasten key ls")
+    return answer({**key_fields(row), "ok": True})
+
+
+def key_fields(row: KeyRow) -> dict[str, object]:
+    return {
+        "id": row.id,
+        "tenant": row.tenant,
+        "name": row.name,
+        "scopes": sorted(row.scopes),
+        "quota": asdict(row.quota),
+        "created_at": row.created_at,
+        "expires_at": row.expires_at,
+        "revoked_at": row.revoked_at,
+        "last_used_at": row.last_used_at,
+    }
+
+
+def _keys(call: Call) -> Keys:
+    if call.server.keys is None:
+        raise UnsupportedByBackend("this daemon keeps no keys", hint="it takes one with a database")
+    return call.server.keys
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/keys",
+        create,
+        "Make an API key",
+        "keys",
+        scope="admin",
+        body=KeyBody,
+        body_required=False,
+        answer=NewKey,
+        status=201,
+        errors=(InvalidRequest, QuotaExceeded, UnsupportedByBackend),
+        description="The answer is the only place where the key itself is ever shown.",
+    ),
+    Route(
+        "GET",
+        "/v1/keys",
+        listed,
+        "List API keys",
+        "keys",
+        scope="admin",
+        query=KeysQuery,
+        answer=KeyList,
+        errors=(UnsupportedByBackend,),
+        description="Also revoked and expired ones; of all tenants unless one is named.",
+    ),
+    Route(
+        "DELETE",
+        "/v1/keys/{id}",
+        revoke,
+        "Revoke an API key",
+        "keys",
+        scope="admin",
+        answer=Key,
+        errors=(NotFound, QuotaExceeded, UnsupportedByBackend),
+        description="From this answer on it opens nothing. Twice is fine; the first time counts.",
+    ),
+)

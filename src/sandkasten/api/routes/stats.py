@@ -1,0 +1,194 @@
+"""What a session uses, what runs in it, and stopping and continuing it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.api.printing import answer
+from sandkasten.api.routes.execs import GONE
+from sandkasten.api.routes.sessions import Session, session_fields
+from sandkasten.api.routing import Answer, Route
+from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+    from sandkasten.model.sandbox import DiskUsage, Process, Stats
+
+
+class DiskAnswer(Answer):
+    path: str
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+    inodes: int | None
+    inodes_free: int | None
+
+
+class StatsAnswer(Answer):
+    """null: the kernel does not count it here, or a paused sandbox cannot be asked."""
+
+    memory_bytes: int | None
+    memory_limit: int | None
+    cpu_usage_usec: int | None
+    memory_peak_bytes: int | None
+    memory_limit_bytes: int | None
+    cpu_usec: int | None
+    pids: int | None
+    pids_limit: int | None
+    pids_refused: int | None
+    oom_kills: int | None
+    uptime_ms: int
+    processes: int | None
+    running: int | None
+    shells: int | None
+    connections: int | None
+    disk: list[DiskAnswer]
+
+
+class ProcessAnswer(Answer):
+    pid: int
+    ppid: int
+    uid: int
+    state: str
+    name: str
+    cmdline: list[str]
+    rss_bytes: int
+    cpu_ms: int
+    started_at: float
+    threads: int
+    exec_id: str | None
+
+
+class Reclaimed(Answer):
+    ok: bool
+    bytes: int
+
+
+async def stats(call: Call) -> Response:
+    return answer(stats_fields(await call.engine.stats(await call.session())))
+
+
+async def processes(call: Call) -> Response:
+    found = await call.engine.processes(await call.session())
+    return answer([_process(one) for one in found])
+
+
+async def pause(call: Call) -> Response:
+    return answer(session_fields(await call.engine.pause(await call.session())))
+
+
+async def resume(call: Call) -> Response:
+    return answer(session_fields(await call.engine.resume(await call.session())))
+
+
+async def reclaim(call: Call) -> Response:
+    return answer({"ok": True, "bytes": await call.engine.reclaim(await call.session())})
+
+
+def stats_fields(stats: Stats) -> dict[str, object]:
+    usage = stats.usage
+    return {
+        "memory_bytes": usage.memory_bytes,
+        "memory_limit": usage.memory_limit_bytes,
+        "cpu_usage_usec": usage.cpu_usec,
+        "memory_peak_bytes": usage.memory_peak_bytes,
+        "memory_limit_bytes": usage.memory_limit_bytes,
+        "cpu_usec": usage.cpu_usec,
+        "pids": usage.pids,
+        "pids_limit": usage.pids_limit,
+        "pids_refused": usage.pids_refused,
+        "oom_kills": usage.oom_kills,
+        "uptime_ms": stats.uptime_ms,
+        "processes": stats.processes,
+        "running": stats.running,
+        "shells": stats.shells,
+        "connections": stats.connections,
+        "disk": [_disk(one) for one in stats.disk],
+    }
+
+
+def _disk(disk: DiskUsage) -> dict[str, object]:
+    return {
+        "path": disk.path,
+        "total_bytes": disk.total_bytes,
+        "used_bytes": disk.used_bytes,
+        "free_bytes": disk.free_bytes,
+        "inodes": disk.inodes,
+        "inodes_free": disk.inodes_free,
+    }
+
+
+def _process(one: Process) -> dict[str, object]:
+    return {
+        "pid": one.pid,
+        "ppid": one.ppid,
+        "uid": one.uid,
+        "state": one.state,
+        "name": _text(one.name),
+        "cmdline": [_text(part) for part in one.cmdline],
+        "rss_bytes": one.rss_bytes,
+        "cpu_ms": one.cpu_ms,
+        "started_at": one.started_at,
+        "threads": one.threads,
+        "exec_id": one.exec_id,
+    }
+
+
+def _text(name: str) -> str:
+    """A process can call itself anything; what is no UTF-8 comes as lone surrogates."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+_BUSY = (*GONE, Conflict, Busy)
+_PAUSE = (*_BUSY, UnsupportedByBackend)
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/sessions/{id}/stats",
+        stats,
+        "What a session uses now",
+        "sessions",
+        answer=StatsAnswer,
+        errors=_BUSY,
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/processes",
+        processes,
+        "What runs in a session",
+        "sessions",
+        answer=ProcessAnswer,
+        array=True,
+        errors=_BUSY,
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/pause",
+        pause,
+        "Stop everything in a session until it is resumed",
+        "sessions",
+        answer=Session,
+        errors=_PAUSE,
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/resume",
+        resume,
+        "Let a paused session go on",
+        "sessions",
+        answer=Session,
+        errors=_PAUSE,
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/reclaim",
+        reclaim,
+        "Give the host back what memory a session can spare",
+        "sessions",
+        answer=Reclaimed,
+        errors=_PAUSE,
+    ),
+)

@@ -1,0 +1,207 @@
+"""Named workspaces: what there is, and their files through whoever has them."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import Field, StrictFloat, StrictInt
+
+from sandkasten.api.names import name_fields
+from sandkasten.api.printing import answer
+from sandkasten.api.routes.fs import file_routes
+from sandkasten.api.routing import Answer, Body, Query, Route
+from sandkasten.api.spots import Spot
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    Conflict,
+    FileNotFound,
+    InvalidRequest,
+    NotADirectory,
+    QuotaExceeded,
+    UnsupportedByBackend,
+    WorkspaceDamaged,
+    WorkspaceNotFound,
+)
+from sandkasten.model.spec import WORKSPACE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+    from sandkasten.model.workspace import Workspace
+
+Megabytes = Annotated[StrictInt | StrictFloat, Field(ge=1, le=10**9)]
+# What one answer of the short listing holds; `fs/list` has pages.
+_SHORT_LIST = 5000
+
+
+class NewBody(Body):
+    name: str | None = None
+    id: str | None = Field(None, description="Another name for `name`.")
+    size_mb: Megabytes | None = Field(None, description="Without it, the operator's.")
+
+
+class CopyBody(Body):
+    name: str = Field(description="Of the copy.")
+
+
+class ResizeBody(Body):
+    size_mb: Megabytes
+
+
+class ShortListQuery(Query):
+    path: str | None = None
+    path_b64: str | None = None
+
+
+class OneWorkspace(Answer):
+    id: str
+    name: str
+    kind: str | None = Field(description="image: the kernel holds it to its size; or directory.")
+    size: int | None
+    size_bytes: int | None
+    used_bytes: int | None
+    allocated_bytes: int | None
+    created_at: float | None
+    used_by: list[str] = Field(description="Ids of the sessions that have it.")
+    shared: bool
+    problem: str | None = Field(description="Why it cannot be used as it is.")
+
+
+class AllWorkspaces(Answer):
+    workspaces: list[OneWorkspace]
+
+
+class ShortEntry(Answer):
+    name: str
+    is_dir: bool
+
+
+class ShortList(Answer):
+    entries: list[ShortEntry]
+
+
+class Done(Answer):
+    ok: bool
+
+
+async def listed(call: Call) -> Response:
+    found = await call.engine.workspaces.list(tenant=call.principal.tenant)
+    return answer({"workspaces": [workspace_fields(one) for one in found]})
+
+
+async def described(call: Call) -> Response:
+    one = await call.engine.workspaces.get(call.path("id"), tenant=call.principal.tenant)
+    return answer(workspace_fields(one))
+
+
+async def create(call: Call) -> Response:
+    body = await call.body(NewBody)
+    name = body.name if body.name is not None else body.id
+    if name is None or (body.name is not None and body.id not in (None, body.name)):
+        raise InvalidRequest(
+            "the workspace needs one name", hint="send name", field="name", http_status=422
+        )
+    made = await call.engine.workspaces.create(
+        name, size_mb=body.size_mb, tenant=call.principal.tenant
+    )
+    return answer(workspace_fields(made), 201)
+
+
+async def copy(call: Call) -> Response:
+    body = await call.body(CopyBody)
+    made = await call.engine.workspaces.copy(
+        call.path("id"), body.name, tenant=call.principal.tenant
+    )
+    return answer(workspace_fields(made), 201)
+
+
+async def resize(call: Call) -> Response:
+    body = await call.body(ResizeBody)
+    one = await call.engine.workspaces.resize(
+        call.path("id"), body.size_mb, tenant=call.principal.tenant
+    )
+    return answer(workspace_fields(one))
+
+
+async def delete(call: Call) -> Response:
+    await call.engine.workspaces.delete(call.path("id"), tenant=call.principal.tenant)
+    return answer({"ok": True})
+
+
+async def short_list(call: Call) -> Response:
+    query = call.query(ShortListQuery)
+    async with of_workspace(call) as spot:
+        path = spot.named(query.path or None, query.path_b64, otherwise=WORKSPACE)
+        page = await call.engine.files.list(spot.sandbox_id, path, limit=_SHORT_LIST)
+    entries = [{**name_fields("name", one.name), "is_dir": one.is_dir} for one in page.entries]
+    return answer({"entries": entries, "truncated": page.next is not None})
+
+
+def workspace_fields(one: Workspace) -> dict[str, object]:
+    return {
+        "id": one.name,
+        "name": one.name,
+        "kind": one.kind,
+        "size": one.size_bytes,
+        "size_bytes": one.size_bytes,
+        "used_bytes": one.used_bytes,
+        "allocated_bytes": one.allocated_bytes,
+        "created_at": one.created_at,
+        "used_by": list(one.used_by),
+        "shared": one.shared,
+        "problem": one.problem,
+    }
+
+
+@asynccontextmanager
+async def of_workspace(call: Call) -> AsyncIterator[Spot]:
+    lending = call.engine.workspace_files.lent(call.path("id"), tenant=call.principal.tenant)
+    async with lending as sandbox_id:
+        yield Spot(sandbox_id, workspace_only=True)
+
+
+_TAG: Final = "workspaces"
+_HERE = "/v1/workspaces/{id}"
+_GONE = (WorkspaceNotFound, WorkspaceDamaged, UnsupportedByBackend)
+_MADE = (Conflict, QuotaExceeded, UnsupportedByBackend)
+_FILES = (*_GONE, Conflict, Busy, BackendUnavailable)
+
+ROUTES = (
+    Route(
+        "GET", "/v1/workspaces", listed, "List workspaces", _TAG, _TAG,
+        answer=AllWorkspaces, errors=(UnsupportedByBackend,),
+        description="Without what they take: one of them, asked for alone, is measured.",
+    ),
+    Route(
+        "POST", "/v1/workspaces", create, "Make an empty workspace", _TAG, _TAG,
+        body=NewBody, answer=OneWorkspace, status=201, errors=_MADE,
+        description="A session that names a workspace which is not there makes it by itself.",
+    ),
+    Route(
+        "GET", _HERE, described, "Describe and measure a workspace", _TAG, _TAG,
+        answer=OneWorkspace, errors=_GONE,
+    ),
+    Route(
+        "DELETE", _HERE, delete, "Delete a workspace with everything in it", _TAG, _TAG,
+        answer=Done, errors=(*_GONE, Conflict),
+        description="Conflict while a session has it.",
+    ),
+    Route(
+        "POST", f"{_HERE}/copy", copy, "Copy a workspace", _TAG, _TAG,
+        body=CopyBody, answer=OneWorkspace, status=201, errors=(*_GONE, *_MADE),
+    ),
+    Route(
+        "POST", f"{_HERE}/resize", resize, "Enlarge a workspace", _TAG, _TAG,
+        body=ResizeBody, answer=OneWorkspace, errors=(*_GONE, *_MADE),
+    ),
+    Route(
+        "GET", f"{_HERE}/fs", short_list, "List a directory of a workspace, names only", _TAG, _TAG,
+        query=ShortListQuery, answer=ShortList, errors=(*_FILES, FileNotFound, NotADirectory),
+    ),
+    *file_routes(_HERE, of_workspace, tag=_TAG, scope="workspaces", gone=_FILES),
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""Where a daemon listens: `http://host:port`, `https://…` or `unix:///path/daemon.sock`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from sandkasten.errors import InvalidRequest
+
+_HINT = "say http://host:8080, https://host or unix:///path/daemon.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    base: str
+    """What every path is added to; never ends with a slash."""
+    socket: str | None = None
+    """The Unix socket to go through instead of the network."""
+    shown: str = ""
+
+    @property
+    def local(self) -> bool:
+        host = urlsplit(self.base).hostname
+        return self.socket is not None or host in ("localhost", "127.0.0.1", "::1")
+
+
+def address_of(url: str) -> Address:
+    """The address, or InvalidRequest. A password in it would end up in logs, so none may be."""
+    try:
+        parts = urlsplit(url)
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError:
+        raise InvalidRequest(f"{url[:200]!r} is no address", hint=_HINT, field="url") from None
+    if parts.username is not None or parts.password is not None:
+        raise InvalidRequest(
+            "the address holds a user or a password", hint="give the key as api_key", field="url"
+        )
+    if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
+        # The name is only there because HTTP wants one: whoever listens on a socket is local.
+        return Address("http://localhost", socket=unquote(parts.path), shown=url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
+        raise InvalidRequest(f"{url[:200]!r} is no address", hint=_HINT, field="url")
+    if parts.query or parts.fragment:
+        raise InvalidRequest(f"{url[:200]!r} is no address", hint=_HINT, field="url")
+    return Address(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", shown=url)

@@ -1,0 +1,339 @@
+"""One daemon over HTTP: sends, waits, tries again where that is safe, and tells failures.
+
+Knows HTTP and nothing of sandboxes. A request is sent again only when it cannot have been taken
+up (nobody listened, or the daemon said "later") or when doing it twice is the same as once; the
+number of tries is bounded. Whatever goes wrong is a class of `errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from sandkasten.client.http.address import Address, address_of
+from sandkasten.client.http.problems import error_of
+from sandkasten.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    ProtocolViolation,
+    SandkastenError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+
+TRIES: Final = 5
+FIRST_PAUSE_S: Final = 0.1
+# What a server may make us wait by Retry-After; more than that is the caller's business.
+MOST_PAUSE_S: Final = 10.0
+ANSWER_S: Final = 60.0
+CONNECT_S: Final = 10.0
+# Below what servers keep an idle connection for, so that none is used while it is being closed.
+_KEEP_ALIVE_S: Final = 4.0
+_MAX_ERROR_BYTES: Final = 1 << 20
+_AT_ONCE: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request. `repeatable`: doing it twice is the same as doing it once."""
+
+    method: str
+    path: str
+    body: object = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    data: AsyncIterable[bytes] | bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    repeatable: bool = False
+    answer_s: float | None = ANSWER_S
+    """None: for as long as it takes."""
+
+
+class Connection:
+    """Belongs to one event loop. Holds sockets open until `aclose`."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.address: Address = address_of(url)
+        self._api_key = api_key
+        self._http: aiohttp.ClientSession | None = None
+        self._random = random.Random()  # noqa: S311  (spreads retries, guards nothing)
+
+    async def ask(self, order: Order) -> Any:
+        """The JSON answer."""
+        return (await self.ask_page(order))[0]
+
+    async def ask_page(self, order: Order) -> tuple[Any, Mapping[str, str]]:
+        """The JSON answer, and its headers."""
+        raw, headers = await self._fetch(order)
+        try:
+            return json.loads(raw), headers
+        except ValueError:
+            raise ProtocolViolation(
+                f"{order.method} {order.path} answered something that is no JSON",
+                hint=f"is {self.address.shown} a Sandkasten daemon?",
+            ) from None
+
+    async def _fetch(self, order: Order) -> tuple[bytes, Mapping[str, str]]:
+        """The whole body of the answer, and its headers."""
+        turn = 0
+        while True:
+            turn += 1
+            try:
+                async with self._request(order) as answer:
+                    raw = await answer.read()
+                    if answer.status < 300:
+                        return raw, answer.headers
+                    failure = error_of(answer.status, raw)
+                    pause_s = self._after(order, answer, failure, turn)
+            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+                failure = self._trouble(order, exc)
+                pause_s = self._again(order, exc, turn)
+            if pause_s is None:
+                raise failure
+            await asyncio.sleep(pause_s)
+
+    @asynccontextmanager
+    async def stream(self, order: Order) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """The answer while it comes; its reader meets aiohttp's own errors (see `reading`)."""
+        turn = 0
+        while True:
+            turn += 1
+            began = False
+            try:
+                async with self._request(order) as answer:
+                    if answer.status < 300:
+                        began = True
+                        yield answer
+                        return
+                    raw = await answer.content.read(_MAX_ERROR_BYTES)
+                    failure = error_of(answer.status, raw)
+                    pause_s = self._after(order, answer, failure, turn)
+            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+                if began:
+                    raise
+                failure = self._trouble(order, exc)
+                pause_s = self._again(order, exc, turn)
+            if pause_s is None:
+                raise failure
+            await asyncio.sleep(pause_s)
+
+    async def websocket(
+        self, path: str, query: Mapping[str, str]
+    ) -> aiohttp.ClientWebSocketResponse:
+        order = Order("GET", path)
+        turn = 0
+        while True:
+            turn += 1
+            try:
+                return await self._session().ws_connect(
+                    self.address.base + path, params=query, max_msg_size=0, heartbeat=20.0
+                )
+            except aiohttp.WSServerHandshakeError as exc:
+                # The library drops the body of a refusal; asked plainly, the daemon says it again.
+                raise await self._refusal(path, query, exc) from None
+            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+                pause_s = self._again(order, exc, turn)
+                if pause_s is None:
+                    raise self._trouble(order, exc) from exc
+            await asyncio.sleep(pause_s)
+
+    async def aclose(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    # ---- below
+
+    @asynccontextmanager
+    async def _request(self, order: Order) -> AsyncGenerator[aiohttp.ClientResponse]:
+        headers = dict(order.headers)
+        data: Any = order.data
+        if order.body is not None:
+            data = _json(order.body)
+            headers["Content-Type"] = "application/json"
+        source = None
+        if isinstance(data, bytes):
+            if len(data) > _AT_ONCE:
+                # In pieces, so that the loop can do other things between them.
+                data = io.BytesIO(data)
+        elif data is not None:
+            source = _Source(data)
+            data = source.pieces()
+        try:
+            async with self._session().request(
+                order.method,
+                self.address.base + order.path,
+                params=dict(order.query),
+                data=data,
+                headers=headers,
+                # A daemon never sends one, and it could carry the key elsewhere.
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=order.answer_s, sock_connect=CONNECT_S),
+            ) as answer:
+                yield answer
+        except aiohttp.ClientError:
+            # What the caller's own stream raised is the caller's, not the connection's.
+            if source is not None and source.failure is not None:
+                raise source.failure from None
+            raise
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            headers = {"User-Agent": "sandkasten-python", "Accept-Encoding": "identity"}
+            if self._api_key is not None:
+                headers["Authorization"] = f"Bearer {self._api_key}"
+            connector: aiohttp.BaseConnector
+            if self.address.socket is not None:
+                connector = aiohttp.UnixConnector(
+                    self.address.socket,
+                    limit=0,
+                    keepalive_timeout=_KEEP_ALIVE_S,
+                )
+            else:
+                # No bound on connections: a waiting command must never hold up another's kill.
+                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+            self._http = aiohttp.ClientSession(
+                connector=connector,
+                headers=headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                # The proxy of the environment is for other machines.
+                trust_env=not self.address.local,
+                read_bufsize=1 << 18,
+            )
+        return self._http
+
+    def _after(
+        self, order: Order, answer: aiohttp.ClientResponse, failure: SandkastenError, turn: int
+    ) -> float | None:
+        """Seconds to wait before asking again; None: this is the answer."""
+        if turn >= TRIES or not _may_pass(answer.status, failure, order) or _is_spent(order):
+            return None
+        told = answer.headers.get("Retry-After", "")
+        wanted = float(told) if told.isascii() and told.isdigit() else 0.0
+        return None if wanted > MOST_PAUSE_S else max(wanted, self._pause(turn))
+
+    def _again(self, order: Order, exc: Exception, turn: int) -> float | None:
+        unsent = isinstance(exc, aiohttp.ClientConnectorError)
+        hopeless = isinstance(exc, aiohttp.InvalidURL | aiohttp.ClientSSLError | TimeoutError)
+        if turn >= TRIES or hopeless or not (unsent or order.repeatable) or _is_spent(order):
+            return None
+        return self._pause(turn)
+
+    def _pause(self, turn: int) -> float:
+        """Twice as long each time, and not the same for everybody who was thrown out at once."""
+        return FIRST_PAUSE_S * 2.0 ** (turn - 1) * self._random.uniform(0.5, 1.0)
+
+    def _trouble(self, order: Order, exc: Exception) -> SandkastenError:
+        if isinstance(exc, aiohttp.ClientSSLError):
+            return BackendUnavailable(
+                f"the daemon at {self.address.shown} cannot be trusted: {exc}",
+                hint="its certificate must be signed by somebody this machine trusts",
+            )
+        if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.InvalidURL):
+            return self._unreachable(exc)
+        what = f"{order.method} {order.path}"
+        if isinstance(exc, TimeoutError):
+            return BackendUnavailable(
+                f"the daemon did not answer {what} within {order.answer_s or CONNECT_S:g} s",
+                hint="it may be overloaded; look at its log",
+            )
+        return BackendUnavailable(
+            f"the connection broke before {what} was answered ({type(exc).__name__})",
+            hint="the daemon may have been restarted"
+            if order.repeatable
+            else "whether it was done is not known; look before asking again",
+        )
+
+    def _unreachable(self, exc: Exception) -> BackendUnavailable:
+        found = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+        reason = getattr(found, "strerror", None) or type(found).__name__
+        return BackendUnavailable(
+            f"no daemon answers at {self.address.shown} ({reason})",
+            hint="start it with: sandkasten serve; or look at SANDKASTEN_URL",
+        )
+
+    async def _refusal(
+        self, path: str, query: Mapping[str, str], exc: aiohttp.WSServerHandshakeError
+    ) -> SandkastenError:
+        try:
+            async with self._request(Order("GET", path, query=query, headers=_UPGRADE)) as answer:
+                if answer.status >= 400:
+                    return error_of(answer.status, await answer.content.read(_MAX_ERROR_BYTES))
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            pass
+        return error_of(exc.status, b"")
+
+
+# The header of a handshake, so that a second look at a refusal takes the same way.
+_UPGRADE: Final[Mapping[str, str]] = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "c2FuZGthc3RlbiBzYW5kaw==",
+}
+
+
+def _json(body: object) -> bytes:
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            "a text of the request holds bytes that are no UTF-8",
+            hint="JSON cannot carry them; give bytes where bytes are taken",
+        ) from None
+    except (TypeError, ValueError) as exc:
+        raise InvalidRequest(
+            f"the request cannot be sent: {exc}", hint="look at its values"
+        ) from None
+
+
+class _Source:
+    """A caller's stream on its way out, which remembers what it failed with."""
+
+    def __init__(self, pieces: AsyncIterable[bytes]) -> None:
+        self._pieces = pieces
+        self.failure: BaseException | None = None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._pieces:
+                yield piece
+        except GeneratorExit:
+            raise
+        except BaseException as exc:
+            self.failure = exc
+            raise
+
+
+def _may_pass(status: int, failure: SandkastenError, order: Order) -> bool:
+    """Whether the daemon said "later", and nothing of it was done."""
+    if status == 429:
+        # Asked too often; having too much of something does not pass by waiting.
+        return failure.details.get("quota") in (None, "rate", "connections")
+    return status == 503 and order.repeatable and failure.retryable
+
+
+def _is_spent(order: Order) -> bool:
+    """A stream that was begun cannot be sent again from its beginning."""
+    return order.data is not None and not isinstance(order.data, bytes)
+
+
+@asynccontextmanager
+async def reading(connection: Connection, what: str) -> AsyncGenerator[None]:
+    """Around the reading of a stream: a connection that breaks is one of our errors."""
+    try:
+        yield
+    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        raise BackendUnavailable(
+            f"the connection to {connection.address.shown} broke while {what} "
+            f"({type(exc).__name__})",
+            hint="the daemon may have been restarted; ask again",
+        ) from exc

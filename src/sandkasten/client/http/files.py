@@ -1,0 +1,286 @@
+"""Files of a daemon's sandboxes: bytes by the stream, everything else as JSON.
+
+Nothing is held in memory beyond the piece at hand, but for `read`, which is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import aiohttp
+
+from sandkasten.client.http import mapping_files as mapping
+from sandkasten.client.http.connection import Order, reading
+from sandkasten.client.http.problems import body_error
+from sandkasten.client.http.streams import PAUSE_S, RECONNECTS, events, parsed
+from sandkasten.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    IsADirectory,
+    PayloadTooLarge,
+)
+from sandkasten.model.files import Change, FileContent
+from sandkasten.model.numbers import whole
+from sandkasten.model.paths import sandbox_path
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+
+    from sandkasten.client.http.connection import Connection
+    from sandkasten.model.files import FileEntry, Listing, TarSummary
+
+MAX_WHOLE_READ: Final = 512 << 20
+CHUNK: Final = 1 << 20
+_HIGHEST: Final = 2**62
+_OCTETS: Final = {"Content-Type": "application/octet-stream"}
+_TAR: Final = "application/x-tar"
+_EVENTS: Final = {"Accept": "text/event-stream"}
+# Between two pieces of a file: a sandbox that is busy is slow, and not gone.
+_STALL_S: Final = 120.0
+
+
+class HttpFiles:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def read(
+        self,
+        sandbox_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+    ) -> FileContent:
+        offset = whole("offset", offset, low=0, high=_HIGHEST)
+        bounds = [
+            whole(name, value, low=0, high=_HIGHEST)
+            for name, value in (("limit", limit), ("max_bytes", max_bytes))
+            if value is not None
+        ]
+        most = min(bounds) if bounds else None
+        full = sandbox_path(path)
+        if most == 0:
+            entry = await self.stat(sandbox_id, path)
+            return FileContent(full, b"", entry.size, offset < entry.size)
+        order = self._part(sandbox_id, path, offset, most)
+        try:
+            async with (
+                reading(self._connection, f"{path} was read"),
+                self._connection.stream(order) as answer,
+            ):
+                _not_a_tree(answer, path)
+                told = int(answer.headers.get("Content-Length", "0"))
+                if told > MAX_WHOLE_READ:
+                    raise PayloadTooLarge(
+                        f"{path} has {told} bytes, more than {MAX_WHOLE_READ} at once",
+                        hint="download it, or read it in parts with offset and limit",
+                    )
+                data = await answer.read()
+                size = mapping.size_of(answer.headers, len(data))
+        except InvalidRequest as exc:
+            behind = exc.details.get("size")
+            if not isinstance(behind, int):
+                raise
+            # A part behind the end is empty here, as it is for whoever reads the file itself.
+            return FileContent(full, b"", behind, truncated=False)
+        return FileContent(full, data, size, offset + len(data) < size)
+
+    @asynccontextmanager
+    async def read_stream(
+        self, sandbox_id: str, path: str, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncGenerator[tuple[FileEntry, AsyncIterator[bytes]]]:
+        offset = whole("offset", offset, low=0, high=_HIGHEST)
+        most = None if limit is None else whole("limit", limit, low=0, high=_HIGHEST)
+        entry = await self.stat(sandbox_id, path)
+        if most == 0 or (offset and offset >= entry.size):
+            yield entry, _nothing()
+            return
+        async with self._connection.stream(self._part(sandbox_id, path, offset, most)) as answer:
+            _not_a_tree(answer, path)
+            yield entry, self._pieces(answer, f"{path} was read")
+
+    async def write(
+        self,
+        sandbox_id: str,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+    ) -> FileEntry:
+        query = mapping.name_fields("path", path)
+        if mode is not None:
+            query["mode"] = f"{whole('mode', mode, low=0, high=0o7777):04o}"
+        if not overwrite:
+            query["overwrite"] = "false"
+        order = Order(
+            "PUT",
+            _path(sandbox_id, "file"),
+            query=query,
+            data=data,
+            headers=_OCTETS,
+            repeatable=overwrite,
+            answer_s=None,
+        )
+        return mapping.entry_of(await self._connection.ask(order))
+
+    async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry:
+        query = mapping.name_fields("path", path)
+        if not follow:
+            query["follow"] = "false"
+        return mapping.entry_of(await self._get(sandbox_id, "stat", query))
+
+    async def list(
+        self,
+        sandbox_id: str,
+        path: str,
+        *,
+        recursive: bool = False,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Listing:
+        query = {**mapping.name_fields("path", path), "limit": str(limit)}
+        if recursive:
+            query["recursive"] = "true"
+        if cursor is not None:
+            query["cursor"] = cursor
+        return mapping.listing_of(await self._get(sandbox_id, "list", query))
+
+    async def mkdir(
+        self, sandbox_id: str, path: str, *, parents: bool = True, exist_ok: bool = True
+    ) -> FileEntry:
+        body = {**mapping.name_fields("path", path), "parents": parents, "exist_ok": exist_ok}
+        return mapping.entry_of(await self._post(sandbox_id, "mkdir", body, repeatable=exist_ok))
+
+    async def move(
+        self, sandbox_id: str, source: str, destination: str, *, overwrite: bool = False
+    ) -> FileEntry:
+        body = {
+            **mapping.name_fields("source", source),
+            **mapping.name_fields("destination", destination),
+            "overwrite": overwrite,
+        }
+        return mapping.entry_of(await self._post(sandbox_id, "move", body))
+
+    async def remove(
+        self, sandbox_id: str, path: str, *, recursive: bool = False, missing_ok: bool = False
+    ) -> int:
+        body = {
+            **mapping.name_fields("path", path),
+            "recursive": recursive,
+            "missing_ok": missing_ok,
+        }
+        return mapping.removed_of(
+            await self._post(sandbox_id, "delete", body, repeatable=missing_ok)
+        )
+
+    async def watch(
+        self, sandbox_id: str, path: str, *, recursive: bool = True
+    ) -> AsyncGenerator[Change]:
+        query = {**mapping.name_fields("path", path), "recursive": str(recursive).lower()}
+        order = Order(
+            "GET",
+            _path(sandbox_id, "watch"),
+            query=query,
+            headers=_EVENTS,
+            repeatable=True,
+            answer_s=None,
+        )
+        broken = 0
+        while True:
+            cause: Exception | None = None
+            try:
+                async with self._connection.stream(order) as answer:
+                    async for event in events(answer):
+                        if event.name == "change":
+                            yield mapping.change_of(parsed(event))
+                        elif event.name == "overflow":
+                            yield Change("overflow", "", is_dir=False)
+                        elif event.name == "ready":
+                            if broken:
+                                # What happened while nobody watched is not known.
+                                yield Change("overflow", "", is_dir=False)
+                            broken = 0
+                        elif event.name == "error":
+                            raise body_error(parsed(event))
+            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+                cause = exc
+            broken += 1
+            if broken > RECONNECTS:
+                raise BackendUnavailable(
+                    f"the connection broke while {path} was watched", hint="watch it again"
+                ) from cause
+            await asyncio.sleep(PAUSE_S * broken)
+
+    async def tar_in(self, sandbox_id: str, path: str, data: AsyncIterable[bytes]) -> TarSummary:
+        order = Order(
+            "POST",
+            _path(sandbox_id, "upload"),
+            query=mapping.name_fields("path", path),
+            data=data,
+            headers={"Content-Type": _TAR},
+            answer_s=None,
+        )
+        return mapping.summary_of(await self._connection.ask(order))
+
+    async def tar_out(self, sandbox_id: str, path: str) -> AsyncGenerator[bytes]:
+        order = Order(
+            "GET",
+            _path(sandbox_id, "download"),
+            query={**mapping.name_fields("path", path), "format": "tar"},
+            repeatable=True,
+            answer_s=None,
+        )
+        async with self._connection.stream(order) as answer:
+            async for piece in self._pieces(answer, f"{path} was packed"):
+                yield piece
+
+    # ---- below
+
+    def _part(self, sandbox_id: str, path: str, offset: int, most: int | None) -> Order:
+        return Order(
+            "GET",
+            _path(sandbox_id, "download"),
+            query=mapping.name_fields("path", path),
+            headers=mapping.range_of(offset, most),
+            repeatable=True,
+            answer_s=None,
+        )
+
+    async def _pieces(self, answer: aiohttp.ClientResponse, what: str) -> AsyncGenerator[bytes]:
+        """The body as it comes; one that ends before its promised end is an error, never short."""
+        async with reading(self._connection, what):
+            while True:
+                async with asyncio.timeout(_STALL_S):
+                    piece = await answer.content.read(CHUNK)
+                if not piece:
+                    return
+                yield piece
+
+    async def _get(self, sandbox_id: str, verb: str, query: Mapping[str, str]) -> Any:
+        order = Order("GET", _path(sandbox_id, verb), query=query, repeatable=True)
+        return await self._connection.ask(order)
+
+    async def _post(
+        self, sandbox_id: str, verb: str, body: object, *, repeatable: bool = False
+    ) -> Any:
+        order = Order("POST", _path(sandbox_id, verb), body, repeatable=repeatable)
+        return await self._connection.ask(order)
+
+
+def _path(sandbox_id: str, verb: str) -> str:
+    return f"/v1/sessions/{quote(sandbox_id, safe='')}/fs/{verb}"
+
+
+def _not_a_tree(answer: aiohttp.ClientResponse, path: str) -> None:
+    if answer.headers.get("Content-Type", "").startswith(_TAR):
+        raise IsADirectory(f"{path} is a directory", hint="download it, or list it")
+
+
+async def _nothing() -> AsyncGenerator[bytes]:
+    return
+    yield b""

@@ -1,0 +1,170 @@
+"""Images of a daemon. Archives travel through the connection; paths are the caller's own.
+
+What a daemon has no route for is UnsupportedByBackend, with the command to say on its machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from sandkasten.client.http import mapping_images as mapping
+from sandkasten.client.http.connection import Order, reading
+from sandkasten.client.http.problems import body_error
+from sandkasten.client.http.streams import events, parsed
+from sandkasten.client.http.values import given
+from sandkasten.client.transfer import blocks_of
+from sandkasten.errors import BackendUnavailable, FileTrouble, UnsupportedByBackend
+from sandkasten.model.images import ImageProgress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from sandkasten.client.http.connection import Connection
+    from sandkasten.model.images import (
+        ArchiveFormat,
+        BuiltImage,
+        CollectedImages,
+        Exported,
+        ImageInfo,
+        ImageUsage,
+        RemovedImage,
+    )
+
+    Progress = Callable[[ImageProgress], None]
+
+_ALL = "/v1/images"
+
+
+class HttpImages:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def list(self) -> Sequence[ImageInfo]:
+        return mapping.images_of(await self._get(_ALL))
+
+    async def inspect(self, name: str) -> ImageInfo:
+        return mapping.image_of(await self._get(_path(name)))
+
+    async def import_archive(
+        self,
+        path: str,
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Progress | None = None,
+    ) -> Sequence[ImageInfo]:
+        query = given(name=name, platform=platform)
+        try:
+            with await asyncio.to_thread(Path(path).open, "rb") as file:
+                total = os.fstat(file.fileno()).st_size
+                order = Order(
+                    "POST",
+                    f"{_ALL}/import",
+                    query=query,
+                    data=_told(blocks_of(file), total, progress),
+                    headers={"Content-Type": "application/x-tar"},
+                    answer_s=None,
+                )
+                return mapping.images_of(await self._connection.ask(order))
+        except OSError as exc:
+            raise FileTrouble(
+                f"reading {path} failed: {exc.strerror or exc}",
+                hint="only a file can be sent to a daemon; pack a directory as a tar first",
+            ) from exc
+
+    async def export(
+        self,
+        name: str,
+        path: str,
+        *,
+        format: ArchiveFormat = "docker",
+        progress: Progress | None = None,
+    ) -> Exported:
+        raise _only_there("export images", "sandkasten --embedded image export")
+
+    async def pull(
+        self, name: str, *, platform: str | None = None, progress: Progress | None = None
+    ) -> ImageInfo:
+        order = Order(
+            "POST",
+            f"{_ALL}/pull",
+            given(name=name, platform=platform),
+            headers={"Accept": "text/event-stream"},
+            # What has come stays, so that asking again goes on.
+            repeatable=True,
+            answer_s=None,
+        )
+        async with (
+            reading(self._connection, f"{name} was pulled"),
+            self._connection.stream(order) as answer,
+        ):
+            async for event in events(answer):
+                if event.name == "progress" and progress is not None:
+                    progress(mapping.progress_of(parsed(event)))
+                elif event.name == "done":
+                    return mapping.image_of(parsed(event))
+                elif event.name == "error":
+                    raise body_error(parsed(event))
+        raise BackendUnavailable(
+            f"the connection broke while {name} was pulled", hint="pull it again"
+        )
+
+    async def build_debian(
+        self,
+        name: str,
+        suite: str,
+        *,
+        include: Sequence[str] = (),
+        variant: str = "minbase",
+        mirror: str | None = None,
+        refresh: bool = False,
+        progress: Progress | None = None,
+    ) -> BuiltImage:
+        raise _only_there("build images", "sandkasten --embedded image build")
+
+    async def build_steps(
+        self, name: str, file: str, *, refresh: bool = False, progress: Progress | None = None
+    ) -> BuiltImage:
+        raise _only_there("build images", "sandkasten --embedded image build")
+
+    async def tag(self, name: str, new: str) -> ImageInfo:
+        order = Order("POST", f"{_ALL}/tag", {"name": name, "new": new}, repeatable=True)
+        return mapping.image_of(await self._connection.ask(order))
+
+    async def remove(self, name: str) -> RemovedImage:
+        return mapping.removed_of(await self._connection.ask(Order("DELETE", _path(name))))
+
+    async def collect(self) -> CollectedImages:
+        order = Order("POST", f"{_ALL}/collect", {}, answer_s=600.0)
+        return mapping.collected_of(await self._connection.ask(order))
+
+    async def usage(self) -> ImageUsage:
+        return mapping.usage_of(await self._get(f"{_ALL}/usage"))
+
+    async def _get(self, path: str) -> Any:
+        return await self._connection.ask(Order("GET", path, repeatable=True))
+
+
+def _path(name: str) -> str:
+    return f"{_ALL}/{quote(name, safe='')}"
+
+
+async def _told(
+    blocks: AsyncIterator[bytes], total: int, progress: Progress | None
+) -> AsyncIterator[bytes]:
+    moved = 0
+    async for block in blocks:
+        yield block
+        moved += len(block)
+        if progress is not None:
+            progress(ImageProgress("upload", moved, total))
+
+
+def _only_there(what: str, how: str) -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        f"a daemon cannot {what} for somebody elsewhere", hint=f"on its machine: {how}"
+    )

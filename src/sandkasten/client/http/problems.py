@@ -1,0 +1,94 @@
+"""A failing answer turned back into the error it was on the other side. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten import errors
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.errors import Detail
+
+
+def _kinds(kind: type[SandkastenError]) -> Iterator[type[SandkastenError]]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _kinds(one)
+
+
+# Where a family and one of its members share a code, the member is meant.
+BY_CODE: Final[dict[str, type[SandkastenError]]] = {
+    kind.code: kind for kind in _kinds(SandkastenError) if kind.__module__ == errors.__name__
+}
+_BY_STATUS: Final[dict[int, type[SandkastenError]]] = {
+    401: errors.Unauthorized,
+    403: errors.PolicyDenied,
+    404: errors.NotFound,
+    409: errors.Conflict,
+    410: errors.SessionExpired,
+    413: errors.PayloadTooLarge,
+    429: errors.QuotaExceeded,
+    502: errors.BackendUnavailable,
+    503: errors.BackendUnavailable,
+    504: errors.BackendUnavailable,
+    507: errors.QuotaExceeded,
+}
+# More of a foreign page than this helps nobody.
+_SHOWN: Final = 200
+
+
+def error_of(status: int, raw: bytes) -> SandkastenError:
+    """What a failing answer says; a body that is not ours (a proxy's page) is told as it is."""
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or not isinstance(body.get("code", body.get("error_code")), str):
+        kind = _kind_of(status)
+        text = raw[:_SHOWN].decode("utf-8", "replace").strip()
+        return kind(
+            f"the server answered with status {status} and no error of ours: {text!r}",
+            hint="is this the address of a Sandkasten daemon, and nothing between that answers?",
+            http_status=status,
+        )
+    return body_error(body, status)
+
+
+def body_error(body: dict[str, Any], status: int = 500) -> SandkastenError:
+    """The error of an error body, wherever it came in."""
+    code = body.get("code", body.get("error_code"))
+    kind = BY_CODE.get(code) if isinstance(code, str) else None
+    found = (kind or _kind_of(status))(
+        str(body.get("message") or body.get("error") or "the daemon said nothing more"),
+        hint=str(body.get("hint") or ""),
+    )
+    details: dict[str, Detail] = {}
+    given = body.get("details")
+    if isinstance(given, dict):
+        details.update({str(name): _plain(value) for name, value in given.items()})
+    if kind is None and isinstance(code, str):
+        details["code"] = code
+    if isinstance(found, errors.InternalError | errors.BackendError) and body.get("request_id"):
+        # The daemon's log has more under it.
+        details["request_id"] = str(body["request_id"])
+    found.details = details
+    return found
+
+
+def _kind_of(status: int) -> type[SandkastenError]:
+    known = _BY_STATUS.get(status)
+    if known is not None:
+        return known
+    return errors.InvalidRequest if 400 <= status < 500 else errors.InternalError
+
+
+def _plain(value: object) -> Detail:
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, list):
+        return [str(one) for one in value]
+    return json.dumps(value)

@@ -1,0 +1,129 @@
+"""Server-sent events: the parser, and a command followed over connections that may break.
+
+The command belongs to the sandbox; this only watches. A connection that breaks is made again and
+goes on after the last piece that came, so nothing is shown twice and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from sandkasten.client.http.mapping import chunk_of, exec_result_of
+from sandkasten.client.http.problems import body_error
+from sandkasten.client.http.values import record
+from sandkasten.errors import BackendUnavailable, ProtocolViolation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from sandkasten.client.http.connection import Connection, Order
+    from sandkasten.model.execution import Chunk, ExecResult
+
+# The last event holds all kept output, in base64 where it is no text.
+MAX_EVENT_BYTES: Final = 128 << 20
+# A daemon says something every 15 s, if only that it lives.
+SILENCE_S: Final = 60.0
+RECONNECTS: Final = 5
+PAUSE_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    name: str
+    data: str
+
+
+class Parser:
+    """Bytes in, whole events out; comments and fields we do not use are dropped."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._name = ""
+        self._data: list[str] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[Event]:
+        self._rest += data
+        if len(self._rest) + self._size > MAX_EVENT_BYTES:
+            raise ProtocolViolation("an event of the daemon is larger than any it sends")
+        events: list[Event] = []
+        start = 0
+        while (end := self._rest.find(b"\n", start)) >= 0:
+            line = bytes(self._rest[start:end]).removesuffix(b"\r")
+            start = end + 1
+            found = self._line(line)
+            if found is not None:
+                events.append(found)
+        del self._rest[:start]
+        return events
+
+    def _line(self, line: bytes) -> Event | None:
+        if not line:
+            found = Event(self._name or "message", "\n".join(self._data)) if self._data else None
+            self._name, self._data, self._size = "", [], 0
+            return found
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            self._name = value.decode("utf-8", "replace")
+        elif field == b"data":
+            self._data.append(value.decode("utf-8", "replace"))
+            self._size += len(value)
+        return None
+
+
+async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
+    """The events of one answer. TimeoutError when it falls silent, aiohttp's own when it breaks."""
+    parser = Parser()
+    while True:
+        async with asyncio.timeout(SILENCE_S):
+            data = await answer.content.readany()
+        if not data:
+            return
+        for event in parser.feed(data):
+            yield event
+
+
+def parsed(event: Event) -> dict[str, Any]:
+    try:
+        return record(json.loads(event.data), event.name)
+    except ValueError:
+        raise ProtocolViolation("an event of the daemon is no JSON") from None
+
+
+async def follow(
+    connection: Connection, order_after: Callable[[int], Order]
+) -> AsyncIterator[Chunk | ExecResult]:
+    """Pieces as they come, then the result. `order_after(seq)` asks for what comes after `seq`."""
+    seen = 0
+    broken = 0
+    while True:
+        try:
+            async with connection.stream(order_after(seen)) as answer:
+                async for event in events(answer):
+                    if event.name == "chunk":
+                        chunk = chunk_of(parsed(event))
+                        if chunk.seq > seen:
+                            seen, broken = chunk.seq, 0
+                            yield chunk
+                    elif event.name == "done":
+                        yield exec_result_of(parsed(event))
+                        return
+                    elif event.name == "error":
+                        raise body_error(parsed(event))
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            cause: Exception | None = exc
+        else:
+            cause = None
+        broken += 1
+        if broken > RECONNECTS:
+            raise BackendUnavailable(
+                "the connection broke while a command was being followed",
+                hint="the command goes on; ask for it by its exec id",
+            ) from cause
+        await asyncio.sleep(PAUSE_S * broken)

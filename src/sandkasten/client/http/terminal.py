@@ -1,0 +1,187 @@
+"""A terminal inside a sandbox over a WebSocket: bytes both ways, resize, signals, an exit status.
+
+Binary messages are what is typed and printed; texts are JSON. A connection that breaks is made
+again and goes on behind the last byte that came; leaving hangs up, as closing a window does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from sandkasten.client.http.mapping import exec_result_of
+from sandkasten.client.http.problems import body_error
+from sandkasten.client.http.streams import PAUSE_S, RECONNECTS
+from sandkasten.client.http.values import count, record, text
+from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+    from sandkasten.client.http.connection import Connection
+    from sandkasten.model.execution import ExecResult
+
+HELLO_S: Final = 30.0
+# How long a program may take to end when its terminal is closed; the daemon kills it before.
+HANG_UP_S: Final = 5.0
+
+
+class HttpTerminal:
+    """One task may iterate while another sends."""
+
+    def __init__(self, connection: Connection, path: str, rows: int, cols: int) -> None:
+        self._connection = connection
+        self._path = path
+        self._size = (rows, cols)
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._joining = asyncio.Lock()
+        self._seen = 0
+        self._broken = 0
+        self._result: ExecResult | None = None
+        self.exec_id = ""
+
+    async def join(self, first: Mapping[str, str] | None = None) -> None:
+        """Open it with what is asked first, or come back to it."""
+        rows, cols = self._size
+        query = {"rows": str(rows), "cols": str(cols), **(first or {})}
+        if first is None:
+            query |= {"exec_id": self.exec_id, "offset": str(self._seen)}
+        socket = await self._connection.websocket(self._path, query)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello = _told(await socket.receive())
+        except BaseException:
+            await socket.close()
+            raise
+        if hello is None or hello.get("type") != "started":
+            await socket.close()
+            raise ProtocolViolation("the daemon did not say which terminal it opened")
+        self.exec_id = text(hello, "exec_id")
+        self._socket = socket
+
+    async def send(self, data: bytes) -> None:
+        await self._say(data)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        self._size = (rows, cols)
+        await self._say({"type": "resize", "rows": rows, "cols": cols})
+
+    async def signal(self, signal: int) -> None:
+        await self._say({"type": "signal", "signal": signal})
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self._result is None:
+            socket = self._open
+            message = await socket.receive()
+            if message.type == aiohttp.WSMsgType.BINARY:
+                self._broken = 0
+                self._seen += len(message.data)
+                yield message.data
+            elif message.type == aiohttp.WSMsgType.TEXT:
+                self._hear(_told(message))
+            else:
+                await self._rejoin(socket)
+
+    async def result(self) -> ExecResult:
+        async for _ in self:
+            pass
+        assert self._result is not None
+        return self._result
+
+    async def leave(self) -> None:
+        """Hang up, unless it has ended."""
+        socket = self._socket
+        if socket is None or socket.closed:
+            return
+        # It may end, and the daemon with it, while we say goodbye.
+        with suppress(SandkastenError, aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(HANG_UP_S):
+                if self._result is None:
+                    await socket.send_str('{"type":"close"}')
+                while self._result is None:
+                    message = await socket.receive()
+                    if message.type not in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
+                        break
+                    self._hear(_told(message))
+        await socket.close()
+
+    @property
+    def _open(self) -> aiohttp.ClientWebSocketResponse:
+        assert self._socket is not None
+        return self._socket
+
+    def _hear(self, told: dict[str, Any] | None) -> None:
+        if told is None:
+            return
+        if told.get("type") == "exit":
+            self._result = exec_result_of(told)
+        elif told.get("type") == "gap":
+            self._seen += count(told, "bytes")
+
+    async def _say(self, what: bytes | dict[str, object]) -> None:
+        while self._result is None:
+            socket = self._open
+            try:
+                if isinstance(what, bytes):
+                    await socket.send_bytes(what)
+                else:
+                    await socket.send_str(json.dumps(what))
+            except (aiohttp.ClientError, OSError):
+                await self._rejoin(socket)
+            else:
+                return
+
+    async def _rejoin(self, lost: aiohttp.ClientWebSocketResponse) -> None:
+        async with self._joining:
+            if self._socket is not lost:
+                return
+            self._broken += 1
+            if self._broken > RECONNECTS:
+                raise BackendUnavailable(
+                    "the connection to the terminal broke", hint="the daemon may be gone"
+                )
+            await asyncio.sleep(PAUSE_S * self._broken)
+            await self.join()
+
+
+@asynccontextmanager
+async def open_terminal(
+    connection: Connection,
+    path: str,
+    *,
+    command: tuple[str, ...] | None,
+    rows: int,
+    cols: int,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+) -> AsyncGenerator[HttpTerminal]:
+    query: dict[str, str] = {}
+    if command is not None:
+        query["command"] = json.dumps(list(command))
+    if env:
+        query["env"] = json.dumps(dict(env))
+    if cwd is not None:
+        query["cwd"] = cwd
+    terminal = HttpTerminal(connection, path, rows, cols)
+    await terminal.join(query)
+    try:
+        yield terminal
+    finally:
+        await terminal.leave()
+
+
+def _told(message: aiohttp.WSMessage) -> dict[str, Any] | None:
+    """What a text says; an error it tells is raised."""
+    if message.type != aiohttp.WSMsgType.TEXT:
+        return None
+    try:
+        told = record(json.loads(message.data), "message")
+    except ValueError:
+        raise ProtocolViolation("a message of the daemon is no JSON") from None
+    if told.get("type") == "error":
+        raise body_error(told)
+    return told

@@ -1,0 +1,59 @@
+"""A daemon and its sessions for code without an event loop: twins of `service.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from sandkasten.client import loop, service
+from sandkasten.client.service import AsyncSession
+from sandkasten.client.sync import Sandbox, waiting, waiting_for
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Session(Sandbox):
+    """A sandbox of a daemon. Leaving a `with` block destroys it."""
+
+    _twin: AsyncSession
+
+    def __init__(self, twin: AsyncSession) -> None:
+        """Made by `SandboxClient.create_session` and `get_session`."""
+        self._twin = twin
+
+    destroy = waiting(AsyncSession.destroy)
+    upload = waiting(AsyncSession.upload)  # type: ignore[arg-type]
+
+
+class SandboxClient:
+    """A daemon. Holds connections open until it is closed; sessions live on without it."""
+
+    def __init__(self, *, base_url: str | None = None, api_key: str | None = None) -> None:
+        """Nothing is sent yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY count."""
+        self._twin = service.SandboxClient(base_url=base_url, api_key=api_key)
+
+    def __repr__(self) -> str:
+        return repr(self._twin)
+
+    @property
+    def base_url(self) -> str:
+        """Where the daemon is."""
+        return self._twin.base_url
+
+    create_session = waiting_for(Session, service.SandboxClient.create_session)
+    get_session = waiting_for(Session, service.SandboxClient.get_session)
+    list_sessions = waiting(service.SandboxClient.list_sessions)
+    list_workspaces = waiting(service.SandboxClient.list_workspaces)
+    delete_workspace = waiting(service.SandboxClient.delete_workspace)
+    close = waiting(service.SandboxClient.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        loop.run(self._twin.__aexit__(kind, error, trace))

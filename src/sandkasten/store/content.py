@@ -1,0 +1,151 @@
+"""Content on disk by its sha256, `<root>/<two digits>/<digest>`; what still comes, in `making/`.
+
+Blocking but for `receive`. Knows neither keys nor tenants. A name in `making/` is nobody's until
+`place` gives it its hash; what a crash leaves there goes at `prepare`. A disk that is full is
+QuotaExceeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+_PIECE: Final = 256 * 1024
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    path: str
+    size_bytes: int
+    digest: str
+
+
+class Content:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._making = root / "making"
+
+    def prepare(self) -> set[str]:
+        """Directories made, half-made content gone; the digests that are there."""
+        with told("prepare the file store"):
+            shutil.rmtree(self._making, ignore_errors=True)
+            for directory in (self._root, self._making):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            names = (path.name for path in self._root.glob("[0-9a-f][0-9a-f]/*"))
+            return {name for name in names if _DIGEST.match(name)}
+
+    async def receive(self, data: AsyncIterable[bytes], allowed: Callable[[int], None]) -> Arrived:
+        """What comes, synced, under a name that nobody knows. `allowed` raises at a size that is
+        too much; whatever is raised, nothing is left."""
+        path = str(self._making / secrets.token_hex(8))
+        hashing = hashlib.sha256()
+        size = 0
+        with told("store the file"):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                async for piece in data:
+                    size += len(piece)
+                    allowed(size)
+                    await asyncio.to_thread(_append, fd, hashing, piece)
+                await asyncio.to_thread(os.fsync, fd)
+            except BaseException:
+                os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+        return Arrived(path, size, hashing.hexdigest())
+
+    def place(self, arrived: Arrived) -> None:
+        """Give it its hash, lastingly. Twice is fine."""
+        target = self.path(arrived.digest)
+        with told("store the file"):
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            try:
+                os.replace(arrived.path, target)
+            except FileNotFoundError:
+                if not target.exists():
+                    raise
+            for directory in (target.parent, self._root):
+                _sync(directory)
+
+    def drop(self, arrived: Arrived) -> None:
+        """Forget what was received and not placed."""
+        try:
+            os.unlink(arrived.path)
+        except FileNotFoundError:
+            return
+
+    def remove(self, digest: str) -> None:
+        with told("remove a file"):
+            self.path(digest).unlink(missing_ok=True)
+
+    def open(self, digest: str) -> int:
+        """A descriptor; FileNotFoundError when it is not there."""
+        return os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def path(self, digest: str) -> Path:
+        return self._root / digest[:2] / digest
+
+
+async def pieces(fd: int, offset: int, left: int) -> AsyncIterator[bytes]:
+    while left > 0:
+        piece = await asyncio.to_thread(os.pread, fd, min(left, _PIECE), offset)
+        if not piece:
+            raise InternalError("a stored file is shorter than it was", hint="put it there again")
+        offset += len(piece)
+        left -= len(piece)
+        yield piece
+
+
+@contextmanager
+def told(attempt: str) -> Iterator[None]:
+    """Failures of the disk as errors of ours."""
+    try:
+        yield
+    except OSError as exc:
+        raise _trouble(attempt, exc) from exc
+
+
+def _append(fd: int, hashing: Any, piece: bytes) -> None:
+    hashing.update(piece)
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _trouble(attempt: str, exc: OSError) -> SandkastenError:
+    reason = exc.strerror or type(exc).__name__
+    if exc.errno in _NO_ROOM:
+        return QuotaExceeded(
+            f"could not {attempt}: {reason}",
+            hint="free space in the data directory and try again",
+            quota="disk",
+        )
+    return InternalError(
+        f"could not {attempt}: {reason}",
+        hint="check that the data directory exists and belongs to this user",
+    )

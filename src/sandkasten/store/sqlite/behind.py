@@ -1,0 +1,121 @@
+"""Rows that nobody waits for: the newest of each key, written together a moment later.
+
+Bounded: when the disk stays full and too many have gathered, the oldest are forgotten and
+counted in the log. Lost with the process are the last moments only; never raises in `put`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from sandkasten.store.sqlite.database import Database
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+log = logging.getLogger("sandkasten.store")
+# Long enough that a burst of short commands becomes one transaction, and short enough that a
+# person who looks right afterwards sees it.
+DELAY_S: Final = 0.05
+# While the disk is full there is no hurry.
+_RETRY_S: Final = 1.0
+MOST: Final = 10_000
+
+
+class Behind(Generic[K, V]):
+    """`write` puts the rows into the database; it may be run again."""
+
+    def __init__(
+        self,
+        database: Database,
+        write: Callable[[sqlite3.Connection, Sequence[V]], None],
+        *,
+        delay_s: float = DELAY_S,
+        most: int = MOST,
+    ) -> None:
+        self._database = database
+        self._write = write
+        self._delay_s = delay_s
+        self._most = most
+        self._waiting: dict[K, V] = {}
+        self._on_the_way: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self.forgotten = 0
+
+    def put(self, key: K, value: V) -> None:
+        self._waiting[key] = value
+        if len(self._waiting) > self._most:
+            self._forget_oldest()
+        self._arm(self._delay_s)
+
+    def take(self, wanted: Callable[[V], bool]) -> dict[K, V]:
+        """Those rows, which the caller now writes himself, or gives back."""
+        taken = {key: value for key, value in self._waiting.items() if wanted(value)}
+        for key in taken:
+            del self._waiting[key]
+        return taken
+
+    def give_back(self, rows: dict[K, V]) -> None:
+        """What could not be written; a newer row of the same key stands."""
+        self._waiting = {**rows, **self._waiting}
+        while len(self._waiting) > self._most:
+            self._forget_oldest()
+        self._arm(_RETRY_S)
+
+    def push(self) -> None:
+        """Hand everything to the database now: whatever reads after this sees it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._waiting:
+            return
+        rows, self._waiting = self._waiting, {}
+        values = list(rows.values())
+        future = self._database.submit(lambda connection: self._write(connection, values))
+        self._on_the_way.add(future)
+        future.add_done_callback(lambda done: self._landed(done, rows))
+
+    async def flush(self) -> None:
+        """Everything put so far is written, or the error that stopped it is raised."""
+        self.push()
+        if self._on_the_way:
+            await asyncio.gather(*self._on_the_way)
+
+    async def aclose(self) -> None:
+        with contextlib.suppress(SandkastenError):
+            await self.flush()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            log.warning("store.forgotten", extra={"sandkasten": {"rows": len(self._waiting)}})
+
+    def _arm(self, delay_s: float) -> None:
+        if self._timer is None:
+            # Without a loop there is no timer; the next flush takes the row along.
+            with contextlib.suppress(RuntimeError):
+                self._timer = asyncio.get_running_loop().call_later(delay_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self.push()
+
+    def _landed(self, done: asyncio.Future[None], rows: dict[K, V]) -> None:
+        self._on_the_way.discard(done)
+        if done.cancelled() or done.exception() is not None:
+            self.give_back(rows)
+
+    def _forget_oldest(self) -> None:
+        del self._waiting[next(iter(self._waiting))]
+        self.forgotten += 1
+        if self.forgotten == 1 or self.forgotten % self._most == 0:
+            log.warning("store.forgotten", extra={"sandkasten": {"rows": self.forgotten}})

@@ -1,0 +1,134 @@
+"""Events counted for Prometheus.
+
+In a registry of its own, so that two engines of one process, or a program that counts other
+things, do not meet. Labels come from small closed sets: no id and no path ever becomes one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Value = str | int | float | bool | None
+    Fields = Mapping[str, Value]
+
+_QUICK = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 120, 600, 3600)
+_MAKING = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_RUN_MS = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 120_000, 600_000, 3_600_000)
+
+
+class Metrics:
+    """Implements `ports.EventSink`; `render` gives the text."""
+
+    def __init__(self, version: str = "") -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self._runs = counter(
+            "station_sandbox_runs_total", "One-shot runs that were answered", "runtime", "ok"
+        )
+        self._run_ms = Histogram(
+            "station_sandbox_run_duration_ms",
+            "How long the code of a one-shot ran",
+            ("runtime",),
+            registry=registry,
+            buckets=_RUN_MS,
+        )
+        self._sessions = Gauge(
+            "sandkasten_sessions",
+            "Sessions in the ledger",
+            ("state", "backend"),
+            registry=registry,
+        )
+        self._create = Histogram(
+            "sandkasten_create_seconds",
+            "From the request to a sandbox that takes commands",
+            ("source",),
+            registry=registry,
+            buckets=_MAKING,
+        )
+        self._exec = Histogram(
+            "sandkasten_exec_seconds",
+            "From the start of a command to its end",
+            ("status",),
+            registry=registry,
+            buckets=_QUICK,
+        )
+        self._http = Histogram(
+            "sandkasten_http_request_seconds",
+            "From a request's headers to the end of its answer",
+            ("method", "route", "status"),
+            registry=registry,
+            buckets=_QUICK,
+        )
+        self._hits = counter("sandkasten_pool_hits_total", "Sandboxes that stood ready")
+        self._misses = counter("sandkasten_pool_misses_total", "Wanted ready, and none stood there")
+        self._reaped = counter("sandkasten_reaped_total", "Removed by the reaper", "reason")
+        self._bytes = counter("sandkasten_output_bytes_total", "Written by commands", "stream")
+        self._errors = counter("sandkasten_errors_total", "Errors answered over HTTP", "code")
+        self._events = counter("sandkasten_events_total", "Events of the engine", "event")
+        build = Gauge("sandkasten_build_info", "Always 1", ("version",), registry=registry)
+        build.labels(version).set(1)
+        self._seen_sessions: set[tuple[str, str]] = set()
+        self._known: dict[str, Callable[[Fields], None]] = {
+            "sandbox.created": self._created,
+            "sandbox.claimed": self._claimed,
+            "spare.missed": lambda _: self._misses.inc(),
+            "sandbox.reaped": lambda f: self._reaped.labels(_text(f, "reason")).inc(),
+            "exec.finished": self._exec_finished,
+            "run.finished": self._run_finished,
+            "http.answered": self._answered,
+            "http.error": lambda f: self._errors.labels(_text(f, "code")).inc(),
+        }
+
+    def emit(self, event: str, fields: Fields) -> None:
+        counted = self._known.get(event)
+        if counted is not None:
+            counted(fields)
+        if not event.startswith("http."):
+            self._events.labels(event).inc()
+
+    def render(self, sessions: Mapping[tuple[str, str], int]) -> tuple[bytes, str]:
+        """`sessions`: how many are in each state and backend. The text and its content type."""
+        self._seen_sessions.update(sessions)
+        for key in self._seen_sessions:
+            self._sessions.labels(*key).set(sessions.get(key, 0))
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _created(self, fields: Fields) -> None:
+        self._create.labels(_text(fields, "source")).observe(_number(fields, "seconds"))
+
+    def _claimed(self, fields: Fields) -> None:
+        self._hits.inc()
+        self._create.labels("pool").observe(_number(fields, "seconds"))
+
+    def _exec_finished(self, fields: Fields) -> None:
+        self._exec.labels(_text(fields, "status")).observe(_number(fields, "seconds"))
+        for stream in ("stdout", "stderr"):
+            self._bytes.labels(stream).inc(_number(fields, f"{stream}_bytes"))
+
+    def _run_finished(self, fields: Fields) -> None:
+        runtime = _text(fields, "runtime")
+        self._runs.labels(runtime, "true" if fields.get("ok") else "false").inc()
+        self._run_ms.labels(runtime).observe(_number(fields, "duration_ms"))
+
+    def _answered(self, fields: Fields) -> None:
+        self._http.labels(
+            _text(fields, "method"), _text(fields, "route"), _text(fields, "status")
+        ).observe(_number(fields, "seconds"))
+
+
+def _text(fields: Fields, name: str) -> str:
+    return str(fields.get(name, "unknown"))
+
+
+def _number(fields: Fields, name: str) -> float:
+    value = fields.get(name)
+    return max(0.0, float(value)) if isinstance(value, int | float) else 0.0

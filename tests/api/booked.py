@@ -1,0 +1,42 @@
+"""A daemon with its books: journal, keys and stored files in a database of its own."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.api.auth import Doorkeeper
+from sandkasten.client.embedded import Place, settings
+from sandkasten.daemon.books import open_books
+from sandkasten.daemon.compose import prepare_data_dir
+from sandkasten.engine.clock import SystemClock
+from tests.api.serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sandkasten.engine.engine import Engine
+    from tests.api.serving import Daemon
+
+OPERATOR = "the-operators-own-key-of-this-test"
+AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
+
+
+@asynccontextmanager
+async def booked(engine: Engine, data_dir: Path, **parts: Any) -> AsyncIterator[Daemon]:
+    """Keys are needed: the operator's own, or one made with it."""
+    clock = SystemClock()
+    prepare_data_dir(data_dir)
+    async with open_books(settings(Place(str(data_dir), "memory")), clock) as books:
+        doorkeeper = Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR)
+        parts = {"doorkeeper": doorkeeper, "files": books.files, **parts}
+        async with serving(engine, journal=books.journal, keys=books.keys, **parts) as one:
+            yield one
+
+
+async def new_key(daemon: Daemon, **body: object) -> dict[str, str]:
+    """The header of a new key."""
+    made = await daemon.ask("POST", "/v1/keys", body, headers=AS_OPERATOR)
+    assert made.status == 201, made.raw
+    return {"Authorization": f"Bearer {made.json['key']}"}

@@ -1,0 +1,210 @@
+"""Commands over HTTP: every spelling in, one complete answer out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+import pytest
+
+from sandkasten.model.journal import ExecRow, SessionRow
+
+PROMISED = {
+    *("exec_id", "status", "exit_code", "signal", "stdout", "stderr", "output", "cwd"),
+    *("truncated", "timed_out", "oom_killed", "shell_reset", "duration_ms", "usage", "why"),
+    *("stdout_bytes", "stderr_bytes", "last_seq", "pid", "shell", "started_at"),
+}
+
+
+@pytest.fixture
+async def box(daemon):
+    return f"/v1/sessions/{await daemon.session()}"
+
+
+async def test_an_exec_answers_with_every_promised_field(daemon, box):
+    reply = await daemon.ask("POST", f"{box}/exec", {"cmd": "echo out; echo err >&2"})
+    assert reply.status == 200
+    assert set(reply.json) == PROMISED
+    assert reply.json["stdout"] == "out\n"
+    assert reply.json["stderr"] == "err\n"
+    assert reply.json["exit_code"] == 0
+    assert reply.json["status"] == "completed"
+    assert reply.json["cwd"] == "/workspace"
+    assert set(reply.json["usage"]) == {
+        *("cpu_ms", "peak_memory_bytes", "io_read_bytes", "io_write_bytes")
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "output"),
+    [
+        ({"cmd": ["echo", "a b"]}, "a b\n"),
+        ({"command": ["echo", "a"]}, "a\n"),
+        ({"command": "echo a"}, "a\n"),
+        ({"cmd": "cat", "stdin": "wörd"}, "wörd"),
+        ({"cmd": "cat", "stdin_b64": base64.b64encode(b"bytes").decode()}, "bytes"),
+        ({"cmd": "pwd", "cwd": "/tmp"}, "/tmp\n"),
+        ({"cmd": "pwd", "workdir": "/tmp"}, "/tmp\n"),
+        ({"cmd": "echo $A", "env": {"A": "1"}}, "1\n"),
+        ({"cmd": "echo a", "timeout_ms": 0}, "a\n"),
+        ({"cmd": "echo a", "timeout_ms": 30000, "raw_output": False}, "a\n"),
+    ],
+)
+async def test_every_spelling_of_a_command_is_understood(daemon, box, body, output):
+    assert (await daemon.ask("POST", f"{box}/exec", body)).json["output"] == output
+
+
+async def test_a_text_goes_to_the_shell_that_remembers_and_a_list_does_not(daemon, box):
+    await daemon.ask("POST", f"{box}/exec", {"cmd": "cd /tmp; A=7"})
+    kept = await daemon.ask("POST", f"{box}/exec", {"cmd": "echo $A; pwd"})
+    assert kept.json["output"] == "7\n/tmp\n"
+    apart = await daemon.ask("POST", f"{box}/exec", {"cmd": "echo $A", "stateful": False})
+    assert apart.json["output"] == "\n"
+    other = await daemon.ask("POST", f"{box}/exec", {"cmd": "echo $A", "shell": "second"})
+    assert other.json["output"] == "\n"
+
+
+async def test_milliseconds_win_over_seconds_and_a_timeout_is_a_result(daemon, box):
+    body = {"cmd": "echo begun; sleep 30", "timeout_ms": 200, "timeout_seconds": 60}
+    reply = await daemon.ask("POST", f"{box}/exec", body)
+    assert reply.status == 200
+    assert (reply.json["status"], reply.json["timed_out"]) == ("timed_out", True)
+    assert reply.json["stdout"] == "begun\n"
+    assert reply.json["why"]["code"] == "TIMEOUT"
+
+
+async def test_a_timeout_is_an_error_for_whoever_asked_for_that(daemon, box):
+    body = {"cmd": "echo begun; sleep 30", "timeout_ms": 200, "error_on_timeout": True}
+    reply = await daemon.ask("POST", f"{box}/exec", body)
+    assert (reply.status, reply.json["code"]) == (504, "COMMAND_TIMEOUT")
+    assert reply.json["details"]["stdout"] == "begun\n"
+
+
+async def test_output_that_is_no_utf8_comes_as_bytes_beside_the_text(daemon, box):
+    reply = await daemon.ask("POST", f"{box}/exec", {"cmd": r"printf 'a\377b'"})
+    assert reply.json["stdout"] == "a�b"
+    assert base64.b64decode(reply.json["stdout_b64"]) == b"a\xffb"
+    assert base64.b64decode(reply.json["output_b64"]) == b"a\xffb"
+    assert "stderr_b64" not in reply.json
+
+
+async def test_a_background_command_is_polled_read_and_waited_for(daemon, box):
+    begun = await daemon.ask(
+        "POST",
+        f"{box}/exec",
+        {"cmd": ["sh", "-c", "echo 1; sleep 0.3; echo 2"], "background": True},
+    )
+    assert (begun.status, begun.json["status"]) == (202, "running")
+    assert begun.json["exit_code"] is None
+    where = f"{box}/execs/{begun.json['exec_id']}"
+    first = await daemon.ask("GET", f"{where}/output?wait=5")
+    assert [one["text"] for one in first.json["chunks"]] == ["1\n"]
+    assert first.json["done"] is False
+    since = first.json["next_seq"]
+    nothing = await daemon.ask("GET", f"{where}/output?since_seq={since}")
+    assert (nothing.json["chunks"], nothing.json["next_seq"]) == ([], since)
+    second = await daemon.ask("GET", f"{where}/output?since_seq={since}&wait=5")
+    assert [one["text"] for one in second.json["chunks"]] == ["2\n"]
+    whole = await daemon.ask("GET", f"{where}?wait_seconds=5")
+    assert (whole.json["status"], whole.json["stdout"]) == ("completed", "1\n2\n")
+    last = await daemon.ask("GET", f"{where}/output?since_seq=0&max_chunks=1")
+    assert (len(last.json["chunks"]), last.json["done"]) == (1, False)
+
+
+async def test_one_idempotency_key_runs_one_command(daemon, box):
+    body = {"cmd": "echo x >> n; wc -l < n", "idempotency_key": "once"}
+    first = await daemon.ask("POST", f"{box}/exec", body)
+    del body["idempotency_key"]
+    again = await daemon.ask("POST", f"{box}/exec", body, headers={"Idempotency-Key": "once"})
+    assert again.json["exec_id"] == first.json["exec_id"]
+    assert again.json["output"] == first.json["output"]
+
+
+async def test_stdin_is_written_closed_and_signals_arrive(daemon, box):
+    body = {"cmd": ["cat"], "background": True, "keep_stdin_open": True}
+    where = f"{box}/execs/{(await daemon.ask('POST', f'{box}/exec', body)).json['exec_id']}"
+    raw = {"headers": {"Content-Type": "application/octet-stream"}}
+    assert (await daemon.ask("POST", f"{where}/stdin", data=b"raw ", **raw)).json["ok"]
+    assert (await daemon.ask("POST", f"{where}/stdin", {"data": "text "})).json["bytes"] == 5
+    encoded = base64.b64encode(b"bytes").decode()
+    assert (await daemon.ask("POST", f"{where}/stdin", {"data_b64": encoded})).status == 200
+    assert (await daemon.ask("POST", f"{where}/close-stdin")).status == 200
+    ended = await daemon.ask("GET", f"{where}?wait_seconds=5")
+    assert (ended.json["stdout"], ended.json["exit_code"]) == ("raw text bytes", 0)
+
+    asleep = {"cmd": ["sleep", "30"], "background": True}
+    for name, number in (("TERM", 15), ("SIGKILL", 9), (2, 2)):
+        begun = (await daemon.ask("POST", f"{box}/exec", asleep)).json["exec_id"]
+        sent = await daemon.ask("POST", f"{box}/execs/{begun}/signal", {"signal": name})
+        assert sent.json["signal"] == number
+        ended = await daemon.ask("GET", f"{box}/execs/{begun}?wait_seconds=5")
+        assert (ended.json["status"], ended.json["signal"]) == ("killed", number)
+        assert ended.json["exit_code"] is None
+
+
+async def test_a_terminal_has_one_stream(daemon, box):
+    for pty in (True, {"rows": 30, "cols": 100}):
+        reply = await daemon.ask("POST", f"{box}/exec", {"cmd": ["echo", "a"], "pty": pty})
+        assert reply.json["stdout"].strip() == "a"
+        assert reply.json["stderr"] == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"cmd": "a", "command": "b"},
+        {"cmd": None},
+        {"cmd": 7},
+        {"cmd": ["echo", 7]},
+        {"cmd": "a", "timeout_ms": True},
+        {"cmd": "a", "timeout_ms": -1},
+        {"cmd": "a", "timeout_seconds": "5"},
+        {"cmd": "a", "stdin": "a", "stdin_b64": "YQ=="},
+        {"cmd": "a", "stdin_b64": "not base64!"},
+        {"cmd": "a", "pty": {"rows": 0}},
+        {"cmd": "a", "env": {"A": 1}},
+        {"cmd": "a", "stream": True, "background": True},
+        {"cmd": "a", "timeout": 5},
+    ],
+)
+async def test_a_command_that_makes_no_sense_is_refused_with_its_field(daemon, box, body):
+    reply = await daemon.ask("POST", f"{box}/exec", body)
+    assert (reply.status, reply.json["code"]) == (422, "INVALID_REQUEST")
+    assert reply.json["details"]["field"]
+
+
+async def test_a_program_that_is_not_there_is_an_error_and_an_unknown_exec_too(daemon, box):
+    reply = await daemon.ask("POST", f"{box}/exec", {"cmd": ["nosuch"]})
+    assert (reply.status, reply.json["code"]) == (404, "COMMAND_NOT_FOUND")
+    for eid in ("exe_0000000000000000", "a;rm", "..%2fx", "x" * 300):
+        reply = await daemon.ask("GET", f"{box}/execs/{eid}")
+        assert reply.status == 404
+
+
+async def test_the_history_is_the_sandboxs_own_with_what_the_journal_knows(daemon, box, journal):
+    session = box.rpartition("/")[2]
+    first = (await daemon.ask("POST", f"{box}/exec", {"cmd": "echo 1"})).json["exec_id"]
+    await asyncio.sleep(0.01)
+    second = (await daemon.ask("POST", f"{box}/exec", {"cmd": "exit 3"})).json["exec_id"]
+    listed = await daemon.ask("GET", f"{box}/execs")
+    assert [one["exec_id"] for one in listed.json] == [second, first]
+    assert listed.json[0]["exit_code"] == 3
+
+    daemon.server.journal = journal
+    row = SessionRow(session, "default", "host", "memory", created_at=1.0)
+    await journal.begin_session(row)
+    old = ExecRow("exe_old", session, "default", "make", "completed", 1.0, exit_code=2, cpu_ms=7)
+    journal.note_exec(old)
+    journal.note_exec(ExecRow(first, session, "default", "echo 1", "completed", 2.0, exit_code=0))
+    await journal.flush()
+    listed = await daemon.ask("GET", f"{box}/execs")
+    assert [one["exec_id"] for one in listed.json] == [second, first, "exe_old"]
+    assert listed.json[1]["command"] == "echo 1"
+    assert listed.json[2]["usage"]["cpu_ms"] == 7
+    await daemon.ask("DELETE", box)
+    after = await daemon.ask("GET", f"{box}/execs")
+    assert [one["exec_id"] for one in after.json] == [first, "exe_old"]
+    past = await daemon.ask("GET", f"{box}/execs/exe_old")
+    assert (past.json["exit_code"], past.json["output_kept"]) == (2, False)
+    assert (await daemon.ask("GET", f"{box}/execs/exe_other")).status in (404, 410)

@@ -1,0 +1,122 @@
+"""API keys over HTTP: made once, checked, bounded, revoked; tenants apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api.booked import AS_OPERATOR, booked, new_key
+
+
+@pytest.fixture
+async def daemon(engine, tmp_path):
+    async with booked(engine, tmp_path / "data") as one:
+        yield one
+
+
+async def test_a_key_is_shown_once_and_opens_what_its_scopes_allow(daemon, tmp_path):
+    made = await daemon.ask(
+        "POST",
+        "/v1/keys",
+        {
+            "tenant": "acme",
+            "name": "ci",
+            "scopes": ["sessions"],
+            "quota": {"max_sessions": 3, "requests_per_second": 50},
+        },
+        headers=AS_OPERATOR,
+    )
+    assert made.status == 201
+    body = made.json
+    key = body.pop("key")
+    assert key.startswith("sk-" + body["id"].removeprefix("key_") + "-")
+    listed = await daemon.ask("GET", "/v1/keys", headers=AS_OPERATOR)
+    assert listed.json == {"keys": [body], "count": 1}
+    assert body["quota"] == {
+        "max_sessions": 3,
+        "max_memory_bytes": None,
+        "max_disk_bytes": None,
+        "requests_per_second": 50.0,
+    }
+    headers = {"Authorization": f"Bearer {key}"}
+    assert (await daemon.ask("GET", "/v1/sessions", headers=headers)).status == 200
+    for path in ("/v1/keys", "/v1/audit", "/v1/files"):
+        refused = await daemon.ask("GET", path, headers=headers)
+        assert (refused.status, refused.json["code"]) == (403, "FORBIDDEN"), path
+    # Nowhere on disk in clear, also not in the write-ahead log.
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file():
+            assert key.encode() not in path.read_bytes(), path
+
+
+async def test_a_revoked_key_opens_nothing_from_the_answer_on(daemon):
+    headers = await new_key(daemon, tenant="acme")
+    key_id = (await daemon.ask("GET", "/v1/keys?tenant=acme", headers=AS_OPERATOR)).json["keys"][0][
+        "id"
+    ]
+    assert (await daemon.ask("GET", "/v1/sessions", headers=headers)).status == 200
+    gone = await daemon.ask("DELETE", f"/v1/keys/{key_id}", headers=AS_OPERATOR)
+    assert (gone.status, gone.json["ok"]) == (200, True)
+    assert (await daemon.ask("GET", "/v1/sessions", headers=headers)).status == 401
+    again = await daemon.ask("DELETE", f"/v1/keys/{key_id}", headers=AS_OPERATOR)
+    assert again.json["revoked_at"] == gone.json["revoked_at"]
+
+
+async def test_an_expired_key_opens_nothing(daemon):
+    headers = await new_key(daemon, expires_in_seconds=0.001)
+    assert (await daemon.ask("GET", "/v1/sessions", headers=headers)).status == 401
+
+
+@pytest.mark.parametrize("key", ["", "x", "sk-000000000000-" + "a" * 43, "ü", "k" * 5000])
+async def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(daemon, key):
+    headers = {"Authorization": f"Bearer {key}"}
+    refused = await daemon.ask("GET", "/v1/sessions", headers=headers)
+    assert (refused.status, refused.json["message"]) == (
+        401,
+        "the request carries no valid key",
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"scopes": ["everything"]},
+        {"scopes": []},
+        {"tenant": "Not A Tenant"},
+        {"tenant": "../x"},
+        {"name": "bell\x07"},
+        {"quota": {"max_sessions": -1}},
+        {"quota": {"max_sessions": True}},
+        {"quota": {"unknown": 1}},
+        {"expires_in_seconds": 0},
+        {"unknown": 1},
+    ],
+)
+async def test_a_key_that_makes_no_sense_is_not_made(daemon, body):
+    refused = await daemon.ask("POST", "/v1/keys", body, headers=AS_OPERATOR)
+    assert refused.status in (400, 422)
+    assert refused.json["code"] == "INVALID_REQUEST"
+    assert (await daemon.ask("GET", "/v1/keys", headers=AS_OPERATOR)).json["count"] == 0
+
+
+@pytest.mark.parametrize("key_id", ["key_000000000000", "x", "..%2f", "key_" + "a" * 9000])
+async def test_a_key_that_is_not_there_cannot_be_revoked(daemon, key_id):
+    refused = await daemon.ask("DELETE", f"/v1/keys/{key_id}", headers=AS_OPERATOR)
+    assert refused.status in (404, 431, 400), refused.raw
+
+
+async def test_another_tenants_session_answers_like_an_unknown_one(daemon):
+    mine, theirs = await new_key(daemon, tenant="a"), await new_key(daemon, tenant="b")
+    made = await daemon.ask("POST", "/v1/sessions", {}, headers=mine)
+    session = made.json["id"]
+    unknown = "sbx_0000000000000000"
+    seen = await daemon.ask("GET", f"/v1/sessions/{session}", headers=theirs)
+    never = await daemon.ask("GET", f"/v1/sessions/{unknown}", headers=theirs)
+    assert seen.status == never.status == 404
+    assert seen.json["message"].replace(session, unknown) == never.json["message"]
+    assert (await daemon.ask("GET", "/v1/sessions", headers=theirs)).json == []
+    as_a = {**AS_OPERATOR, "X-Sandkasten-Tenant": "a"}
+    assert (await daemon.ask("GET", f"/v1/sessions/{session}", headers=as_a)).status == 200
+    refused = await daemon.ask(
+        "GET", "/v1/sessions", headers={**theirs, "X-Sandkasten-Tenant": "a"}
+    )
+    assert refused.status == 403

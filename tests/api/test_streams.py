@@ -1,0 +1,183 @@
+"""Output over HTTP while the command runs, and what becomes of it when nobody listens any more."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import json
+import os
+import socket
+import time
+
+import pytest
+
+from sandkasten.api import sse
+from tests.api.events import events
+
+
+@pytest.fixture
+async def box(daemon):
+    return f"/v1/sessions/{await daemon.session()}"
+
+
+async def _streamed(daemon, path, body=None, **more):
+    method = "GET" if body is None else "POST"
+    async with daemon.http.request(method, daemon.url + path, json=body, **more) as reply:
+        assert reply.status == 200
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        return [one async for one in events(reply)]
+
+
+async def test_chunks_come_in_order_and_the_last_event_is_the_whole_answer(daemon, box):
+    seen = await _streamed(daemon, f"{box}/exec/stream", {"cmd": "echo a; echo b >&2; exit 4"})
+    assert [one.name for one in seen] == ["chunk", "chunk", "done"]
+    first = seen[0].data
+    assert (first["seq"], first["stream"], first["text"]) == (1, "stdout", "a\n")
+    assert first["chunk"] == first["text"]
+    assert abs(first["timestamp"] / 1000 - time.time()) < 60
+    assert seen[0].id == "1"
+    done = seen[-1].data
+    assert (done["exit_code"], done["output"]) == (4, "a\nb\n")
+    assert first["exec_id"] == done["exec_id"]
+
+
+async def test_stream_true_is_another_way_to_ask_for_it(daemon, box):
+    seen = await _streamed(daemon, f"{box}/exec", {"cmd": "echo a", "stream": True})
+    assert [one.name for one in seen] == ["chunk", "done"]
+
+
+async def test_the_first_byte_arrives_while_the_command_runs(daemon, box):
+    body = {"cmd": "echo early; sleep 1; echo late"}
+    async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
+        began = time.monotonic()
+        seen = [(one.name, time.monotonic() - began) async for one in events(reply)]
+    assert seen[0][0] == "chunk"
+    assert seen[0][1] < 0.7
+    assert seen[-1][1] > 0.8
+
+
+async def test_a_quiet_command_gets_its_headers_and_comments_meanwhile(daemon, box, monkeypatch):
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.1)
+    async with daemon.http.post(
+        f"{daemon.url}{box}/exec/stream", json={"cmd": "sleep 1.2"}
+    ) as reply:
+        raw = await reply.read()
+    assert raw.count(b": still here\n\n") >= 3
+    assert raw.count(b"event: done") == 1
+
+
+async def test_what_cannot_be_run_is_an_error_and_no_stream(daemon, box):
+    reply = await daemon.ask("POST", f"{box}/exec/stream", {"cmd": ["nosuch"]})
+    assert (reply.status, reply.json["code"]) == (404, "COMMAND_NOT_FOUND")
+    reply = await daemon.ask("POST", f"{box}/exec/stream", {"cmd": "a", "timeout_ms": 10**9})
+    assert (reply.status, reply.json["code"]) == (400, "INVALID_REQUEST")
+
+
+async def test_a_session_destroyed_meanwhile_ends_the_stream_with_the_truth(daemon, box):
+    body = {"cmd": "echo begun; sleep 30"}
+    async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
+        seen = []
+        async for one in events(reply):
+            if not seen:
+                assert (await daemon.ask("DELETE", box)).status == 200
+            seen.append(one)
+    assert seen[0].name == "chunk"
+    last = seen[-1]
+    assert (last.name, last.data.get("status")) == ("done", "lost") or last.name == "error"
+
+
+async def test_bytes_and_cut_characters_survive_a_stream(daemon, box):
+    cmd = r"printf '\303'; sleep 0.1; printf '\244\377'"
+    seen = await _streamed(daemon, f"{box}/exec/stream", {"cmd": cmd})
+    chunks = [one.data for one in seen[:-1]]
+    assert b"".join(base64.b64decode(one["data_b64"]) for one in chunks) == b"\xc3\xa4\xff"
+    assert "".join(one["chunk"] for one in chunks) == "ä�"
+
+
+async def test_a_lost_reader_goes_on_where_it_stopped(daemon, box):
+    body = {"cmd": ["sh", "-c", "echo 1; echo 2; sleep 0.3; echo 3"], "background": True}
+    eid = (await daemon.ask("POST", f"{box}/exec", body)).json["exec_id"]
+    accept = {"Accept": "text/event-stream"}
+    async with daemon.http.get(f"{daemon.url}{box}/execs/{eid}/output", headers=accept) as reply:
+        async for one in events(reply):
+            last = one.id
+            break
+    seen = await _streamed(
+        daemon, f"{box}/execs/{eid}/output", headers={**accept, "Last-Event-ID": str(last)}
+    )
+    assert seen[0].id == str(int(last or 0) + 1)
+    assert [one.name for one in seen][-1] == "done"
+    assert "3\n" in [one.data.get("text") for one in seen]
+    assert seen[-1].data["stdout"].endswith("3\n")
+
+
+async def test_a_reader_that_leaves_does_not_stop_the_command(daemon, box):
+    body = {"cmd": ["sh", "-c", "echo begun; sleep 0.5; echo done > mark"]}
+    async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
+        async for one in events(reply):
+            eid = one.data["exec_id"]
+            break
+    ended = await daemon.ask("GET", f"{box}/execs/{eid}?wait_seconds=10")
+    assert (ended.json["status"], ended.json["exit_code"]) == ("completed", 0)
+    assert (await daemon.ask("POST", f"{box}/exec", {"cmd": "cat mark"})).json["stdout"] == "done\n"
+
+
+async def test_streams_that_nobody_reads_to_the_end_leak_nothing(daemon, box, full_size):
+    count = 1000 if full_size else 200
+    eid = await daemon.ask("POST", f"{box}/exec", {"cmd": ["sleep", "60"], "background": True})
+    path = f"{box}/execs/{eid.json['exec_id']}/output"
+    body = json.dumps({"cmd": ["sh", "-c", "echo a; sleep 0.2"]}).encode()
+    asks = [
+        b"GET %s HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n" % path.encode(),
+        b"POST %s/exec/stream HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (box.encode(), len(body), body),
+    ]
+
+    async def leave(n: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        writer.write(asks[n % 2])
+        await writer.drain()
+        # Some before the answer, some after its first bytes, some by a reset.
+        if n % 3:
+            await reader.read(1)
+        if n % 5 == 0:
+            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    def held() -> tuple[int, int]:
+        return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+    for n in range(10):
+        await leave(n)
+    await asyncio.sleep(1)
+    before = held()
+    for start in range(0, count, 50):
+        await asyncio.gather(*(leave(n) for n in range(start, min(start + 50, count))))
+    for _ in range(100):
+        if held() <= before:
+            break
+        await asyncio.sleep(0.1)
+    gc.collect()
+    assert held() <= before
+    stats = await daemon.ask("GET", f"{box}/stats")
+    assert stats.json["running"] == 1
+
+
+async def test_the_same_on_a_real_sandbox(real_daemon):
+    box = f"/v1/sessions/{await real_daemon.session()}"
+    async with real_daemon.http.post(
+        f"{real_daemon.url}{box}/exec/stream",
+        json={"cmd": "for i in 1 2 3; do echo $i; sleep 0.3; done; echo gone > mark"},
+    ) as reply:
+        async for one in events(reply):
+            assert one.data["text"] == "1\n"
+            eid = one.data["exec_id"]
+            break
+    ended = await real_daemon.ask("GET", f"{box}/execs/{eid}?wait_seconds=10")
+    assert ended.json["stdout"] == "1\n2\n3\n"
+    whole = await _streamed(
+        real_daemon, f"{box}/execs/{eid}/output", headers={"Accept": "text/event-stream"}
+    )
+    assert "".join(one.data["text"] for one in whole[:-1]) == "1\n2\n3\n"

@@ -1,0 +1,81 @@
+"""A daemon in a process of its own, for tests that have no event loop to spare for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+KEY = "sk-test-of-the-client"
+_READY = re.compile(r"sandkasten serves (\S+) and (\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    url: str
+    socket: str
+    data_dir: Path
+    process: subprocess.Popen[str]
+    key: str = KEY
+
+    @property
+    def where(self) -> dict[str, str]:
+        return {"url": self.url, "api_key": self.key}
+
+
+@contextmanager
+def served(
+    data_dir: Path, *flags: str, backend: str = "memory", **environ: str
+) -> Iterator[Served]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SANDKASTEN_")}
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir)),
+            *("--backend", backend, "serve", "--listen", "127.0.0.1:0", *flags),
+        ],
+        env={
+            **kept,
+            "PYTHONPATH": f"{REPOSITORY / 'src'}",
+            "SANDKASTEN_API_KEY": KEY,
+            **environ,
+        },
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        cwd=data_dir.parent,
+    )
+    assert process.stderr is not None
+    said = ""
+    reader: threading.Thread | None = None
+    try:
+        while (found := _READY.search(said)) is None:
+            line = process.stderr.readline()
+            assert line, f"the daemon did not start: {said}"
+            said += line
+        reader = threading.Thread(target=_drain, args=(process.stderr,), daemon=True)
+        reader.start()
+        yield Served(found[1], found[2], data_dir, process)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(40)
+        if reader is not None:
+            reader.join(10)
+        process.stderr.close()
+
+
+def _drain(stream: IO[str]) -> None:
+    """A pipe that nobody reads would hold the daemon up."""
+    for _ in stream:
+        pass

@@ -1,0 +1,249 @@
+"""One request over a network that fails: what is sent again, what is not, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+
+import pytest
+
+from sandkasten.client.http import connection as connecting
+from sandkasten.client.http.connection import Connection, Order
+from sandkasten.client.http.transport import HttpTransport
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    FileTrouble,
+    InternalError,
+    InvalidRequest,
+    ProtocolViolation,
+    QuotaExceeded,
+)
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.sandbox import CreateRequest
+from tests.client.http.scripted import CUT, SILENCE, problem, reply, scripted
+
+READ = Order("GET", "/x", repeatable=True)
+ONCE = Order("POST", "/x", {"a": 1})
+EXEC = {"exec_id": "exe_1", "status": "completed", "exit_code": 0}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(connecting, "FIRST_PAUSE_S", 0.005)
+
+
+async def ask(url: str, order: Order, key: str | None = None) -> object:
+    one = Connection(url, key)
+    try:
+        return await one.ask(order)
+    finally:
+        await one.aclose()
+
+
+async def test_nobody_listening_is_told_with_what_to_do():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(BackendUnavailable) as caught:
+        await ask(f"http://127.0.0.1:{port}", ONCE)
+    assert f"127.0.0.1:{port}" in caught.value.message
+    assert "sandkasten serve" in caught.value.hint
+
+
+async def test_a_socket_that_is_not_there_is_told_the_same(tmp_path):
+    with pytest.raises(BackendUnavailable, match="no daemon answers"):
+        await ask(f"unix://{tmp_path}/daemon.sock", ONCE)
+
+
+async def test_a_daemon_that_starts_meanwhile_is_reached():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    asking = asyncio.create_task(ask(f"http://127.0.0.1:{port}", ONCE))
+    await asyncio.sleep(0.01)
+
+    async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply({"ok": 1}))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(met, "127.0.0.1", port)
+    async with server:
+        assert await asking == {"ok": 1}
+
+
+async def test_what_may_be_repeated_is_repeated_when_the_connection_breaks():
+    async with scripted(CUT, CUT, reply({"ok": 1})) as server:
+        assert await ask(server.url, READ) == {"ok": 1}
+    assert len(server.asked) == 3
+
+
+async def test_what_may_not_be_repeated_is_not_and_says_so():
+    async with scripted(CUT, reply({})) as server:
+        with pytest.raises(BackendUnavailable, match="broke") as caught:
+            await ask(server.url, ONCE)
+    assert len(server.asked) == 1
+    assert "not known" in caught.value.hint
+
+
+async def test_an_answer_cut_in_the_middle_is_no_answer():
+    half = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\n{"
+    async with scripted(half, reply({"ok": 1})) as server:
+        assert await ask(server.url, READ) == {"ok": 1}
+
+
+async def test_tries_are_bounded():
+    async with scripted(*[CUT] * 50) as server:
+        with pytest.raises(BackendUnavailable):
+            await ask(server.url, READ)
+    # The library itself asks a GET once more, in case an idle connection was being closed.
+    assert connecting.TRIES <= len(server.asked) <= 2 * connecting.TRIES
+
+
+async def test_later_means_later():
+    later = problem("BUSY", 503, Retry_After="1")
+    async with scripted(later, reply({"ok": 1})) as server:
+        began = time.monotonic()
+        assert await ask(server.url, READ) == {"ok": 1}
+        assert time.monotonic() - began >= 1
+
+
+async def test_busy_is_not_repeated_for_what_may_have_been_begun():
+    async with scripted(problem("BUSY", 503)) as server:
+        with pytest.raises(Busy):
+            await ask(server.url, ONCE)
+
+
+async def test_asking_too_often_passes_by_waiting_and_having_too_much_does_not():
+    fast = reply({"code": "QUOTA_EXCEEDED", "message": "m", "details": {"quota": "rate"}}, 429)
+    full = reply({"code": "QUOTA_EXCEEDED", "message": "m", "details": {"quota": "sessions"}}, 429)
+    async with scripted(fast, reply({"ok": 1}), full) as server:
+        assert await ask(server.url, ONCE) == {"ok": 1}
+        with pytest.raises(QuotaExceeded):
+            await ask(server.url, ONCE)
+    assert len(server.asked) == 3
+
+
+async def test_a_wait_that_is_too_long_is_left_to_the_caller():
+    async with scripted(problem("BUSY", 503, Retry_After="3600")) as server:
+        with pytest.raises(Busy):
+            await ask(server.url, READ)
+
+
+async def test_an_error_that_will_not_pass_is_not_repeated():
+    async with scripted(problem("INTERNAL_ERROR", 500)) as server:
+        with pytest.raises(InternalError):
+            await ask(server.url, READ)
+
+
+async def test_silence_has_an_end():
+    async with scripted(SILENCE) as server:
+        with pytest.raises(BackendUnavailable, match=r"within 0\.1 s"):
+            await ask(server.url, Order("GET", "/x", repeatable=True, answer_s=0.1))
+
+
+async def test_a_redirect_is_not_followed_with_the_key():
+    moved = reply({}, 307, Location="http://127.0.0.1:1/elsewhere")
+    async with scripted(moved) as server:
+        with pytest.raises(InternalError, match="307"):
+            await ask(server.url, READ, "sk-secret")
+
+
+async def test_an_answer_that_is_no_json_is_told():
+    page = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+    async with scripted(page) as server:
+        with pytest.raises(ProtocolViolation, match="no JSON"):
+            await ask(server.url, READ)
+
+
+async def test_the_key_is_sent_and_never_shown():
+    async with scripted(reply({}), problem("UNAUTHORIZED", 401)) as server:
+        await ask(server.url, READ, "sk-secret")
+        assert server.asked[0].headers["authorization"] == "Bearer sk-secret"
+        with pytest.raises(Exception, match="m") as caught:
+            await ask(server.url, READ, "sk-secret")
+    assert "sk-secret" not in f"{caught.value!r}{caught.value.__dict__}"
+
+
+async def test_what_the_callers_own_stream_raised_is_raised():
+    async def source():
+        yield b"first"
+        raise FileTrouble("the disk is gone")
+
+    async with scripted(reply({})) as server:
+        with pytest.raises(FileTrouble, match="the disk is gone"):
+            await ask(server.url, Order("PUT", "/x", data=source(), repeatable=True))
+
+
+async def test_a_stream_is_never_sent_twice():
+    async def source():
+        yield b"first"
+
+    async with scripted(CUT, reply({})) as server:
+        with pytest.raises(BackendUnavailable):
+            await ask(server.url, Order("PUT", "/x", data=source(), repeatable=True))
+    assert len(server.asked) == 1
+
+
+async def test_text_that_is_no_utf8_is_refused_before_it_is_sent():
+    async with scripted() as server:
+        with pytest.raises(InvalidRequest, match="UTF-8"):
+            await ask(server.url, Order("POST", "/x", {"cmd": ["\udcff"]}))
+        with pytest.raises(InvalidRequest):
+            await ask(server.url, Order("POST", "/x", {"timeout_seconds": float("nan")}))
+
+
+async def test_a_command_is_asked_for_again_under_the_same_key():
+    async with scripted(CUT, reply(EXEC), reply(EXEC)) as server:
+        transport = HttpTransport(server.url)
+        await transport.exec("sbx_1", ExecRequest("echo"))
+        await transport.exec("sbx_1", ExecRequest("echo"))
+        await transport.aclose()
+    keys = [json.loads(one.body)["idempotency_key"] for one in server.asked]
+    assert keys[0] == keys[1] != keys[2]
+
+
+async def test_a_create_is_repeated_only_under_a_key():
+    async with scripted(CUT, CUT) as server:
+        transport = HttpTransport(server.url)
+        with pytest.raises(BackendUnavailable):
+            await transport.create(CreateRequest())
+        assert len(server.asked) == 1
+        with pytest.raises(BackendUnavailable):
+            await transport.create(CreateRequest(session_key="k"))
+        await transport.aclose()
+    assert len(server.asked) > 2
+
+
+async def test_a_stream_that_breaks_goes_on_without_repeating_or_losing_anything():
+    def event(name: str, value: object) -> bytes:
+        return f"event: {name}\ndata: {json.dumps(value)}\n\n".encode()
+
+    def chunk(seq: int) -> bytes:
+        return event("chunk", {"seq": seq, "stream": "stdout", "text": f"{seq}\n"})
+
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    first = head + chunk(1) + b": still here\n\n" + chunk(2) + b"event: chunk\ndata: {"
+    second = head + chunk(1) + chunk(2) + chunk(3) + event("done", EXEC)
+    async with scripted(first, second) as server:
+        transport = HttpTransport(server.url)
+        found = [one async for one in transport.exec_stream("sbx_1", ExecRequest("x"))]
+        await transport.aclose()
+    assert [getattr(one, "seq", None) for one in found] == [1, 2, 3, None]
+    keys = {json.loads(one.body)["idempotency_key"] for one in server.asked}
+    assert len(keys) == 1
+
+
+async def test_a_followed_command_is_followed_from_where_it_was_left():
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+    seen = b'event: chunk\ndata: {"seq": 7, "stream": "stdout", "text": "x"}\n\n'
+    done = f"event: done\ndata: {json.dumps(EXEC)}\n\n".encode()
+    async with scripted(head + seen, head + done) as server:
+        transport = HttpTransport(server.url)
+        output = transport.exec_output("sbx_1", "exe_1", since_seq=5, follow=True)
+        assert len([one async for one in output]) == 2
+        await transport.aclose()
+    assert "since_seq=5" in server.asked[0].line
+    assert "since_seq=7" in server.asked[1].line

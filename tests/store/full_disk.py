@@ -1,0 +1,104 @@
+"""Run in a mount namespace of its own: books on a file system of 3 MB that is filled and emptied.
+
+Prints one JSON document of what happened; the test that runs it judges."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sandkasten.daemon.books import Books, open_books
+from sandkasten.daemon.settings import load
+from sandkasten.engine.clock import SystemClock
+from sandkasten.errors import SandkastenError
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.journal import AuditRow, ExecRow, KeyRow, SessionRow
+from sandkasten.model.keys import DEFAULT_SCOPES, make_key
+from sandkasten.model.tenancy import TenantQuota
+
+
+async def pieces(data: bytes):
+    yield data
+
+
+async def attempt(work) -> str:
+    try:
+        await work
+    except SandkastenError as exc:
+        return f"{exc.code} {exc.details.get('quota')}"
+    return "ok"
+
+
+def key() -> tuple[KeyRow, bytes]:
+    made = make_key()
+    return KeyRow(made.id, "default", "", DEFAULT_SCOPES, 1.0, TenantQuota()), made.hashed
+
+
+def fill(place: Path) -> None:
+    with contextlib.suppress(OSError), (place / "ballast").open("ab", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+async def begin(books: Books, begun: list[str]) -> str:
+    the_id = new_sandbox_id()
+    row = SessionRow(the_id, "default", "host", "memory", 1.0, labels={"pad": "x" * 8000})
+    told = await attempt(books.journal.begin_session(row))
+    if told == "ok":
+        begun.append(the_id)
+    return told
+
+
+async def main(place: Path) -> dict[str, object]:
+    settings = load({"data_dir": str(place), "backend": "memory"}, {}, place)
+    begun: list[str] = []
+    found: dict[str, object] = {}
+    async with open_books(settings, SystemClock()) as books:
+        found["before"] = await begin(books, begun)
+        fill(place)
+        told = "ok"
+        while told == "ok":
+            told = await begin(books, begun)
+            fill(place)
+        found["full"] = told
+        found["many at once"] = sorted(
+            set(await asyncio.gather(*(begin(books, begun) for _ in range(20))))
+        )
+        found["audit"] = await attempt(
+            books.journal.audit(AuditRow(0, 1.0, "t", None, "a.b", "x" * 9000, "ok"))
+        )
+        row, hashed = key()
+        found["key"] = await attempt(books.keys.add(row, hashed))
+        found["key works"] = books.keys.check(hashed, 2.0) is not None
+        found["file"] = await attempt(books.files.put("t", "k", pieces(b"y" * 100_000)))
+        books.journal.note_exec(ExecRow("exe_1", begun[0], "t", "z" * 4000, "running", 1.0))
+        found["flush"] = await attempt(books.journal.flush())
+        found["read"] = len(await books.journal.sessions(None)) == len(begun)
+        (place / "ballast").unlink()
+        found["after"] = [
+            await begin(books, begun),
+            await attempt(books.journal.audit(AuditRow(0, 1.0, "t", None, "a.b", "x", "ok"))),
+            await attempt(books.keys.add(row, hashed)),
+            await attempt(books.files.put("t", "k", pieces(b"y" * 100_000))),
+            await attempt(books.journal.flush()),
+        ]
+        found["exec"] = [one.id for one in await books.journal.execs(begun[0])]
+        found["making"] = os.listdir(place / "files" / "making")
+    async with open_books(settings, SystemClock()) as books:
+        kept = {one.id for one in await books.journal.sessions(None, limit=10**6)}
+        found["kept"] = kept == set(begun)
+        found["files"] = [one.key for one in await books.files.list("t")]
+    return found
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m,mode=0700", "tmpfs", str(target)], check=True
+    )
+    sys.stdout.write(json.dumps(asyncio.run(main(target))))

@@ -1,0 +1,206 @@
+"""Stored files: whole or not at all, shared content, what a crash leaves, what time takes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import pytest
+
+from sandkasten.errors import (
+    Conflict,
+    FileNotFound,
+    InvalidRequest,
+    PayloadTooLarge,
+    QuotaExceeded,
+)
+from sandkasten.model.filekeys import FileRules, file_key, new_file_key
+from sandkasten.store.blobs import BlobStore
+from sandkasten.store.sqlite.database import Database
+
+
+class Clock:
+    at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def boottime(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+async def database(tmp_path):
+    one = await Database.open(tmp_path / "a.db")
+    yield one
+    await one.aclose()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def store(tmp_path, database, clock):
+    return await BlobStore.open(tmp_path / "files", database, clock)
+
+
+async def pieces(*parts: bytes):
+    for part in parts:
+        yield part
+
+
+async def whole(store: BlobStore, tenant: str, key: str, **how) -> bytes:
+    async with store.read(tenant, key, **how) as (_, data):
+        return b"".join([piece async for piece in data])
+
+
+def on_disk(tmp_path):
+    return sorted(path.name for path in (tmp_path / "files").rglob("*") if path.is_file())
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+async def test_what_was_put_is_got(store, tmp_path):
+    row = await store.put("t", None, pieces(b"ab", b"cd"), metadata={"ä": "ö"})
+    assert row == await store.get("t", row.key)
+    assert (row.size_bytes, row.checksum) == (4, "sha256:" + digest(b"abcd"))
+    assert await whole(store, "t", row.key) == b"abcd"
+    assert await whole(store, "t", row.key, offset=1, limit=2) == b"bc"
+    assert await whole(store, "t", row.key, offset=9) == b""
+    assert on_disk(tmp_path) == [digest(b"abcd")]
+    assert await store.usage("t") == 4
+
+
+async def test_content_is_shared_and_goes_with_its_last_name(store, tmp_path):
+    for tenant, key in (("t", "a"), ("t", "b"), ("u", "a")):
+        await store.put(tenant, key, pieces(b"same"))
+    assert on_disk(tmp_path) == [digest(b"same")]
+    await store.delete("t", "a")
+    await store.delete("t", "b")
+    assert await whole(store, "u", "a") == b"same"
+    await store.delete("u", "a")
+    assert on_disk(tmp_path) == []
+    with pytest.raises(FileNotFound):
+        await store.delete("u", "a")
+
+
+async def test_a_key_is_taken_once_unless_told_otherwise(store, tmp_path):
+    await store.put("t", "k", pieces(b"old"))
+    with pytest.raises(Conflict):
+        await store.put("t", "k", pieces(b"new"))
+    assert await whole(store, "t", "k") == b"old"
+    await store.put("t", "k", pieces(b"new"), overwrite=True)
+    assert (await whole(store, "t", "k"), on_disk(tmp_path)) == (b"new", [digest(b"new")])
+
+
+async def test_of_many_at_once_one_gets_the_key(store):
+    async def slowly(number: int):
+        yield b"%d" % number
+        await asyncio.sleep(0.01)
+
+    results = await asyncio.gather(
+        *(store.put("t", "k", slowly(n)) for n in range(20)), return_exceptions=True
+    )
+    assert sorted(type(one).__name__ for one in results) == ["Conflict"] * 19 + ["StoredFile"]
+
+
+async def test_putting_and_deleting_the_same_content_at_once_never_loses_it(store, tmp_path):
+    async def come_and_go(number: int) -> None:
+        for _ in range(20):
+            await store.put("t", f"k{number}", pieces(b"shared"), overwrite=True)
+            assert await whole(store, "t", f"k{number}") == b"shared"
+            await store.delete("t", f"k{number}")
+
+    await asyncio.gather(*(come_and_go(number) for number in range(8)))
+    assert on_disk(tmp_path) == []
+
+
+async def test_what_fails_midway_leaves_nothing(store, tmp_path):
+    async def broken():
+        yield b"half"
+        raise ValueError("gone")
+
+    with pytest.raises(ValueError, match="gone"):
+        await store.put("t", "k", broken())
+    with pytest.raises(InvalidRequest, match="sha256"):
+        await store.put("t", "k", pieces(b"x"), expect_sha256="0" * 64)
+    assert on_disk(tmp_path) == []
+    await store.put("t", "k", pieces(b"x"), expect_sha256="SHA256:".lower() + digest(b"x").upper())
+
+
+async def test_bounds_hold_also_for_many_at_once(store, tmp_path):
+    store.rules = FileRules(max_bytes=100, max_total_bytes=250)
+    with pytest.raises(PayloadTooLarge):
+        await store.put("t", None, pieces(b"x" * 60, b"y" * 60))
+    results = await asyncio.gather(
+        *(store.put("t", None, pieces(bytes([n]) * 100)) for n in range(6)),
+        return_exceptions=True,
+    )
+    assert sorted(type(one) is QuotaExceeded for one in results) == [False] * 2 + [True] * 4
+    assert len(on_disk(tmp_path)) == 2
+
+
+async def test_a_file_that_is_being_read_is_read_to_its_end(store):
+    await store.put("t", "k", pieces(b"a" * 600_000))
+    async with store.read("t", "k") as (_, data):
+        first = await anext(data)
+        await store.delete("t", "k")
+        rest = b"".join([piece async for piece in data])
+    assert first + rest == b"a" * 600_000
+
+
+async def test_a_file_expires_and_then_goes(store, clock, tmp_path):
+    await store.put("t", "k", pieces(b"x"), expires_at=1010.0)
+    store.rules = FileRules(ttl_s=5.0)
+    assert (await store.put("t", "l", pieces(b"y"))).expires_at == 1005.0
+    clock.at = 1007.0
+    assert [one.key for one in await store.list("t")] == ["k"]
+    clock.at = 1010.0
+    for attempt in (store.get("t", "k"), whole(store, "t", "k")):
+        with pytest.raises(FileNotFound):
+            await attempt
+    assert await store.prune(1010.0) == 2
+    assert on_disk(tmp_path) == []
+
+
+async def test_what_a_crash_left_is_gone_after_opening(store, tmp_path, database, clock, caplog):
+    kept = await store.put("t", "kept", pieces(b"kept"))
+    lost = await store.put("t", "lost", pieces(b"lost"))
+    orphan = digest(b"orphan")
+    (tmp_path / "files" / "making" / "half").write_bytes(b"half")
+    (tmp_path / "files" / orphan[:2]).mkdir(exist_ok=True)
+    (tmp_path / "files" / orphan[:2] / orphan).write_bytes(b"orphan")
+    gone = lost.checksum.removeprefix("sha256:")
+    (tmp_path / "files" / gone[:2] / gone).unlink()
+    again = await BlobStore.open(tmp_path / "files", database, clock)
+    assert [one.key for one in await again.list("t")] == [kept.key]
+    assert on_disk(tmp_path) == [digest(b"kept")]
+    assert [record.message for record in caplog.records] == ["files.lost"]
+
+
+async def test_lists_are_by_key_in_pages(store):
+    for key in ("b/1", "a", "b/2", "c%", "b_"):
+        await store.put("t", key, pieces(b"x"))
+    assert [one.key for one in await store.list("t")] == ["a", "b/1", "b/2", "b_", "c%"]
+    assert [one.key for one in await store.list("t", prefix="b/")] == ["b/1", "b/2"]
+    assert [one.key for one in await store.list("t", limit=2, after="a")] == ["b/1", "b/2"]
+    assert await store.list("u") == []
+
+
+def test_keys_we_give_sort_by_age_and_older_spellings_are_understood():
+    one = new_file_key()
+    assert file_key("files/" + one) == one
+    assert len(one) == 28
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/a", "a/", "a//b", "..", "a/../b", "a\\b", "a\0", "a\n", "\udc80", "\u202e", "x" * 513],
+)
+def test_what_cannot_be_a_key_is_refused(key):
+    with pytest.raises(InvalidRequest):
+        file_key(key)

@@ -1,0 +1,102 @@
+"""The books through the worst: a killed writer, a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from sandkasten.daemon.books import open_books
+from sandkasten.daemon.settings import load
+from sandkasten.engine.clock import SystemClock
+from tests.store.writer import content
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 20
+
+
+async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]:
+    """What it had acknowledged when it was killed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.store.writer",
+        str(data_dir),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        first = await asyncio.wait_for(process.stdout.readline(), 30)
+        reading = asyncio.create_task(process.stdout.read())
+        await asyncio.sleep(after_s)
+    finally:
+        process.kill()
+    lines = (first + await reading).decode().splitlines(keepends=True)
+    await process.wait()
+    return [
+        (kind, the_id) for kind, the_id in (line.split() for line in lines if line.endswith("\n"))
+    ]
+
+
+async def test_a_writer_killed_at_any_moment_loses_nothing_it_acknowledged(tmp_path):
+    settings = load({"data_dir": str(tmp_path), "backend": "memory"}, {}, tmp_path)
+    said: dict[str, set[str]] = {}
+    chance = random.Random(4)
+    for _ in range(ROUNDS):
+        for kind, the_id in await killed_writer(tmp_path, chance.uniform(0.01, 0.12)):
+            said.setdefault(kind, set()).add(the_id)
+        # Opening checks the whole file, because it was not closed in order.
+        async with open_books(settings, SystemClock()) as books:
+            sessions = {one.id: one for one in await books.journal.sessions(None, limit=10**6)}
+            audited = await books.journal.audited(None, limit=10**6)
+            keys = {one.id for one in await books.keys.list()}
+            files = {one.key: one for one in await books.files.list("default", limit=10**6)}
+            assert said.get("session", set()) <= set(sessions)
+            assert all(sessions[one].status == "destroyed" for one in said.get("ended", ()))
+            assert said.get("audit", set()) <= {one.target for one in audited}
+            assert said.get("key", set()) <= keys
+            assert said.get("file", set()) <= set(files)
+            for key in files:
+                async with books.files.read("default", key) as (_, pieces):
+                    assert b"".join([piece async for piece in pieces]) == content(key)
+            assert os.listdir(tmp_path / "files" / "making") == []
+    assert {kind: len(ids) > 20 for kind, ids in said.items()} == dict.fromkeys(
+        ("session", "ended", "audit", "key", "file"), True
+    )
+
+
+def test_a_full_disk_acknowledges_nothing_and_is_over_when_there_is_room(tmp_path):
+    alone = ["unshare", "--mount", "--propagation", "private"]
+    if os.geteuid() != 0:
+        alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    done = subprocess.run(
+        [*alone, sys.executable, "-m", "tests.store.full_disk", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    refused = "QUOTA_EXCEEDED disk"
+    assert json.loads(done.stdout) == {
+        "before": "ok",
+        "full": refused,
+        "many at once": [refused],
+        "audit": refused,
+        "key": refused,
+        "key works": False,
+        "file": refused,
+        "flush": refused,
+        "read": True,
+        "after": ["ok"] * 5,
+        "exec": ["exe_1"],
+        "making": [],
+        "kept": True,
+        "files": ["k"],
+    }

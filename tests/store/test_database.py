@@ -1,0 +1,297 @@
+"""One connection, one thread: batches, failures, versions, and files that cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from sandkasten.errors import Conflict, InternalError, StoreUnusable
+from sandkasten.model.journal import ExecRow, SessionRow
+from sandkasten.store.sqlite.behind import Behind
+from sandkasten.store.sqlite.database import Database
+from sandkasten.store.sqlite.journal import SqliteJournal
+from sandkasten.store.sqlite.schema import migrate, migrations, version_of
+
+
+@pytest.fixture
+async def database(tmp_path):
+    one = await Database.open(tmp_path / "a.db")
+    yield one
+    await one.aclose()
+
+
+async def statements(database: Database) -> list[str]:
+    """Filled with every statement from now on."""
+    seen: list[str] = []
+    await database.read(lambda connection: connection.set_trace_callback(seen.append))
+    return seen
+
+
+def insert(name: str):
+    def work(connection: sqlite3.Connection) -> str:
+        connection.execute("INSERT INTO state VALUES (?, 'x')", (name,))
+        return name
+
+    return work
+
+
+async def names(database: Database) -> list[str]:
+    return await database.read(
+        lambda c: [r[0] for r in c.execute("SELECT name FROM state WHERE value = 'x'")]
+    )
+
+
+class Held:
+    """The thread stands still while the block lasts, so that what is handed in gathers."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._go = threading.Event()
+        self._standing = threading.Event()
+
+    async def __aenter__(self) -> None:
+        def stand(_: sqlite3.Connection) -> None:
+            self._standing.set()
+            assert self._go.wait(10)
+
+        self._task = asyncio.ensure_future(self._database.read(stand))
+        await asyncio.to_thread(self._standing.wait)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._go.set()
+        await self._task
+
+
+async def test_writers_that_wait_together_share_one_transaction(database):
+    seen = await statements(database)
+    async with Held(database):
+        writes = [database.submit(insert(f"n{i}"), lasting=True) for i in range(100)]
+    assert await asyncio.gather(*writes) == [f"n{i}" for i in range(100)]
+    assert seen.count("COMMIT") == 1
+    assert len(await names(database)) == 100
+
+
+async def test_one_that_fails_takes_nobody_else_along(database):
+    def refuse(connection: sqlite3.Connection) -> None:
+        insert("half")(connection)
+        raise Conflict("no")
+
+    async with Held(database):
+        writes = [
+            database.submit(insert("a")),
+            database.submit(refuse),
+            database.submit(insert("a")),
+            database.submit(insert("b")),
+        ]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(one) for one in results] == [str, Conflict, InternalError, str]
+    assert sorted(await names(database)) == ["a", "b"]
+
+
+async def test_a_batch_the_disk_refuses_is_tried_one_by_one(database):
+    def large(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO state VALUES ('large', ?)", ("x" * 10_000_000,))
+
+    await database.read(lambda c: c.execute("PRAGMA max_page_count = 200").fetchall())
+    async with Held(database):
+        writes = [database.submit(work) for work in (insert("a"), large, insert("b"))]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert (results[0], results[2]) == ("a", "b")
+    assert (results[1].code, results[1].details["quota"]) == ("QUOTA_EXCEEDED", "disk")
+    assert sorted(await names(database)) == ["a", "b"]
+
+
+async def test_a_reader_sees_what_was_handed_in_before_it(database):
+    writing = database.submit(insert("first"))
+    assert await names(database) == ["first"]
+    assert writing.done()
+
+
+async def test_whoever_leaves_does_not_undo_what_was_handed_in(database):
+    async with Held(database):
+        leaving = asyncio.ensure_future(database.write(insert("kept")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+    assert await names(database) == ["kept"]
+
+
+async def test_lasting_batches_are_synced_and_others_are_not(database):
+    seen = await statements(database)
+    await database.write(insert("a"))
+    assert not any("synchronous" in one for one in seen)
+    await database.write(insert("b"), lasting=True)
+    assert "PRAGMA synchronous = FULL" in seen
+    await database.write(insert("c"))
+    assert seen[-6:-4].count("PRAGMA synchronous = NORMAL") == 1
+
+
+async def test_a_second_connection_is_refused_here_and_locked_out_elsewhere(database):
+    with pytest.raises(StoreUnusable) as told:
+        await Database.open(database.path)
+    assert told.value.details["reason"] == "held"
+    await database.write(insert("a"))
+    code = (
+        "import sqlite3, sys\n"
+        "try: sqlite3.connect(sys.argv[1], timeout=0).execute('SELECT * FROM state')\n"
+        "except sqlite3.OperationalError as exc: print(exc)\n"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", code, str(database.path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "database is locked\n"
+
+
+async def test_a_closed_database_says_so(tmp_path):
+    one = await Database.open(tmp_path / "a.db")
+    await one.aclose()
+    await one.aclose()
+    with pytest.raises(InternalError, match="closed"):
+        await one.write(insert("a"))
+    again = await Database.open(tmp_path / "a.db")
+    await again.aclose()
+
+
+async def test_the_file_is_the_owners_alone(database):
+    assert database.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_migrations_are_numbered_without_gaps():
+    assert [one.version for one in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+async def test_a_database_of_version_1_is_brought_to_the_newest_and_keeps_its_rows(tmp_path):
+    path = tmp_path / "old.db"
+    old = sqlite3.connect(path, isolation_level=None)
+    assert migrate(old, upto=1) == 1
+    tables = {row[0] for row in old.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    assert "sessions" in tables
+    assert "keys" not in tables
+    old.execute(
+        "INSERT INTO sessions VALUES ('sbx_1', 't', 'i', 'b', 1.5, 'running', NULL, NULL, '{}',"
+        " NULL, NULL, '')"
+    )
+    old.close()
+    database = await Database.open(path)
+    row = SessionRow("sbx_1", "t", "i", "b", 1.5, "running")
+    assert await SqliteJournal(database).session("sbx_1") == row
+    assert await database.read(version_of) == migrations()[-1].version
+    await database.aclose()
+
+
+async def test_a_newer_database_is_refused_and_not_touched(tmp_path):
+    path = tmp_path / "new.db"
+    await (await Database.open(path)).aclose()
+    newer = sqlite3.connect(path)
+    newer.execute("INSERT INTO schema_version VALUES (999, 'later', 0)")
+    newer.commit()
+    newer.close()
+    before = hashlib.sha256(path.read_bytes()).digest()
+    with pytest.raises(StoreUnusable) as told:
+        await Database.open(path)
+    assert (told.value.details["reason"], told.value.details["version"]) == ("newer", 999)
+    assert hashlib.sha256(path.read_bytes()).digest() == before
+
+
+async def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path, monkeypatch):
+    from sandkasten.store.sqlite import schema
+
+    connection = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    migrate(connection, upto=1)
+    broken = schema.Migration(2, "broken", "CREATE TABLE half (x);\nNONSENSE;\n")
+    known = [migrations()[0], broken]
+    monkeypatch.setattr(schema, "migrations", lambda: known)
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(connection)
+    assert version_of(connection) == 1
+    assert connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'half'").fetchall() == []
+    connection.close()
+
+
+async def test_another_programs_database_is_refused(tmp_path):
+    path = tmp_path / "other.db"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE theirs (x)")
+    other.commit()
+    other.close()
+    with pytest.raises(StoreUnusable) as told:
+        await Database.open(path)
+    assert told.value.details["reason"] == "foreign"
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "no.db").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StoreUnusable) as told:
+        await Database.open(tmp_path / "no.db")
+    assert told.value.details["reason"] == "damaged"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_damage_is_found_at_open_when_the_last_close_was_not_in_order(tmp_path, clean):
+    path = tmp_path / "a.db"
+    database = await Database.open(path)
+    for number in range(50):
+        await database.write(insert(f"{number} " + "x" * 3000))
+    await database.aclose()
+    raw = bytearray(path.read_bytes())
+    if not clean:
+        plain = sqlite3.connect(path)
+        plain.execute("UPDATE state SET value = 'no' WHERE name = 'clean'")
+        plain.commit()
+        plain.close()
+        raw = bytearray(path.read_bytes())
+    page = 4096
+    last = len(raw) // page - 1
+    raw[last * page : last * page + 100] = b"\xff" * 100
+    path.write_bytes(raw)
+    if clean:
+        await (await Database.open(path)).aclose()
+        return
+    with pytest.raises(StoreUnusable) as told:
+        await Database.open(path)
+    assert told.value.details["reason"] == "damaged"
+
+
+async def test_noted_rows_are_written_soon_and_only_the_newest_of_each(database):
+    journal = SqliteJournal(database)
+    seen = await statements(database)
+    for number in range(500):
+        journal.note_exec(ExecRow("exe_1", "sbx_1", "t", "c", "completed", 1.0, exit_code=number))
+    found: list[tuple[int]] = []
+    for _ in range(200):
+        found = await database.read(lambda c: c.execute("SELECT exit_code FROM execs").fetchall())
+        if found:
+            break
+        await asyncio.sleep(0.01)
+    assert found == [(499,)]
+    assert sum(one.startswith("\nINSERT INTO execs") for one in seen) == 1
+
+
+async def test_what_cannot_be_written_waits_and_is_bounded(database):
+    trouble = True
+    written: list[int] = []
+
+    def write(_: sqlite3.Connection, rows):
+        if trouble:
+            raise Conflict("not now")
+        written.extend(rows)
+
+    behind: Behind[int, int] = Behind(database, write, most=10)
+    for number in range(25):
+        behind.put(number, number)
+        with pytest.raises(Conflict):
+            await behind.flush()
+    assert behind.forgotten == 15
+    behind.put(24, 240)
+    trouble = False
+    await behind.flush()
+    assert written == [*range(15, 24), 240]
