@@ -26,7 +26,7 @@ class Quota(Body):
     max_sessions: Count | None = None
     max_memory_bytes: Count | None = None
     max_disk_bytes: Count | None = None
-    requests_per_second: Annotated[StrictInt | StrictFloat, Field(gt=0, le=10**6)] | None = None
+    requests_per_second: Annotated[StrictFloat, Field(gt=0, le=10**6)] | None = None
 
 
 class KeyBody(Body):
@@ -35,7 +35,7 @@ class KeyBody(Body):
     scopes: list[str] | None = Field(
         None, description="sessions, files and workspaces when left out."
     )
-    expires_in_seconds: Annotated[StrictInt | StrictFloat, Field(gt=0, le=10**10)] | None = None
+    expires_in_seconds: Annotated[StrictFloat, Field(gt=0, le=10**10)] | None = None
     quota: Quota | None = None
 
 
