@@ -150,16 +150,22 @@ fn a_huge_listing_or_removal_does_not_keep_others_waiting() {
     let mut other = runner.connect();
     let list = busy.open("fs.list", json!({ "path": "wide", "limit": 5000 }));
     let remove = busy.open("fs.remove", json!({ "path": "wide", "recursive": true }));
-    let mut worst = Duration::default();
-    for _ in 0..50 {
-        let began = Instant::now();
-        other.call("ping", json!({})).unwrap();
-        worst = worst.max(began.elapsed());
-    }
-    // A step takes a few milliseconds at most; the whole takes hundreds.
-    assert!(worst < Duration::from_millis(200), "{worst:?}");
-    assert!(busy.finish(list).end.is_ok());
-    assert_eq!(busy.finish(remove).end.unwrap()["removed"], json!(20_001));
+    let mut answered = 0;
+    // Told by turns and not by time, which a busy machine stretches: whoever did all of it in one
+    // step would answer twice at most before the end.
+    std::thread::scope(|threads| {
+        let removed = threads.spawn(|| {
+            assert!(busy.finish(list).end.is_ok());
+            busy.finish(remove).end
+        });
+        while !removed.is_finished() {
+            other.call("ping", json!({})).unwrap();
+            answered += 1;
+        }
+        let answer = removed.join().unwrap();
+        assert_eq!(answer.unwrap()["removed"], json!(20_001));
+    });
+    assert!(answered > 8, "{answered} answers meanwhile");
 }
 
 #[test]
