@@ -51,10 +51,49 @@ echo "process $maker made $id and was killed with SIGKILL"
 show sandkasten ls
 expect sandkasten exec "$id" 'echo "still in $PWD, and A is $A"' 'still in /tmp, and A is 1'
 
-say "4. What this machine can do"
+say "4. The same over HTTP: a daemon, killed in the midst of a command"
+serve() {
+    sandkasten serve --listen 127.0.0.1:0 2>serve.log &
+    daemon=$!
+    for _ in $(seq 300); do
+        url=$(sed -n 's/^sandkasten serves \(http[^ ]*\) .*/\1/p' serve.log)
+        [ -n "$url" ] && return
+        sleep 0.1
+    done
+    cat serve.log >&2
+    fail "the daemon did not start"
+}
+# ask METHOD PATH [JSON]: one request; field NAME: one field of the last answer.
+ask() {
+    printf '$ curl -X %s %s%s\n' "$1" "$2" "${3:+ -d "'$3'"}"
+    curl -sS --fail-with-body -X "$1" "$url$2" ${3:+-H 'Content-Type: application/json' -d "$3"} -o answer.json \
+        || { cat answer.json >&2; fail "the daemon refused"; }
+}
+field() { python -c 'import json, sys; print(json.load(open("answer.json"))[sys.argv[1]])' "$1"; }
+serve
+ask POST /v1/sessions '{"ttl_seconds": 600}'
+session=$(field id)
+ask POST "/v1/sessions/$session/exec" '{"cmd": "cd /tmp && export A=1 && echo $A in $PWD"}'
+field output
+ask POST "/v1/sessions/$session/exec" '{"cmd": ["sh", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.5; done"], "background": true}'
+counting=$(field exec_id)
+sleep 1
+{ kill -9 "$daemon" && wait "$daemon"; } 2>/dev/null || true
+echo "the daemon (pid $daemon) was killed with SIGKILL; another takes its place"
+serve
+ask GET "/v1/sessions/$session/execs/$counting?wait_seconds=10"
+[ "$(field stdout)" = $'1\n2\n3\n4\n5\n6' ] || fail "output was lost: $(field stdout)"
+echo "it counted to 6 through all of it, and nothing of its output is missing"
+ask POST "/v1/sessions/$session/exec" '{"cmd": "echo $A in $PWD"}'
+[ "$(field output)" = '1 in /tmp' ] || fail "the shell forgot: $(field output)"
+field output
+kill "$daemon"
+wait "$daemon" || fail "the daemon did not end well"
+
+say "5. What this machine can do"
 sandkasten doctor || fail "doctor found something that is missing"
 
-say "5. Nothing is left"
+say "6. Nothing is left"
 show sandkasten rm --all
 show sandkasten ls
 sandkasten ls --json | python -c 'import json, sys; sys.exit(len(json.load(sys.stdin)) > 0)' \

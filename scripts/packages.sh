@@ -14,6 +14,7 @@ setup=(
     e2fsprogs util-linux      # workspaces with a quota: mkfs.ext4, losetup, mount
     zstd                      # layers of images that are compressed with it
     bash coreutils procps     # what people expect to find inside the host image
+    curl                      # the demonstration speaks to the daemon with it
     cargo rustc gcc libc6-dev librust-libc-dev librust-serde-json-dev   # the runner
 )
 # Debian's node, unless the machine has one where the host image shows it.
@@ -26,6 +27,7 @@ test=(
     zstd xz-utils bzip2       # archives as people compress them
     docker-registry openssl   # a registry to pull from, and certificates for it
     git                       # tests/repo asks it which files belong to the repository
+    tmux vim-tiny             # a terminal over HTTP, driven as a person would
     runc                      # the oci backend
 )
 bench=(

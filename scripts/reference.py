@@ -124,16 +124,26 @@ def example() -> str:
 
 def sdk() -> str:
     import sandkasten
+    from sandkasten import sync
 
     lines = [NOTE, "# Python SDK\n"]
     lines.append(
-        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`)"
+        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`, "
+        "`AsyncStoredFiles`)"
     )
     lines.append("with the same methods to await; a test holds the two together.\n")
     lines += _class("Sandbox", sandkasten.Sandbox)
     lines.append(_entry("##", "run", sandkasten.run))
     lines += _class("Images", sandkasten.Images)
     lines += _class("Workspaces", sandkasten.Workspaces)
+    lines += _class("StoredFiles", sandkasten.StoredFiles)
+    lines += _class("SandboxClient", sync.SandboxClient)
+    lines.append(
+        "`sandkasten.SandboxClient` is asynchronous; this is its twin, `sandkasten.sync`. Its "
+        "sessions have every method of `Sandbox`, and:\n"
+    )
+    lines.append(_entry("###", "Session.destroy", sync.Session.destroy))
+    lines.append(_entry("###", "Session.upload", sync.Session.upload))
     return "\n".join(lines)
 
 

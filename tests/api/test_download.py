@@ -206,10 +206,12 @@ async def test_a_sparse_terabyte_is_described_and_read_in_parts(real):
     assert head.headers["Content-Length"] == str(size)
 
 
-async def test_a_large_file_goes_through_a_small_daemon(real):
-    daemon, the_id, box = real
-    size = 200 * MIB
-    await run(daemon, the_id, "yes 0123456789abcde | head -c 209715200 > in")
+async def test_a_large_file_goes_through_a_small_daemon(real_daemon, full_size):
+    daemon = real_daemon
+    size = (1024 if full_size else 200) * MIB
+    the_id = await daemon.session(limits={"workspace_mb": 2500})
+    box = f"/v1/sessions/{the_id}/fs"
+    await run(daemon, the_id, f"yes 0123456789abcde | head -c {size} > in")
     gc.collect()
     before, most, count = _rss(), 0, 0
 

@@ -42,7 +42,9 @@ def served(
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir)),
-            *("--backend", backend, "serve", "--listen", "127.0.0.1:0", *flags),
+            *("--backend", backend, "serve"),
+            *(() if "--listen" in flags else ("--listen", "127.0.0.1:0")),
+            *flags,
         ],
         env={
             **kept,
