@@ -30,6 +30,17 @@ async def test_a_daemon_is_ready_until_it_drains(daemon):
     assert (await daemon.ask("GET", "/healthz")).status == 200
 
 
+async def test_a_daemon_that_goes_down_begins_nothing_new(daemon):
+    box = f"/v1/sessions/{await daemon.session()}"
+    daemon.server.draining = True
+    for path, body in (("/v1/sessions", {}), (f"{box}/exec", {"cmd": "true"})):
+        refused = await daemon.ask("POST", path, body)
+        assert (refused.status, refused.json["code"]) == (503, "BUSY")
+        assert refused.json["retryable"] is True
+    assert (await daemon.ask("GET", box)).status == 200
+    assert (await daemon.ask("DELETE", box)).status == 200
+
+
 async def test_a_backend_that_cannot_is_told_once_in_a_while(daemon, monkeypatch):
     looks = []
 

@@ -26,7 +26,7 @@ from sandkasten.api.printing import as_json
 from sandkasten.api.problems import body_of, problem, status_of, unforeseen
 from sandkasten.api.rate import Rates
 from sandkasten.api.sse import EventStream
-from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
+from sandkasten.errors import Busy, InvalidRequest, NotFound, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from sandkasten.api.server import Server
 
 log = logging.getLogger("sandkasten.api")
+# What a daemon that goes down still answers: to look at what there is, and to end it.
+_STILL = frozenset({"GET", "HEAD", "DELETE"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -126,6 +128,8 @@ class App:
         scope["sandkasten.route"] = route
         if route.scope is not None and not self._is_open(route):
             require(principal, route.scope)
+        if self.server.draining and method not in _STILL:
+            raise Busy("the daemon is going down and begins nothing new", hint="try again")
         if not websocket:
             check_type(headers, route)
         return Call(self.server, connection, principal, request_id)
