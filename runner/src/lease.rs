@@ -132,7 +132,10 @@ mod tests {
             assert_eq!(lease.last_use, *at);
         }
         assert_eq!(lease.next(172 * MS, 250 * MS), Some(0));
-        assert_eq!((lease.over(249 * MS), lease.over(250 * MS)), ("idle", "lifetime"));
+        assert_eq!(
+            (lease.over(249 * MS), lease.over(250 * MS)),
+            ("idle", "lifetime")
+        );
     }
 
     #[test]

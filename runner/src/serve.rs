@@ -414,11 +414,13 @@ impl Server {
 
     /// Looks for work, and ends the sandbox when it was without any for too long, or is too old.
     fn check_lease(&mut self) {
+        // One moment for both: a host that stops us in between must not make work look old.
+        let now = self.timers.work_now();
         if self.lease.counts_idle() {
             let signs = work::look(self);
-            self.lease.look(self.timers.work_now(), &signs);
+            self.lease.look(now, &signs);
         }
-        self.arm_lease();
+        self.arm_lease_at(now);
     }
 
     /// Whoever is connected hears that this is no accident; what is said goes out with this turn.
@@ -431,10 +433,14 @@ impl Server {
     }
 
     pub fn arm_lease(&mut self) {
+        self.arm_lease_at(self.timers.work_now());
+    }
+
+    fn arm_lease_at(&mut self, now: u64) {
         if let Some(timer) = self.lease_timer.take() {
             self.timers.cancel(timer);
         }
-        match self.lease.next(self.timers.work_now(), sys::boot_ns()) {
+        match self.lease.next(now, sys::boot_ns()) {
             None => {}
             Some(0) => self.end_by_lease(),
             Some(ns) => self.lease_timer = Some(self.timers.after_ns(ns, Due::Lease)),

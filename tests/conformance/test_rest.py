@@ -188,6 +188,7 @@ async def test_a_cancelled_wait_frees_its_stream(box: Box):
 async def test_a_lifetime_ends_the_place(box: Box):
     await box.ask("lease", lifetime_ms=150)
     await lost(box)
+    assert box.channel.ending == "lifetime"
 
 
 async def test_an_idle_place_ends_and_a_busy_one_does_not(box: Box):
@@ -195,6 +196,7 @@ async def test_an_idle_place_ends_and_a_busy_one_does_not(box: Box):
     ran = await box.run(["sleep", "0.9"])
     assert ran.exit_code == 0
     await lost(box)
+    assert box.channel.ending == "idle"
 
 
 async def test_a_lease_that_is_cleared_ends_nothing(box: Box):

@@ -153,6 +153,10 @@ async def test_disk_counts_sandboxes_named_workspaces_and_what_else_there_is(wor
     with pytest.raises(QuotaExceeded):
         await engine.workspaces.create("new", size_mb=31, tenant="acme", quota=quota)
     with pytest.raises(QuotaExceeded):
+        await engine.workspaces.copy("old", "new", tenant="acme", quota=quota, other_disk_bytes=1)
+    with pytest.raises(QuotaExceeded):
+        await engine.workspaces.resize("old", 61, tenant="acme", quota=quota)
+    with pytest.raises(QuotaExceeded):
         await engine.create(
             CreateRequest(tenant="acme", limits={"workspace_mb": 20}),
             quota,

@@ -258,7 +258,7 @@ async def test_the_operator_bounds_sizes_and_numbers():
 
 
 async def test_where_workspaces_are_not_kept_a_name_is_refused(world):
-    world.engine._sandboxes._claims._port = None
+    world.engine.workspaces._claims._port = None
     with pytest.raises(UnsupportedByBackend):
         await world.engine.create(NAMED)
     assert await world.left() == ([], [])
@@ -323,7 +323,7 @@ async def test_making_and_deleting_at_once_over_processes_is_always_one_or_the_o
     }
     engine = engine_at(tmp_path)
     assert await engine.list() == []
-    assert await engine._sandboxes._claims.port.half_made() == []
+    assert await engine.workspaces._claims.port.half_made() == []
 
 
 @pytest.mark.parametrize("moment", ["before", "after", "making"])
@@ -334,9 +334,9 @@ async def test_a_workspace_of_a_process_that_crashed_is_free_again(tmp_path, mom
     engine = engine_at(tmp_path)
     if moment == "making":
         assert await engine.workspaces.list() == []
-        assert await engine._sandboxes._claims.port.half_made() == ["w"]
+        assert await engine.workspaces._claims.port.half_made() == ["w"]
         await engine.sweep()
-        assert await engine._sandboxes._claims.port.half_made() == []
+        assert await engine.workspaces._claims.port.half_made() == []
     info = await engine.create(REQUEST)
     assert (info.workspace_id, info.limits.workspace_bytes) == ("w", 8 * MIB)
     assert [row.id for row in await engine.list()] == [info.id]
@@ -392,7 +392,7 @@ async def test_a_damaged_workspace_is_listed_refused_and_deletable(tmp_path):
 async def test_a_held_lock_is_busy_and_not_a_hang(tmp_path, monkeypatch):
     monkeypatch.setattr("sandkasten.engine.claims.LOCK_WAIT_S", 0.05)
     engine = engine_at(tmp_path)
-    claims = engine._sandboxes._claims
+    claims = engine.workspaces._claims
     async with DirectoryStore(tmp_path / "ledger").lock("workspace:w"):
         with pytest.raises(Busy):
             async with claims.lock("w", wait_s=0.05):
@@ -403,7 +403,7 @@ async def test_a_directory_says_that_its_size_is_not_held(tmp_path):
     from sandkasten.linux.volumes import Volumes
 
     engine = engine_at(tmp_path)
-    engine._sandboxes._claims._port = Volumes(tmp_path / "workspaces", images=False)
+    engine.workspaces._claims._port = Volumes(tmp_path / "workspaces", images=False)
     info = await engine.create(REQUEST)
     assert [one.limit for one in info.unenforced] == ["workspace"]
     assert "is a directory" in info.unenforced[0].reason

@@ -454,3 +454,26 @@ async def test_what_does_not_begin_with_a_hello_is_a_violation(kind: Kind, strea
     with pytest.raises(ProtocolViolation):
         await Channel.open(ours)
     await theirs.aclose()
+
+
+async def test_a_runner_that_ends_by_its_lease_says_so_first():
+    told: list[bool] = []
+    async with connected() as (channel, peer):
+        channel.when_closed(lambda: told.append(channel.cut_off))
+        assert channel.ending is None
+        await peer.say(Kind.EVENT, 0, {"event": "something", "reason": "idle"})
+        await peer.say(Kind.EVENT, 0, {"event": "ending", "reason": 7})
+        await peer.say(Kind.EVENT, 0, {"event": "ending", "reason": "idle"})
+        await peer.hang_up()
+        assert await channel.wait_closed(PATIENCE_S)
+        await asyncio.sleep(0)
+        assert (channel.ending, channel.cut_off, told) == ("idle", True, [True])
+
+
+async def test_a_channel_closed_on_this_side_was_not_cut_off():
+    told: list[bool] = []
+    async with connected() as (channel, _):
+        channel.when_closed(lambda: told.append(channel.cut_off))
+        await channel.aclose()
+        await asyncio.sleep(0)
+        assert (channel.cut_off, told) == (False, [False])

@@ -92,8 +92,13 @@ class Claims:
         return self._store.lock("workspace:" + name, wait_s=wait_s)
 
     @asynccontextmanager
-    async def claimed(self, wish: WorkspaceWish, finish: Finish) -> AsyncIterator[Claim]:
-        """The workspace, made if it is not there. The caller writes its row inside the block."""
+    async def claimed(
+        self, wish: WorkspaceWish, finish: Finish, *, make: bool = True
+    ) -> AsyncIterator[Claim]:
+        """The workspace, made if it is not there. The caller writes its row inside the block.
+
+        `make` False: it was there when its room was counted, so it is not made without.
+        """
         port = self.port
         async with self.lock(wish.name):
             holders = await self.holders(wish.name, finish)
@@ -103,6 +108,10 @@ class Claims:
             except WorkspaceNotFound:
                 if wish.must_exist:
                     raise
+                if not make:
+                    raise Busy(
+                        f"workspace {plain_name(wish.name)} was deleted just now", hint="try again"
+                    ) from None
                 stored = await self.make(wish.name, wish.asked_bytes)
             else:
                 check_size(stored, wish.asked_bytes)

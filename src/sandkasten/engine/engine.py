@@ -16,6 +16,7 @@ from sandkasten.engine.chronicle import Chronicle
 from sandkasten.engine.claims import Claims
 from sandkasten.engine.connections import PortStream, connect_port
 from sandkasten.engine.door import Door
+from sandkasten.engine.entering import Entries
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.files import Files
 from sandkasten.engine.handles import Handles, is_paused
@@ -122,9 +123,10 @@ class Engine:
             handles=self._handles,
             store=store,
             planner=planner,
-            claims=claims,
+            entries=Entries(
+                store=store, claims=claims, chronicle=self._chronicle, quotas=self._quotas
+            ),
             chronicle=self._chronicle,
-            quotas=self._quotas,
             clock=clock,
             events=events,
         )
@@ -261,6 +263,10 @@ class Engine:
     async def owner(self, sandbox_id: SandboxId) -> str:
         """Which tenant's it is; SessionNotFound when there is none."""
         return await self._sandboxes.owner(sandbox_id)
+
+    async def disk_of(self, tenant: str) -> int:
+        """Bytes that a tenant's sandboxes and named workspaces may take together."""
+        return await self._quotas.disk(tenant)
 
     async def destroy(self, sandbox_id: str) -> None:
         with self._door.within(new=False):

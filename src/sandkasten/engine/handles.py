@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # Slower than this and the host is starving, not the runner: attach and dial are local.
 ATTACH_TIMEOUT_S = 10.0
 _REMEMBERED = 256
+_REMEMBERED_ENDS = 4096
 _KILLED = "its processes were killed, from outside or for want of memory"
 
 
@@ -103,6 +104,7 @@ class Handles:
         self._events = events
         self._chronicle = chronicle or Chronicle(None, clock, events)
         self._open: dict[str, Handle] = {}
+        self._judged: dict[str, Judged] = {}
         self.suspect: Callable[[SandboxId], None] | None = None
         """Told of every sandbox whose connection ended otherwise than by us."""
 
@@ -112,6 +114,7 @@ class Handles:
     def keep(self, handle: Handle) -> None:
         handle.last_used = self._clock.boottime()
         self._open[handle.record.id] = handle
+        self._judged.pop(handle.record.id, None)
         self.attend(handle)
 
     def attend(self, handle: Handle) -> None:
@@ -222,7 +225,10 @@ class Handles:
 
     async def lost(self, record: Record, cause: SandkastenError) -> SandkastenError:
         """Record that the cell is gone, and answer the error that says why as far as known."""
-        ending = self.judge(record)
+        # Once: who looks later, and knows less by then, must not tell it otherwise.
+        ending = self._judged[record.id] = self.judge(record)
+        if len(self._judged) > _REMEMBERED_ENDS:
+            del self._judged[next(iter(self._judged))]
         await self.forget(record.id)
         row = await self._store.get(record.id)
         if row is None or row.state is State.DESTROYING:
@@ -249,6 +255,8 @@ class Handles:
 
     def judge(self, record: Record) -> Judged:
         """What ended a cell that is dead, from what is still known here."""
+        if record.id in self._judged:
+            return self._judged[record.id]
         if record.boot_id != boot_id():
             return Judged("lost", "the machine was restarted")
         handle = self._open.get(record.id)

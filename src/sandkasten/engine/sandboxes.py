@@ -14,10 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.cleanup import finish
+from sandkasten.engine.describing import described
+from sandkasten.engine.entering import not_made
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.owner import boot_id, this_process
 from sandkasten.engine.planning import Plan, Planner, check_same_kind
-from sandkasten.engine.quotas import UNLIMITED, Allowance, Need, reserved
+from sandkasten.engine.quotas import UNLIMITED, Allowance
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -31,9 +33,7 @@ from sandkasten.errors import (
 from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
 from sandkasten.model.lifecycle import State, is_there
 from sandkasten.model.record import Acquired, Record
-from sandkasten.model.sandbox import CreateRequest, Info
-from sandkasten.model.tenancy import DEFAULT_TENANT, unscoped
-from sandkasten.model.workspace import plain_name
+from sandkasten.model.tenancy import DEFAULT_TENANT
 from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, Store
 from sandkasten.wire.channel import Channel
 
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.engine.chronicle import Chronicle
-    from sandkasten.engine.claims import Claims
-    from sandkasten.engine.quotas import Quotas
+    from sandkasten.engine.entering import Entries
     from sandkasten.model.journal import SessionEnd
-    from sandkasten.model.workspace import WorkspaceWish
+    from sandkasten.model.sandbox import CreateRequest, Info
 
 # Making a place takes milliseconds; a host so busy that it needs this long is not usable.
 CREATE_TIMEOUT_S = 30.0
@@ -55,7 +54,6 @@ LOCK_WAIT_S = CREATE_TIMEOUT_S + DESTROY_TIMEOUT_S
 LEASE_TIMEOUT_S = 10.0
 # An answer takes a tenth of a millisecond; later than this, making another is quicker.
 CLAIM_TIMEOUT_S = 1.0
-SPARE_DETAIL = "kept ready for the next one-shot"
 _CHECKS_AT_ONCE = 16
 
 
@@ -66,15 +64,13 @@ class Sandboxes:
         handles: Handles,
         store: Store,
         planner: Planner,
-        claims: Claims,
         chronicle: Chronicle,
-        quotas: Quotas,
+        entries: Entries,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
-        self._claims = claims
+        self._entries = entries
         self._chronicle = chronicle
-        self._quotas = quotas
         self._handles = handles
         self._store = store
         self._planner = planner
@@ -124,7 +120,7 @@ class Sandboxes:
             tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,
         )
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
-            record, plan = await self._recorded(record, plan, allowance)
+            record, plan = await self._entries.write(record, plan, allowance, self.bury)
             try:
                 # The row keeps the image from now on; it must not have gone just before.
                 await self._planner.check_present(plan)
@@ -188,7 +184,7 @@ class Sandboxes:
         """Whose it is; SessionNotFound when there is none."""
         handle = self._handles.peek(the_id)
         record = handle.record if handle is not None else await self._store.get(the_id)
-        if record is None or record.acquired == "spare":
+        if record is None or record.hidden:
             raise _unknown(the_id)
         return record.tenant
 
@@ -205,7 +201,10 @@ class Sandboxes:
 
     async def census(self) -> dict[tuple[str, str], int]:
         """How many rows are in each state and backend, without a look at the sandboxes."""
-        return Counter((row.state.value, row.backend) for row in await self._store.list())
+        return Counter(
+            ("spare" if row.acquired == "spare" else row.state.value, row.backend)
+            for row in await self._store.list()
+        )
 
     async def list(self, *, all: bool = False, tenant: str | None = None) -> Sequence[Info]:
         """Everybody's sandboxes; with `all` also what is kept ready and belongs to nobody yet."""
@@ -259,90 +258,9 @@ class Sandboxes:
                 dying.cancel()
 
     def describe(self, record: Record, *, created: bool) -> Info:
-        now, boottime = self._clock.now(), self._clock.boottime()
         handle = self._handles.peek(record.id)
         used = handle.last_used if handle is not None else record.created_boottime
-        ends_idle = now + max(0.0, used + record.idle_timeout_s - boottime)
-        ends = now + max(0.0, record.created_boottime + record.lifetime_s - boottime)
-        if record.state is State.PAUSED:
-            # Idleness is no fault of a sandbox that may not run; its lifetime goes on.
-            ends_idle = ends
-        return Info(
-            id=record.id,
-            image=record.image,
-            backend=record.backend,
-            status=record.state.value,
-            profile=record.profile,
-            limits=record.limits,
-            created=created,
-            created_at=record.created_at,
-            expires_at=min(ends_idle, ends),
-            idle_timeout_s=record.idle_timeout_s,
-            lifetime_s=record.lifetime_s,
-            session_key=None if record.session_key is None else unscoped(record.session_key)[1],
-            acquire_source="cold" if record.acquired == "cold" else "pool",
-            acquire_detail=SPARE_DETAIL if record.acquired == "spare" else "",
-            workspace_id=None if record.workspace_id is None else plain_name(record.workspace_id),
-            workspace_shared=record.workspace_shared,
-            mounts=record.mounts,
-            labels=dict(record.labels),
-            env_names=record.env_names,
-            unenforced=record.unenforced,
-            warnings=record.warnings,
-            tenant=record.tenant,
-        )
-
-    async def _recorded(
-        self, record: Record, plan: Plan, allowance: Allowance
-    ) -> tuple[Record, Plan]:
-        """The row is written when this returns, and a named workspace is this sandbox's."""
-        if record.acquired == "spare":
-            await self._store.put(record)
-            return record, plan
-        limited = allowance.quota is not None
-        need = await self._quotas.need(plan) if limited else Need()
-        async with self._quotas.admitted(
-            plan.tenant, allowance.quota, need, allowance.other_disk_bytes
-        ):
-            wished = None if plan.workspace is None else plan.workspace.name
-            await self._chronicle.begin(replace(record, workspace_id=wished), plan.key_id)
-            try:
-                if plan.workspace is None:
-                    await self._store.put(record)
-                elif limited:
-                    await self._store.put(reserved(record, need))
-            except BaseException as exc:
-                await finish(self._unrecorded(record, exc))
-                raise
-        if plan.workspace is None:
-            return record, plan
-        try:
-            return await self._claimed(record, plan, plan.workspace)
-        except BaseException as exc:
-            await finish(self._unrecorded(record, exc))
-            raise
-
-    async def _claimed(
-        self, record: Record, plan: Plan, wish: WorkspaceWish
-    ) -> tuple[Record, Plan]:
-        async with self._claims.claimed(wish, self.bury) as claim:
-            limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
-            record = replace(
-                record,
-                limits=limits,
-                workspace_id=wish.name,
-                workspace_shared=wish.shared,
-                unenforced=claim.unenforced,
-            )
-            await self._store.put(record)
-        spec = replace(plan.spec, limits=limits, workspace=claim.volume)
-        return record, replace(plan, spec=spec)
-
-    async def _unrecorded(self, record: Record, cause: BaseException) -> None:
-        """Nothing was made yet, so the row is all there is to take back."""
-        with suppress(QuotaExceeded, InternalError):
-            await self._store.drop(record.id, record)
-        await self._chronicle.ended(record.id, "destroyed", _not_made(cause))
+        return described(record, created=created, used=used, clock=self._clock)
 
     async def _start(self, record: Record, plan: Plan) -> Record:
         try:
@@ -378,7 +296,7 @@ class Sandboxes:
         if record.acquired != "spare":
             self._emit("sandbox.create_failed", record, error=type(cause).__name__)
         try:
-            await self.finish_destroy(record, reason=_not_made(cause))
+            await self.finish_destroy(record, reason=not_made(cause))
         except SandkastenError as exc:
             # The caller gets the error that began this; the row says what is left to do.
             self._emit("sandbox.cleanup_failed", record, error=exc.code)
@@ -460,11 +378,6 @@ def _seen(task: asyncio.Future[None]) -> None:
     """Its failure is known by other means, or of no more interest."""
     if not task.cancelled():
         task.exception()
-
-
-def _not_made(cause: BaseException) -> str:
-    what = cause.message if isinstance(cause, SandkastenError) else type(cause).__name__
-    return f"it could not be made: {what}"
 
 
 def _unknown(the_id: str) -> SessionNotFound:

@@ -115,14 +115,25 @@ class Workspaces:
         self._emit("workspace.created", name)
         return await self._get(name)
 
-    async def copy(self, source: str, target: str, *, tenant: str = DEFAULT_TENANT) -> Workspace:
+    async def copy(
+        self,
+        source: str,
+        target: str,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        quota: TenantQuota | None = None,
+        other_disk_bytes: int = 0,
+    ) -> Workspace:
         """A new one with the same content and size. Conflict while the source is in use."""
         source, target = _kept(source, tenant), _kept(target, tenant)
         if source == target:
             raise Conflict(
                 f"workspace {plain_name(source)} cannot be copied onto itself", hint="another name"
             )
+        need = Need(disk_bytes=(await self._claims.port.get(source)).size_bytes)
         async with AsyncExitStack() as locks:
+            room = self._quotas.admitted(tenant, quota, need, other_disk_bytes)
+            await locks.enter_async_context(room)
             # In one order, or two copies in opposite directions would wait for each other.
             for one in sorted((source, target)):
                 await locks.enter_async_context(self._claims.lock(one))
@@ -134,11 +145,24 @@ class Workspaces:
         self._emit("workspace.copied", target)
         return await self._get(target)
 
-    async def resize(self, name: str, size_mb: float, *, tenant: str = DEFAULT_TENANT) -> Workspace:
+    async def resize(
+        self,
+        name: str,
+        size_mb: float,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        quota: TenantQuota | None = None,
+        other_disk_bytes: int = 0,
+    ) -> Workspace:
         """Only larger, and only while nobody has it."""
         name = _kept(name, tenant)
         size = checked_size(size_mb, self._rules)
-        async with self._unused(name, "resized"):
+        more = max(0, size - (await self._claims.port.get(name)).size_bytes)
+        need = Need(disk_bytes=more)
+        async with (
+            self._quotas.admitted(tenant, quota, need, other_disk_bytes),
+            self._unused(name, "resized"),
+        ):
             await self._claims.port.resize(name, size)
         self._emit("workspace.resized", name)
         return await self._get(name)

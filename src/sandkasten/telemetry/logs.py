@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sandkasten")
 
-_TROUBLE = ("failed", "lost", "silent", "corrupt")
+_TROUBLE = ("failed", "lost", "crashed", "silent", "corrupt")
 # Nobody lost anything: the next run makes its own sandbox.
 _NO_TROUBLE = frozenset({"sandbox.spare_failed"})
 

@@ -51,6 +51,8 @@ class Machine:
         self.started = time.monotonic()
         self.last_request = time.monotonic()
         self.connections = 0
+        self.asked = 0
+        """Requests without an answer yet."""
         self.farewells: set[Callable[[str], Awaitable[None]]] = set()
         self.ended = asyncio.Event()
         self.accepting = True
@@ -152,12 +154,14 @@ class Machine:
     async def _expire(self, idle_s: float | None, lifetime_s: float | None) -> None:
         ends = None if lifetime_s is None else time.monotonic() + lifetime_s
         while idle_s is not None or ends is not None:
-            if idle_s is not None and (self.execs.running or len(self.processes)):
+            # Once: on a busy machine much time can pass between two looks at the clock.
+            now = time.monotonic()
+            if idle_s is not None and (self.asked or self.execs.running or len(self.processes)):
                 # Work is no idleness; look again when the idle time could have passed.
-                self.last_request = time.monotonic()
+                self.last_request = now
             idle_ends = None if idle_s is None else self.last_request + idle_s
             due = min(moment for moment in (ends, idle_ends) if moment is not None)
-            left = due - time.monotonic()
+            left = due - now
             if left <= 0:
                 # Nobody is let in any more, and no command can begin meanwhile.
                 self.ending, self.accepting = True, False

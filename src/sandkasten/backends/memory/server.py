@@ -184,7 +184,12 @@ class Connection:
             return
         self._machine.last_request = time.monotonic()
         stream = self._streams[frame.stream] = ServerStream(frame.stream, self._outbox)
+        self._machine.asked += 1
         stream.task = asyncio.get_running_loop().create_task(self._answer(stream, body))
+        stream.task.add_done_callback(self._answered)
+
+    def _answered(self, _: asyncio.Task[None]) -> None:
+        self._machine.asked -= 1
 
     async def _answer(self, stream: ServerStream, body: dict[str, Any]) -> None:
         name = body.get("verb")
