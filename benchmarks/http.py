@@ -21,7 +21,7 @@ from benchmarks.samples import Samples
 from sandkasten import Sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from benchmarks.plan import Plan
@@ -50,12 +50,12 @@ def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
 
 
 def _round(samples: Samples, here: Sandbox, raw: Raw, remote: Sandbox) -> None:
-    turns = (
-        (EMBEDDED, lambda: here.exec(["/bin/true"]).exit_code),
-        (RAW, raw.exec_true),
-        (SDK, lambda: remote.exec(["/bin/true"]).exit_code),
-    )
-    for peer, turn in turns:
+    turns: dict[str, Callable[[], int | None]] = {
+        EMBEDDED: lambda: here.exec(["/bin/true"]).exit_code,
+        RAW: raw.exec_true,
+        SDK: lambda: remote.exec(["/bin/true"]).exit_code,
+    }
+    for peer, turn in turns.items():
         began = time.perf_counter()
         code = turn()
         took = (time.perf_counter() - began) * 1000

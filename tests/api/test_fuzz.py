@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from sandkasten.client.embedded import Place, settings
-from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.books import Books, open_books
+from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.engine.clock import SystemClock
 from tests.api.conforming import check, described
 from tests.api.serving import serving
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from schemathesis import Case
+
+    from sandkasten.engine.engine import Engine
 
 # They last as long as the client stays, or speak to other machines.
 LEFT_OUT = {"/fs/watch", "/images/pull", "/images/import", "/pty"}
@@ -64,8 +68,16 @@ class Target:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        engine = await open_engine(settings(Place(str(self._data_dir), "memory")))
-        async with serving(engine) as daemon:
+        here = settings(Place(str(self._data_dir), "memory"))
+        prepare_data_dir(self._data_dir)
+        async with open_books(here, SystemClock()) as books:
+            await self._served(await open_engine(here, journal=books.journal), books)
+
+    async def _served(self, engine: Engine, books: Books) -> None:
+        assert self._end is not None
+        async with serving(
+            engine, journal=books.journal, keys=books.keys, files=books.files
+        ) as daemon:
             self.url = daemon.url
             self.session = await daemon.session(lifetime_seconds=14_400)
             ran = await daemon.ask("POST", f"/v1/sessions/{self.session}/exec", {"cmd": "echo a"})

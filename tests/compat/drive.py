@@ -11,10 +11,14 @@ import json
 import pathlib
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
 import httpx
 
-from sandkasten import SandboxClient, __version__  # type: ignore[attr-defined]
+from sandkasten import SandboxClient, __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
 
 
 async def main(url: str, key: str, image: str) -> dict[str, object]:
@@ -83,9 +87,9 @@ async def main(url: str, key: str, image: str) -> dict[str, object]:
     return seen
 
 
-async def refused(asking: object) -> list[object]:
+async def refused(asking: Awaitable[object]) -> list[object]:
     try:
-        await asking  # type: ignore[misc]
+        await asking
     except httpx.HTTPStatusError as exc:
         return [exc.response.status_code, exc.response.json()["error_code"]]
     return ["not refused"]

@@ -62,5 +62,5 @@ class ScriptedModel(Model):
 if __name__ == "__main__":
     set_tracing_disabled(True)
     model = ScriptedModel()
-    MultiProvider.get_model = lambda self, name: model  # type: ignore[method-assign]
+    MultiProvider.get_model = lambda self, name: model
     runpy.run_path(sys.argv[1], run_name="__main__")
