@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.thresholds import (
+    ADDED,
     FLAT_BYTES,
     IDLE_BYTES,
     MIB,
@@ -14,6 +15,7 @@ from benchmarks.thresholds import (
     Verdict,
     at_most,
     judge,
+    judge_added,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ def verdicts(found: Findings) -> list[Verdict]:
     grown = max(found.growth.values()) if found.growth else None
     return [
         *(judge(ratio, found.samples) for ratio in RATIOS),
+        *(judge_added(added, found.samples) for added in ADDED),
         at_most("an idle session <= 2 MB", ours.by_available if ours else None, IDLE_BYTES),
         at_most(
             f"embedding process flat under {found.output_bytes / 1e9:.1f} GB of output",

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from benchmarks import files, footprint, gvisor, images, latency, load, report
+from benchmarks import files, footprint, gvisor, http, images, latency, load, report
 from benchmarks.peers import Peers, bwrap, rootfs
 from benchmarks.peers import docker as docker_peer
 from benchmarks.peers import runc as runc_peer
@@ -30,7 +30,7 @@ from benchmarks.samples import Samples
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SECTIONS = ("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor")
+SECTIONS = ("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -132,6 +132,9 @@ def _measure(
     if "gvisor" in only and peers.runsc is not None:
         _say("commands on gVisor")
         gvisor.measure(found.samples, peers.runsc, plan)
+    if "http" in only:
+        _say("commands over HTTP")
+        http.measure(found.samples, plan, scratch)
 
 
 def _say(text: str) -> None:

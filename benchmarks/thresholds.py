@@ -23,6 +23,17 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    """The peer's p50 is at most so many milliseconds over our p50 of the same run."""
+
+    operation: str
+    peer: str
+    most_ms: float | None
+    """None: only told."""
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     what: str
     measured: str
@@ -49,6 +60,12 @@ RATIOS = (
     ),
 )
 
+_HTTP = "exec true, one session (argv)"
+ADDED = (
+    Added(_HTTP, "raw HTTP", 1.0, "HTTP adds <= 1 ms to an embedded exec (raw client)"),
+    Added(_HTTP, "SDK over HTTP", None, "what the SDK over HTTP adds to an embedded exec"),
+)
+
 IDLE_BYTES = 2 * MIB
 # A gigabyte of output may cost the embedding process some buffers, and no more with more output.
 FLAT_BYTES = 24 * MIB
@@ -62,6 +79,20 @@ def judge(ratio: Ratio, samples: Samples) -> Verdict:
     got = ours / theirs
     shown = f"1/{1 / got:.1f}" if got < 1 else f"{got:.2f} x"
     return Verdict(ratio.said, f"{shown} ({ours:.2f} ms, {theirs:.2f} ms)", got <= ratio.most)
+
+
+def judge_added(added: Added, samples: Samples) -> Verdict:
+    """What is only told passes when it was measured."""
+    ours = samples.p50(added.operation, OURS)
+    theirs = samples.p50(added.operation, added.peer)
+    if ours is None or theirs is None:
+        return Verdict(added.said, "not measured", None)
+    more = theirs - ours
+    return Verdict(
+        added.said,
+        f"{more:.2f} ms ({theirs:.2f} ms, {ours:.2f} ms)",
+        added.most_ms is None or more <= added.most_ms,
+    )
 
 
 def at_most(what: str, measured: float | None, most: float) -> Verdict:

@@ -26,7 +26,7 @@ def main() -> None:
         if not done.ok:
             raise SystemExit(f"{done.error}\n{done.stderr}")
         answer = json.loads(box.read("answer.json"))
-    print(f"{len(data) / 1e6:.0f} MB, {answer['rows']} rows, sum {answer['sum']}")  # noqa: T201
+    print(f"{len(data) / 1e6:.0f} MB, {answer['rows']} rows, sum {answer['sum']}")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from sandkasten import Sandbox
 
 with Sandbox() as box:
     box.exec("cd /tmp && export A=1")
-    print(box.exec("echo $A; pwd").output, end="")  # noqa: T201
+    print(box.exec("echo $A; pwd").output, end="")
 
     box.write("greet.py", "import sys\nprint('hello,', sys.argv[1])\n")
     result = box.exec(["python3", "/workspace/greet.py", "sandbox"])
-    print(result.stdout, end="")  # noqa: T201
+    print(result.stdout, end="")
 
     failed = box.exec("ls /nowhere")
-    print("exit status", failed.exit_code)  # noqa: T201
+    print("exit status", failed.exit_code)

@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: commands, errors, settings, the SDK.
+"""Writes docs/reference and spec/openapi.json from the code.
 
 .venv/bin/python scripts/reference.py            write
 .venv/bin/python scripts/reference.py --check    exit 1 when a page is not what the code says
@@ -10,7 +10,7 @@ import inspect
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +22,15 @@ A flag wins over the environment, the environment over the file, the file over t
 `sandkasten config show --origin` prints each value and where it came from.
 The file is `sandkasten.yaml` here, then `/etc/sandkasten/sandkasten.yaml`; a dot
 in a name is a level of the file. A duration is seconds, or a text such as `30m`.
+"""
+_HTTP_HEAD = """\
+From the same table of routes that the daemon serves; `spec/openapi.json` is the whole of it, and
+a running daemon shows it at `/docs`. [The guide](../guides/http.md) has examples.
+
+Every route can answer 400 and 422 (`INVALID_REQUEST`), 401 (`UNAUTHORIZED`), 403 (`FORBIDDEN`),
+421 (a foreign `Host`), 429 (`QUOTA_EXCEEDED`), 431 (its headers), 500 and 503; one with a body
+also 408, 413 and 415. Only what a route can answer beyond that stands with it. Every failing
+answer is an [ErrorBody](#errorbody).
 """
 _EXAMPLE_HEAD = """\
 # Settings of sandkasten, every one with its default. Made by scripts/reference.py.
@@ -115,17 +124,122 @@ def example() -> str:
 
 def sdk() -> str:
     import sandkasten
+    from sandkasten import sync
 
     lines = [NOTE, "# Python SDK\n"]
     lines.append(
-        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`)"
+        "Each class has an asynchronous twin (`AsyncSandbox`, `AsyncImages`, `AsyncWorkspaces`, "
+        "`AsyncStoredFiles`)"
     )
     lines.append("with the same methods to await; a test holds the two together.\n")
     lines += _class("Sandbox", sandkasten.Sandbox)
     lines.append(_entry("##", "run", sandkasten.run))
     lines += _class("Images", sandkasten.Images)
     lines += _class("Workspaces", sandkasten.Workspaces)
+    lines += _class("StoredFiles", sandkasten.StoredFiles)
+    lines += _class("SandboxClient", sync.SandboxClient)
+    lines.append(
+        "`sandkasten.SandboxClient` is asynchronous; this is its twin, `sandkasten.sync`. Its "
+        "sessions have every method of `Sandbox`, and:\n"
+    )
+    lines.append(_entry("###", "Session.destroy", sync.Session.destroy))
+    lines.append(_entry("###", "Session.upload", sync.Session.upload))
     return "\n".join(lines)
+
+
+def http() -> str:
+    from sandkasten.api.openapi import document
+    from sandkasten.api.routes.table import ALL
+
+    described = document(ALL, _version())
+    shared = described["components"]["responses"]
+    lines = [NOTE, "# HTTP\n", _HTTP_HEAD]
+    for tag in (one["name"] for one in described["tags"]):
+        lines.append(f"## {tag}\n")
+        for path, item in described["paths"].items():
+            for method, about in item.items():
+                if tag in about["tags"]:
+                    lines += _route(path, method, about, shared)
+    lines.append("## Schemas\n")
+    for name, schema in described["components"]["schemas"].items():
+        lines += _schema(name, schema)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _route(path: str, method: str, about: dict[str, Any], shared: dict[str, Any]) -> list[str]:
+    verb = "WS" if about.get("x-websocket") else method.upper()
+    lines = [f"### {verb} {path}\n", about["summary"] + ".\n"]
+    if about.get("description"):
+        lines.append(about["description"] + "\n")
+    asked = [one for one in about["parameters"] if one["in"] != "path"]
+    if asked:
+        lines += [f"- {one['in']} `{one['name']}`: {_about(one)}" for one in asked] + [""]
+    for kind, one in about.get("requestBody", {}).get("content", {}).items():
+        lines.append(f"- takes `{kind}`{_linked(one['schema'])}")
+    failures = []
+    for status, one in about["responses"].items():
+        if "$ref" in one:
+            told = shared[one["$ref"].rpartition("/")[2]]["description"]
+            if not one["$ref"].endswith(f"/Error{status}"):
+                failures.append(f"{status} {told}")
+            continue
+        given = ", ".join(f"`{k}`{_linked(v['schema'])}" for k, v in one.get("content", {}).items())
+        lines.append(f"- {status}: {given or one['description']}")
+    if failures:
+        lines.append("- fails with " + "; ".join(failures))
+    scope = about.get("x-scope")
+    lines.append(f"- needs the scope `{scope}`\n" if scope else "- needs no key\n")
+    return lines
+
+
+def _schema(name: str, schema: dict[str, Any]) -> list[str]:
+    lines = [f"### {name}\n"]
+    if schema.get("description"):
+        lines.append(schema["description"] + "\n")
+    needed = schema.get("required", ())
+    lines += ["| field | type | |", "|---|---|---|"]
+    for field, one in schema.get("properties", {}).items():
+        mark = " (required)" if field in needed else ""
+        lines.append(f"| `{field}` | {_kind(one)} | {one.get('description', '')}{mark} |")
+    return [*lines, ""]
+
+
+def _about(one: dict[str, Any]) -> str:
+    text = one.get("description", "")
+    return f"{_kind(one['schema'])}{'. ' + text if text else ''}"
+
+
+def _linked(schema: dict[str, Any]) -> str:
+    kind = _kind(schema)
+    return "" if kind in ("string", "any") else f" {kind}"
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(one) for one in schema["anyOf"]))
+    kind = schema.get("type", "any")
+    if kind == "array":
+        return "array of " + _kind(schema.get("items", {}))
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return "object of " + _kind(schema["additionalProperties"])
+    return str(kind)
+
+
+def _version() -> str:
+    import tomllib
+
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return str(found["project"]["version"])
+
+
+def openapi() -> str:
+    from sandkasten.api.openapi import document
+    from sandkasten.api.routes.table import ALL
+
+    return json.dumps(document(ALL, _version()), indent=1, ensure_ascii=False) + "\n"
 
 
 def _class(title: str, kind: type) -> list[str]:
@@ -177,7 +291,9 @@ def main() -> int:
         PAGES / "errors.md": errors,
         PAGES / "settings.md": settings,
         PAGES / "sdk.md": sdk,
+        PAGES / "http.md": http,
         ROOT / "deploy" / "sandkasten.yaml": example,
+        ROOT / "spec" / "openapi.json": openapi,
     }
     stale = []
     PAGES.mkdir(parents=True, exist_ok=True)

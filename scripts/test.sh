@@ -1,25 +1,74 @@
 #!/bin/bash
 # Lint, the runner's own tests, then pytest; every phase runs and is timed, any failure fails all.
-# SANDKASTEN_LONG=1 asks for full sizes. Arguments go to pytest.
+# Two things go on at once, because most tests wait for something: what runs beside another is
+# written down and shown whole in its turn. SANDKASTEN_LONG=1 asks for full sizes. With arguments
+# there is one run of pytest, and they go to it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 summary=()
 status=0
+logs=build/test-logs
+rm -rf $logs
+mkdir -p $logs
+declare -A besides
+
+told() {
+    summary+=("$(printf '%-12s %-7s %4d s' "$1" "$2" "$3")")
+    [ "$2" = ok ] || status=1
+}
 
 phase() {
     local name=$1 began=$SECONDS
     shift
     printf '\n== %s ==\n' "$name"
     if "$@"; then
-        summary+=("$(printf '%-12s ok      %4d s' "$name" $((SECONDS - began)))")
+        told "$name" ok $((SECONDS - began))
     else
-        summary+=("$(printf '%-12s FAILED  %4d s' "$name" $((SECONDS - began)))")
-        status=1
+        told "$name" FAILED $((SECONDS - began))
     fi
 }
 
+# Begins a phase whose turn to be shown comes with `gather`. It is a process group of its own,
+# so that an interrupt can be handed on to all of it.
+beside() {
+    local name=$1
+    shift
+    set -m
+    (
+        SECONDS=0
+        "$@"
+        ended=$?
+        echo $SECONDS >"$logs/$name.seconds"
+        exit $ended
+    ) >"$logs/$name.log" 2>&1 </dev/null &
+    besides[$name]=$!
+    set +m
+}
+
+gather() {
+    local name=$1 how=ok
+    wait "${besides[$name]}" || how=FAILED
+    unset "besides[$name]"
+    printf '\n== %s ==\n' "$name"
+    cat "$logs/$name.log"
+    told "$name" $how "$(cat "$logs/$name.seconds" 2>/dev/null || echo 0)"
+}
+
+interrupted() {
+    trap - INT TERM
+    for group in "${besides[@]}"; do
+        kill -INT -- "-$group" 2>/dev/null
+    done
+    wait
+    exit 130
+}
+trap interrupted INT TERM
+
 rust_tests() {
-    scripts/cargo.sh test --quiet \
+    # What grows with the square, or is a matter of chance, is asked less of every day.
+    [ "${SANDKASTEN_LONG:-}" = 1 ] && export SANDKASTEN_DEPTH=5000 SANDKASTEN_FUZZ=100000 \
+        SANDKASTEN_FUZZ_FRAMES=100000
+    scripts/cargo.sh test --quiet --no-fail-fast \
         --config 'source.crates-io.replace-with="debian"' \
         --config 'source.debian.directory="/usr/share/cargo/registry"'
 }
@@ -29,14 +78,30 @@ images() {
     .venv/bin/python -m tests.prepare
 }
 
-phase lint scripts/lint.sh python rust
-phase runner rust_tests
-phase images images
 # Full sizes take as long as they take; the everyday ones must not hang a run.
 limits=()
 [ "${SANDKASTEN_LONG:-}" = 1 ] && limits=(-o timeout=3600)
-phase pytest .venv/bin/python -m pytest --hostwatch --durations=15 --durations-min=1 \
-    "${limits[@]}" "$@" </dev/null
+tests() {
+    .venv/bin/python -m pytest --durations=15 --durations-min=1 "${limits[@]}" "$@" </dev/null
+}
+
+beside images images
+phase lint scripts/lint.sh python rust
+phase runner rust_tests
+gather images
+if [ $# -gt 0 ]; then
+    phase pytest tests --hostwatch "$@"
+else
+    # The suites that run on several grounds tell each other what they found: one lane. All the
+    # rest is the other, so that a new directory of tests is in it by itself.
+    grounds=(tests/conformance tests/security tests/matrix)
+    export SANDKASTEN_TEST_RUN=$$-$RANDOM$RANDOM
+    .venv/bin/python -m tests.hostwatch before $logs/host || status=1
+    beside grounds tests -o cache_dir=build/pytest-grounds "${grounds[@]}"
+    phase rooms tests "${grounds[@]/#/--ignore=}"
+    gather grounds
+    phase hostwatch .venv/bin/python -m tests.hostwatch after $logs/host
+fi
 
 printf '\n'
 printf '%s\n' "${summary[@]}"

@@ -1,8 +1,9 @@
 """Fixtures of every suite, and the two watches around it: the host, and the event loops.
 
 `--hostwatch` compares the host before the first test with the host after the last one; any
-difference fails the run. It is asked for by `make test` and not by default, because on a machine
-where somebody else works at the same time their doings would count as ours.
+difference fails the run. It is not the default, because on a machine where somebody else works at
+the same time their doings would count as ours; `make test` puts the same watch around its runs
+(tests/hostwatch/__main__.py). The canary of a run is its own, and always watched.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.hostwatch import loopwatch, snapshot
 from tests.hostwatch.difference import settled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _before = pytest.StashKey[snapshot.Snapshot]()
 _canary = pytest.StashKey[Path]()
@@ -68,9 +69,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    os.environ[snapshot.MARKER] = secrets.token_hex(8)
-    if session.config.getoption("--hostwatch"):
-        session.config.stash[_before] = snapshot.take(session.config.stash[_canary])
+    # Given by whoever watches over several runs.
+    os.environ.setdefault(snapshot.MARKER, secrets.token_hex(8))
+    session.config.stash[_before] = _look(session.config)(session.config.stash[_canary])
+
+
+def _look(config: pytest.Config) -> Callable[[Path], snapshot.Snapshot]:
+    return snapshot.take if config.getoption("--hostwatch") else snapshot.of_canary
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,7 +91,8 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if _before not in session.config.stash:
         return
-    left = settled(session.config.stash[_before], session.config.stash[_canary])
+    config = session.config
+    left = settled(config.stash[_before], config.stash[_canary], look=_look(config))
     session.config.stash[_left] = left
     if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -97,6 +103,8 @@ def pytest_terminal_summary(
 ) -> None:
     left = config.stash.get(_left, None)
     if left is None:
+        return
+    if not left and not config.getoption("--hostwatch"):
         return
     if not left:
         terminalreporter.write_line("hostwatch: the host is as it was before the run")

@@ -59,6 +59,13 @@ GROUNDS = {
     "gvisor": Ground("gvisor"),
     "gvisor/debian": Ground("gvisor", "debian"),
 }
+# Of the contract, as `-k` has it: what another kernel, another way into the namespaces or another
+# root could change. The rest is the runner's own work, and the same program everywhere.
+OFTEN = (
+    "(test_port or test_commands or test_shells or test_deadlines or test_rest or test_pausing)"
+    " and not hundred and not thousand and not newest_256"
+)
+LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 # Of the programs a test of ours asks for: what a minimal Debian lacks.
 _NOT_IN_DEBIAN = frozenset({"bwrap", "less", "node", "pkexec", "sudo", "vi"})
 _TARS: dict[str, Callable[[], Path]] = {

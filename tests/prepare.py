@@ -1,4 +1,4 @@
-"""Builds the images that tests stand on before they begin. Again does nothing."""
+"""Builds what tests stand on before they begin: environments and images. Again does nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from tests import imagekit
+from tests import environments, imagekit
 from tests.local import trees
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ _IMAGES: tuple[Callable[[], Path], ...] = (
 )
 
 
+_ENVIRONMENTS: tuple[Callable[[], Path], ...] = (environments.compat, environments.examples)
+
+
 def main() -> int:
+    for build in _ENVIRONMENTS:
+        sys.stdout.write(_timed(build) + "\n")
     if os.geteuid() != 0:
         sys.stdout.write("images for tests are built by root alone; tests that need them say so\n")
         return 0
@@ -37,7 +42,8 @@ def main() -> int:
 def _timed(build: Callable[[], Path]) -> str:
     began = time.monotonic()
     path = build()
-    return f"{path.name}: {time.monotonic() - began:.0f} s"
+    name = path.parents[1].name if path.name == "python" else path.name
+    return f"{name}: {time.monotonic() - began:.0f} s"
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.client.service import AsyncSession, SandboxClient
+    from sandkasten.client.stored import AsyncStoredFiles, StoredFiles
     from sandkasten.client.sync import ExecStream, Images, Process, Sandbox, Terminal, Watch
     from sandkasten.client.sync_service import Session
     from sandkasten.client.workspaces import AsyncWorkspaces, Workspaces
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
         ImageUsage,
         RemovedImage,
     )
+    from sandkasten.model.journal import StoredFile
     from sandkasten.model.oneshot import Artifact
     from sandkasten.model.sandbox import Info, Stats
     from sandkasten.model.usage import ExecUsage, Usage
@@ -106,6 +108,7 @@ _HOME = {
     "sandkasten.client.service": ("AsyncSession", "SandboxClient"),
     "sandkasten.client.sync": ("ExecStream", "Images", "Process", "Sandbox", "Terminal", "Watch"),
     "sandkasten.client.sync_service": ("Session",),
+    "sandkasten.client.stored": ("AsyncStoredFiles", "StoredFiles"),
     "sandkasten.client.workspaces": ("AsyncWorkspaces", "Workspaces"),
     "sandkasten.errors": (
         "BackendError",
@@ -163,6 +166,7 @@ _HOME = {
         "ImageUsage",
         "RemovedImage",
     ),
+    "sandkasten.model.journal": ("StoredFile",),
     "sandkasten.model.oneshot": ("Artifact",),
     "sandkasten.model.sandbox": ("Info", "Stats"),
     "sandkasten.model.usage": ("ExecUsage", "Usage"),
@@ -179,6 +183,7 @@ __all__ = [
     "AsyncSession",
     "AsyncTerminal",
     "AsyncWatch",
+    "AsyncStoredFiles",
     "AsyncWorkspaces",
     "BackendError",
     "BackendUnavailable",
@@ -239,8 +244,10 @@ __all__ = [
     "SessionExpired",
     "SessionNotFound",
     "ShellNotFound",
-    "StoreUnusable",
     "Stats",
+    "StoreUnusable",
+    "StoredFile",
+    "StoredFiles",
     "Terminal",
     "Transfer",
     "Unauthorized",

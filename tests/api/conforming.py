@@ -66,12 +66,16 @@ def check(method: str, url: str, status: int, kind: str, raw: bytes) -> None:
         return
     assert str(status) in responses or status in _BEFORE, f"{method} {template} answered {status}"
     kind = kind.partition(";")[0].strip()
-    content = responses.get(str(status), {}).get("content", {})
-    if method == "HEAD" or not content:
+    where = ["paths", template, method.lower(), "responses", str(status)]
+    found = responses.get(str(status), {})
+    if "$ref" in found:
+        where = ["components", "responses", found["$ref"].rpartition("/")[2]]
+        found = described()["components"]["responses"][where[-1]]
+    content = found.get("content", {})
+    if method == "HEAD" or not content or "*/*" in content:
         return
     assert kind in content or "*/*" in content, f"{method} {template} answered {status} as {kind}"
     if kind == "application/json" and str(status) in responses:
-        verb = method.lower()
-        where = ["paths", template, verb, "responses", str(status), "content", kind, "schema"]
-        for error in _validator(json.dumps(where)).iter_errors(json.loads(raw)):
+        pointer = json.dumps([*where, "content", kind, "schema"])
+        for error in _validator(pointer).iter_errors(json.loads(raw)):
             raise AssertionError(f"{method} {template} {status}: {error.message[:400]}")

@@ -81,15 +81,14 @@ async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
     )
     running = uvicorn.Server(config)
     running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(running.serve(sockets=[listener]))
-    while not running.started:
-        if task.done():
-            task.result()
-        await asyncio.sleep(0.001)
-    async with aiohttp.ClientSession() as http:
-        try:
+    # Without its main loop, which looks only ten times a second whether it should end.
+    config.load()
+    running.lifespan = config.lifespan_class(config)
+    await running.startup(sockets=[listener])
+    await running.on_tick(0)
+    try:
+        async with aiohttp.ClientSession() as http:
             yield Daemon(server, listener.getsockname()[1], http)
-        finally:
-            running.should_exit = True
-            await asyncio.wait_for(task, 10)
-            listener.close()
+        await asyncio.sleep(0)
+    finally:
+        await asyncio.wait_for(running.shutdown(sockets=[listener]), 10)

@@ -57,34 +57,34 @@ async def test_a_file_is_sent_with_its_size_and_never_as_a_page(daemon, box):
     assert (await daemon.ask("HEAD", f"{box}/download?path=none")).status == 404
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "data", "told"),
-    [
-        ("bytes=0-0", 206, b"0", "bytes 0-0/10"),
-        ("bytes=3-5", 206, b"345", "bytes 3-5/10"),
-        ("bytes=7-", 206, b"789", "bytes 7-9/10"),
-        ("bytes=7-99", 206, b"789", "bytes 7-9/10"),
-        ("bytes=-4", 206, b"6789", "bytes 6-9/10"),
-        ("bytes=-99", 206, b"0123456789", "bytes 0-9/10"),
-        ("bytes=10-", 416, None, "bytes */10"),
-        ("bytes=-0", 416, None, "bytes */10"),
-        ("bytes=5-3", 200, b"0123456789", None),
-        ("bytes=0-1,3-4", 200, b"0123456789", None),
-        ("bytes=x-y", 200, b"0123456789", None),
-        ("lines=1-2", 200, b"0123456789", None),
-        ("bytes=99999999999999999999999999-", 200, b"0123456789", None),
-    ],
-)
-async def test_a_part_is_sent_as_it_was_asked_for(daemon, box, asked, status, data, told):
-    await daemon.ask("POST", f"{box}/write", {"path": "f", "text": "0123456789"})
-    reply = await daemon.ask("GET", f"{box}/download?path=f", headers={"Range": asked})
-    assert reply.status == status
-    assert reply.headers.get("Content-Range") == told
-    if data is None:
-        assert reply.json["code"] == "INVALID_REQUEST"
-    else:
-        assert reply.raw == data
-        assert reply.headers["Content-Length"] == str(len(data))
+PARTS = [
+    ("bytes=0-0", 206, b"0", "bytes 0-0/10"),
+    ("bytes=3-5", 206, b"345", "bytes 3-5/10"),
+    ("bytes=7-", 206, b"789", "bytes 7-9/10"),
+    ("bytes=7-99", 206, b"789", "bytes 7-9/10"),
+    ("bytes=-4", 206, b"6789", "bytes 6-9/10"),
+    ("bytes=-99", 206, b"0123456789", "bytes 0-9/10"),
+    ("bytes=10-", 416, None, "bytes */10"),
+    ("bytes=-0", 416, None, "bytes */10"),
+    ("bytes=5-3", 200, b"0123456789", None),
+    ("bytes=0-1,3-4", 200, b"0123456789", None),
+    ("bytes=x-y", 200, b"0123456789", None),
+    ("lines=1-2", 200, b"0123456789", None),
+    ("bytes=99999999999999999999999999-", 200, b"0123456789", None),
+]
+
+
+async def test_a_part_is_sent_as_it_was_asked_for(daemon, box):
+    for asked, status, data, told in PARTS:
+        await daemon.ask("POST", f"{box}/write", {"path": "f", "text": "0123456789"})
+        reply = await daemon.ask("GET", f"{box}/download?path=f", headers={"Range": asked})
+        assert reply.status == status
+        assert reply.headers.get("Content-Range") == told
+        if data is None:
+            assert reply.json["code"] == "INVALID_REQUEST"
+        else:
+            assert reply.raw == data
+            assert reply.headers["Content-Length"] == str(len(data))
 
 
 async def test_a_download_is_resumed_only_of_the_same_file(real):
@@ -119,24 +119,32 @@ def test_ranges_at_the_edges():
     assert Version.of(1, -5, now=100).headers.keys() == {"ETag", "Accept-Ranges"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [b'a"b', b"a\r\nSet-Cookie: x=1", b"a\nb", "grüße €.txt".encode(), b"\xff\xfe", b";", b"\\"],
-)
-async def test_no_name_gets_into_the_headers(daemon, box, name):
-    import base64
+ODD_NAMES = [
+    b'a"b',
+    b"a\r\nSet-Cookie: x=1",
+    b"a\nb",
+    "grüße €.txt".encode(),
+    b"\xff\xfe",
+    b";",
+    b"\\",
+]
 
-    encoded = base64.urlsafe_b64encode(b"/workspace/" + name).decode()
-    assert (
-        await daemon.ask("POST", f"{box}/write", {"path_b64": encoded, "text": "x"})
-    ).status == 200
-    reply = await daemon.ask("GET", f"{box}/download", params={"path_b64": encoded})
-    assert (reply.status, reply.raw) == (200, b"x")
-    assert "Set-Cookie" not in reply.headers
-    said = reply.headers["Content-Disposition"]
-    assert said == disposition(os.fsdecode(name))
-    assert said.isascii()
-    assert said.isprintable()
+
+async def test_no_name_gets_into_the_headers(daemon, box):
+    for name in ODD_NAMES:
+        import base64
+
+        encoded = base64.urlsafe_b64encode(b"/workspace/" + name).decode()
+        assert (
+            await daemon.ask("POST", f"{box}/write", {"path_b64": encoded, "text": "x"})
+        ).status == 200
+        reply = await daemon.ask("GET", f"{box}/download", params={"path_b64": encoded})
+        assert (reply.status, reply.raw) == (200, b"x")
+        assert "Set-Cookie" not in reply.headers
+        said = reply.headers["Content-Disposition"]
+        assert said == disposition(os.fsdecode(name))
+        assert said.isascii()
+        assert said.isprintable()
 
 
 async def test_a_directory_comes_as_a_tar_and_so_does_a_file_on_demand(daemon, box):
@@ -198,10 +206,12 @@ async def test_a_sparse_terabyte_is_described_and_read_in_parts(real):
     assert head.headers["Content-Length"] == str(size)
 
 
-async def test_a_large_file_goes_through_a_small_daemon(real):
-    daemon, the_id, box = real
-    size = 200 * MIB
-    await run(daemon, the_id, "yes 0123456789abcde | head -c 209715200 > in")
+async def test_a_large_file_goes_through_a_small_daemon(real_daemon, full_size):
+    daemon = real_daemon
+    size = (1024 if full_size else 200) * MIB
+    the_id = await daemon.session(limits={"workspace_mb": 2500})
+    box = f"/v1/sessions/{the_id}/fs"
+    await run(daemon, the_id, f"yes 0123456789abcde | head -c {size} > in")
     gc.collect()
     before, most, count = _rss(), 0, 0
 

@@ -60,7 +60,7 @@ async def test_a_form_is_stored_and_told_in_full(daemon):
         "image/png",
         SHA256,
     )
-    assert (body["metadata"], body["expires_at"] - body["created_at"]) == (
+    assert (body["metadata"], body["expires_at_unix"] - body["created_at_unix"]) == (
         {"by": "me"},
         pytest.approx(60),
     )
@@ -242,6 +242,26 @@ async def test_tenants_have_their_own_keys_and_their_own_quota(engine, tmp_path)
         assert (await daemon.ask("GET", "/v1/files/same", headers=b)).raw == b"of b"
         over = await daemon.ask("POST", "/v1/files", data=b"x" * 1001, headers=a)
         assert (over.status, over.json["details"]["quota"]) == (507, "disk")
+
+
+async def test_a_tenants_sandboxes_and_files_share_its_disk(engine, tmp_path):
+    mib = 1 << 20
+    async with booked(engine, tmp_path / "data") as daemon:
+        key = await new_key(
+            daemon, tenant="a", quota={"max_disk_bytes": 2 * mib}, scopes=["sessions", "files"]
+        )
+        made = await daemon.ask(
+            "POST", "/v1/sessions", {"limits": {"workspace_mb": 1}}, headers=key
+        )
+        assert made.status == 201, made.raw
+        at = f"/v1/sessions/{made.json['id']}"
+        await put(daemon, b"x" * (mib // 2), headers=key)
+        over = await daemon.ask("POST", "/v1/files", data=b"x" * (mib // 2 + 1), headers=key)
+        assert (over.status, over.json["details"]["quota"]) == (507, "disk")
+        await engine.files.write(made.json["id"], "big", b"x" * (mib // 2 + 1))
+        out = await daemon.ask("POST", f"{at}/files/publish", {"source": "big"}, headers=key)
+        assert (out.status, out.json["details"]["quota"]) == (507, "disk")
+        await put(daemon, b"x" * (mib // 2), headers=key)
 
 
 async def test_a_file_goes_into_a_session_and_out_again(daemon):

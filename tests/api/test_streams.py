@@ -13,7 +13,7 @@ import time
 import pytest
 
 from sandkasten.api import sse
-from tests.api.events import events
+from tests.api.events import Event, events
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def test_what_cannot_be_run_is_an_error_and_no_stream(daemon, box):
 async def test_a_session_destroyed_meanwhile_ends_the_stream_with_the_truth(daemon, box):
     body = {"cmd": "echo begun; sleep 30"}
     async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
-        seen = []
+        seen: list[Event] = []
         async for one in events(reply):
             if not seen:
                 assert (await daemon.ask("DELETE", box)).status == 200

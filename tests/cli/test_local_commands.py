@@ -1,4 +1,8 @@
-"""The command line across processes, on real sandboxes: each command is a process of its own."""
+"""The command line across processes, on real sandboxes: each command is a process of its own.
+
+What a user does all day is asked twice: where nobody serves the data directory, and where a daemon
+does.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ import pytest
 
 from tests.cli.conftest import COMMAND
 from tests.cli.terminal import Person
+from tests.client.http.served import served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,15 +29,25 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="must be root to see what root sees"),
 ]
 
+both_ways = pytest.mark.parametrize("local_only", ["embedded", "daemon"], indirect=True)
 Cli = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 @pytest.fixture(autouse=True)
-def local_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, memory_only: None) -> Path:
+def local_only(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    memory_only: None,
+) -> Iterator[Path]:
     monkeypatch.delenv("SANDKASTEN_BACKEND")
     data = tmp_path / "data"
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(data))
-    return data
+    if getattr(request, "param", "embedded") == "embedded":
+        yield data
+        return
+    with served(data, backend="local"):
+        yield data
 
 
 @pytest.fixture
@@ -59,6 +74,7 @@ def box(cli: Cli) -> str:
     return done.stdout.decode().strip()
 
 
+@both_ways
 def test_python_node_and_bash_run_once(cli):
     assert cli("run", "-c", "print(6*7)").stdout == b"42\n"
     assert cli("run", "-r", "node", "-c", "console.log(6*7)").stdout == b"42\n"
@@ -66,12 +82,14 @@ def test_python_node_and_bash_run_once(cli):
     assert json.loads(cli("ls", "--json").stdout) == []
 
 
+@both_ways
 def test_the_shell_remembers_from_one_process_to_the_next(cli, box):
     cli("exec", box, "cd /tmp && export A=1")
     done = cli("exec", box[:12], "echo $A; pwd")
     assert (done.stdout, done.returncode) == (b"1\n/tmp\n", 0)
 
 
+@both_ways
 def test_a_sandbox_outlives_the_process_that_was_killed(cli, tmp_path):
     maker = subprocess.Popen(
         [
@@ -98,6 +116,7 @@ def test_a_sandbox_outlives_the_process_that_was_killed(cli, tmp_path):
     assert done.stdout.decode() == f"yes\n/tmp\n{shell}\n"
 
 
+@both_ways
 def test_statuses_tell_what_happened(cli, box):
     assert cli("exec", box, "exit 3").returncode == 3
     assert cli("exec", box, "--", "sh", "-c", "exit 4").returncode == 4
@@ -107,6 +126,7 @@ def test_statuses_tell_what_happened(cli, box):
     assert cli("exec", "sbx_0000000000000000", "true").returncode == 125
 
 
+@both_ways
 def test_input_is_piped_through_and_output_is_live(cli, box):
     assert cli("exec", box, "cat", "-", stdin=b"\x00\xff" * 100_000).stdout == b"\x00\xff" * 100_000
     process = subprocess.Popen(
@@ -121,6 +141,7 @@ def test_input_is_piped_through_and_output_is_live(cli, box):
     assert (out, process.returncode) == (b"late now\n", 0)
 
 
+@both_ways
 def test_ctrl_c_ends_the_command_and_not_the_sandbox(cli, box):
     process = subprocess.Popen(
         [*COMMAND, "exec", box, "echo begun; sleep 60"], stdout=subprocess.PIPE
@@ -148,6 +169,7 @@ def test_a_reader_that_leaves_ends_the_command(cli, box):
         assert time.monotonic() < end, "yes still runs"
 
 
+@both_ways
 def test_trees_are_copied_both_ways_and_compare_equal(cli, box, tmp_path):
     tree = tmp_path / "tree"
     (tree / "sub").mkdir(parents=True)
@@ -178,6 +200,7 @@ def test_hostile_names_cannot_drive_the_terminal(cli, box):
     assert b"\x1b" not in shown
 
 
+@both_ways
 def test_rm_takes_several_and_all(cli, box):
     other = cli("create").stdout.decode().strip()
     third = cli("create").stdout.decode().strip()
@@ -202,6 +225,7 @@ def test_doctor_knows_this_machine(cli):
     assert {"bubblewrap", "cgroups"} <= {one["name"] for one in found["requirements"]}
 
 
+@both_ways
 def test_an_interactive_shell_is_a_real_terminal(cli, box):
     with Person([*COMMAND, "shell", box], rows=30, cols=100) as person:
         person.type("stty size; tty; echo TERM=$TERM\r")
@@ -237,6 +261,7 @@ def test_a_shell_without_a_sandbox_makes_one_and_takes_it_away(cli):
     assert json.loads(cli("ls", "--json").stdout) == []
 
 
+@both_ways
 def test_a_terminal_that_hangs_up_leaves_no_shell_behind(cli, box):
     with Person([*COMMAND, "shell", box]) as person:
         person.type("echo up-$((40+2)); exec sleep 600\r")

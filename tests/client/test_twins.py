@@ -17,6 +17,7 @@ TWINS = [
     (sandkasten.AsyncExecStream, sandkasten.ExecStream),
     (sandkasten.AsyncWatch, sandkasten.Watch),
     (sandkasten.AsyncImages, sandkasten.Images),
+    (sandkasten.AsyncStoredFiles, sandkasten.StoredFiles),
     (sandkasten.AsyncWorkspaces, sandkasten.Workspaces),
     (sandkasten.AsyncSession, sandkasten.Session),
     (sandkasten.SandboxClient, sync.SandboxClient),

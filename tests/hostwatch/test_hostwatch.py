@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,9 @@ def test_sysctls_are_read_by_value_and_counters_are_left_out(planted):
 def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves):
     root = Path(__file__).parents[2]
     pytester.makeconftest((root / "tests" / "conftest.py").read_text())
+    # Others may leave a `sleep` at the same time; a name that is nobody else's.
+    named = pytester.path / f"left-{os.getpid()}"
+    named.symlink_to("/bin/sleep")
     pytester.makepyfile(
         f"""
         import subprocess
@@ -140,11 +144,12 @@ def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves):
         def test_leaves_something():
             if {leaves}:
                 subprocess.Popen(
-                    ["/bin/sleep", "30"], start_new_session=True, stdout=subprocess.DEVNULL
+                    ["{named}", "30"], start_new_session=True, stdout=subprocess.DEVNULL
                 ).returncode = 0
         """
     )
     env = {**os.environ, "PYTHONPATH": str(root)}
+    del env[snapshot.MARKER]
     command = [sys.executable, "-m", "pytest", "--hostwatch", "-p", "no:cacheprovider"]
     run = subprocess.run(
         [*command, str(pytester.path)],
@@ -156,7 +161,7 @@ def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves):
         check=False,
     )
     ours = [
-        line for line in run.stdout.splitlines() if "sleep" in line and "processes: new" in line
+        line for line in run.stdout.splitlines() if named.name in line and "processes: new" in line
     ]
     for line in ours:
         pid = int(line.split("new: ")[1].partition("@")[0])
@@ -165,6 +170,40 @@ def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves):
     if leaves:
         assert run.returncode == 1
         assert "the run changed the host" in run.stdout
+
+
+def test_a_changed_canary_fails_a_run_that_is_not_watched(pytester):
+    root = Path(__file__).parents[2]
+    pytester.makeconftest((root / "tests" / "conftest.py").read_text())
+    pytester.makepyfile("def test_spoils(canary): (canary / 'open.txt').write_text('spoilt')")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(pytester.path)],
+        cwd=pytester.path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 1
+    (line,) = (line for line in run.stdout.splitlines() if line.startswith("canary: "))
+    assert "changed" in line
+    assert "open.txt" in line
+
+
+def test_the_watch_around_several_programs_names_what_they_left(tmp_path):
+    watch = [sys.executable, "-m", "tests.hostwatch"]
+    options: Any = {"cwd": Path(__file__).parents[2], "text": True, "timeout": 60, "check": False}
+    env = {**os.environ, snapshot.MARKER: f"around-{os.getpid()}"}
+    file = str(tmp_path / "host")
+    named = tmp_path / f"left-{os.getpid()}"
+    named.symlink_to("/bin/sleep")
+    subprocess.run([*watch, "before", file], env=env, **options)
+    with subprocess.Popen([named, "60"], env=env) as left:
+        after = subprocess.run([*watch, "after", file], env=env, capture_output=True, **options)
+        left.kill()
+    assert after.returncode == 1
+    assert [line for line in after.stdout.splitlines() if f"new: {left.pid}@" in line]
 
 
 @pytest.mark.slow_loop

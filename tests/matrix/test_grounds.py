@@ -1,14 +1,13 @@
 """The contract and the security suite on every further ground; what they find is written down.
 
 Each suite runs in a process of its own, two at a time, because most of its cases wait. Every day
-the contract is asked (of gVisor in part) and of the attacks those that another ground could change;
-all of them in the full sizes (`make test-long`).
+that is asked of the contract and of the attacks which another ground could change; all of them in
+the full sizes (`make test-long`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.grounds import LONG, OFTEN
 from tests.matrix import record
 from tests.matrix.record import REPOSITORY
 
@@ -27,17 +27,10 @@ if TYPE_CHECKING:
 
     from tests.asked import Found
 
-LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 # What a suite may take at worst; everyday runs take a tenth of it.
 TIMEOUT_S = 3_600 if LONG else 590
 AT_ONCE = 2
 CLOSED = "test_posture or test_network or test_kernel_surface"
-# A sandbox of gVisor takes ten times as long to make: the files that meet its kernel most, without
-# the cases that count to hundreds.
-OFTEN = (
-    "(test_port or test_commands or test_shells or test_deadlines or test_rest or test_pausing)"
-    " and not hundred and not thousand and not newest_256"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +53,11 @@ class Run:
 RUNS = [
     Run("gvisor", "contract", OFTEN),
     Run("gvisor", "security", f"{CLOSED} or test_archives"),
-    Run("oci", "contract"),
+    Run("oci", "contract", OFTEN),
     Run("oci", "security", f"{CLOSED} or test_lifecycle"),
-    Run("local/dev", "contract"),
+    Run("local/dev", "contract", f"({OFTEN}) or test_files"),
     Run("local/dev", "security", f"{CLOSED} or test_lifecycle or test_archives"),
-    Run("local/debian", "contract"),
+    Run("local/debian", "contract", OFTEN),
     Run("local/debian", "security", f"{CLOSED} or test_processes"),
     Run("local/busybox", "contract"),
     Run("local/busybox", "security", f"{CLOSED} or test_archives or test_shell"),

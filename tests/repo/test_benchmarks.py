@@ -7,7 +7,7 @@ import pytest
 from benchmarks.footprint import Idle
 from benchmarks.report import Findings, document, judgement, table, verdicts
 from benchmarks.samples import Samples, percentile
-from benchmarks.thresholds import MIB, RATIOS, Ratio, at_most, judge
+from benchmarks.thresholds import ADDED, MIB, RATIOS, Ratio, at_most, judge, judge_added
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,19 @@ def test_a_ratio_is_judged_by_the_median_of_the_same_run(ours, ok):
     assert judge(Ratio("create", "docker", 1 / 12, "create"), samples).ok is ok
 
 
+@pytest.mark.parametrize(("raw", "ok"), [(2.9, True), (3.1, False)])
+def test_what_http_adds_is_the_difference_of_the_medians(raw, ok):
+    samples = Samples()
+    samples.add(ADDED[0].operation, "sandkasten", 2.0)
+    samples.add(ADDED[0].operation, "raw HTTP", raw)
+    samples.add(ADDED[0].operation, "SDK over HTTP", 9.0)
+    told = [judge_added(one, samples) for one in ADDED]
+    assert [one.ok for one in told] == [ok, True]
+    assert told[1].measured == "7.00 ms (9.00 ms, 2.00 ms)"
+
+
 def test_what_was_not_measured_is_no_pass():
+    assert [judge_added(one, Samples()).ok for one in ADDED] == [None, None]
     assert [judge(ratio, Samples()).ok for ratio in RATIOS] == [None] * len(RATIOS)
     assert at_most("idle", None, 1).ok is None
     assert at_most("idle", 2 * MIB, 2 * MIB).ok is True

@@ -22,10 +22,17 @@ SNIPPETS = [
 
 @pytest.mark.parametrize("code", SNIPPETS)
 def test_a_snippet_runs_as_written(code: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-W", "error", "-c", code]
+    env = {"PATH": "/usr/bin:/bin", "SANDKASTEN_DATA_DIR": str(tmp_path / "data")}
+    if "localhost:8080" in code:
+        # A network of its own, with a daemon where the documents say one is.
+        alone = ["unshare", "--net", sys.executable, "-m", "tests.examples.alone"]
+        words = [*alone, str(tmp_path / "served"), *words]
+        env |= {"EXAMPLE_BACKEND": "local", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        words,
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "SANDKASTEN_DATA_DIR": str(tmp_path / "data")},
+        env=env,
         capture_output=True,
         text=True,
         timeout=120,

@@ -127,7 +127,7 @@ def test_a_tree_of_500_is_dead_within_the_deadline_and_a_second(make_box, neighb
 @pytest.mark.needs_program("python3")
 @pytest.mark.timeout(600)
 def test_zombies_are_reaped(box):
-    count = paced(sized(10_000, 100_000), box.ground)
+    count = paced(sized(4_000, 100_000), box.ground)
     code = f"""
 import os
 for n in range({count}):

@@ -71,7 +71,7 @@ def test_a_fork_bomb_that_was_let_go_can_be_ended_by_the_command_it_came_from(bo
 
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 def test_listing_processes_beside_a_fork_bomb_works(box):
-    box.exec(["sh", "-c", FORK_BOMB], exec_id="bomb", timeout_s=20)
+    box.start(["sh", "-c", FORK_BOMB], exec_id="bomb", timeout_s=20)
     for _ in range(30):
         assert box.processes()
     box.call("exec.signal", exec_id="bomb", signal=9, tree=True)

@@ -212,7 +212,9 @@ def test_a_command_that_ignores_every_polite_signal_is_dead_at_deadline_and_grac
         answer = box.exec(["sh", "-c", script], timeout_s=1, grace_s=0.5)
     assert 0.9 < time.monotonic() - began < 4
     assert answer.reply.timed_out
-    assert [p for p in box.processes() if p.name == "sleep"] == []
+    # A killed process that has not had its turn yet is still listed.
+    left = "what ignored the signals"
+    poll(left, lambda: [p for p in box.processes() if p.name == "sleep"], timeout_s=1)
     _next_is_right_or_flagged(box)
 
 

@@ -7,11 +7,15 @@ own exit code) or say that the shell was replaced; an invented exit code fails.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.security.harness import WHOLE_SANDBOX
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.security.harness import Box
 
 NAMES = """
@@ -29,9 +33,17 @@ BUILTINS = """
 # What is redefined here are things of bash.
 pytestmark = pytest.mark.needs_program("bash")
 
+# Their subshells beget subshells until the process limit says no.
+BOMBS = {"debug skips by two"}
+
 _numbers = itertools.count()
 # Some tricks can only be ended by the deadline; a dozen of these must not take a minute.
 QUICK = {"timeout_s": 1.5, "grace_s": 0.2}
+
+
+def _cases(names: Iterable[str]) -> list[Any]:
+    bomb = pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
+    return [pytest.param(name, marks=[bomb] if name in BOMBS else []) for name in names]
 
 
 def _spoil(box: Box, *commands: str) -> None:
@@ -44,7 +56,10 @@ def _spoil(box: Box, *commands: str) -> None:
         for _ in range(3):
             probe = "/bin/sh -c '/bin/echo ran; exit 7'"
             answer = box.exec(probe, shell=shell, **QUICK)
-            right = answer.code == 7 and b"ran\n" in answer.stdout
+            # What sh itself says of a limit is its own code too: gVisor counts `ulimit -u` later.
+            right = (answer.code == 7 and b"ran\n" in answer.stdout) or (
+                answer.code == 2 and answer.stderr == b"/bin/sh: 1: Cannot fork\n"
+            )
             assert right or answer.reset or answer.code is None, answer
             if right and not answer.reset:
                 break
@@ -115,7 +130,7 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize("name", TRAPS)
+@pytest.mark.parametrize("name", _cases(TRAPS))
 def test_a_trap(name, shared_box):
     _spoil(shared_box, TRAPS[name])
 
@@ -149,7 +164,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", _cases(OPTIONS))
 def test_an_option(name, shared_box):
     _spoil(shared_box, OPTIONS[name])
 
@@ -194,7 +209,7 @@ VARIABLES = {
 }
 
 
-@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize("name", _cases(VARIABLES))
 def test_a_variable(name, shared_box):
     _spoil(shared_box, VARIABLES[name])
 
@@ -254,7 +269,7 @@ DESCRIPTORS = {
 }
 
 
-@pytest.mark.parametrize("name", DESCRIPTORS)
+@pytest.mark.parametrize("name", _cases(DESCRIPTORS))
 def test_a_trick(name, shared_box):
     _spoil(shared_box, DESCRIPTORS[name])
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from sandkasten.daemon.books import Books, open_books
+from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.settings import load
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import SandkastenError
@@ -20,6 +21,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.journal import AuditRow, ExecRow, KeyRow, SessionRow
 from sandkasten.model.keys import DEFAULT_SCOPES, make_key
 from sandkasten.model.tenancy import TenantQuota
+from tests.api.serving import serving
 
 
 async def pieces(data: bytes):
@@ -43,6 +45,14 @@ def fill(place: Path) -> None:
     with contextlib.suppress(OSError), (place / "ballast").open("ab", buffering=0) as file:
         while True:
             file.write(b"x" * 4096)
+
+
+async def asked(daemon) -> list[int]:
+    return [
+        (await daemon.ask("POST", "/v1/keys", {"name": "k" * 100})).status,
+        (await daemon.ask("POST", "/v1/sessions", {"labels": {"pad": "x"}})).status,
+        (await daemon.ask("GET", "/v1/keys")).status,
+    ]
 
 
 async def begin(books: Books, begun: list[str]) -> str:
@@ -79,7 +89,15 @@ async def main(place: Path) -> dict[str, object]:
         books.journal.note_exec(ExecRow("exe_1", begun[0], "t", "z" * 4000, "running", 1.0))
         found["flush"] = await attempt(books.journal.flush())
         found["read"] = len(await books.journal.sessions(None)) == len(begun)
-        (place / "ballast").unlink()
+        engine = await open_engine(settings, journal=books.journal)
+        async with serving(engine, journal=books.journal, keys=books.keys) as daemon:
+            found["over http"] = await asked(daemon)
+            (place / "ballast").unlink()
+            found["over http, after"] = await asked(daemon)
+            begun += [one.id for one in await engine.list()]
+            for info in await engine.list():
+                await engine.destroy(info.id)
+        await engine.aclose()
         found["after"] = [
             await begin(books, begun),
             await attempt(books.journal.audit(AuditRow(0, 1.0, "t", None, "a.b", "x", "ok"))),

@@ -142,6 +142,7 @@ async def test_bounds_hold_also_for_many_at_once(store, tmp_path):
     )
     assert sorted(type(one) is QuotaExceeded for one in results) == [False] * 2 + [True] * 4
     assert len(on_disk(tmp_path)) == 2
+    await store.put("u", None, pieces(b"z" * 100))
 
 
 async def test_a_file_that_is_being_read_is_read_to_its_end(store):

@@ -94,6 +94,8 @@ def test_a_full_disk_acknowledges_nothing_and_is_over_when_there_is_room(tmp_pat
         "file": refused,
         "flush": refused,
         "read": True,
+        "over http": [507, 507, 200],
+        "over http, after": [201, 201, 200],
         "after": ["ok"] * 5,
         "exec": ["exe_1"],
         "making": [],

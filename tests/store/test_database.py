@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from sandkasten.errors import Conflict, InternalError, StoreUnusable
+from sandkasten.errors import Conflict, InternalError, QuotaExceeded, StoreUnusable
 from sandkasten.model.journal import ExecRow, SessionRow
 from sandkasten.store.sqlite.behind import Behind
 from sandkasten.store.sqlite.database import Database
@@ -103,7 +103,9 @@ async def test_a_batch_the_disk_refuses_is_tried_one_by_one(database):
         writes = [database.submit(work) for work in (insert("a"), large, insert("b"))]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert (results[0], results[2]) == ("a", "b")
-    assert (results[1].code, results[1].details["quota"]) == ("QUOTA_EXCEEDED", "disk")
+    refused = results[1]
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.details["quota"] == "disk"
     assert sorted(await names(database)) == ["a", "b"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +12,9 @@ from sandkasten.model.keys import DEFAULT_SCOPES, hash_key, make_key
 from sandkasten.model.tenancy import TenantQuota
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.keys import SqliteKeys
+
+if TYPE_CHECKING:
+    import sqlite3
 
 QUOTA = TenantQuota(3, 1 << 40, 1 << 41, 2.5)
 

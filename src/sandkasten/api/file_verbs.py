@@ -31,8 +31,7 @@ from sandkasten.api.names import (
 from sandkasten.api.printing import answer
 from sandkasten.api.sse import begun, event
 from sandkasten.api.transfers import FormUpload, download
-from sandkasten.errors import Cancelled, PayloadTooLarge
-from sandkasten.model.ids import sandbox_id
+from sandkasten.errors import Cancelled, Conflict, PayloadTooLarge, SandboxLost
 from sandkasten.model.spec import WORKSPACE
 
 if TYPE_CHECKING:
@@ -238,10 +237,12 @@ class Verbs:
         try:
             async for one in changes:
                 yield one
-        except Cancelled:
-            # The way to the sandbox was closed on our side: because it is gone, if it is.
-            await call.engine.owner(sandbox_id(spot.sandbox_id))
-            raise
+        except Cancelled as exc:
+            # The way to the sandbox was closed on our side, which happens for two reasons.
+            info = await call.engine.get(spot.sandbox_id)
+            if info.status == "paused":
+                raise Conflict("the sandbox was paused", hint="watch again after resuming") from exc
+            raise SandboxLost("the sandbox was destroyed", hint="create a new one") from exc
 
 
 def _content(data: bytes, query: ReadQuery, *, truncated: bool) -> dict[str, object]:

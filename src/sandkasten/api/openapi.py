@@ -53,6 +53,7 @@ _BODIED: Final = {
     413: "PAYLOAD_TOO_LARGE: the body",
     415: _INVALID[415],
 }
+_USUAL: Final = {**_EVERYWHERE, **_KEYED, **_BODIED}
 _HEADERS: Final = {
     "x-request-id": {
         "description": "Names the request in the log; a client's own `X-Request-Id` is kept.",
@@ -82,11 +83,12 @@ def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
 def _document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
     names, schemas = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
+    failures: dict[str, Any] = {}
     for route in routes:
         item = paths.setdefault(_PLACE.sub(r"{\1}", route.path), {})
         for method in _methods(route):
             # A path that is also a WebSocket is described by what plain HTTP finds there.
-            item.setdefault(method, _operation(route, method, names))
+            item.setdefault(method, _operation(route, method, names, failures))
     return {
         "openapi": "3.1.0",
         "info": {
@@ -101,6 +103,7 @@ def _document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas,
+            "responses": dict(sorted(failures.items())),
             "securitySchemes": {
                 "key": {
                     "type": "http",
@@ -118,13 +121,18 @@ def _methods(route: Route) -> tuple[str, ...]:
     return ("get",) if route.method == "WS" else (route.method.lower(),)
 
 
-def _operation(route: Route, method: str, names: Mapping[type[BaseModel], str]) -> dict[str, Any]:
+def _operation(
+    route: Route,
+    method: str,
+    names: Mapping[type[BaseModel], str],
+    failures: dict[str, Any],
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": _operation_id(route, method),
         "summary": route.summary,
         "tags": [route.tag],
         "parameters": _parameters(route),
-        "responses": _responses(route, names),
+        "responses": _responses(route, names, failures),
     }
     if route.description:
         found["description"] = route.description
@@ -178,11 +186,13 @@ def _taken(route: Route, kind: str, names: Mapping[type[BaseModel], str]) -> dic
     return {"schema": {"type": "string", "format": "binary"}}
 
 
-def _responses(route: Route, names: Mapping[type[BaseModel], str]) -> dict[str, Any]:
+def _responses(
+    route: Route, names: Mapping[type[BaseModel], str], failures: dict[str, Any]
+) -> dict[str, Any]:
     status = 101 if route.method == "WS" else route.status
-    found: dict[str, Any] = {str(status): _good(route, route.answer, names)}
+    found: dict[str, Any] = {str(status): _good(route, status, route.answer, names)}
     for other, model in route.also.items():
-        found[str(other)] = _good(route, model, names)
+        found[str(other)] = _good(route, other, model, names)
     told: dict[int, list[str]] = {code: [text] for code, text in _EVERYWHERE.items()}
     more: list[Mapping[int, str]] = []
     if route.scope is not None:
@@ -196,17 +206,24 @@ def _responses(route: Route, names: Mapping[type[BaseModel], str]) -> dict[str, 
         for code in _statuses(kind):
             if not any(kind.code in text for text in told.get(code, ())):
                 told.setdefault(code, []).append(kind.code)
+    for code, text in route.fails.items():
+        told.setdefault(code, []).append(f"INVALID_REQUEST: {text}")
     for code in sorted(told):
-        found[str(code)] = _bad(code, told[code])
-    if "*/*" in route.gives:
+        name = _named(code, told[code])
+        failures.setdefault(name, _bad(code, told[code]))
+        found[str(code)] = {"$ref": f"#/components/responses/{name}"}
+    if route.method == "ANY":
         found["default"] = {"description": "Whatever the server inside answers."}
     return found
 
 
 def _good(
-    route: Route, model: type[Answer] | None, names: Mapping[type[BaseModel], str]
+    route: Route, status: int, model: type[Answer] | None, names: Mapping[type[BaseModel], str]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"description": route.summary, "headers": _HEADERS}
+    if status == 304:
+        found["description"] = "What the client has is what there is."
+        return found
     if route.method == "WS":
         found["description"] = "The connection is a WebSocket now."
         return found
@@ -238,6 +255,13 @@ def _bad(code: int, told: Iterable[str]) -> dict[str, Any]:
         "headers": headers,
         "content": {JSON: {"schema": {"$ref": _REF.format(model="ErrorBody")}}},
     }
+
+
+def _named(code: int, told: Iterable[str]) -> str:
+    """By the status and what it can mean there, so that routes that fail alike share one."""
+    codes = sorted({word for text in told for word in re.findall(r"[A-Z]+(?:_[A-Z]+)+|BUSY", text)})
+    usual = sorted(re.findall(r"[A-Z]+(?:_[A-Z]+)+|BUSY", _USUAL.get(code, "")))
+    return f"Error{code}" if codes == usual else "_".join([f"Error{code}", *codes])
 
 
 def _statuses(kind: type[errors.SandkastenError]) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ def page(document: Mapping[str, Any]) -> bytes:
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     info = document["info"]
+    shared = document["components"].get("responses", {})
     tags = [tag["name"] for tag in document["tags"]]
     yield "<!doctype html><html lang=en><head><meta charset=utf-8>"
     yield '<meta name=viewport content="width=device-width, initial-scale=1">'
@@ -50,7 +51,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         for path, item in document["paths"].items():
             for method, about in item.items():
                 if tag in about["tags"]:
-                    yield from _operation(path, method, about)
+                    yield from _operation(path, method, about, shared)
         yield "</section>"
     yield '<section><h2 id="schemas">schemas</h2>'
     for name, schema in document["components"]["schemas"].items():
@@ -60,7 +61,9 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield "</section></main></body></html>"
 
 
-def _operation(path: str, method: str, about: Mapping[str, Any]) -> Iterator[str]:
+def _operation(
+    path: str, method: str, about: Mapping[str, Any], shared: Mapping[str, Any]
+) -> Iterator[str]:
     shown = "WS" if about.get("x-websocket") else method.upper()
     yield f"<details><summary><b>{_e(shown)}</b> <code>{_e(path)}</code> – {_e(about['summary'])}"
     yield "</summary>"
@@ -79,7 +82,8 @@ def _operation(path: str, method: str, about: Mapping[str, Any]) -> Iterator[str
     if "requestBody" in about:
         yield "<p>Body: " + _content(about["requestBody"]["content"]) + "</p>"
     yield "<table><tr><th>status<th>answer<th>"
-    for status, response in about["responses"].items():
+    for status, given in about["responses"].items():
+        response = shared[given["$ref"].rpartition("/")[2]] if "$ref" in given else given
         yield f"<tr><td>{_e(status)}<td>{_content(response.get('content', {}))}"
         yield f"<td>{_e(response['description'])}"
     yield "</table></details>"

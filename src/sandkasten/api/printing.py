@@ -23,6 +23,14 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
     )
 
 
+def moments(**times: float | None) -> dict[str, object]:
+    """Each as a text for people, and as `<name>_unix` for sums."""
+    return {
+        **{name: None if unix is None else moment(unix) for name, unix in times.items()},
+        **{f"{name}_unix": unix for name, unix in times.items()},
+    }
+
+
 def moment(unix: float) -> str:
     """A time for people and machines: ISO 8601 in UTC, with milliseconds."""
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"

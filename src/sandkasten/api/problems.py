@@ -90,6 +90,9 @@ def problem(error: SandkastenError, request_id: str) -> Response:
     status = status_of(error)
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="sandkasten"'
+    if status == 408:
+        # What it still might send is not worth waiting for.
+        headers["Connection"] = "close"
     if status in (429, 503):
         headers["Retry-After"] = str(error.details.get("retry_after_s", 1))
     if status == 405:

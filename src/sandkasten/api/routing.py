@@ -66,6 +66,8 @@ class Route:
     """Other good statuses and what comes with them."""
     errors: tuple[type[SandkastenError], ...] = ()
     """Beyond those every route can answer with."""
+    fails: Mapping[int, str] = field(default_factory=dict)
+    """Statuses of InvalidRequest that only this route has, and what is wrong then."""
     description: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Request headers it understands beyond those every route does, and what they are for."""

@@ -39,9 +39,9 @@ class HttpRules:
     """A file of 10 MB in base64, with room around it."""
     max_upload_bytes: int = 10 << 30
     """Of one streamed body; the sandbox's quota stops it earlier."""
-    body_timeout_s: float = 10.0
+    body_timeout_s: float = 8.0
     """Between two pieces of a body; and all of it together beyond what its size allows."""
-    header_timeout_s: float = 10.0
+    header_timeout_s: float = 8.0
     """From the connection, or the first byte of a request, to the end of its headers."""
     write_timeout_s: float = 60.0
     """How long somebody who reads an answer may take nothing of it."""

@@ -92,6 +92,11 @@ def build() -> typer.Typer:
     from sandkasten.cli.workspaces import commands
 
     app.add_typer(commands(), name="workspace")
+    from sandkasten.cli import audits, keys, stored
+
+    app.add_typer(keys.commands(), name="key")
+    app.add_typer(audits.commands(), name="audit")
+    app.add_typer(stored.commands(), name="files")
     from sandkasten.cli import serving
 
     serving.add_to(app)

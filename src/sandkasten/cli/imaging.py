@@ -74,7 +74,10 @@ def _import(
     json: Json = False,
 ) -> None:
     """Bring the images of a file into the store; print their names."""
-    go(imported(_state(context, json=json), file, name, platform))
+    # A directory (an OCI layout) cannot be sent to a daemon as it is.
+    state = _state(context, json=json)
+    images = images_here(state) if os.path.isdir(file) else images_of(state)
+    go(imported(state, images, file, name, platform))
 
 
 def _export(
@@ -178,10 +181,10 @@ async def listed(state: State) -> None:
     )
 
 
-async def imported(state: State, file: str, name: str | None, platform: str | None) -> None:
+async def imported(
+    state: State, images: AsyncImages, file: str, name: str | None, platform: str | None
+) -> None:
     with progress_bar() as progress:
-        # A directory (an OCI layout) cannot be sent as it is.
-        images = images_here(state) if os.path.isdir(file) else images_of(state)
         found = await images.import_archive(file, name=name, platform=platform, progress=progress)
     tell_new(state, found)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.client.places import Place, place_of
 from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
-    from sandkasten.daemon.settings import Settings
 
 # A listening socket takes a connection at once, busy or not.
 ANSWER_S: Final = 0.5
@@ -48,7 +47,7 @@ def answers(path: str) -> bool:
         return True
 
 
-def _settings(state: State) -> Settings:
+def _settings(state: State) -> Any:
     from sandkasten.client.embedded import settings
 
     return settings(state.here)

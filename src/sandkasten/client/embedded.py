@@ -19,7 +19,9 @@ from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager
 
+    from sandkasten.client.admin import BooksTransport
     from sandkasten.client.transport import Transport
     from sandkasten.daemon.settings import Settings
 
@@ -59,6 +61,15 @@ def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
     run(load(flags, os.environ, Path.cwd()), said)
 
 
+def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
+    """What the data directory remembers, while no daemon serves it; Conflict when one does."""
+    loaded = settings(place)
+    with _installed():
+        from sandkasten.daemon.offline import offline_books
+
+    return offline_books(loaded)
+
+
 @contextmanager
 def _installed() -> Iterator[None]:
     """The client alone can be installed without what the engine needs."""
@@ -79,4 +90,4 @@ def _require_linux() -> None:
         )
 
 
-__all__ = ["Place", "aclose", "connect", "open_engine", "serve", "settings"]
+__all__ = ["Place", "aclose", "connect", "open_books", "open_engine", "serve", "settings"]

@@ -44,6 +44,12 @@ class AsyncSession(AsyncSandbox):
         self._info = info
         self._id = info.id
 
+    @property
+    def id(self) -> str:
+        """Also of one that is gone; the daemon says so when it is asked for anything."""
+        assert self._id is not None
+        return self._id
+
     async def transport(self) -> Transport:
         return await self._client.transport()
 

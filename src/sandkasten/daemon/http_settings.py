@@ -33,7 +33,7 @@ class HttpSettings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_json_bytes: int = 16 << 20
-    body_timeout_s: float = 10.0
+    body_timeout_s: float = 8.0
     keep_alive_s: float = 75.0
     metrics_open: bool = False
     log_level: str = "info"

@@ -8,6 +8,9 @@ no route and no key; what it refuses itself is answered in the one error body an
 from __future__ import annotations
 
 import secrets
+import socket
+import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 LINGER_S: Final = 2.0
 # Up to here copying costs less than a second system call.
 _JOINED_BYTES: Final = 64 * 1024
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 _PHRASES: Final = {
     400: b"Bad Request",
     408: b"Request Timeout",
@@ -44,7 +48,10 @@ class _Joined:
         self._held: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        if self._held is None:
+        if self._transport.is_closing():
+            # Whoever asked has left; uvloop would take it for a mistake of ours.
+            self._held = b""
+        elif self._held is None:
             self._held = data
             # An answer whose body is not there yet must not keep its headers waiting.
             self._loop.call_soon(self._flush)
@@ -63,7 +70,7 @@ class _Joined:
         return self._transport.is_closing()
 
     def _flush(self) -> None:
-        if self._held:
+        if self._held and not self._transport.is_closing():
             data, self._held = self._held, b""
             self._transport.write(data)
 
@@ -94,6 +101,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Its lines hold whole URLs, and what people put there by mistake.
+        self.access_log = False
         self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -176,13 +185,21 @@ class GuardedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stalled is None:
-            self._stalled = self.loop.call_later(self.rules_.write_timeout_s, self.transport.abort)
+            self._stalled = self.loop.call_later(self.rules_.write_timeout_s, self._reset)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+    def _reset(self) -> None:
+        """At once, and without the rest: the kernel would keep it for somebody who never reads."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
 
     # ---- refusals
 

@@ -264,6 +264,10 @@ class Engine:
         """Which tenant's it is; SessionNotFound when there is none."""
         return await self._sandboxes.owner(sandbox_id)
 
+    async def disk_of(self, tenant: str) -> int:
+        """Bytes that a tenant's sandboxes and named workspaces may take together."""
+        return await self._quotas.disk(tenant)
+
     async def destroy(self, sandbox_id: str) -> None:
         with self._door.within(new=False):
             await self._sandboxes.destroy(sandbox_id)

@@ -12,7 +12,7 @@ import mimetypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import Conflict, InternalError, NotRegular
+from sandkasten.errors import Conflict, InternalError, NotRegular, QuotaExceeded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,11 +63,14 @@ class Filing:
         expires_at: float | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = True,
+        room_bytes: int | None = None,
     ) -> StoredFile:
         """Keep a file of a sandbox. Conflict when it is written to meanwhile and got shorter."""
         async with self._files.read_stream(sandbox_id, source) as (entry, pieces):
             if entry.type != "file":
                 raise NotRegular(f"{entry.path} is no regular file", hint="publish plain files")
+            if room_bytes is not None and entry.size > room_bytes:
+                raise no_room(room_bytes)
             guessed = mimetypes.guess_type(entry.name, strict=False)[0]
             return await self._store.put(
                 tenant,
@@ -78,6 +81,15 @@ class Filing:
                 expect_sha256=expect_sha256,
                 overwrite=overwrite,
             )
+
+
+def no_room(left: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"the tenant's quota of disk has {left} bytes left, which is too little for the file",
+        hint="delete something, or ask the operator for a larger quota",
+        quota="disk",
+        left=left,
+    )
 
 
 async def _verified(row: StoredFile, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -88,6 +88,11 @@ class Quotas:
                 await self._check(tenant, quota, need, records, other_disk_bytes)
             yield
 
+    async def disk(self, tenant: str) -> int:
+        """Bytes that its sandboxes and named workspaces may take together."""
+        records = [one for one in await self._store.list() if _counts(one, tenant)]
+        return await self._disk(tenant, records)
+
     async def _check(
         self,
         tenant: str,

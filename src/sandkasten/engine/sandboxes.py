@@ -201,7 +201,10 @@ class Sandboxes:
 
     async def census(self) -> dict[tuple[str, str], int]:
         """How many rows are in each state and backend, without a look at the sandboxes."""
-        return Counter((row.state.value, row.backend) for row in await self._store.list())
+        return Counter(
+            ("spare" if row.acquired == "spare" else row.state.value, row.backend)
+            for row in await self._store.list()
+        )
 
     async def list(self, *, all: bool = False, tenant: str | None = None) -> Sequence[Info]:
         """Everybody's sandboxes; with `all` also what is kept ready and belongs to nobody yet."""

@@ -36,7 +36,7 @@ class FileRules:
     max_bytes: int = 100 * MIB
     """Of one file."""
     max_total_bytes: int = 10 * 1024 * MIB
-    """Of all files of all tenants, each counted in full."""
+    """Of all files of one tenant, each counted in full."""
     ttl_s: float | None = None
     """How long one is kept that says nothing of it; None: until it is deleted."""
 
@@ -70,9 +70,11 @@ def known_file_key(text: str) -> str:
     try:
         return file_key(text)
     except InvalidRequest as exc:
-        raise FileNotFound(
-            f"there is no stored file {shown(text)}", hint="list them with files ls"
-        ) from exc
+        raise no_such_file(text) from exc
+
+
+def no_such_file(key: str) -> FileNotFound:
+    return FileNotFound(f"there is no stored file {shown(key)}", hint="list them with files ls")
 
 
 def checked_content_type(text: str) -> str:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.model.journal import KeyRow
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.spelling import did_you_mean, shown
-from sandkasten.model.tenancy import SCOPES, Scope, TenantQuota
+from sandkasten.model.tenancy import SCOPES, Scope, TenantQuota, checked_tenant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 # What somebody who runs agents needs. Images are everybody's, so changing them is not among it.
 DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"sessions", "files", "workspaces"})
@@ -37,6 +38,41 @@ class NewKey:
     text: str = field(repr=False)
     """Shown to whoever asked for it, and then forgotten."""
     hashed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRequest:
+    """What somebody asks a new key to be."""
+
+    tenant: str | None = None
+    """Whose it is; the asker's when None."""
+    name: str = ""
+    scopes: Sequence[str] | None = None
+    expires_in_s: float | None = None
+    quota: Mapping[str, int | float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeKey:
+    row: KeyRow
+    text: str = field(repr=False)
+    """Shown once."""
+
+
+def new_row(request: KeyRequest, key: NewKey, now: float, tenant: str) -> KeyRow:
+    """What is kept of the key; InvalidRequest when the request makes no sense."""
+    ends = request.expires_in_s
+    if ends is not None:
+        ends = now + number("expires_in_seconds", ends, low=0.001, high=1e10)
+    return KeyRow(
+        id=key.id,
+        tenant=checked_tenant(tenant if request.tenant is None else request.tenant),
+        name=checked_key_name(request.name),
+        scopes=DEFAULT_SCOPES if request.scopes is None else parse_scopes(request.scopes),
+        created_at=now,
+        quota=parse_quota(request.quota),
+        expires_at=ends,
+    )
 
 
 def make_key() -> NewKey:

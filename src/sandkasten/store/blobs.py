@@ -3,8 +3,8 @@
 Implements `ports.FileStore`. Content is synced and has its name before the row that leads to it
 is committed, so a row never leads nowhere; content that no row names is what a crash left, and
 goes at the next open. Several keys of several tenants may share content. Keys are never paths.
-Too much is PayloadTooLarge (one file) or QuotaExceeded (all of them, or the disk), and then
-nothing is there.
+Too much is PayloadTooLarge (one file) or QuotaExceeded (a tenant's files together, or the disk),
+and then nothing is there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.errors import (
     Conflict,
-    FileNotFound,
     InvalidRequest,
     PayloadTooLarge,
     QuotaExceeded,
@@ -32,6 +31,7 @@ from sandkasten.model.filekeys import (
     file_key,
     known_file_key,
     new_file_key,
+    no_such_file,
 )
 from sandkasten.model.journal import StoredFile
 from sandkasten.model.spelling import shown
@@ -97,7 +97,7 @@ class BlobStore:
             await self._database.read(
                 lambda connection: _must_be_free(connection, tenant, key, now)
             )
-        arrived = await self._receive(data)
+        arrived = await self._receive(tenant, data)
         try:
             _must_be(arrived.digest, expect_sha256)
             row = StoredFile(
@@ -136,7 +136,7 @@ class BlobStore:
 
         row = await self._database.read(one)
         if row is None:
-            raise _missing(key)
+            raise no_such_file(key)
         return row
 
     @asynccontextmanager
@@ -150,7 +150,7 @@ class BlobStore:
             try:
                 fd = await asyncio.to_thread(self._content.open, digest)
             except FileNotFoundError as exc:
-                raise _missing(key) from exc
+                raise no_such_file(key) from exc
         try:
             left = max(0, row.size_bytes - offset)
             yield row, pieces(fd, offset, left if limit is None else min(left, limit))
@@ -189,7 +189,7 @@ class BlobStore:
         if gone is not None:
             await self._collect([gone[0]])
         if gone is None or (gone[1] is not None and gone[1] <= now):
-            raise _missing(key)
+            raise no_such_file(key)
 
     async def usage(self, tenant: str) -> int:
         return await self._database.read(lambda connection: _used(connection, tenant))
@@ -209,8 +209,8 @@ class BlobStore:
             await self._collect(digests)
         return gone
 
-    async def _receive(self, data: AsyncIterable[bytes]) -> Arrived:
-        used = await self._database.read(_used)
+    async def _receive(self, tenant: str, data: AsyncIterable[bytes]) -> Arrived:
+        used = await self.usage(tenant)
         rules = self.rules
 
         def allowed(size: int) -> None:
@@ -235,7 +235,7 @@ class BlobStore:
         replaced = connection.execute(
             "DELETE FROM files WHERE tenant = ? AND key = ? RETURNING sha256", (row.tenant, row.key)
         ).fetchall()
-        if _used(connection) + row.size_bytes > self.rules.max_total_bytes:
+        if _used(connection, row.tenant) + row.size_bytes > self.rules.max_total_bytes:
             raise _full(self.rules)
         connection.execute(
             f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
@@ -281,10 +281,9 @@ def _forget(connection: sqlite3.Connection, digests: Sequence[str]) -> None:
     connection.executemany("DELETE FROM files WHERE sha256 = ?", [(one,) for one in digests])
 
 
-def _used(connection: sqlite3.Connection, tenant: str | None = None) -> int:
-    where, values = ("", ()) if tenant is None else (" WHERE tenant = ?", (tenant,))
-    sql = f"SELECT coalesce(sum(size_bytes), 0) FROM files{where}"  # noqa: S608
-    return int(connection.execute(sql, values).fetchone()[0])
+def _used(connection: sqlite3.Connection, tenant: str) -> int:
+    sql = "SELECT coalesce(sum(size_bytes), 0) FROM files WHERE tenant = ?"
+    return int(connection.execute(sql, (tenant,)).fetchone()[0])
 
 
 def _must_be_free(connection: sqlite3.Connection, tenant: str, key: str, now: float) -> None:
@@ -324,13 +323,9 @@ def _row(found: tuple[Any, ...]) -> StoredFile:
     )
 
 
-def _missing(key: str) -> FileNotFound:
-    return FileNotFound(f"there is no stored file {shown(key)}", hint="list them with files ls")
-
-
 def _full(rules: FileRules) -> QuotaExceeded:
     return QuotaExceeded(
-        f"stored files would take more than {rules.max_total_bytes} bytes together",
+        f"the stored files of this tenant would take more than {rules.max_total_bytes} bytes",
         hint="delete some; the operator's files.max_total_bytes is the limit",
         quota="files",
     )

@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Served:
     key: str = KEY
 
     @property
-    def where(self) -> dict[str, str]:
+    def where(self) -> dict[str, Any]:
         return {"url": self.url, "api_key": self.key}
 
 
@@ -42,7 +42,9 @@ def served(
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir)),
-            *("--backend", backend, "serve", "--listen", "127.0.0.1:0", *flags),
+            *("--backend", backend, "serve"),
+            *(() if "--listen" in flags else ("--listen", "127.0.0.1:0")),
+            *flags,
         ],
         env={
             **kept,

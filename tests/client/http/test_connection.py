@@ -102,6 +102,16 @@ async def test_tries_are_bounded():
     assert connecting.TRIES <= len(server.asked) <= 2 * connecting.TRIES
 
 
+async def test_a_daemon_that_was_there_is_waited_for_longer():
+    async with scripted(reply({}), *[CUT] * 50) as server:
+        one = Connection(server.url)
+        await one.ask(ONCE)
+        with pytest.raises(BackendUnavailable):
+            await one.ask(READ)
+        await one.aclose()
+    assert len(server.asked) - 1 >= connecting.PATIENT_TRIES > connecting.TRIES
+
+
 async def test_later_means_later():
     later = problem("BUSY", 503, Retry_After="1")
     async with scripted(later, reply({"ok": 1})) as server:

@@ -19,6 +19,7 @@ from sandkasten import (
     FileNotFound,
     IsADirectory,
     Sandbox,
+    SessionExpired,
     SessionNotFound,
     Unauthorized,
     UnsupportedByBackend,
@@ -38,8 +39,12 @@ def test_the_shell_remembers(served):
         box.exec("cd /tmp && export A=1")
         assert box.exec("echo $A; pwd").output == "1\n/tmp\n"
         the_id = box.id
-    with pytest.raises(SessionNotFound):
+    # A daemon remembers what was there.
+    with pytest.raises(SessionExpired) as caught:
         Sandbox.attach(the_id, **served.where)
+    assert caught.value.details["status"] == "destroyed"
+    with pytest.raises(SessionNotFound):
+        Sandbox.attach("sbx_0123456789abcdef", **served.where)
 
 
 def test_the_environment_names_the_daemon(served, monkeypatch, tmp_path):
@@ -233,7 +238,7 @@ async def test_a_terminal_of_nobody_is_refused_with_the_reason(served):
     box = await AsyncSandbox(**served.where)
     await box.close()
     transport = await connect(place_of(**served.where))
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(SessionExpired):
         async with transport.terminal(box._id or ""):
             pass
 
@@ -289,3 +294,13 @@ async def test_what_only_the_machine_knows_is_named(served, tmp_path):
 async def test_a_daemon_that_is_gone_is_told(tmp_path):
     with pytest.raises(BackendUnavailable, match="no daemon answers"):
         await (await connect(Place(url=f"unix://{tmp_path}/none"))).list()
+
+
+async def test_to_be_listed_is_no_activity(served, abox):
+    transport = await connect(place_of(**served.where))
+    before = (await abox.info()).expires_at
+    await asyncio.sleep(0.3)
+    assert (await transport.usage(abox.id)).pids_limit == 256
+    assert (await abox.info()).expires_at == pytest.approx(before, abs=0.01)
+    await transport.stats(abox.id)
+    assert (await abox.info()).expires_at > before + 0.2

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sandkasten import AsyncSession, SandboxClient, SessionNotFound, sync
+from sandkasten import AsyncSession, SandboxClient, SessionExpired, sync
 from sandkasten.errors import FileTrouble, InvalidRequest
 
 
@@ -42,7 +42,7 @@ async def test_sessions_are_found_listed_and_gone(client):
     assert (await session.info()).labels == {"x": "y"}
     await session.destroy()
     await session.destroy()
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(SessionExpired):
         await client.get_session(session.id)
 
 

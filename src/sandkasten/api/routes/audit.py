@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from sandkasten.api.printing import answer
+from sandkasten.api.printing import answer, moments
 from sandkasten.api.routing import Answer, Query, Route
 from sandkasten.errors import UnsupportedByBackend
 
@@ -29,7 +29,8 @@ class AuditQuery(Query):
 
 class Entry(Answer):
     seq: int
-    at: float
+    at: str
+    at_unix: float
     tenant: str
     key_id: str | None
     action: str
@@ -72,7 +73,7 @@ async def listed(call: Call) -> Response:
 def audit_fields(row: AuditRow) -> dict[str, object]:
     return {
         "seq": row.seq,
-        "at": row.at,
+        **moments(at=row.at),
         "tenant": row.tenant,
         "key_id": row.key_id,
         "action": row.action,

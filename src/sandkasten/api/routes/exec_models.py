@@ -9,8 +9,8 @@ from pydantic import Field, StrictFloat, StrictInt
 from sandkasten.api.routing import Answer, Body, Query
 
 Size = Annotated[StrictInt, Field(ge=0, le=2**40)]
-Milliseconds = Annotated[StrictInt | StrictFloat, Field(ge=0, le=10**10)]
-Seconds = Annotated[StrictInt | StrictFloat, Field(ge=0, le=10**7)]
+Milliseconds = Annotated[StrictFloat, Field(ge=0, le=10**10)]
+Seconds = Annotated[StrictFloat, Field(ge=0, le=10**7)]
 Side = Annotated[StrictInt, Field(ge=1, le=10_000)]
 Text = Annotated[str, Field(max_length=2**20)]
 

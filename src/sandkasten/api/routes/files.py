@@ -15,10 +15,10 @@ from starlette.responses import Response
 from sandkasten.api.auth import require
 from sandkasten.api.call import checked
 from sandkasten.api.multipart import Form
-from sandkasten.api.printing import answer
+from sandkasten.api.printing import answer, moments
 from sandkasten.api.ranges import Span, Unsatisfiable, Version, disposition, wanted
 from sandkasten.api.routing import Answer, Body, Query, Route
-from sandkasten.engine.filestore import Filing
+from sandkasten.engine.filestore import Filing, no_room
 from sandkasten.errors import (
     Busy,
     Conflict,
@@ -91,8 +91,10 @@ class File(Answer):
     size_bytes: int
     content_type: str
     checksum: str
-    created_at: float
-    expires_at: float | None
+    created_at: str
+    expires_at: str | None
+    created_at_unix: float
+    expires_at_unix: float | None
     metadata: dict[str, str]
 
 
@@ -134,7 +136,7 @@ async def put(call: Call) -> Response:
     row = await store.put(
         call.principal.tenant,
         asked.key,
-        _within_quota(call, store, data, await store.usage(call.principal.tenant)),
+        _within(await _room(call, store), data),
         content_type=asked.content_type or part_type or _OCTETS,
         expires_at=_expiry(call, asked.ttl_seconds),
         metadata=_metadata(asked.metadata),
@@ -236,6 +238,7 @@ async def publish(call: Call) -> Response:
         expires_at=_expiry(call, body.ttl_seconds),
         expect_sha256=body.checksum,
         overwrite=body.overwrite,
+        room_bytes=await _room(call, store),
     )
     return answer({"ok": True, **file_fields(row)})
 
@@ -248,8 +251,7 @@ def file_fields(row: StoredFile) -> dict[str, object]:
         "size_bytes": row.size_bytes,
         "content_type": row.content_type,
         "checksum": row.checksum,
-        "created_at": row.created_at,
-        "expires_at": row.expires_at,
+        **moments(created_at=row.created_at, expires_at=row.expires_at),
         "metadata": dict(row.metadata),
     }
 
@@ -323,19 +325,21 @@ async def _alone(data: AsyncIterator[bytes], form: AsyncIterator[Any]) -> AsyncI
         raise _form(f"{part.name[:40]!r} comes after the file")
 
 
-async def _within_quota(
-    call: Call, store: FileStore, data: AsyncIterator[bytes], used: int
-) -> AsyncIterator[bytes]:
+async def _room(call: Call, store: FileStore) -> int | None:
+    """How many bytes more the tenant may have; None: as many as there are."""
     most = call.principal.quota.max_disk_bytes
+    if most is None:
+        return None
+    tenant = call.principal.tenant
+    return max(0, most - await call.engine.disk_of(tenant) - await store.usage(tenant))
+
+
+async def _within(room: int | None, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    count = 0
     async for piece in data:
-        used += len(piece)
-        if most is not None and used > most:
-            raise QuotaExceeded(
-                f"the stored files of {call.principal.tenant} would take more than {most} bytes",
-                hint="delete some, or ask the operator for a larger quota",
-                quota="disk",
-                limit=most,
-            )
+        count += len(piece)
+        if room is not None and count > room:
+            raise no_room(room)
         yield piece
 
 
@@ -420,7 +424,8 @@ ROUTES = (
         "files",
         scope="files",
         gives=("*/*",),
-        also={206: None, 304: None, 416: None},
+        also={206: None, 304: None},
+        fails={416: "the range"},
         headers=_HEADERS,
         errors=(FileNotFound, InvalidRequest, UnsupportedByBackend),
         description="With the content type it was stored with, as an attachment. HEAD: the headers "
@@ -434,7 +439,8 @@ ROUTES = (
         "files",
         scope="files",
         gives=("*/*",),
-        also={206: None, 304: None, 416: None},
+        also={206: None, 304: None},
+        fails={416: "the range"},
         headers=_HEADERS,
         errors=(FileNotFound, InvalidRequest, UnsupportedByBackend),
     ),

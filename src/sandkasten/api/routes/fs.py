@@ -54,6 +54,11 @@ if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError
     from sandkasten.model.tenancy import Scope
 
+_CONDITIONS = {
+    "Range": "One range of bytes.",
+    "If-Range": "With Range: only when it is still this one.",
+    "If-None-Match": "Only when it is none of these.",
+}
 _FOUND = (FileNotFound, NotADirectory, FilePermission, PolicyDenied, FileTrouble, Conflict)
 _MADE = (*_FOUND, FileExists, IsADirectory, NotRegular, QuotaExceeded, PayloadTooLarge)
 
@@ -122,6 +127,7 @@ def file_routes(
         Route(
             "GET", f"{files}/download", verbs.download, "Download a file, or a tree as a tar",
             tag, scope, query=DownloadQuery, gives=(OCTETS, TAR),
+            also={206: None, 304: None}, fails={416: "the range"}, headers=_CONDITIONS,
             errors=(*look, NotRegular),
             description="`Range`, `If-Range`, `If-None-Match` and HEAD are understood (206, 304, "
             "416). Sent as an attachment, never as a page.",

@@ -7,24 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictFloat, StrictInt
 
-from sandkasten.api.printing import answer
+from sandkasten.api.printing import answer, moments
 from sandkasten.api.routing import Answer, Body, Query, Route
 from sandkasten.errors import InvalidRequest, NotFound, QuotaExceeded, UnsupportedByBackend
-from sandkasten.model.journal import KeyRow
-from sandkasten.model.keys import (
-    DEFAULT_SCOPES,
-    checked_key_name,
-    is_key_id,
-    make_key,
-    parse_quota,
-    parse_scopes,
-)
-from sandkasten.model.tenancy import checked_tenant
+from sandkasten.model.keys import KeyRequest, is_key_id, make_key, new_row
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.call import Call
+    from sandkasten.model.journal import KeyRow
     from sandkasten.ports import Keys
 
 Count = Annotated[StrictInt, Field(ge=0, le=1 << 60)]
@@ -34,7 +26,7 @@ class Quota(Body):
     max_sessions: Count | None = None
     max_memory_bytes: Count | None = None
     max_disk_bytes: Count | None = None
-    requests_per_second: Annotated[StrictInt | StrictFloat, Field(gt=0, le=10**6)] | None = None
+    requests_per_second: Annotated[StrictFloat, Field(gt=0, le=10**6)] | None = None
 
 
 class KeyBody(Body):
@@ -43,7 +35,7 @@ class KeyBody(Body):
     scopes: list[str] | None = Field(
         None, description="sessions, files and workspaces when left out."
     )
-    expires_in_seconds: Annotated[StrictInt | StrictFloat, Field(gt=0, le=10**10)] | None = None
+    expires_in_seconds: Annotated[StrictFloat, Field(gt=0, le=10**10)] | None = None
     quota: Quota | None = None
 
 
@@ -57,10 +49,14 @@ class Key(Answer):
     name: str
     scopes: list[str]
     quota: dict[str, int | float | None]
-    created_at: float
-    expires_at: float | None
-    revoked_at: float | None
-    last_used_at: float | None
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+    last_used_at: str | None
+    created_at_unix: float
+    expires_at_unix: float | None
+    revoked_at_unix: float | None
+    last_used_at_unix: float | None
 
 
 class NewKey(Key):
@@ -75,17 +71,15 @@ class KeyList(Answer):
 async def create(call: Call) -> Response:
     body = await call.body(KeyBody)
     keys = _keys(call)
-    now = call.server.clock.now()
-    made = make_key()
-    row = KeyRow(
-        id=made.id,
-        tenant=call.principal.tenant if body.tenant is None else checked_tenant(body.tenant),
-        name=checked_key_name(body.name),
-        scopes=DEFAULT_SCOPES if body.scopes is None else parse_scopes(body.scopes),
-        created_at=now,
-        quota=parse_quota({} if body.quota is None else body.quota.model_dump()),
-        expires_at=None if body.expires_in_seconds is None else now + body.expires_in_seconds,
+    request = KeyRequest(
+        tenant=body.tenant,
+        name=body.name,
+        scopes=body.scopes,
+        expires_in_s=body.expires_in_seconds,
+        quota={} if body.quota is None else body.quota.model_dump(),
     )
+    made = make_key()
+    row = new_row(request, made, call.server.clock.now(), call.principal.tenant)
     await keys.add(row, made.hashed)
     return answer({**key_fields(row), "key": made.text}, 201)
 
@@ -112,10 +106,12 @@ def key_fields(row: KeyRow) -> dict[str, object]:
         "name": row.name,
         "scopes": sorted(row.scopes),
         "quota": asdict(row.quota),
-        "created_at": row.created_at,
-        "expires_at": row.expires_at,
-        "revoked_at": row.revoked_at,
-        "last_used_at": row.last_used_at,
+        **moments(
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            revoked_at=row.revoked_at,
+            last_used_at=row.last_used_at,
+        ),
     }
 
 

@@ -53,8 +53,8 @@ class RunBody(Body):
     )
     stdin: str | None = None
     stdin_b64: str | None = None
-    timeout_seconds: Annotated[Number, Field(gt=0, le=10**7)] | None = None
-    timeout_ms: Annotated[Number, Field(gt=0, le=10**10)] | None = Field(
+    timeout_seconds: Annotated[StrictFloat, Field(gt=0, le=10**7)] | None = None
+    timeout_ms: Annotated[StrictFloat, Field(gt=0, le=10**10)] | None = Field(
         None, description="Wins over `timeout_seconds`."
     )
     artifacts: list[str] = Field(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sandkasten.api.call import Call
     from sandkasten.model.journal import SessionRow
 
-Seconds = Annotated[StrictInt | StrictFloat, Field(ge=0, le=10**9)]
+Seconds = Annotated[StrictFloat, Field(ge=0, le=10**9)]
 Number = StrictInt | StrictFloat
 NEXT_CURSOR = "X-Next-Cursor"
 

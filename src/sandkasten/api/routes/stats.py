@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from sandkasten.api.printing import answer
 from sandkasten.api.routes.execs import GONE
 from sandkasten.api.routes.sessions import Session, session_fields
-from sandkasten.api.routing import Answer, Route
+from sandkasten.api.routing import Answer, Query, Route
 from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
 
 if TYPE_CHECKING:
@@ -15,6 +17,15 @@ if TYPE_CHECKING:
 
     from sandkasten.api.call import Call
     from sandkasten.model.sandbox import DiskUsage, Process, Stats
+    from sandkasten.model.usage import Usage
+
+
+class StatsQuery(Query):
+    quiet: bool = Field(
+        False,
+        description="Only what the kernel counts, without asking the session: that is no activity, "
+        "and extends nothing.",
+    )
 
 
 class DiskAnswer(Answer):
@@ -27,7 +38,7 @@ class DiskAnswer(Answer):
 
 
 class StatsAnswer(Answer):
-    """null: the kernel does not count it here, or a paused sandbox cannot be asked."""
+    """null: the kernel does not count it here, or the session was not or could not be asked."""
 
     memory_bytes: int | None
     memory_limit: int | None
@@ -39,7 +50,7 @@ class StatsAnswer(Answer):
     pids_limit: int | None
     pids_refused: int | None
     oom_kills: int | None
-    uptime_ms: int
+    uptime_ms: int | None
     processes: int | None
     running: int | None
     shells: int | None
@@ -67,7 +78,13 @@ class Reclaimed(Answer):
 
 
 async def stats(call: Call) -> Response:
-    return answer(stats_fields(await call.engine.stats(await call.session())))
+    query = call.query(StatsQuery)
+    the_id = await call.session()
+    if query.quiet:
+        told = dict.fromkeys(("uptime_ms", "processes", "running", "shells", "connections"))
+        usage = usage_fields(await call.engine.usage(the_id))
+        return answer({**usage, **told, "disk": []})
+    return answer(stats_fields(await call.engine.stats(the_id)))
 
 
 async def processes(call: Call) -> Response:
@@ -87,8 +104,7 @@ async def reclaim(call: Call) -> Response:
     return answer({"ok": True, "bytes": await call.engine.reclaim(await call.session())})
 
 
-def stats_fields(stats: Stats) -> dict[str, object]:
-    usage = stats.usage
+def usage_fields(usage: Usage) -> dict[str, object]:
     return {
         "memory_bytes": usage.memory_bytes,
         "memory_limit": usage.memory_limit_bytes,
@@ -100,6 +116,12 @@ def stats_fields(stats: Stats) -> dict[str, object]:
         "pids_limit": usage.pids_limit,
         "pids_refused": usage.pids_refused,
         "oom_kills": usage.oom_kills,
+    }
+
+
+def stats_fields(stats: Stats) -> dict[str, object]:
+    return {
+        **usage_fields(stats.usage),
         "uptime_ms": stats.uptime_ms,
         "processes": stats.processes,
         "running": stats.running,
@@ -151,6 +173,7 @@ ROUTES = (
         stats,
         "What a session uses now",
         "sessions",
+        query=StatsQuery,
         answer=StatsAnswer,
         errors=_BUSY,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field, StrictFloat
 
 from sandkasten.api.names import name_fields
 from sandkasten.api.printing import answer
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sandkasten.api.call import Call
     from sandkasten.model.workspace import Workspace
 
-Megabytes = Annotated[StrictInt | StrictFloat, Field(ge=1, le=10**9)]
+Megabytes = Annotated[StrictFloat, Field(ge=1, le=10**9)]
 # What one answer of the short listing holds; `fs/list` has pages.
 _SHORT_LIST = 5000
 

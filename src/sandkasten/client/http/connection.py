@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 
 TRIES: Final = 5
+# For a daemon that was there before: it is being restarted, and takes its time.
+PATIENT_TRIES: Final = 8
 FIRST_PAUSE_S: Final = 0.1
 # What a server may make us wait by Retry-After; more than that is the caller's business.
 MOST_PAUSE_S: Final = 10.0
@@ -63,6 +65,7 @@ class Connection:
         self.address: Address = address_of(url)
         self._api_key = api_key
         self._http: aiohttp.ClientSession | None = None
+        self._reached = False
         self._random = random.Random()  # noqa: S311  (spreads retries, guards nothing)
 
     async def ask(self, order: Order) -> Any:
@@ -177,6 +180,7 @@ class Connection:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=order.answer_s, sock_connect=CONNECT_S),
             ) as answer:
+                self._reached = True
                 yield answer
         except aiohttp.ClientError:
             # What the caller's own stream raised is the caller's, not the connection's.
@@ -223,7 +227,8 @@ class Connection:
     def _again(self, order: Order, exc: Exception, turn: int) -> float | None:
         unsent = isinstance(exc, aiohttp.ClientConnectorError)
         hopeless = isinstance(exc, aiohttp.InvalidURL | aiohttp.ClientSSLError | TimeoutError)
-        if turn >= TRIES or hopeless or not (unsent or order.repeatable) or _is_spent(order):
+        tries = PATIENT_TRIES if self._reached else TRIES
+        if turn >= tries or hopeless or not (unsent or order.repeatable) or _is_spent(order):
             return None
         return self._pause(turn)
 

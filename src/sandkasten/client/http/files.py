@@ -14,8 +14,9 @@ import aiohttp
 
 from sandkasten.client.http import mapping_files as mapping
 from sandkasten.client.http.connection import Order, reading
+from sandkasten.client.http.patience import Patience
 from sandkasten.client.http.problems import body_error
-from sandkasten.client.http.streams import PAUSE_S, RECONNECTS, events, parsed
+from sandkasten.client.http.streams import events, parsed
 from sandkasten.errors import (
     BackendUnavailable,
     InvalidRequest,
@@ -190,31 +191,30 @@ class HttpFiles:
             repeatable=True,
             answer_s=None,
         )
-        broken = 0
+        patience = Patience()
         while True:
             cause: Exception | None = None
+            lost = patience.reached
             try:
                 async with self._connection.stream(order) as answer:
+                    patience.there()
                     async for event in events(answer):
                         if event.name == "change":
                             yield mapping.change_of(parsed(event))
-                        elif event.name == "overflow":
+                        elif event.name == "overflow" or (event.name == "ready" and lost):
+                            # What happened while nobody watched is not known either.
                             yield Change("overflow", "", is_dir=False)
-                        elif event.name == "ready":
-                            if broken:
-                                # What happened while nobody watched is not known.
-                                yield Change("overflow", "", is_dir=False)
-                            broken = 0
                         elif event.name == "error":
                             raise body_error(parsed(event))
+            except BackendUnavailable as exc:
+                if not patience.reached:
+                    raise
+                cause = exc
             except (aiohttp.ClientError, TimeoutError, OSError) as exc:
                 cause = exc
-            broken += 1
-            if broken > RECONNECTS:
-                raise BackendUnavailable(
-                    f"the connection broke while {path} was watched", hint="watch it again"
-                ) from cause
-            await asyncio.sleep(PAUSE_S * broken)
+            await patience.wait(
+                f"the connection broke while {path} was watched", "watch it again", cause
+            )
 
     async def tar_in(self, sandbox_id: str, path: str, data: AsyncIterable[bytes]) -> TarSummary:
         order = Order(

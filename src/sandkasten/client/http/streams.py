@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from sandkasten.client.http.mapping import chunk_of, exec_result_of
+from sandkasten.client.http.patience import Patience
 from sandkasten.client.http.problems import body_error
 from sandkasten.client.http.values import record
 from sandkasten.errors import BackendUnavailable, ProtocolViolation
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 MAX_EVENT_BYTES: Final = 128 << 20
 # A daemon says something every 15 s, if only that it lives.
 SILENCE_S: Final = 60.0
-RECONNECTS: Final = 5
-PAUSE_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +100,31 @@ async def follow(
 ) -> AsyncIterator[Chunk | ExecResult]:
     """Pieces as they come, then the result. `order_after(seq)` asks for what comes after `seq`."""
     seen = 0
-    broken = 0
+    patience = Patience()
     while True:
+        cause: Exception | None = None
         try:
             async with connection.stream(order_after(seen)) as answer:
+                patience.there()
                 async for event in events(answer):
                     if event.name == "chunk":
                         chunk = chunk_of(parsed(event))
                         if chunk.seq > seen:
-                            seen, broken = chunk.seq, 0
+                            seen = chunk.seq
                             yield chunk
                     elif event.name == "done":
                         yield exec_result_of(parsed(event))
                         return
                     elif event.name == "error":
                         raise body_error(parsed(event))
+        except BackendUnavailable as exc:
+            if not patience.reached:
+                raise
+            cause = exc
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            cause: Exception | None = exc
-        else:
-            cause = None
-        broken += 1
-        if broken > RECONNECTS:
-            raise BackendUnavailable(
-                "the connection broke while a command was being followed",
-                hint="the command goes on; ask for it by its exec id",
-            ) from cause
-        await asyncio.sleep(PAUSE_S * broken)
+            cause = exc
+        await patience.wait(
+            "the connection broke while a command was being followed",
+            "the command goes on; ask for it by its exec id",
+            cause,
+        )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from sandkasten.client.http.mapping import exec_result_of
+from sandkasten.client.http.patience import Patience
 from sandkasten.client.http.problems import body_error
-from sandkasten.client.http.streams import PAUSE_S, RECONNECTS
 from sandkasten.client.http.values import count, record, text
 from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandkastenError
 
@@ -40,7 +40,7 @@ class HttpTerminal:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._joining = asyncio.Lock()
         self._seen = 0
-        self._broken = 0
+        self._patience = Patience()
         self._result: ExecResult | None = None
         self.exec_id = ""
 
@@ -62,6 +62,7 @@ class HttpTerminal:
             raise ProtocolViolation("the daemon did not say which terminal it opened")
         self.exec_id = text(hello, "exec_id")
         self._socket = socket
+        self._patience.there()
 
     async def send(self, data: bytes) -> None:
         await self._say(data)
@@ -78,7 +79,6 @@ class HttpTerminal:
             socket = self._open
             message = await socket.receive()
             if message.type == aiohttp.WSMsgType.BINARY:
-                self._broken = 0
                 self._seen += len(message.data)
                 yield message.data
             elif message.type == aiohttp.WSMsgType.TEXT:
@@ -139,13 +139,17 @@ class HttpTerminal:
         async with self._joining:
             if self._socket is not lost:
                 return
-            self._broken += 1
-            if self._broken > RECONNECTS:
-                raise BackendUnavailable(
-                    "the connection to the terminal broke", hint="the daemon may be gone"
+            cause: BaseException | None = None
+            while True:
+                await self._patience.wait(
+                    "the connection to the terminal broke", "the daemon may be gone", cause
                 )
-            await asyncio.sleep(PAUSE_S * self._broken)
-            await self.join()
+                try:
+                    await self.join()
+                except (BackendUnavailable, aiohttp.ClientError, OSError, TimeoutError) as exc:
+                    cause = exc
+                else:
+                    return
 
 
 @asynccontextmanager

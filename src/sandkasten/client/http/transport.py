@@ -92,7 +92,8 @@ class HttpTransport:
         return mapping.reclaimed_of(await self._post(session_path(sandbox_id, "reclaim")))
 
     async def usage(self, sandbox_id: str) -> Usage:
-        return mapping.usage_of(await self._get(session_path(sandbox_id, "stats")))
+        found = await self._get(session_path(sandbox_id, "stats"), {"quiet": "true"})
+        return mapping.usage_of(found)
 
     async def stats(self, sandbox_id: str) -> Stats:
         return mapping.stats_of(await self._get(session_path(sandbox_id, "stats")))

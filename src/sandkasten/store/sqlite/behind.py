@@ -57,20 +57,6 @@ class Behind(Generic[K, V]):
             self._forget_oldest()
         self._arm(self._delay_s)
 
-    def take(self, wanted: Callable[[V], bool]) -> dict[K, V]:
-        """Those rows, which the caller now writes himself, or gives back."""
-        taken = {key: value for key, value in self._waiting.items() if wanted(value)}
-        for key in taken:
-            del self._waiting[key]
-        return taken
-
-    def give_back(self, rows: dict[K, V]) -> None:
-        """What could not be written; a newer row of the same key stands."""
-        self._waiting = {**rows, **self._waiting}
-        while len(self._waiting) > self._most:
-            self._forget_oldest()
-        self._arm(_RETRY_S)
-
     def push(self) -> None:
         """Hand everything to the database now: whatever reads after this sees it."""
         if self._timer is not None:
@@ -112,7 +98,11 @@ class Behind(Generic[K, V]):
     def _landed(self, done: asyncio.Future[None], rows: dict[K, V]) -> None:
         self._on_the_way.discard(done)
         if done.cancelled() or done.exception() is not None:
-            self.give_back(rows)
+            # A newer row of the same key stands.
+            self._waiting = {**rows, **self._waiting}
+            while len(self._waiting) > self._most:
+                self._forget_oldest()
+            self._arm(_RETRY_S)
 
     def _forget_oldest(self) -> None:
         del self._waiting[next(iter(self._waiting))]

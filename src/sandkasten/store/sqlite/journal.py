@@ -77,10 +77,7 @@ class SqliteJournal:
     async def end_session(
         self, session_id: str, status: SessionEnd, at: float, reason: str = ""
     ) -> None:
-        noted = self._behind.take(lambda row: row.session_id == session_id)
-
         def end(connection: sqlite3.Connection) -> None:
-            _note(connection, list(noted.values()))
             connection.execute(
                 "UPDATE sessions SET status = ?, ended_at = ?, reason = ?"
                 " WHERE id = ? AND ended_at IS NULL",
@@ -88,11 +85,9 @@ class SqliteJournal:
             )
             connection.execute(_LOSE, (session_id,))
 
-        try:
-            await self._database.write(end)
-        except BaseException:
-            self._behind.give_back(noted)
-            raise
+        # What was noted first: its running commands are lost with it.
+        self._behind.push()
+        await self._database.write(end)
 
     async def session(self, session_id: str) -> SessionRow | None:
         def one(connection: sqlite3.Connection) -> SessionRow | None:

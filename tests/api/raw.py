@@ -1,0 +1,59 @@
+"""A client that sends what it is told, byte for byte, and reads until the other side closes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    raw: bytes
+    seconds: float
+    """Until the other side closed; or until we gave up."""
+    closed: bool
+
+    @property
+    def status(self) -> int:
+        return int(self.raw.split(b" ", 2)[1]) if self.raw else 0
+
+
+async def say(
+    port: int, *pieces: bytes | float, give_up_s: float = 15.0, until: bytes | None = None
+) -> Heard:
+    """Bytes are sent, numbers are seconds of rest. With `until` it stops when that was read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began = time.monotonic()
+    sending = asyncio.ensure_future(_send(writer, pieces))
+    raw, closed = b"", False
+    try:
+        async with asyncio.timeout(give_up_s):
+            while until is None or until not in raw:
+                piece = await reader.read(65536)
+                if not piece:
+                    closed = True
+                    break
+                raw += piece
+    except TimeoutError:
+        pass
+    except ConnectionError:
+        closed = True
+    seconds = time.monotonic() - began
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    writer.close()
+    return Heard(raw, seconds, closed)
+
+
+async def _send(writer: asyncio.StreamWriter, pieces: Sequence[bytes | float]) -> None:
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            writer.write(piece)
+            await writer.drain()
+        else:
+            await asyncio.sleep(piece)

@@ -1,0 +1,469 @@
+"""What meets the network is met by everybody: each of these is refused, named and survived."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import logging
+import resource
+import socket
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from sandkasten.api.auth import Doorkeeper
+from sandkasten.api.rate import Rates
+from sandkasten.api.server import HttpRules
+from sandkasten.engine.clock import SystemClock
+from sandkasten.errors import QuotaExceeded
+from sandkasten.model.journal import KeyRow
+from sandkasten.model.tenancy import SCOPES, Principal, TenantQuota
+from tests.api.raw import say
+from tests.api.serving import serving
+
+KEY = "sk-0123456789abcdef-not-to-be-told"
+JSON = {"Content-Type": "application/json"}
+HEAD = b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture
+async def locked(engine):
+    keeper = Doorkeeper(clock=SystemClock(), api_key=KEY)
+    async with serving(engine, doorkeeper=keeper) as one:
+        yield one
+
+
+@pytest.fixture
+async def brisk(engine):
+    """Everything that takes its time takes less of it."""
+    rules = HttpRules(header_timeout_s=0.5, body_timeout_s=0.5, write_timeout_s=0.5)
+    async with serving(engine, rules=rules) as one:
+        yield one
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        f"Basic {KEY}",
+        KEY,
+        "Bearer " + "x" * 20_000,
+        "Bearer schl\u00fcssel",
+        f"Bearer {KEY} {KEY}",
+    ],
+)
+async def test_no_wrong_empty_huge_and_odd_keys_are_unauthorized(locked, authorization):
+    headers = {} if authorization is None else {"Authorization": authorization}
+    for path in ("/v1/sessions", "/v1/nothing", "/v1/sessions/sbx_0000000000000000/exec"):
+        reply = await locked.ask("GET", path, headers=headers)
+        assert (reply.status, reply.json["code"]) == (401, "UNAUTHORIZED")
+        assert reply.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+async def test_a_key_given_twice_is_no_key(locked):
+    head = b"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    key = b"Authorization: Bearer %s\r\n" % KEY.encode()
+    assert (await say(locked.port, head + key + b"\r\n")).status == 200
+    assert (await say(locked.port, head + key + key + b"\r\n")).status == 401
+
+
+async def test_a_key_is_neither_logged_nor_answered(locked, caplog):
+    caplog.set_level(logging.DEBUG)
+    for key in (KEY, KEY[:-1] + "X"):
+        header = {"Authorization": f"Bearer {key}"}
+        for path in ("/v1/sessions", f"/v1/{key}", f"/v1/sessions?{key}={key}"):
+            reply = await locked.ask("GET", path, headers=header)
+            if path == "/v1/sessions":
+                assert key.encode() not in reply.raw
+        await locked.ask("POST", "/v1/sessions", {"image": 1}, headers=header)
+    await say(locked.port, b"GET / HTTP/1.1\r\nAuthorization: Bearer %s\r\n\0\r\n" % KEY.encode())
+    told = [str(record.__dict__) for record in caplog.records if record.name != "asyncio"]
+    assert [line for line in told if KEY[:-1] in line] == []
+
+
+async def test_the_scope_of_a_key_is_its_limit(engine):
+    row = KeyRow("k1", "t1", "n", frozenset({"files"}), 0.0, TenantQuota())
+    keeper = Doorkeeper(clock=SystemClock(), keys=_OneKey(row))  # type: ignore[arg-type]
+    async with serving(engine, doorkeeper=keeper) as daemon:
+        header = {"Authorization": "Bearer any"}
+        reply = await daemon.ask("GET", "/v1/sessions", headers=header)
+        assert (reply.status, reply.json["details"]) == (403, {"scope": "sessions"})
+        other = {**header, "X-Sandkasten-Tenant": "t2"}
+        assert (await daemon.ask("GET", "/v1/sessions", headers=other)).status == 403
+
+
+# ---- where it says it comes from
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
+async def test_a_foreign_host_is_refused_before_the_key_is_looked_at(locked, host):
+    for path in ("/v1/sessions", "/healthz", "/nothing"):
+        reply = await locked.ask("GET", path, headers={"Host": host})
+        assert (reply.status, reply.json["code"]) == (421, "FORBIDDEN")
+
+
+@pytest.mark.parametrize("lines", [b"", b"Host:\r\n", b"Host: a\r\nHost: localhost\r\n"])
+async def test_no_host_or_two_of_them_are_refused(daemon, lines):
+    start = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n"
+    heard = await say(daemon.port, start + lines + b"\r\n")
+    assert heard.status == 400
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1", "a\u00e4"])
+async def test_a_foreign_origin_is_refused_before_the_key_is_looked_at(locked, origin):
+    reply = await locked.ask("GET", "/v1/sessions", headers={"Origin": origin})
+    assert (reply.status, reply.json["code"]) == (403, "FORBIDDEN")
+
+
+async def test_our_own_origin_and_an_allowed_one_pass(engine):
+    rules = HttpRules(allowed_origins=("https://app.example",), allowed_hosts=("box.example",))
+    async with serving(engine, rules=rules) as daemon:
+        for origin in (daemon.url, "https://app.example"):
+            reply = await daemon.ask("GET", "/v1/sessions", headers={"Origin": origin})
+            assert reply.status == 200
+        assert (await daemon.ask("GET", "/healthz", headers={"Host": "box.example"})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+    ],
+)
+async def test_websockets_are_refused_in_the_same_way(locked, headers, status):
+    url = f"{locked.url}/v1/sessions/sbx_0000000000000000/pty"
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await locked.http.ws_connect(url, headers=headers)
+    assert refused.value.status == status
+
+
+# ---- bodies
+
+
+async def test_a_plain_text_or_a_form_is_never_taken_for_json(daemon):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        reply = await daemon.ask(
+            "POST", "/v1/sessions", data=b"{}", headers={"Content-Type": kind} if kind else {}
+        )
+        assert reply.status == 415, kind
+    assert (await daemon.ask("GET", "/v1/sessions")).json == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"not json",
+        b"[]",
+        b'"text"',
+        b"null",
+        b"[" * 100_000,
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+        b'{"ttl_seconds": NaN}',
+        b'{"ttl_seconds": Infinity}',
+        b'{"image": "\\ud800"}',
+        b'{"image": "\xff"}',
+        b'\xef\xbb\xbf{"image": "a"}',
+        b"{}{}",
+        b'{"image": "a\nb"}',
+    ],
+    ids=itertools.count(),
+)
+async def test_a_body_that_is_no_json_object_is_refused(daemon, body):
+    reply = await daemon.ask("POST", "/v1/sessions", data=body, headers=JSON)
+    assert (reply.status, reply.json["code"]) == (400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"imagee": "a"}',
+        b'{"ttl_seconds": -1}',
+        b'{"ttl_seconds": true}',
+        b'{"ttl_seconds": "5"}',
+        b'{"ttl_seconds": 1e999}',
+        b'{"ttl_seconds": 99999999999999999999999999999999999999}',
+        b'{"limits": {"pids_limit": false}}',
+        b'{"limits": {"pids_limit": null}}',
+        b'{"env": {"A": 1}}',
+        b'{"mounts": "x"}',
+        b'{"image": 1}',
+    ],
+)
+async def test_a_field_that_is_not_what_it_should_be_is_named(daemon, body):
+    reply = await daemon.ask("POST", "/v1/sessions", data=body, headers=JSON)
+    assert (reply.status, reply.json["code"]) == (422, "INVALID_REQUEST")
+    assert reply.json["details"]["field"]
+
+
+async def test_a_query_that_is_not_what_it_should_be_is_named(daemon):
+    box = f"/v1/sessions/{await daemon.session()}"
+    for query in ("wait_seconds=x", "wait_seconds=-1", "wait_seconds=nan", "wait_seconds=1e999"):
+        reply = await daemon.ask("GET", f"{box}/execs/exe_1?{query}")
+        assert (reply.status, reply.json["details"]["field"]) == (422, "wait_seconds")
+    for query in ("nonsense=1", "wait_seconds=1&wait_seconds=2"):
+        assert (await daemon.ask("GET", f"{box}/execs/exe_1?{query}")).status == 422
+
+
+@pytest.mark.parametrize(
+    "the_id", ["..%2fx", "../x", "a;rm", "x" * 10_000, "%00", "sbx_zzzz", "sbx_%0a", "~", "*"]
+)
+async def test_an_id_that_cannot_be_one_is_like_an_unknown_one(daemon, the_id):
+    for rest in ("", "/stats", "/execs"):
+        line = f"GET /v1/sessions/{the_id}{rest} HTTP/1.1".encode()
+        heard = await say(daemon.port, line + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert heard.status == 404, heard.raw[:300]
+
+
+async def test_a_body_too_large_is_refused_without_keeping_it(engine):
+    rules = HttpRules(max_json_bytes=1 << 20)
+    async with serving(engine, rules=rules) as daemon:
+        head = (
+            b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
+        told = await say(daemon.port, head + b"Content-Length: 999999999999\r\n\r\n", until=b"}")
+        assert told.status == 413
+        assert told.seconds < 2
+
+        piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
+        before = _resident()
+        chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
+        heard = await say(daemon.port, chunked, *[piece] * 2000)
+        assert heard.status == 413
+        assert _resident() - before < 32 << 20
+        digits = b"Content-Length: " + b"9" * 400 + b"\r\n\r\n"
+        assert (await say(daemon.port, head + digits, give_up_s=5)).status in (400, 413)
+
+
+async def test_a_file_of_ten_megabytes_fits_a_json_body(daemon):
+    body = b'{"labels": {"a": "' + b"x" * 14_000_000 + b'"}}'
+    reply = await daemon.ask("POST", "/v1/sessions", data=io.BytesIO(body), headers=JSON)
+    assert (reply.status, reply.json["code"]) == (400, "INVALID_REQUEST")
+
+
+# ---- taking one's time
+
+
+async def test_a_client_that_says_nothing_is_let_go(brisk):
+    heard = await say(brisk.port, give_up_s=5)
+    assert heard.closed
+    assert heard.seconds < 2
+    assert heard.raw == b""
+
+
+async def test_headers_that_never_end_are_let_go(brisk):
+    drip: list[bytes | float] = [b"GET /healthz HTTP/1.1\r\n"]
+    for _ in range(40):
+        drip += [b"A: b\r\n", 0.1]
+    heard = await say(brisk.port, *drip, give_up_s=6)
+    assert heard.closed
+    assert heard.seconds < 4
+    assert heard.status == 408
+
+
+async def test_a_second_request_that_never_comes_to_an_end_is_let_go_too(brisk):
+    whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    heard = await say(brisk.port, whole, 0.1, b"GET /healthz HT", give_up_s=6)
+    assert heard.closed
+    assert heard.seconds < 4
+    assert heard.raw.count(b"HTTP/1.1 ") == 2
+    assert b" 408 " in heard.raw
+
+
+async def test_empty_lines_do_not_keep_a_connection(brisk):
+    whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    drip: list[bytes | float] = [whole, 0.05]
+    for _ in range(50):
+        drip += [b"\r\n", 0.1]
+    heard = await say(brisk.port, *drip, give_up_s=6)
+    assert heard.closed
+    assert heard.seconds < 4
+
+
+async def test_a_body_that_stops_or_drips_is_let_go(brisk):
+    stopped = await say(brisk.port, HEAD + b"Content-Length: 100\r\n\r\n{", give_up_s=8)
+    assert (stopped.status, stopped.closed) == (408, True)
+    drip: list[bytes | float] = [HEAD + b"Content-Length: 1000\r\n\r\n{"]
+    for _ in range(60):
+        drip += [b" ", 0.1]
+    dripped = await say(brisk.port, *drip, give_up_s=8)
+    assert (dripped.status, dripped.closed) == (408, True)
+    assert dripped.seconds < 5
+
+
+async def test_whoever_sends_on_after_the_answer_is_let_go(brisk):
+    drip: list[bytes | float] = [HEAD.replace(b"application/json", b"text/plain")]
+    drip.append(b"Content-Length: 100000\r\n\r\n")
+    for _ in range(60):
+        drip += [b" ", 0.1]
+    heard = await say(brisk.port, *drip, give_up_s=8)
+    assert (heard.status, heard.closed) == (415, True)
+    assert heard.seconds < 5
+
+
+async def test_the_real_deadlines_are_ten_seconds(daemon):
+    rules = HttpRules()
+    assert rules.header_timeout_s <= 10
+    assert rules.body_timeout_s <= 10
+    slow = await asyncio.gather(
+        say(daemon.port, b"GET / HTTP/1.1\r\nA: ", give_up_s=14),
+        say(daemon.port, HEAD + b"Content-Length: 10\r\n\r\n{", give_up_s=14),
+        say(daemon.port, give_up_s=14),
+    )
+    assert [one.closed for one in slow] == [True] * 3
+    assert max(one.seconds for one in slow) < 10
+
+
+async def test_somebody_who_reads_nothing_is_let_go(brisk):
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", brisk.port))
+        await loop.sock_sendall(
+            sock, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
+        )
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                break
+        else:
+            pytest.fail("the connection is still there")
+
+
+# ---- headers
+
+
+async def test_too_many_and_too_large_headers_are_refused(daemon):
+    start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    many = b"".join(b"x-%d: a\r\n" % n for n in range(200))
+    assert (await say(daemon.port, start + many + b"\r\n")).status == 431
+    large = b"x: " + b"a" * 100_000 + b"\r\n"
+    assert (await say(daemon.port, start + large + b"\r\n")).status == 431
+    url = b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert (await say(daemon.port, url)).status == 431
+    before = _resident()
+    endless = await say(daemon.port, start + b"x: ", *[b"a" * 65536] * 1000)
+    assert endless.status == 431
+    assert _resident() - before < 32 << 20
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\0" * 100 + b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA\x01B: c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA: b\0c\r\n\r\n",
+    ],
+    ids=itertools.count(),
+)
+async def test_what_is_no_http_is_answered_and_closed(daemon, raw):
+    heard = await say(daemon.port, raw, give_up_s=5)
+    assert heard.closed
+    assert heard.status == 400
+    assert b'"INVALID_REQUEST"' in heard.raw
+    assert (await daemon.ask("GET", "/healthz")).status == 200
+
+
+async def test_a_request_id_cannot_carry_anything_into_the_answer(daemon):
+    for given in ("a\tb", "x" * 65, "<b>", "ä", "a b"):
+        reply = await daemon.ask("GET", "/healthz", headers={"X-Request-Id": given})
+        assert reply.headers["X-Request-Id"].startswith("req_")
+    reply = await daemon.ask("GET", "/healthz", headers={"X-Request-Id": "mine-1"})
+    assert reply.headers["X-Request-Id"] == "mine-1"
+
+
+async def test_a_wrong_method_says_which_are_right(daemon):
+    reply = await daemon.ask("PUT", "/v1/sessions")
+    assert (reply.status, reply.headers["Allow"]) == (405, "GET, POST")
+
+
+async def test_an_unforeseen_failure_tells_nothing_of_itself(daemon, monkeypatch, caplog):
+    async def broken(*_args, **_more):
+        raise ValueError("a secret of somebody")
+
+    monkeypatch.setattr(daemon.server.engine, "run", broken)
+    reply = await daemon.ask("POST", "/v1/run", {"code": "1"})
+    assert (reply.status, reply.json["code"]) == (500, "INTERNAL_ERROR")
+    assert b"secret" not in reply.raw
+    assert reply.json["request_id"] in [getattr(r, "request_id", None) for r in caplog.records]
+
+
+# ---- how often
+
+
+class _OneKey:
+    def __init__(self, row: KeyRow) -> None:
+        self.row = row
+
+    def check(self, hashed: bytes, now: float) -> KeyRow:
+        return self.row
+
+
+async def test_a_tenant_that_asks_too_often_is_told_how_long_to_wait(engine):
+    quota = TenantQuota(requests_per_second=2)
+    row = KeyRow("k1", "t1", "n", SCOPES, 0.0, quota)
+    keys = _OneKey(row)
+    keeper = Doorkeeper(clock=SystemClock(), keys=keys)  # type: ignore[arg-type]
+    async with serving(engine, doorkeeper=keeper) as daemon:
+        header = {"Authorization": "Bearer any"}
+        replies = [await daemon.ask("GET", "/v1/sessions", headers=header) for _ in range(12)]
+        assert [one.status for one in replies[:4]] == [200] * 4
+        refused = [one for one in replies if one.status == 429]
+        assert refused
+        assert refused[0].json["code"] == "QUOTA_EXCEEDED"
+        assert refused[0].json["details"]["quota"] == "rate"
+        assert int(refused[0].headers["Retry-After"]) >= 1
+        keys.row = replace(row, tenant="t2")
+        assert (await daemon.ask("GET", "/v1/sessions", headers=header)).status == 200
+        assert (await daemon.ask("GET", "/healthz", headers=header)).status == 200
+
+
+def test_a_rate_is_held_over_time_and_fills_up_again():
+    now = [100.0]
+    rates = Rates(lambda: now[0])
+    fast = Principal(tenant="t", quota=TenantQuota(requests_per_second=10))
+    taken = 0
+    for _ in range(10_000):
+        now[0] += 0.001
+        try:
+            rates.take(fast)
+        except QuotaExceeded:
+            continue
+        taken += 1
+    assert 100 <= taken <= 121
+    now[0] += 60
+    for _ in range(20):
+        rates.take(fast)
+    with pytest.raises(QuotaExceeded):
+        rates.take(fast)
+    never = Principal(tenant="u", quota=TenantQuota(requests_per_second=0))
+    rates.take(never)
+    with pytest.raises(QuotaExceeded):
+        rates.take(never)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()

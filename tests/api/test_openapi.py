@@ -1,0 +1,95 @@
+"""The document is what the app serves, and the file is what the document says."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from jsonschema_rs import Draft202012Validator, meta
+
+from sandkasten.api.openapi import document
+from sandkasten.api.problems import STATUS
+from sandkasten.api.routes.table import ALL
+from sandkasten.errors import SandkastenError
+from tests.api.conforming import check
+from tests.repo import tree
+
+DOCUMENT = json.loads((tree.ROOT / "spec" / "openapi.json").read_text())
+ERRORS = json.loads((tree.ROOT / "spec" / "errors.json").read_text())["errors"]
+
+
+async def test_the_file_is_what_the_app_serves(daemon):
+    daemon.server.version = DOCUMENT["info"]["version"]
+    served = (await daemon.ask("GET", "/openapi.json")).json
+    assert served == DOCUMENT, "run .venv/bin/python scripts/reference.py"
+
+
+def test_every_route_is_in_the_document_with_what_it_takes():
+    for route in ALL:
+        path = re.sub(r"\{([a-z_]+)(:path)?\}", r"{\1}", route.path)
+        method = {"ANY": "post", "WS": "get"}.get(route.method, route.method.lower())
+        about = DOCUMENT["paths"][path][method]
+        assert about["summary"]
+        named = {one["name"] for one in about["parameters"] if one["in"] == "query"}
+        if route.query is not None:
+            assert named == set(route.query.model_fields)
+        assert ("requestBody" in about) == (route.body is not None or route.reads_body)
+        assert (about.get("security") == []) == (route.scope is None)
+
+
+def test_operation_ids_are_one_each():
+    ids = [one["operationId"] for item in DOCUMENT["paths"].values() for one in item.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_one():
+    for ref in re.findall(r'"\$ref": "([^"]+)"', json.dumps(DOCUMENT)):
+        found = DOCUMENT
+        for part in ref.removeprefix("#/").split("/"):
+            found = found[part]
+    for schema in DOCUMENT["components"]["schemas"].values():
+        meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+
+
+def test_every_failing_answer_is_the_one_error_body():
+    body = {"$ref": "#/components/schemas/ErrorBody"}
+    for response in DOCUMENT["components"]["responses"].values():
+        assert response["content"]["application/json"]["schema"] == body
+    for item in DOCUMENT["paths"].values():
+        for about in item.values():
+            assert {"400", "403", "421", "422", "429", "500", "503"} <= set(about["responses"])
+            if about.get("security") != []:
+                assert "401" in about["responses"]
+
+
+def test_every_error_class_has_the_status_its_row_says():
+    rows = {row["class"]: row["status"] for row in ERRORS if row["class"] != "SandkastenError"}
+    assert rows == {kind.__name__: status for kind, status in STATUS.items()}
+    assert next(row["status"] for row in ERRORS if row["class"] == "SandkastenError") == 500
+    assert all(issubclass(kind, SandkastenError) for kind in STATUS)
+
+
+def test_what_a_body_model_refuses_the_schema_refuses_too():
+    whole = {**DOCUMENT["components"]["schemas"]["ExecBody"], "components": DOCUMENT["components"]}
+    schema = Draft202012Validator(whole)
+    assert schema.is_valid({"cmd": "a", "timeout_ms": 5, "pty": {"rows": 5}})
+    for body in ({"cmd": 1}, {"timeout_ms": -1}, {"pty": {"rows": 0}}, {"nonsense": 1}):
+        assert not schema.is_valid(body)
+
+
+def test_an_answer_that_is_not_what_its_row_says_is_noticed():
+    good = json.dumps({"status": "ok", "version": "1"}).encode()
+    check("GET", "/healthz", 200, "application/json", good)
+    for status, kind, raw in (
+        (200, "application/json", b"{}"),
+        (200, "text/html", good),
+        (299, "application/json", good),
+        (503, "application/json", b'{"error": "x"}'),
+    ):
+        with pytest.raises(AssertionError):
+            check("GET", "/healthz", status, kind, raw)
+
+
+def test_a_document_of_other_routes_is_another_document():
+    assert document(ALL[:1], "1")["paths"].keys() == {ALL[0].path}

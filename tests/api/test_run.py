@@ -1,0 +1,63 @@
+"""One-shot compute over HTTP."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+
+async def test_a_run_answers_with_every_promised_field(real_daemon):
+    reply = await real_daemon.ask(
+        "POST",
+        "/v1/run",
+        {
+            "code": "import sys; print(open('in.txt').read(), sys.argv[1:], input());"
+            "open('out.bin', 'wb').write(open('b', 'rb').read())",
+            "args": ["x"],
+            "files": {"in.txt": "text", "b": {"content_base64": "AP8="}},
+            "stdin": "line\n",
+            "artifacts": ["*.bin"],
+            "timeout_ms": 60_000,
+        },
+    )
+    assert reply.status == 200
+    found = reply.json
+    assert (found["ok"], found["exit_code"], found["runtime"]) == (True, 0, "python")
+    assert found["stdout"] == "text ['x'] line\n"
+    assert found["error"] is None
+    assert found["limits"]["timeout_seconds"] == 60
+    [artifact] = found["artifacts"]
+    assert (artifact["path"], artifact["size_bytes"]) == ("out.bin", 2)
+    assert base64.b64decode(artifact["content_base64"]) == b"\0\xff"
+    assert (await real_daemon.ask("GET", "/v1/sessions")).json == []
+
+
+async def test_code_that_fails_is_an_answer_and_its_bytes_survive(real_daemon):
+    code = "printf '\\377'; exit 3"
+    found = (await real_daemon.ask("POST", "/v1/run", {"code": code, "runtime": "bash"})).json
+    assert (found["ok"], found["exit_code"]) == (False, 3)
+    assert base64.b64decode(found["stdout_b64"]) == b"\xff"
+    assert "3" in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 422),
+        ({"code": 1}, 422),
+        ({"code": "1", "runtime": "cobol"}, 400),
+        ({"code": "1", "timeout_seconds": 0}, 422),
+        ({"code": "1", "timeout_seconds": True}, 422),
+        ({"code": "1", "files": {"a": {}}}, 422),
+        ({"code": "1", "files": {"a": {"content_base64": "?"}}}, 422),
+        ({"code": "1", "files": {"../a": "x"}}, 400),
+        ({"code": "1", "stdin": "a", "stdin_b64": "YQ=="}, 422),
+        ({"code": "1", "image": "--privileged"}, 400),
+        ({"code": "1", "limits": {"mem_limit_mb": 1e12}}, 400),
+        ({"code": "1", "nonsense": 1}, 422),
+    ],
+)
+async def test_a_run_that_makes_no_sense_is_refused(daemon, body, status):
+    reply = await daemon.ask("POST", "/v1/run", body)
+    assert reply.status == status, reply.raw

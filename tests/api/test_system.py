@@ -1,0 +1,150 @@
+"""Alive, ready, counted, described."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sandkasten.api.auth import Doorkeeper
+from sandkasten.api.page import CSP, page
+from sandkasten.api.server import HttpRules
+from sandkasten.client.embedded import Place, settings
+from sandkasten.daemon.compose import open_engine
+from sandkasten.engine.clock import SystemClock
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.readiness import Readiness
+from sandkasten.telemetry.fanout import FanOut
+from sandkasten.telemetry.logs import LogEvents
+from sandkasten.telemetry.metrics import Metrics
+from tests.api.serving import serving
+
+
+async def test_a_daemon_is_ready_until_it_drains(daemon):
+    ready = await daemon.ask("GET", "/readyz")
+    assert (ready.status, ready.json["status"], ready.json["backend"]) == (200, "ready", "memory")
+    daemon.server.draining = True
+    gone = await daemon.ask("GET", "/readyz")
+    assert (gone.status, gone.json["code"]) == (503, "BUSY")
+    assert gone.headers["Retry-After"]
+    assert (await daemon.ask("GET", "/healthz")).status == 200
+
+
+async def test_a_backend_that_cannot_is_told_once_in_a_while(daemon, monkeypatch):
+    looks = []
+
+    async def probe(backend=None):
+        looks.append(backend)
+        if len(looks) > 1:
+            raise BackendUnavailable("gone")
+        return Readiness(False, reason="no bubblewrap")
+
+    monkeypatch.setattr(daemon.server.engine, "probe", probe)
+    for _ in range(3):
+        reply = await daemon.ask("GET", "/readyz")
+        assert (reply.status, reply.json["code"]) == (503, "BACKEND_UNAVAILABLE")
+        assert "no bubblewrap" in reply.json["message"]
+    assert len(looks) == 1
+
+
+async def test_the_version_is_told(daemon):
+    daemon.server.version = "1.2.3"
+    assert (await daemon.ask("GET", "/v1/version")).json["version"] == "1.2.3"
+    assert (await daemon.ask("GET", "/openapi.json")).json["info"]["version"] == "1.2.3"
+
+
+async def test_the_page_describes_every_route_and_fetches_nothing(daemon):
+    reply = await daemon.ask("GET", "/docs")
+    assert reply.headers["Content-Security-Policy"] == CSP
+    assert "default-src 'none'" in CSP
+    text = reply.raw.decode()
+    for path in (await daemon.ask("GET", "/openapi.json")).json["paths"]:
+        assert path in text
+    assert "<script" not in text
+    assert re.findall(r"(?:src|href)=.(?!#|/openapi)", text) == []
+
+
+def test_the_page_escapes_whatever_it_is_given():
+    evil = "<img src=x onerror=alert(1)>"
+    document = {
+        "info": {"title": evil, "summary": evil, "version": evil},
+        "tags": [{"name": evil}],
+        "paths": {
+            evil: {
+                "get": {
+                    "tags": [evil],
+                    "summary": evil,
+                    "description": evil,
+                    "x-scope": evil,
+                    "parameters": [
+                        {"name": evil, "in": evil, "schema": {"type": evil}, "description": evil}
+                    ],
+                    "requestBody": {"content": {evil: {"schema": {"$ref": evil}}}},
+                    "responses": {evil: {"description": evil, "content": {evil: {}}}},
+                }
+            }
+        },
+        "components": {"schemas": {evil: {"description": evil, "type": evil}}},
+    }
+    assert b"<img" not in page(document)
+
+
+@pytest.fixture
+async def counted(tmp_path):
+    metrics = Metrics("1.0")
+    events = FanOut(LogEvents(), metrics)
+    engine = await open_engine(settings(Place(str(tmp_path / "data"), "memory")), events=events)
+    async with serving(engine, metrics=metrics, events=events) as one:
+        yield one
+    for info in await engine.list(all=True):
+        await engine.destroy(info.id)
+    await engine.aclose()
+
+
+def _figures(text: str) -> dict[str, float]:
+    pairs = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
+async def test_metrics_count_what_happened(counted):
+    box = f"/v1/sessions/{await counted.session()}"
+    await counted.ask("POST", f"{box}/exec", {"cmd": "echo four"})
+    await counted.ask("POST", f"{box}/exec", {"cmd": "sleep 9", "timeout_ms": 50})
+    await counted.ask("POST", "/v1/run", {"code": "echo a", "runtime": "sh"})
+    await counted.ask("POST", "/v1/run", {"code": "exit 1", "runtime": "sh"})
+    await counted.ask("GET", "/v1/sessions/sbx_0000000000000000")
+    reply = await counted.ask("GET", "/metrics")
+    assert reply.headers["Content-Type"].startswith("text/plain")
+    found = _figures(reply.raw.decode())
+    assert found['station_sandbox_runs_total{ok="true",runtime="sh"}'] == 1
+    assert found['station_sandbox_runs_total{ok="false",runtime="sh"}'] == 1
+    assert found['station_sandbox_run_duration_ms_count{runtime="sh"}'] == 2
+    assert found['sandkasten_sessions{backend="memory",state="running"}'] == 1
+    assert found['sandkasten_create_seconds_count{source="cold"}'] == 3
+    assert found['sandkasten_exec_seconds_count{status="timed_out"}'] == 1
+    assert found['sandkasten_output_bytes_total{stream="stdout"}'] == 7
+    assert found['sandkasten_errors_total{code="SESSION_NOT_FOUND"}'] == 1
+    route = 'method="POST",route="/v1/sessions/{id}/exec",status="200"'
+    assert found[f"sandkasten_http_request_seconds_count{{{route}}}"] == 2
+    await counted.ask("DELETE", box)
+    found = _figures((await counted.ask("GET", "/metrics")).raw.decode())
+    assert found['sandkasten_sessions{backend="memory",state="running"}'] == 0
+
+
+async def test_two_engines_of_one_process_are_counted_apart():
+    one, other = Metrics(), Metrics()
+    one.emit("spare.missed", {})
+    assert "sandkasten_pool_misses_total 1.0" in one.render({})[0].decode()
+    assert "sandkasten_pool_misses_total 0.0" in other.render({})[0].decode()
+
+
+async def test_metrics_need_their_scope_unless_they_are_open(engine):
+    closed = Doorkeeper(clock=SystemClock(), api_key="sk-secret")
+    async with serving(engine, doorkeeper=closed, metrics=Metrics()) as daemon:
+        assert (await daemon.ask("GET", "/metrics")).status == 401
+        key = {"Authorization": "Bearer sk-secret"}
+        assert (await daemon.ask("GET", "/metrics", headers=key)).status == 200
+    rules = HttpRules(metrics_open=True)
+    async with serving(engine, doorkeeper=closed, metrics=Metrics(), rules=rules) as daemon:
+        assert (await daemon.ask("GET", "/metrics")).status == 200
+        assert (await daemon.ask("GET", "/v1/sessions")).status == 401

@@ -1,0 +1,93 @@
+"""Keys, the audit and stored files on the command line: without a daemon and through one."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.client.http.served import served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(params=["alone", "through a daemon"])
+def run(request, tmp_path, cli) -> Iterator[object]:
+    """One command line in this process, on a data directory with or without a daemon."""
+    with ExitStack() as stack:
+        if request.param != "alone":
+            stack.enter_context(served(tmp_path / "data"))
+        yield cli
+
+
+def told(done):
+    assert done.status == 0, done.err
+    return json.loads(done.out)
+
+
+def test_a_key_is_printed_once_listed_without_it_and_revoked(run):
+    made = run("key", "create", "-t", "acme", "-n", "ci", "--max-memory", "2G", "--expires", "1d")
+    assert made.status == 0, made.err
+    key = made.out.strip()
+    assert key.startswith("sk-")
+    assert "not shown again" in made.err
+    (row,) = told(run("key", "ls", "--json"))
+    assert (row["tenant"], row["name"], row["revoked_at"]) == ("acme", "ci", None)
+    assert row["quota"]["max_memory_bytes"] == 2 << 30
+    made_at, ends_at = (datetime.fromisoformat(row[name]) for name in ("created_at", "expires_at"))
+    assert (ends_at - made_at).total_seconds() == pytest.approx(86_400)
+    assert key not in str(row)
+    assert "lives" in run("key", "ls").out
+    gone = run("key", "revoke", row["id"], "key_000000000000", "--json")
+    assert gone.status == 125
+    body = json.loads(gone.out)
+    assert [one["id"] for one in body["revoked"]] == [row["id"]]
+    assert [one["code"] for one in body["failed"]] == ["NOT_FOUND"]
+    actions = [one["action"] for one in told(run("audit", "ls", "--json"))]
+    assert actions[:2] == ["key.create", "key.revoke"]
+    assert "key.revoke" in run("audit", "ls", "--action", "key.revoke").out
+    wrong = run("key", "create", "--scope", "session")
+    assert (wrong.status, wrong.out) == (125, "")
+    assert "hint: did you mean sessions?" in wrong.err
+
+
+def test_a_file_goes_into_the_store_and_out_again(run, tmp_path):
+    data = os.urandom(500_000)
+    (tmp_path / "report.png").write_bytes(data)
+    (tmp_path / "text").write_text("hi")
+    key = run("files", "put", str(tmp_path / "report.png")).out.strip()
+    assert key.startswith("f_")
+    put = ("files", "put", str(tmp_path / "text"), "--key", "runs/1/x")
+    named = told(run(*put, "--ttl", "1h", "--json"))
+    assert (named["key"], named["size_bytes"]) == ("runs/1/x", 2)
+    assert run("files", "get", "runs/1/x").out == "hi"
+    assert run("files", "get", key, str(tmp_path / "back")).status == 0
+    assert (tmp_path / "back").read_bytes() == data
+    info = told(run("files", "info", key, "--json"))
+    assert (info["content_type"], info["size_bytes"]) == ("image/png", len(data))
+    assert [one["key"] for one in told(run("files", "ls", "runs/", "--json"))] == ["runs/1/x"]
+    assert run(*put).status == 125
+    assert run(*put, "--overwrite").status == 0
+    gone = run("files", "rm", key, "runs/1/x", "nothing", "--json")
+    assert json.loads(gone.out)["removed"] == [key, "runs/1/x"]
+    missing = run("files", "info", key)
+    assert (missing.status, missing.out) == (125, "")
+    assert "there is no stored file" in missing.err
+    assert run("files", "ls").out.split()[0] == "KEY"
+
+
+def test_a_file_is_stored_from_a_pipe(process, cli):
+    assert process("files", "put", "-", "--key", "k", stdin=b"piped\0").stdout == b"k\n"
+    assert told(cli("files", "info", "k", "--json"))["size_bytes"] == 6
+
+
+def test_books_in_use_are_not_opened_twice(tmp_path, cli):
+    with served(tmp_path / "data"):
+        done = cli("--embedded", "key", "ls")
+    assert done.status == 125
+    assert "another daemon" in done.err

@@ -1,0 +1,121 @@
+"""Who does what the command line asks: a daemon that was named, one that is there, or we."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.cli.state import State
+from sandkasten.cli.whom import answers, whom
+from sandkasten.errors import InvalidRequest
+from tests.client.http.served import KEY, Served, served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, memory_only: None) -> Iterator[Served]:
+    """On the data directory that the environment names, as the command line finds it."""
+    with served(tmp_path / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def box(daemon: Served, cli) -> str:
+    made = cli("create", "--label", "a=b")
+    assert made.status == 0, made.err
+    return made.out.strip()
+
+
+def test_a_daemon_of_the_same_data_is_used(daemon, cli, box):
+    # On the memory backend a sandbox lives in the process that made it: this one is the daemon's.
+    assert [one["id"] for one in json.loads(cli("ls", "--json").out)] == [box]
+    assert json.loads(cli("--embedded", "ls", "--json").out) == []
+    assert cli("exec", box, "cd /tmp; export A=1").status == 0
+    assert cli("exec", box, "echo $A; pwd").out == "1\n/tmp\n"
+
+
+def test_every_way_to_look_at_a_sandbox(cli, box, tmp_path):
+    assert "COMMAND" in cli("ps", box).out
+    assert json.loads(cli("stats", box, "--json").out)["usage"]["pids_limit"] == 256
+    listed = json.loads(cli("ls", "--json").out)[0]
+    assert (listed["labels"], listed["limits"]["pids_limit"]) == ({"a": "b"}, 256)
+    (tmp_path / "in").write_text("content")
+    assert cli("cp", str(tmp_path / "in"), f"{box}:/workspace/there").status == 0
+    assert cli("cp", f"{box}:there", "-").out == "content"
+    assert cli("cp", f"{box}:nothing", str(tmp_path / "out")).status == 125
+
+
+def test_workspaces_and_images_are_the_daemons(daemon, cli):
+    assert cli("workspace", "create", "alpha", "--size", "20").status == 0
+    assert [one["name"] for one in json.loads(cli("workspace", "ls", "--json").out)] == ["alpha"]
+    assert cli("run", "-r", "sh", "--workspace", "alpha", "-c", "echo x > kept").status == 0
+    assert cli("run", "-r", "sh", "--workspace", "alpha", "-c", "cat kept").out == "x\n"
+    assert json.loads(cli("workspace", "du", "--json").out)[0]["used_bytes"] is not None
+    assert cli("workspace", "rm", "alpha").status == 0
+    assert json.loads(cli("image", "ls", "--json").out) == []
+
+
+def test_failures_are_told_as_ever(cli, box):
+    gone = cli("exec", "sbx_0123456789abcdef", "true", "--json")
+    assert gone.status == 125
+    said = cli("exec", "--json", "sbx_0123456789abcdef", "true")
+    assert json.loads(said.out)["code"] == "SESSION_NOT_FOUND"
+    assert cli("rm", box).out == f"{box}\n"
+    assert cli("run", "-r", "sh", "-c", "exit 42").status == 42
+
+
+def test_a_named_daemon_is_asked_with_its_key(daemon, cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(tmp_path / "elsewhere"))
+    assert cli("--url", daemon.url, "ls").status == 125
+    assert cli("--url", daemon.url, "--api-key", KEY, "ls").status == 0
+    monkeypatch.setenv("SANDKASTEN_URL", daemon.url)
+    monkeypatch.setenv("SANDKASTEN_API_KEY", KEY)
+    made = cli("create")
+    assert made.status == 0
+    assert made.out.strip() in cli("ls").out
+    assert made.out.strip() not in cli("--embedded", "ls").out
+    assert cli("rm", made.out.strip()).status == 0
+
+
+def test_a_named_daemon_that_is_not_there_is_no_reason_to_do_it_here(cli, monkeypatch):
+    said = cli("--url", "http://127.0.0.1:1", "ls")
+    assert said.status == 125
+    assert "no daemon answers" in said.err
+    monkeypatch.setenv("SANDKASTEN_URL", "http://127.0.0.1:1")
+    assert cli("ls").status == 125
+    assert cli("--embedded", "ls").status == 0
+
+
+def test_what_only_the_machine_can_be_asked_is_refused_for_another(daemon, cli):
+    said = cli("--url", daemon.url, "--api-key", KEY, "doctor", "--no-measure", "--json")
+    assert json.loads(said.out)["code"] == "UNSUPPORTED_BY_BACKEND"
+    assert cli("doctor", "--no-measure").status == 0
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(InvalidRequest, match="exclude"):
+        whom(State(url="http://x", embedded=True))
+    with pytest.raises(InvalidRequest, match="two servers"):
+        whom(State(url="http://x", data_dir="/x"))
+
+
+def test_a_socket_that_a_killed_daemon_left_is_not_taken_for_one(tmp_path):
+    import socket
+
+    path = str(tmp_path / "daemon.sock")
+    assert not answers(path)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    assert os.path.exists(path)
+    assert not answers(path)
+    with socket.socket(socket.AF_UNIX) as there:
+        os.unlink(path)
+        there.bind(path)
+        there.listen()
+        assert answers(path)

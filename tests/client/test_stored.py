@@ -1,0 +1,50 @@
+"""Stored files in Python: in the data directory, and a daemon's."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from sandkasten import AsyncStoredFiles, Conflict, FileNotFound, InvalidRequest, StoredFiles
+from tests.client.http.served import served
+
+
+@pytest.fixture(params=["here", "at a daemon"])
+def where(request, tmp_path):
+    with ExitStack() as stack:
+        if request.param == "here":
+            yield {"data_dir": tmp_path / "data"}
+        else:
+            yield stack.enter_context(served(tmp_path / "data")).where
+
+
+def test_a_file_is_put_listed_got_and_deleted(where, tmp_path):
+    files = StoredFiles(**where)
+    (tmp_path / "large").write_bytes(b"y" * 700_000)
+    kept = files.put(tmp_path / "large", metadata={"by": "ü"}, ttl_seconds=60)
+    assert (kept.size_bytes, kept.metadata, kept.expires_at is None) == (
+        700_000,
+        {"by": "ü"},
+        False,
+    )
+    files.put(b"hi", key="runs/1/hi there.txt", content_type="text/plain")
+    with pytest.raises(Conflict):
+        files.put(b"other", key="runs/1/hi there.txt")
+    assert files.get("runs/1/hi there.txt") == b"hi"
+    assert files.get(kept.key) == b"y" * 700_000
+    assert files.info("runs/1/hi there.txt").content_type == "text/plain"
+    assert [one.key for one in files.list()] == [kept.key, "runs/1/hi there.txt"]
+    files.delete(kept.key)
+    for attempt in (files.get, files.info, files.delete):
+        with pytest.raises(FileNotFound):
+            attempt(kept.key)
+    with pytest.raises(InvalidRequest):
+        files.put("a text")  # type: ignore[arg-type]
+
+
+async def test_the_asynchronous_twin_does_the_same(where):
+    files = AsyncStoredFiles(**where)
+    await files.put(b"", key="empty")
+    assert await files.get("empty") == b""
+    assert [one.key for one in await files.list("em")] == ["empty"]
