@@ -6,7 +6,7 @@ memory backend is real, so what is left behind afterwards can be counted there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.clock import SystemClock
@@ -140,7 +140,7 @@ class World:
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
     ) -> None:
-        self.journal = journal
+        self.journal: Any = journal
         self._spares = spares
         self._host_mounts = host_mounts
         self._images = HostImages(allowed=allowed)

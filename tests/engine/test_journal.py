@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ async def test_a_create_that_fails_ends_in_the_journal_with_the_reason(kept):
 
 
 async def test_a_full_journal_lets_nothing_begin_and_nothing_stay():
-    journal = FullJournal()
+    journal: Any = FullJournal()
     world = World(journal=journal)
     for verb in ("begin", "runs"):
         journal.full = {verb}
@@ -140,7 +141,7 @@ async def test_a_full_journal_lets_nothing_begin_and_nothing_stay():
             await world.engine.create(CreateRequest())
         assert await world.left() == ([], [])
     journal.full = set()
-    info = await world.engine.create(CreateRequest())
+    info: Any = await world.engine.create(CreateRequest())
     journal.full = {"end"}
     # A full disk must not keep a sandbox alive; its end is written when there is room again.
     await world.engine.destroy(info.id)

@@ -123,7 +123,16 @@ async def test_what_another_process_made_is_adopted_and_what_it_destroyed_is_ove
     await embedded.aclose()
 
 
-async def test_creates_and_destroys_under_watch_end_as_what_they_were(watched):
+async def test_creates_and_destroys_under_watch_end_as_what_they_were(watched, monkeypatch):
+    begin = watched.journal.begin_session
+
+    async def slowly(row):
+        await begin(row)
+        await asyncio.sleep(0.002)
+
+    # Time passes between the row in the journal and the one in the ledger.
+    monkeypatch.setattr(watched.journal, "begin_session", slowly)
+
     async def cycle() -> str:
         info = await watched.engine.create(CreateRequest())
         await watched.engine.exec(info.id, ExecRequest("true"))

@@ -22,6 +22,8 @@ from sandkasten.store.memory import MemoryJournal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sandkasten.model.journal import ExecRow
+
 pytestmark = pytest.mark.anyio
 RACES = 200 if os.environ.get("SANDKASTEN_LONG") == "1" else 20
 
@@ -48,11 +50,19 @@ async def place(tmp_path):
 
 async def over(journal: MemoryJournal, engine, the_id: str, seconds: float):
     deadline = time.monotonic() + seconds
-    while (row := await journal.session(the_id)).ended_at is None or (
-        the_id in await engine._handles.backend("local").owned()
-    ):
+    while True:
+        row = await journal.session(the_id)
+        assert row is not None
+        left = the_id in await engine._handles.backend("local").owned()
+        if row.ended_at is not None and not left:
+            return row
         assert time.monotonic() < deadline, row
         await asyncio.sleep(0.01)
+
+
+async def noted(journal: MemoryJournal, the_id: str, exec_id: str) -> ExecRow:
+    row = await journal.exec(the_id, exec_id)
+    assert row is not None
     return row
 
 
@@ -75,7 +85,7 @@ async def test_a_killed_sandbox_has_crashed_and_nothing_of_it_is_left(place):
         kill(place, info.id)
         row = await over(journal, engine, info.id, 3)
         assert (row.status, "killed" in row.reason) == ("crashed", True)
-        assert (await journal.exec(info.id, command.exec_id)).status == "lost"
+        assert (await noted(journal, info.id, command.exec_id)).status == "lost"
         with pytest.raises(SessionExpired) as gone:
             await engine.exec(info.id, ExecRequest("true"))
         assert gone.value.details["status"] == "crashed"
@@ -114,7 +124,7 @@ async def test_another_daemon_finds_sandboxes_commands_and_the_dead(place):
         result = await engine.exec_get(info.id, command.exec_id, wait_s=10)
         assert (result.stdout, result.exit_code) == (b"1\n2\n3\n4\n5\n", 7)
         deadline = time.monotonic() + 3
-        while (await journal.exec(info.id, command.exec_id)).exit_code != 7:
+        while (await noted(journal, info.id, command.exec_id)).exit_code != 7:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
 
