@@ -133,6 +133,8 @@ async def test_a_background_command_is_fed_watched_and_ended(abox):
     other = await abox.start(["sleep", "60"])
     await other.signal("TERM")
     assert (await other.wait(10)).signal == 15
+    ran = [one.exec_id for one in await abox.execs()]
+    assert ran == [process.exec_id, other.exec_id]
 
 
 async def test_files_go_both_ways_whole_and_in_parts(abox):

@@ -226,8 +226,9 @@ def exec_result_of(value: object) -> ExecResult:
 
 
 def execs_of(value: object) -> list[ExecResult]:
+    """Oldest first, as they are told in one process; the daemon tells the newest first."""
     found = value.get("execs") if isinstance(value, dict) else value
-    return [exec_result_of(one) for one in records(found, "execs")]
+    return [exec_result_of(one) for one in reversed(records(found, "execs"))]
 
 
 def why_of(value: object) -> Why | None:
