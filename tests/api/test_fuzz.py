@@ -11,6 +11,7 @@ import random
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import hypothesis
 import pytest
@@ -20,7 +21,9 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from sandkasten.client.embedded import Place, settings
-from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.books import Books, open_books
+from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.engine.clock import SystemClock
 from tests.api.conforming import check, described
 from tests.api.serving import serving
 
@@ -30,14 +33,13 @@ if TYPE_CHECKING:
 
     from schemathesis import Case
 
+    from sandkasten.engine.engine import Engine
+
 # They last as long as the client stays, or speak to other machines.
 LEFT_OUT = {"/fs/watch", "/images/pull", "/images/import", "/pty"}
 CANNOT_NOW = {502, 503, 504, 507}
-OPERATIONS = [
-    one.ok()
-    for one in schemathesis.openapi.from_dict(described()).get_all_operations()
-    if not any(one.ok().path.endswith(path) for path in LEFT_OUT)
-]
+ALL: list[Any] = [*schemathesis.openapi.from_dict(described()).get_all_operations()]
+OPERATIONS = [one.ok() for one in ALL if not any(one.ok().path.endswith(path) for path in LEFT_OUT)]
 
 
 class Target:
@@ -66,8 +68,16 @@ class Target:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        engine = await open_engine(settings(Place(str(self._data_dir), "memory")))
-        async with serving(engine) as daemon:
+        here = settings(Place(str(self._data_dir), "memory"))
+        prepare_data_dir(self._data_dir)
+        async with open_books(here, SystemClock()) as books:
+            await self._served(await open_engine(here, journal=books.journal), books)
+
+    async def _served(self, engine: Engine, books: Books) -> None:
+        assert self._end is not None
+        async with serving(
+            engine, journal=books.journal, keys=books.keys, files=books.files
+        ) as daemon:
             self.url = daemon.url
             self.session = await daemon.session(lifetime_seconds=14_400)
             ran = await daemon.ask("POST", f"/v1/sessions/{self.session}/exec", {"cmd": "echo a"})
@@ -156,7 +166,7 @@ def _tried(case: Case, target: Target, http: requests.Session) -> tuple[int, str
     if reply.status_code >= 500 and reply.status_code not in CANNOT_NOW:
         return reply.status_code, where
     try:
-        path = requests.utils.urlparse(reply.request.url or "").path
+        path = urlsplit(reply.request.url or "").path
         kind = ",".join(reply.headers.get("content-type", []))
         check(case.method.upper(), path, reply.status_code, kind, reply.content)
     except AssertionError as exc:

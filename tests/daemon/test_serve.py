@@ -75,6 +75,22 @@ async def test_the_socket_in_the_data_directory_is_the_operators(tmp_path):
             assert await ask(http, "GET", "http://localhost/v1/sessions") == (200, [])
 
 
+async def test_loopback_is_open_until_the_first_key_lives_and_again_after_the_last(tmp_path):
+    async with running(tmp_path / "data") as daemon, aiohttp.ClientSession() as http:
+        url = daemon.url + "/v1/sessions"
+        assert (await ask(http, "GET", url))[0] == 200
+        _, made = await ask(http, "POST", daemon.url + "/v1/keys", {"tenant": "t", "name": "one"})
+        assert (await ask(http, "GET", url))[0] == 401
+        good = {"Authorization": f"Bearer {made['key']}"}
+        assert (await ask(http, "GET", url, headers=good))[0] == 200
+        connector = aiohttp.UnixConnector(str(tmp_path / "data" / "daemon.sock"))
+        async with aiohttp.ClientSession(connector=connector) as local:
+            revoke = f"http://localhost/v1/keys/{made['id']}"
+            assert (await ask(local, "DELETE", revoke))[0] == 200
+        assert (await ask(http, "GET", url, headers=good))[0] == 401
+        assert (await ask(http, "GET", url))[0] == 200
+
+
 async def test_tls_with_a_certificate_of_ones_own(tmp_path):
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
             "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",

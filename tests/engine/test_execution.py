@@ -200,10 +200,12 @@ async def test_a_full_workspace_is_the_verdict_on_a_failure(world):
 async def test_output_comes_live(engine, box):
     stream = engine.exec_stream(box, ExecRequest("echo one; sleep 0.2; echo two >&2"))
     first = await anext(stream)
-    assert first == Chunk(1, "stdout", b"one\n")
+    assert isinstance(first, Chunk)
+    assert (first.seq, first.source, first.data) == (1, "stdout", b"one\n")
     chunks, result = await collect(stream)
     assert [(c.source, c.data) for c in chunks] == [("stderr", b"two\n")]
     assert (result.stdout, result.stderr) == (b"one\n", b"two\n")
+    assert first.exec_id == result.exec_id
 
 
 async def test_a_command_started_is_fetched_later(engine, box):

@@ -411,4 +411,6 @@ async def test_the_runner_is_told_when_to_end(world, monkeypatch):
 async def test_events_tell_what_happened(world, box):
     await world.engine.destroy(box)
     assert world.events.names() == ["sandbox.created", "sandbox.destroyed"]
-    assert world.events.seen[0][1] == {"sandbox": box, "backend": "memory", "image": "host"}
+    fields = world.events.seen[0][1]
+    assert 0 < fields.pop("seconds") < 10
+    assert fields == {"sandbox": box, "backend": "memory", "image": "host", "source": "cold"}

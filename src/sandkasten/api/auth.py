@@ -62,9 +62,17 @@ class Doorkeeper:
             tenant=checked_tenant(wanted), scopes=principal.scopes, key_id=principal.key_id
         )
 
+    def _is_open(self) -> bool:
+        """Once somebody has a key, coming without one means nothing good: a proxy on this machine
+        would hand the operator's rights to whoever comes through it.
+        """
+        if not self._open_loopback:
+            return False
+        return self._keys is None or not self._keys.any_living(self._clock.now())
+
     def _who(self, authorization: str | None, *, local: bool) -> Principal:
         if authorization is None:
-            if local or self._open_loopback:
+            if local or self._is_open():
                 return self._operator
             raise _refused()
         scheme, _, key = authorization.partition(" ")

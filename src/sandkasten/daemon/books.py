@@ -33,13 +33,6 @@ class Books:
     keys: SqliteKeys
     files: BlobStore
 
-    async def has_key(self, now: float) -> bool:
-        """Whether anybody can come in by a key that lives."""
-        return any(
-            row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
-            for row in await self.keys.list()
-        )
-
     async def prune(self, now: float) -> int:
         """Drop what is past its retention; how many rows went."""
         return await self.journal.prune(now) + await self.files.prune(now)

@@ -48,7 +48,10 @@ class _Joined:
         self._held: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        if self._held is None:
+        if self._transport.is_closing():
+            # Whoever asked has left; uvloop would take it for a mistake of ours.
+            self._held = b""
+        elif self._held is None:
             self._held = data
             # An answer whose body is not there yet must not keep its headers waiting.
             self._loop.call_soon(self._flush)
@@ -67,7 +70,7 @@ class _Joined:
         return self._transport.is_closing()
 
     def _flush(self) -> None:
-        if self._held:
+        if self._held and not self._transport.is_closing():
             data, self._held = self._held, b""
             self._transport.write(data)
 

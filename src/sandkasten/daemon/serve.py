@@ -64,7 +64,7 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
         engine = await open_engine(settings, events=events, journal=books.journal)
         stack.push_async_callback(engine.aclose)
-        _check_exposure(settings, keyed=await books.has_key(clock.now()))
+        _check_exposure(settings, keyed=books.keys.any_living(clock.now()))
         server = Server(
             engine=engine,
             doorkeeper=Doorkeeper(

@@ -60,6 +60,12 @@ class SqliteKeys:
             self._behind.put(row.id, row)
         return row
 
+    def any_living(self, now: float) -> bool:
+        return any(
+            row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
+            for row in self._by_hash.values()
+        )
+
     async def add(self, row: KeyRow, hashed: bytes) -> None:
         quota = row.quota
         values = (

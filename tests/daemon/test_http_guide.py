@@ -1,0 +1,29 @@
+"""The guide to HTTP, run as it is written: its shell against a real daemon, its output compared."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+from tests.daemon.process import running
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "http.md"
+BLOCK = re.compile(r"^```bash\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CUT = "=== end of a block ==="
+
+
+async def test_the_guide_does_what_it_says(tmp_path):
+    blocks = BLOCK.findall(GUIDE.read_text())
+    assert len(blocks) == GUIDE.read_text().count("```bash") > 6
+    script = "set -eu\n" + f"\necho '{CUT}'\n".join(shell for shell, _ in blocks)
+    async with running(tmp_path / "data") as daemon:
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", script,
+            stdout=asyncio.subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin", "URL": daemon.url},
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            said, _ = await process.communicate()
+    assert process.returncode == 0
+    assert said.decode().split(CUT + "\n") == [expected for _, expected in blocks]
