@@ -54,6 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Somebody's own daemon is not to be tested on.
+    for name in ("SANDKASTEN_URL", "SANDKASTEN_API_KEY"):
+        os.environ.pop(name, None)
     loopwatch.install()
     asked.configure(config)
     # World-readable on purpose: only isolation keeps a sandbox from it.

@@ -51,6 +51,7 @@ def test_every_command_of_the_contract_is_there():
         "serve",
         "shell",
         "stats",
+        "update",
         "version",
         "workspace cp",
         "workspace create",

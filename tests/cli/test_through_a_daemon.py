@@ -45,6 +45,9 @@ def test_every_way_to_look_at_a_sandbox(cli, box, tmp_path):
     assert json.loads(cli("stats", box, "--json").out)["usage"]["pids_limit"] == 256
     listed = json.loads(cli("ls", "--json").out)[0]
     assert (listed["labels"], listed["limits"]["pids_limit"]) == ({"a": "b"}, 256)
+    changed = json.loads(cli("update", box, "--label", "c=d", "--ttl", "99", "--json").out)
+    assert changed["labels"] == {"c": "d"}
+    assert cli("update", box).status == 2
     (tmp_path / "in").write_text("content")
     assert cli("cp", str(tmp_path / "in"), f"{box}:/workspace/there").status == 0
     assert cli("cp", f"{box}:there", "-").out == "content"

@@ -285,3 +285,10 @@ def test_stats_and_processes_answer(box):
     assert box.stats().processes >= 1
     assert all(process.pid > 0 for process in box.processes())
     assert box.info().id == box.id
+
+
+def test_its_time_and_its_labels_are_changed_while_it_lives(box):
+    assert box.update(ttl_seconds=500, labels={"a": "b"}).idle_timeout_s == 500
+    info = box.info()
+    assert (info.idle_timeout_s, info.labels) == (500, {"a": "b"})
+    assert box.update(labels={}).labels == {}

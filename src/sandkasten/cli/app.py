@@ -79,6 +79,7 @@ def build() -> typer.Typer:
     app.command("ls")(_ls)
     app.command("ps")(_ps)
     app.command("stats")(_stats)
+    app.command("update")(_update)
     app.command("pause")(_pause)
     app.command("resume")(_resume)
     app.command("rm")(_rm)
@@ -338,6 +339,33 @@ def _stats(context: typer.Context, id: Id, json: Json = False) -> None:
     from sandkasten.cli import showing
 
     go(showing.stats(_state(context, json=json), id))
+
+
+def _update(
+    context: typer.Context,
+    id: Id,
+    ttl: Annotated[
+        float | None, typer.Option("--ttl", metavar="S", help="Seconds it lives without activity.")
+    ] = None,
+    lifetime: Annotated[
+        float | None, typer.Option("--lifetime", metavar="S", help="Seconds since its creation.")
+    ] = None,
+    label: Annotated[
+        list[str],
+        typer.Option("--label", "-l", metavar="K=V", help="A label; these replace all it has."),
+    ] = [],  # noqa: B006
+    no_labels: Annotated[bool, typer.Option("--no-labels", help="Take its labels away.")] = False,
+    json: Json = False,
+) -> None:
+    """Change how long a sandbox lives, or its labels."""
+    from sandkasten.cli import life, running
+    from sandkasten.model.sandbox import UpdateRequest
+
+    if ttl is None and lifetime is None and not label and not no_labels:
+        raise typer.BadParameter("say what to change: --ttl, --lifetime, --label or --no-labels")
+    labels = running.pairs(label, "--label") if label or no_labels else None
+    request = UpdateRequest(ttl_s=ttl, lifetime_s=lifetime, labels=labels)
+    go(life.update(_state(context, json=json), id, request))
 
 
 def _pause(

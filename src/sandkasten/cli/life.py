@@ -14,6 +14,8 @@ from sandkasten.errors import SandkastenError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sandkasten.model.sandbox import UpdateRequest
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -58,6 +60,17 @@ async def create(state: State, wish: Wish) -> None:
     for limit in info.unenforced:
         say(f"warning: {limit.limit} is not enforced: {limit.reason}")
     put(info.id)
+
+
+async def update(state: State, start: str, request: UpdateRequest) -> None:
+    from sandkasten.client.places import connect
+
+    transport = await connect(state.place)
+    info = await transport.update(await resolve(state, start), request)
+    if state.json:
+        put_json(described(info))
+    else:
+        put(info.id)
 
 
 async def pause(state: State, start: str, *, reclaim: bool) -> None:

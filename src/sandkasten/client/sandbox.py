@@ -24,7 +24,7 @@ from sandkasten.client.requests import (
 )
 from sandkasten.client.results import Number, Result, RunResult, result_of
 from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound
-from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats
+from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats, UpdateRequest
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -221,6 +221,24 @@ class AsyncSandbox(SandboxFiles):
     async def info(self) -> Info:
         transport = await self.transport()
         self._info = await transport.get(self.id)
+        return self._info
+
+    async def update(
+        self,
+        *,
+        ttl_seconds: float | None = None,
+        idle_timeout_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Info:
+        """Change how long it lives, or its labels (all of them, in place of the old)."""
+        request = UpdateRequest(
+            ttl_s=ttl_seconds,
+            idle_timeout_s=idle_timeout_seconds,
+            lifetime_s=lifetime_seconds,
+            labels=labels,
+        )
+        self._info = await (await self.transport()).update(self.id, request)
         return self._info
 
     async def pause(self) -> Info:

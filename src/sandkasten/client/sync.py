@@ -311,6 +311,7 @@ class Sandbox:
 
     close = waiting(AsyncSandbox.close)
     info = waiting(AsyncSandbox.info)
+    update = waiting(AsyncSandbox.update)
     pause = waiting(AsyncSandbox.pause)
     resume = waiting(AsyncSandbox.resume)
     reclaim = waiting(AsyncSandbox.reclaim)

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     )
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.readiness import Readiness, Tier
-    from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats, Swept
+    from sandkasten.model.sandbox import (
+        CreateRequest,
+        Info,
+        Process,
+        Stats,
+        Swept,
+        UpdateRequest,
+    )
     from sandkasten.model.usage import Usage
     from sandkasten.model.workspace import Workspace
 
@@ -172,6 +179,7 @@ class Transport(Protocol):
     async def get(self, sandbox_id: str) -> Info: ...
     async def list(self, *, all: bool = False) -> Sequence[Info]: ...
     async def destroy(self, sandbox_id: str) -> None: ...
+    async def update(self, sandbox_id: str, request: UpdateRequest) -> Info: ...
     async def pause(self, sandbox_id: str) -> Info: ...
     async def resume(self, sandbox_id: str) -> Info: ...
     async def reclaim(self, sandbox_id: str) -> int: ...

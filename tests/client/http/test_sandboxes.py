@@ -92,6 +92,13 @@ async def test_what_it_is_told_is_what_it_is(served):
         assert [one.name for one in await box.processes()]
 
 
+async def test_its_time_and_its_labels_are_changed_while_it_lives(served):
+    async with AsyncSandbox(**served.where, labels={"a": "b"}, ttl_seconds=100) as box:
+        assert (await box.update(ttl_seconds=500)).idle_timeout_s == 500
+        assert (await box.info()).labels == {"a": "b"}
+        assert (await box.update(labels={})).labels == {}
+
+
 async def test_a_list_is_a_process_and_its_failure_a_result(abox):
     result = await abox.exec(["sh", "-c", "echo out; echo err >&2; exit 7"], timeout_seconds=5)
     assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 7)
@@ -133,6 +140,8 @@ async def test_a_background_command_is_fed_watched_and_ended(abox):
     other = await abox.start(["sleep", "60"])
     await other.signal("TERM")
     assert (await other.wait(10)).signal == 15
+    ran = [one.exec_id for one in await abox.execs()]
+    assert ran == [process.exec_id, other.exec_id]
 
 
 async def test_files_go_both_ways_whole_and_in_parts(abox):

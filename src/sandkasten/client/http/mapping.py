@@ -41,7 +41,7 @@ from sandkasten.model.usage import ExecUsage, Usage
 if TYPE_CHECKING:
     from sandkasten.model.execution import ExecRequest
     from sandkasten.model.oneshot import RunRequest
-    from sandkasten.model.sandbox import CreateRequest
+    from sandkasten.model.sandbox import CreateRequest, UpdateRequest
 
 # As wide as any operator may set it: what is read here was checked where it was made.
 _WIDEST = Limits(max_exec_timeout_s=86_400.0)
@@ -68,6 +68,17 @@ def create_body(request: CreateRequest) -> Json:
         mounts=list(request.mounts),
         session_key=request.session_key,
     )
+
+
+def update_body(request: UpdateRequest) -> Json:
+    body = given(
+        ttl_seconds=request.ttl_s,
+        idle_timeout_seconds=request.idle_timeout_s,
+        lifetime_seconds=request.lifetime_s,
+        network=request.network,
+    )
+    # No labels at all is a wish too.
+    return body if request.labels is None else {**body, "labels": dict(request.labels)}
 
 
 def exec_body(request: ExecRequest, key: str) -> Json:
@@ -226,8 +237,9 @@ def exec_result_of(value: object) -> ExecResult:
 
 
 def execs_of(value: object) -> list[ExecResult]:
+    """Oldest first, as they are told in one process; the daemon tells the newest first."""
     found = value.get("execs") if isinstance(value, dict) else value
-    return [exec_result_of(one) for one in records(found, "execs")]
+    return [exec_result_of(one) for one in reversed(records(found, "execs"))]
 
 
 def why_of(value: object) -> Why | None:

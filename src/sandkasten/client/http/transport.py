@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
     from sandkasten.model.oneshot import RunRequest, RunResult
     from sandkasten.model.readiness import Readiness, Tier
-    from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats, Swept
+    from sandkasten.model.sandbox import (
+        CreateRequest,
+        Info,
+        Process,
+        Stats,
+        Swept,
+        UpdateRequest,
+    )
     from sandkasten.model.usage import Usage
 
 # The longest a command may run by the public contract; the daemon ends it, not we.
@@ -81,6 +88,13 @@ class HttpTransport:
     async def destroy(self, sandbox_id: str) -> None:
         order = Order("DELETE", session_path(sandbox_id), repeatable=True, answer_s=ANSWER_S * 2)
         await self.connection.ask(order)
+
+    async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
+        # The same values again change nothing.
+        order = Order(
+            "PATCH", session_path(sandbox_id), mapping.update_body(request), repeatable=True
+        )
+        return mapping.info_of(await self.connection.ask(order))
 
     async def pause(self, sandbox_id: str) -> Info:
         return mapping.info_of(await self._post(session_path(sandbox_id, "pause")))
