@@ -103,9 +103,9 @@ class EventStream(Response):
             await send(_body(event("error", error)))
             raise
         finally:
-            if not coming.done():
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
+            # Also one that is done: a reader who left never heard how it ended.
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
