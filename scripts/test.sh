@@ -1,6 +1,6 @@
 #!/bin/bash
 # Lint, the runner's own tests, then pytest; every phase runs and is timed, any failure fails all.
-# Two things go on at once, because most tests wait for something: what runs beside another is
+# Several things go on at once, because most tests wait for something: what runs beside another is
 # written down and shown whole in its turn. SANDKASTEN_LONG=1 asks for full sizes. With arguments
 # there is one run of pytest, and they go to it.
 set -uo pipefail
@@ -92,13 +92,17 @@ gather images
 if [ $# -gt 0 ]; then
     phase pytest tests --hostwatch "$@"
 else
-    # The suites that run on several grounds tell each other what they found: one lane. All the
-    # rest is the other, so that a new directory of tests is in it by itself.
+    # The suites that run on several grounds tell each other what they found: one lane. What meets
+    # clients is another, and all the rest a third, so that a new directory is in it by itself.
+    # Most of them wait most of the time: for a deadline, a daemon that starts, a sandbox that ends.
     grounds=(tests/conformance tests/security tests/matrix)
+    clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/daemon tests/examples)
     export SANDKASTEN_TEST_RUN=$$-$RANDOM$RANDOM
     .venv/bin/python -m tests.hostwatch before $logs/host || status=1
     beside grounds tests -o cache_dir=build/pytest-grounds "${grounds[@]}"
-    phase rooms tests "${grounds[@]/#/--ignore=}"
+    beside clients tests -o cache_dir=build/pytest-clients "${clients[@]}"
+    phase rooms tests "${grounds[@]/#/--ignore=}" "${clients[@]/#/--ignore=}"
+    gather clients
     gather grounds
     phase hostwatch .venv/bin/python -m tests.hostwatch after $logs/host
 fi

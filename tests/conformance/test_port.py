@@ -13,6 +13,7 @@ from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec
 from sandkasten.model.usage import Usage
 from sandkasten.wire.channel import Channel
+from sandkasten.wire.codec import GENERATION
 from tests.conformance.box import PATIENCE_S, Box, eventually
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ async def test_probe_says_ready_and_names_what_it_needs(backend: Backend):
 
 async def test_create_answers_a_cell_whose_runner_says_hello(cell: Cell):
     channel = await Channel.open(await cell.dial())
-    assert channel.hello.generation == 1
+    assert channel.hello.generation == GENERATION
     assert await channel.call("ping", timeout_s=PATIENCE_S) == {}
     await channel.aclose()
     assert channel.closed

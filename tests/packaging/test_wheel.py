@@ -45,11 +45,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert [name for name in names if "__pycache__" in name] == []
 
 
-def test_the_client_alone_requires_nothing(wheel):
+def test_the_client_alone_requires_a_way_to_speak_http(wheel):
     with zipfile.ZipFile(wheel) as archive:
         metadata = Parser().parsestr(archive.read("sandkasten-0.1.0.dist-info/METADATA").decode())
     required = metadata.get_all("Requires-Dist", [])
-    assert [need for need in required if "extra ==" not in need] == []
+    assert [need for need in required if "extra ==" not in need] == ["aiohttp<4,>=3.12"]
     assert metadata["Requires-Python"] == ">=3.11"
 
 

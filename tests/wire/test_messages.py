@@ -28,7 +28,7 @@ from sandkasten.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SPEC = Path(__file__).resolve().parents[2] / "spec" / "runner" / "generation-1.md"
+SPEC = Path(__file__).resolve().parents[2] / "spec" / "runner" / "generation-2.md"
 
 EXEC = {
     "exec_id": "e1",

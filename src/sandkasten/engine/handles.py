@@ -28,6 +28,7 @@ from sandkasten.errors import (
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.lifecycle import State, may_move
 from sandkasten.wire.channel import Channel
+from sandkasten.wire.codec import SAYS_ENDING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -269,7 +270,7 @@ class Handles:
             return Judged("expired", f"its lifetime of {record.lifetime_s:g} s was over")
         if channel is not None and channel.ending is not None:
             return idle
-        if handle is not None and channel is not None and channel.cut_off:
+        if channel is not None and channel.cut_off and channel.hello.generation >= SAYS_ENDING:
             # It had no time to say anything, so it did not end by itself.
             return Judged("crashed", _KILLED)
         used = handle.last_used if handle is not None else record.created_boottime

@@ -21,7 +21,9 @@ MIB = 1024 * 1024
 INITIAL_CREDIT = MIB
 MAX_CREDIT = 0xFFFF_FFFF
 MAX_STREAM = 0xFFFF_FFFF
-GENERATION = 1
+GENERATION = 2
+# From this generation on a runner says when it ends by its lease.
+SAYS_ENDING = 2
 
 _HEADER = struct.Struct(">IBI")
 HEADER_BYTES = _HEADER.size
