@@ -59,6 +59,10 @@ async def test_a_shell_is_typed_into_and_ends_with_its_status(real_daemon):
     await screen.socket.send_bytes(b"exit 7\n")
     ended = await screen.exit()
     assert (ended["exit_code"], ended["status"]) == (7, "completed")
+    assert ended["duration_ms"] > 0
+    assert (ended["timed_out"], ended["why"]) == (False, None)
+    assert ended["usage"]["cpu_ms"] >= 0
+    assert ended["started_at"] > 0
 
 
 async def test_a_lost_connection_is_taken_up_where_it_was(real_daemon):

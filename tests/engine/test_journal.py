@@ -219,6 +219,19 @@ async def test_a_background_command_is_followed_to_its_end(kept):
     assert {one.exec_id for one in started} == set(rows)
 
 
+async def test_a_terminal_is_noted_when_it_begins_and_followed_to_its_end(kept):
+    info = await kept.engine.create(CreateRequest())
+    exec_id = await kept.engine.terminals.start(info.id, command=("sh", "-c", "sleep 0.2; exit 3"))
+    (row,) = await kept.journal.execs(info.id)
+    assert (row.id, row.status, row.command) == (exec_id, "running", "sh -c 'sleep 0.2; exit 3'")
+
+    async def ended() -> bool:
+        (row,) = await kept.journal.execs(info.id)
+        return row.status == "completed" and row.exit_code == 3
+
+    await until(ended)
+
+
 async def test_a_command_whose_caller_left_is_followed_to_its_end(kept):
     info = await kept.engine.create(CreateRequest())
     waiting = asyncio.create_task(kept.engine.exec(info.id, ExecRequest("echo a; sleep 0.3")))

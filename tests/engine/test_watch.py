@@ -178,6 +178,11 @@ async def test_drain_begins_nothing_new_and_waits_for_what_is_being_made(kept):
         reached.set()
         await go.wait()
 
+    async def lent(engine, name) -> None:
+        async with engine.workspace_files.lent(name):
+            pass
+
+    await kept.engine.workspaces.create("old")
     running = await kept.engine.create(CreateRequest())
     started = await kept.engine.exec_start(running.id, ExecRequest(("sleep", "0.3")))
     kept.backend.gate.after_create = wait
@@ -191,6 +196,11 @@ async def test_drain_begins_nothing_new_and_waits_for_what_is_being_made(kept):
         kept.engine.create(CreateRequest()),
         kept.engine.exec(running.id, ExecRequest("true")),
         kept.engine.exec_start(running.id, ExecRequest("true")),
+        kept.engine.terminals.start(running.id),
+        kept.engine.workspaces.create("new"),
+        kept.engine.workspaces.copy("old", "new"),
+        kept.engine.workspaces.resize("old", 600),
+        lent(kept.engine, "old"),
     ):
         with pytest.raises(BackendUnavailable, match="shutting down") as error:
             await refused
@@ -204,6 +214,7 @@ async def test_drain_begins_nothing_new_and_waits_for_what_is_being_made(kept):
     result = await kept.engine.exec_get(running.id, started.exec_id, wait_s=5)
     assert result.status == "completed"
     await kept.engine.destroy(made.id)
+    await kept.engine.workspaces.delete("old")
 
 
 async def test_a_paused_sandbox_is_not_taken_for_a_dead_one(watched):

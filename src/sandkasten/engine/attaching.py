@@ -3,7 +3,7 @@
 The runner owns the program and its output; here is only who watches. When the last watcher of
 a terminal is gone, it is hung up after a while, as closing a window does; a watcher who comes
 back by then finds it as it was. A daemon that is killed hangs nothing up: the program stays
-until somebody attaches, or its sandbox ends.
+until somebody attaches, or its sandbox ends. Each is noted in the history like any command.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandkasten.engine.results import ending_of, result_of
 from sandkasten.engine.terminals import hang_up, terminal_fields
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands import checked_pty
-from sandkasten.model.execution import ExecResult, Pty
+from sandkasten.model.execution import ExecRequest, ExecResult, Pty
 from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.model.output import Output
 from sandkasten.model.verdict import verdict
@@ -29,8 +29,9 @@ from sandkasten.wire.messages import decode_exec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from sandkasten.engine.handles import Handles
-    from sandkasten.model.limits import Limits
+    from sandkasten.engine.door import Door
+    from sandkasten.engine.handles import Handle, Handles
+    from sandkasten.engine.history import History
 
 # What can be shown again to somebody who comes back; a full screen is a few KiB.
 KEPT_BYTES = 1 << 20
@@ -53,9 +54,10 @@ class _Watched:
 class Attached:
     """Iterate it for what the program writes from `offset` on; then `result` has its end."""
 
-    def __init__(self, call: Call, limits: Limits, offset: int) -> None:
+    def __init__(self, call: Call, handle: Handle, history: History, offset: int) -> None:
         self._call = call
-        self._limits = limits
+        self._handle = handle
+        self._history = history
         self.offset = offset
         self.ended = False
 
@@ -75,13 +77,19 @@ class Attached:
     async def result(self) -> ExecResult:
         reply = decode_exec(await self._call.result())
         self.ended = True
-        why = verdict(ending_of(reply), self._limits)
+        explain = self._history.explain
+        if explain is not None:
+            why = await explain(self._handle, reply)
+        else:
+            why = verdict(ending_of(reply), self._handle.record.limits)
         return result_of(reply, Output(0, 0), raw=True, why=why)
 
 
 class Terminals:
-    def __init__(self, handles: Handles) -> None:
+    def __init__(self, handles: Handles, history: History, door: Door) -> None:
         self._handles = handles
+        self._history = history
+        self._door = door
         self._watched: dict[tuple[str, str], _Watched] = {}
 
     async def start(
@@ -95,10 +103,15 @@ class Terminals:
         cwd: str | None = None,
     ) -> str:
         """Begun when this returns; its id is what to attach to."""
-        _, channel = await self._handles.connect(sandbox_id)
+        self._door.check()
+        handle, channel = await self._handles.connect(sandbox_id)
         fields = terminal_fields(channel, command, Pty(rows, cols), env, cwd)
         fields |= {"follow": False, "stdout_cap": KEPT_BYTES}
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+        request = ExecRequest(command or (channel.hello.shell or "sh",))
+        row = self._history.began(handle.record, reply.exec_id, request)
+        if row is not None:
+            self._history.follow(row)
         return reply.exec_id
 
     @asynccontextmanager
@@ -124,7 +137,7 @@ class Terminals:
                 self._handles.explaining(handle),
                 channel.stream("exec.output", fields) as call,
             ):
-                attached = Attached(call, handle.record.limits, offset)
+                attached = Attached(call, handle, self._history, offset)
                 try:
                     yield attached
                 finally:

@@ -146,6 +146,7 @@ class Engine:
             rules=policy.workspaces,
             finish=self._sandboxes.bury,
             quotas=self._quotas,
+            door=self._door,
             events=events,
         )
         self.workspace_files = WorkspaceFiles(
@@ -154,6 +155,7 @@ class Engine:
             handles=self._handles,
             store=store,
             claims=claims,
+            door=self._door,
         )
         claims.take_back = self.workspace_files.take_back
         self._survey = Survey(
@@ -198,7 +200,7 @@ class Engine:
             events=events,
         )
         self.files = Files(self._handles, policy)
-        self.terminals = Terminals(self._handles)
+        self.terminals = Terminals(self._handles, self._history, self._door)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._oneshot = OneShot(
             planner,

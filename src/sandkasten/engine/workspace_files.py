@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from sandkasten.engine.claims import Claims
+    from sandkasten.engine.door import Door
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.planning import Planner
     from sandkasten.engine.sandboxes import Sandboxes
@@ -73,7 +74,9 @@ class WorkspaceFiles:
         handles: Handles,
         store: Store,
         claims: Claims,
+        door: Door,
     ) -> None:
+        self._door = door
         self._planner = planner
         self._sandboxes = sandboxes
         self._handles = handles
@@ -138,6 +141,7 @@ class WorkspaceFiles:
             self._close_soon(kept, lender)
             lender = None
         if lender is None:
+            self._door.check()
             self._make_room()
             making = asyncio.get_running_loop().create_task(self._make(name, tenant))
             lender = self._lenders[kept] = _Lender(making)
@@ -171,7 +175,8 @@ class WorkspaceFiles:
             lease=lease,
             workspace=None if wish is None else replace(wish, must_exist=True),
         )
-        return await self._sandboxes.make(plan, acquired="internal")
+        with self._door.within():
+            return await self._sandboxes.make(plan, acquired="internal")
 
     async def _holder(self, kept: str) -> Record | None:
         """A sandbox of the workspace's owner that has it now."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from sandkasten.engine.claims import Claims, Finish
+    from sandkasten.engine.door import Door
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.quotas import Quotas
     from sandkasten.model.record import Record
@@ -58,9 +59,11 @@ class Workspaces:
         rules: WorkspaceRules,
         finish: Finish,
         quotas: Quotas,
+        door: Door,
         events: EventSink | None,
     ) -> None:
         self._quotas = quotas
+        self._door = door
         self._claims = claims
         self._store = store
         self._handles = handles
@@ -106,12 +109,13 @@ class Workspaces:
         name = _kept(name, tenant)
         size = None if size_mb is None else checked_size(size_mb, self._rules)
         need = Need(disk_bytes=await self._quotas.of_workspace(name, size))
-        async with (
-            self._quotas.admitted(tenant, quota, need, other_disk_bytes),
-            self._claims.lock(name),
-        ):
-            await self._refuse_taken(name)
-            await self._claims.make(name, size)
+        with self._door.within():
+            async with (
+                self._quotas.admitted(tenant, quota, need, other_disk_bytes),
+                self._claims.lock(name),
+            ):
+                await self._refuse_taken(name)
+                await self._claims.make(name, size)
         self._emit("workspace.created", name)
         return await self._get(name)
 
@@ -132,6 +136,7 @@ class Workspaces:
             )
         need = Need(disk_bytes=(await self._claims.port.get(source)).size_bytes)
         async with AsyncExitStack() as locks:
+            locks.enter_context(self._door.within())
             room = self._quotas.admitted(tenant, quota, need, other_disk_bytes)
             await locks.enter_async_context(room)
             # In one order, or two copies in opposite directions would wait for each other.
@@ -159,19 +164,21 @@ class Workspaces:
         size = checked_size(size_mb, self._rules)
         more = max(0, size - (await self._claims.port.get(name)).size_bytes)
         need = Need(disk_bytes=more)
-        async with (
-            self._quotas.admitted(tenant, quota, need, other_disk_bytes),
-            self._unused(name, "resized"),
-        ):
-            await self._claims.port.resize(name, size)
+        with self._door.within():
+            async with (
+                self._quotas.admitted(tenant, quota, need, other_disk_bytes),
+                self._unused(name, "resized"),
+            ):
+                await self._claims.port.resize(name, size)
         self._emit("workspace.resized", name)
         return await self._get(name)
 
     async def delete(self, name: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """With everything in it. Conflict while a sandbox has it."""
         name = _kept(name, tenant)
-        async with self._unused(name, "deleted"):
-            await self._claims.port.remove(name)
+        with self._door.within(new=False):
+            async with self._unused(name, "deleted"):
+                await self._claims.port.remove(name)
         self._emit("workspace.deleted", name)
 
     async def tidy(self) -> None:

@@ -1,7 +1,8 @@
 """A terminal over a WebSocket, which can be lost and found again.
 
 Binary messages are the terminal's bytes, both ways. Text messages are JSON with a `type`:
-from us `started` (exec_id, offset), `gap` (bytes that were not kept), `exit` (the exec answer),
+from us `started` (exec_id, offset), `gap` (bytes that were not kept), `exit` (the exec answer,
+without the output),
 `error`; from the client `resize` (rows, cols), `signal` (signal), `input` (text), `detach` and
 `close` (hang up). Whoever comes back with `exec_id` and how many bytes it has seen (`offset`)
 goes on from there.
@@ -18,6 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from sandkasten.api.printing import as_json
 from sandkasten.api.problems import body_of
+from sandkasten.api.results import exec_fields
 from sandkasten.api.routing import Query, Route
 from sandkasten.errors import (
     ExecNotFound,
@@ -101,15 +103,8 @@ async def _show(websocket: WebSocket, attached: Attached, request_id: str) -> No
         # Gone in the midst of a message; the terminal waits for whoever comes back.
         return
     else:
-        fields = {
-            "type": "exit",
-            "exec_id": result.exec_id,
-            "status": result.status,
-            "exit_code": result.exit_code,
-            "signal": result.signal,
-            "offset": attached.offset,
-        }
-        await _say(websocket, fields)
+        ended = exec_fields(result)
+        await _say(websocket, {"type": "exit", **ended, "offset": attached.offset})
 
 
 async def _listen(call: Call, websocket: WebSocket, the_id: str, exec_id: str) -> None:
