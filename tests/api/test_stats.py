@@ -11,6 +11,9 @@ async def test_stats_have_our_figures_and_the_older_names(real_daemon):
     assert found["cpu_usage_usec"] == found["cpu_usec"]
     assert (found["running"], found["shells"]) == (0, 1)
     assert "/workspace" in [one["path"] for one in found["disk"]]
+    assert found["network"] == {"mode": "none", "rx_bytes": 0, "tx_bytes": 0}
+    quiet = (await real_daemon.ask("GET", f"{box}/stats?quiet=true")).json
+    assert set(quiet) == set(found)
 
 
 async def test_processes_are_listed_with_the_command_they_belong_to(real_daemon):

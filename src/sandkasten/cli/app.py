@@ -335,7 +335,7 @@ def _ps(context: typer.Context, id: Id, json: Json = False) -> None:
 
 
 def _stats(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Show what a sandbox uses: memory, cpu, processes, disk."""
+    """Show what a sandbox uses: memory, cpu, processes, disk, network."""
     from sandkasten.cli import showing
 
     go(showing.stats(_state(context, json=json), id))

@@ -161,6 +161,8 @@ def _figures(found: Stats) -> list[tuple[str, str, str]]:
         ("shells", _count(found.shells), "-"),
         ("up", age(found.uptime_ms / 1000), "-"),
     ]
+    crossed = found.network.rx_bytes + found.network.tx_bytes
+    rows.append(("network", "none" if found.network.mode == "none" else size(crossed), "-"))
     rows += [(disk.path, size(disk.used_bytes), size(disk.total_bytes)) for disk in found.disk]
     return rows
 

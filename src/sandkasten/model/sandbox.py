@@ -129,6 +129,15 @@ class DiskUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkUsage:
+    """What crossed the border of the sandbox. Mode `none`: it has no network, so nothing can."""
+
+    mode: str = "none"
+    rx_bytes: int = 0
+    tx_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """`usage` is what the kernel counts from outside, the rest is what the runner says.
 
@@ -143,6 +152,7 @@ class Stats:
     shells: int | None
     connections: int | None
     disk: tuple[DiskUsage, ...] = ()
+    network: NetworkUsage = NetworkUsage()
 
 
 @dataclass(frozen=True, slots=True)

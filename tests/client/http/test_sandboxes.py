@@ -89,6 +89,7 @@ async def test_what_it_is_told_is_what_it_is(served):
         assert (info.status, info.backend, info.image) == ("running", "memory", "host")
         assert (await box.exec("echo $B")).output == "2\n"
         assert (await box.stats()).usage.pids_limit == 50
+        assert (await box.stats()).network.mode == "none"
         assert [one.name for one in await box.processes()]
 
 

@@ -11,6 +11,7 @@ from sandkasten.api.routes.execs import GONE
 from sandkasten.api.routes.sessions import Session, session_fields
 from sandkasten.api.routing import Answer, Query, Route
 from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
+from sandkasten.model.sandbox import NetworkUsage
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -37,6 +38,14 @@ class DiskAnswer(Answer):
     inodes_free: int | None
 
 
+class NetworkAnswer(Answer):
+    """Mode `none`: the session has no network, so nothing crosses its border."""
+
+    mode: str
+    rx_bytes: int
+    tx_bytes: int
+
+
 class StatsAnswer(Answer):
     """null: the kernel does not count it here, or the session was not or could not be asked."""
 
@@ -56,6 +65,7 @@ class StatsAnswer(Answer):
     shells: int | None
     connections: int | None
     disk: list[DiskAnswer]
+    network: NetworkAnswer
 
 
 class ProcessAnswer(Answer):
@@ -83,7 +93,7 @@ async def stats(call: Call) -> Response:
     if query.quiet:
         told = dict.fromkeys(("uptime_ms", "processes", "running", "shells", "connections"))
         usage = usage_fields(await call.engine.usage(the_id))
-        return answer({**usage, **told, "disk": []})
+        return answer({**usage, **told, "disk": [], "network": _network(NetworkUsage())})
     return answer(stats_fields(await call.engine.stats(the_id)))
 
 
@@ -128,6 +138,15 @@ def stats_fields(stats: Stats) -> dict[str, object]:
         "shells": stats.shells,
         "connections": stats.connections,
         "disk": [_disk(one) for one in stats.disk],
+        "network": _network(stats.network),
+    }
+
+
+def _network(network: NetworkUsage) -> dict[str, object]:
+    return {
+        "mode": network.mode,
+        "rx_bytes": network.rx_bytes,
+        "tx_bytes": network.tx_bytes,
     }
 
 

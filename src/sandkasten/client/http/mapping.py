@@ -34,7 +34,7 @@ from sandkasten.model.limits import Limits, Unenforced
 from sandkasten.model.mounts import Mounted
 from sandkasten.model.oneshot import Artifact, RunResult
 from sandkasten.model.policy import LIMIT_NAMES, parse_limits
-from sandkasten.model.sandbox import DiskUsage, Info, Process, SandboxStatus, Stats
+from sandkasten.model.sandbox import DiskUsage, Info, NetworkUsage, Process, SandboxStatus, Stats
 from sandkasten.model.tenancy import DEFAULT_TENANT
 from sandkasten.model.usage import ExecUsage, Usage
 
@@ -338,6 +338,18 @@ def stats_of(value: object) -> Stats:
             )
             for one in records(found.get("disk") or [], "disk")
         ),
+        network=_network_of(found.get("network")),
+    )
+
+
+def _network_of(value: object) -> NetworkUsage:
+    if value is None:
+        return NetworkUsage()
+    found = record(value, "network")
+    return NetworkUsage(
+        mode=text(found, "mode"),
+        rx_bytes=count(found, "rx_bytes"),
+        tx_bytes=count(found, "tx_bytes"),
     )
 
 
