@@ -13,6 +13,7 @@ import pytest
 from sandkasten.api.server import HttpRules
 from tests.api.serving import serving
 
+JSON = {"Content-Type": "application/json"}
 MIB = 1 << 20
 
 
@@ -231,11 +232,27 @@ async def test_a_client_that_leaves_in_the_middle_leaves_the_old_file(real_daemo
 
 
 async def test_a_body_that_does_not_come_ends_the_request(engine):
-    async with serving(engine, rules=HttpRules(body_timeout_s=0.3)) as daemon:
+    async with serving(engine, rules=HttpRules(upload_timeout_s=0.3)) as daemon:
         box = f"/v1/sessions/{await daemon.session()}/fs"
         reply = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(b"a", b"b", pause=1.0))
         assert reply.status == 408
         assert (await daemon.ask("GET", f"{box}/stat?path=f")).status == 404
+
+
+async def test_a_streamed_body_may_pause_longer_than_json_and_not_for_ever(engine):
+    rules = HttpRules(body_timeout_s=0.1, upload_timeout_s=0.4)
+    async with serving(engine, rules=rules) as daemon:
+        box = f"/v1/sessions/{await daemon.session()}/fs"
+        slow = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(*[b"a"] * 5, pause=0.2))
+        assert slow.status == 200
+        assert await read(daemon, box, "f") == b"aaaaa"
+        late = await daemon.ask(
+            "POST", f"{box}/write", data=pieces(b"{", b"}", pause=0.3), headers=JSON
+        )
+        assert late.status == 408
+        drips = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(*[b"b"] * 40, pause=0.2))
+        assert drips.status == 408
+        assert await read(daemon, box, "f") == b"aaaaa"
 
 
 async def test_a_body_above_the_bound_is_refused_and_leaves_nothing(engine):

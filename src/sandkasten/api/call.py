@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=BaseModel)
 # Bytes a second that the slowest client still manages.
 _SLOWEST = 4096
+# How many whole pauses a streamed body may take in all, beyond what its size allows.
+_PAUSES = 10
 
 
 class ClientLeft(Exception):
@@ -101,19 +103,24 @@ class Call:
         return checked(model, given)
 
     async def raw(self, most: int) -> bytes:
-        pieces = [piece async for piece in self.pieces(most)]
+        patience_s = self.server.rules.body_timeout_s
+        pieces = [piece async for piece in self._pieces(most, patience_s, patience_s)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """The body as it comes, each piece within its time and none of it too slowly."""
+    def pieces(self, most: int) -> AsyncIterator[bytes]:
+        """A streamed body as it comes: what makes it may take its time, and not for ever."""
+        patience_s = self.server.rules.upload_timeout_s
+        return self._pieces(most, patience_s, _PAUSES * patience_s)
+
+    async def _pieces(self, most: int, pause_s: float, in_all_s: float) -> AsyncIterator[bytes]:
+        """Each piece within `pause_s`, all of them within `in_all_s` and what their size allows."""
         told = self.connection.headers.get("content-length", "")
         if told.isascii() and told.isdigit() and (len(told) > 18 or int(told) > most):
             raise _too_large(most)
         receive = self.request.receive
-        patience_s = self.server.rules.body_timeout_s
         count, waited_s, more = 0, 0.0, True
         while more:
-            left_s = min(patience_s, patience_s + count / _SLOWEST - waited_s)
+            left_s = min(pause_s, in_all_s + count / _SLOWEST - waited_s)
             began = monotonic()
             try:
                 async with asyncio.timeout(left_s):

@@ -40,7 +40,9 @@ class HttpRules:
     max_upload_bytes: int = 10 << 30
     """Of one streamed body; the sandbox's quota stops it earlier."""
     body_timeout_s: float = 8.0
-    """Between two pieces of a body; and all of it together beyond what its size allows."""
+    """Between two pieces of a JSON body; and all of it together beyond what its size allows."""
+    upload_timeout_s: float = 60.0
+    """Between two pieces of a streamed body; ten times that in all, beyond what its size allows."""
     header_timeout_s: float = 8.0
     """From the connection, or the first byte of a request, to the end of its headers."""
     write_timeout_s: float = 60.0

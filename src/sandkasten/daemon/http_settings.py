@@ -34,6 +34,7 @@ class HttpSettings:
     allowed_origins: tuple[str, ...] = ()
     max_json_bytes: int = 16 << 20
     body_timeout_s: float = 8.0
+    upload_timeout_s: float = 60.0
     keep_alive_s: float = 75.0
     metrics_open: bool = False
     log_level: str = "info"
@@ -71,6 +72,7 @@ def http_settings(values: Mapping[str, Value], data_dir: Path) -> HttpSettings:
         allowed_origins=_texts(values["http.allowed_origins"]),
         max_json_bytes=int(_number(values["http.max_json_mb"]) * (1 << 20)),
         body_timeout_s=_number(values["http.body_timeout_seconds"]),
+        upload_timeout_s=_number(values["http.upload_timeout_seconds"]),
         keep_alive_s=_number(values["http.keep_alive_seconds"]),
         metrics_open=values["telemetry.metrics"] == "open",
         log_level=str(values["telemetry.log_level"]),

@@ -79,6 +79,7 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
                 allowed_origins=rules.allowed_origins,
                 max_json_bytes=rules.max_json_bytes,
                 body_timeout_s=rules.body_timeout_s,
+                upload_timeout_s=rules.upload_timeout_s,
                 metrics_open=rules.metrics_open,
             ),
             journal=books.journal,

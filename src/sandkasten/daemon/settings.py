@@ -225,6 +225,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("http.allowed_origins", names, []),
         _Setting("http.max_json_mb", figure, 16),
         _Setting("http.body_timeout_seconds", seconds, 8.0),
+        _Setting("http.upload_timeout_seconds", seconds, 60.0),
         _Setting("http.keep_alive_seconds", seconds, 75.0),
         _Setting("telemetry.metrics", choice("key", "open"), "key"),
         _Setting("telemetry.log_level", choice("debug", "info", "warning", "error"), "info"),
