@@ -86,7 +86,7 @@ if TYPE_CHECKING:
         ImageUsage,
         RemovedImage,
     )
-    from sandkasten.model.journal import StoredFile
+    from sandkasten.model.journal import StagedFile, StoredFile
     from sandkasten.model.oneshot import Artifact
     from sandkasten.model.sandbox import Info, Stats
     from sandkasten.model.usage import ExecUsage, Usage
@@ -166,7 +166,7 @@ _HOME = {
         "ImageUsage",
         "RemovedImage",
     ),
-    "sandkasten.model.journal": ("StoredFile",),
+    "sandkasten.model.journal": ("StagedFile", "StoredFile"),
     "sandkasten.model.oneshot": ("Artifact",),
     "sandkasten.model.sandbox": ("Info", "Stats"),
     "sandkasten.model.usage": ("ExecUsage", "Usage"),
@@ -244,6 +244,7 @@ __all__ = [
     "SessionExpired",
     "SessionNotFound",
     "ShellNotFound",
+    "StagedFile",
     "Stats",
     "StoreUnusable",
     "StoredFile",

@@ -81,6 +81,23 @@ def test_a_file_goes_into_the_store_and_out_again(run, tmp_path):
     assert run("files", "ls").out.split()[0] == "KEY"
 
 
+def test_a_file_is_staged_and_published_by_the_name_of_its_sandbox(tmp_path, cli, memory_only):
+    # In one process: on the memory backend only the daemon has its sandboxes.
+    with served(tmp_path / "data"):
+        box = cli("create").out.strip()
+        (tmp_path / "in").write_text("hi")
+        assert cli("files", "put", str(tmp_path / "in"), "--key", "k").status == 0
+        assert cli("files", "stage", "k", f"{box}:a/b").out == "/workspace/a/b\n"
+        assert told(cli("files", "stage", "k", f"{box}:c", "--json"))["size_bytes"] == 2
+        assert cli("files", "publish", f"{box}:a/b", "-k", "out", "--ttl", "1h").out == "out\n"
+        assert told(cli("files", "publish", f"{box}:c", "--json"))["key"].startswith("f_")
+        assert cli("files", "get", "out").out == "hi"
+        here = cli("files", "stage", "k", str(tmp_path))
+        assert here.status == 125
+        assert "ID:path" in here.err
+        assert cli("rm", box).status == 0
+
+
 def test_a_file_is_stored_from_a_pipe(process, cli):
     assert process("files", "put", "-", "--key", "k", stdin=b"piped\0").stdout == b"k\n"
     assert told(cli("files", "info", "k", "--json"))["size_bytes"] == 6

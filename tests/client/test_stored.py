@@ -6,7 +6,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from sandkasten import AsyncStoredFiles, Conflict, FileNotFound, InvalidRequest, StoredFiles
+from sandkasten import (
+    AsyncStoredFiles,
+    Conflict,
+    FileExists,
+    FileNotFound,
+    InvalidRequest,
+    Sandbox,
+    StoredFiles,
+)
 from tests.client.http.served import served
 
 
@@ -41,6 +49,27 @@ def test_a_file_is_put_listed_got_and_deleted(where, tmp_path):
             attempt(kept.key)
     with pytest.raises(InvalidRequest):
         files.put("a text")  # type: ignore[arg-type]
+
+
+def test_a_file_is_staged_into_a_sandbox_and_published_out_of_it(where):
+    files = StoredFiles(**where)
+    files.put(b"a,b\n", key="in.csv")
+    there = where if "url" in where else {**where, "backend": "memory"}
+    with Sandbox(**there) as box:
+        staged = box.stage("in.csv", "data/in.csv")
+        assert (staged.path, staged.size_bytes) == ("/workspace/data/in.csv", 4)
+        assert box.read("data/in.csv") == b"a,b\n"
+        with pytest.raises(FileExists):
+            box.stage("in.csv", "data/in.csv", overwrite=False)
+        with pytest.raises(FileNotFound):
+            box.stage("nope", "x")
+        kept = box.publish("data/in.csv", "out.csv", ttl_seconds=60)
+        assert (kept.key, kept.content_type) == ("out.csv", "text/csv")
+        assert kept.checksum == staged.checksum
+        unnamed = box.publish("data/in.csv")
+        with pytest.raises(FileNotFound):
+            box.publish("nope")
+    assert files.get("out.csv") == files.get(unnamed.key) == b"a,b\n"
 
 
 async def test_the_asynchronous_twin_does_the_same(where):

@@ -9,19 +9,20 @@ import secrets
 import sys
 import time
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from sandkasten.cli.output import age, put, put_json, put_table, report, say, size
 from sandkasten.cli.state import EXIT_OURS, State, go
-from sandkasten.errors import FileNotFound, FileTrouble, SandkastenError
+from sandkasten.errors import FileNotFound, FileTrouble, InvalidRequest, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from typing import BinaryIO
 
+    from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.model.journal import StoredFile
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -37,6 +38,8 @@ def commands() -> typer.Typer:
     group.command("ls")(_ls)
     group.command("info")(_info)
     group.command("rm")(_rm)
+    group.command("stage")(_stage)
+    group.command("publish")(_publish)
     return group
 
 
@@ -118,6 +121,34 @@ def _rm(
     raise SystemExit(go(_remove(_state(context, json), keys)))
 
 
+def _stage(
+    context: typer.Context,
+    key: Key,
+    target: Annotated[str, typer.Argument(metavar="ID:PATH", help="Where in which sandbox.")],
+    json: Json = False,
+) -> None:
+    """Put a stored file into a sandbox."""
+    go(_into(_state(context, json), key, target))
+
+
+def _publish(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="ID:PATH", help="A file of a sandbox.")],
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="f_<id> when left out.")
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option("--ttl", metavar="D", help="Deleted after 90 (seconds), 12h, 30d.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Keep a file of a sandbox, replacing what the key leads to; print its key."""
+    from sandkasten.cli.keys import seconds
+
+    ttl_s = None if ttl is None else seconds(ttl)
+    go(_out_of(_state(context, json), source, key, ttl_s))
+
+
 def _state(context: typer.Context, json: bool) -> State:
     state = cast("State", context.obj)
     state.json = json
@@ -165,6 +196,37 @@ async def _fetch(state: State, key: str, target: str) -> None:
         put_json({**described(row), "path": path})
     else:
         say(f"{path}: {size(row.size_bytes)}")
+
+
+async def _into(state: State, key: str, target: str) -> None:
+    box, path = await _inside(state, target)
+    staged = await box.stage(key, path)
+    if state.json:
+        put_json(asdict(staged))
+    else:
+        put(staged.path)
+
+
+async def _out_of(state: State, source: str, key: str | None, ttl_s: float | None) -> None:
+    box, path = await _inside(state, source)
+    row = await box.publish(path, key, ttl_seconds=ttl_s)
+    if state.json:
+        put_json(described(row))
+    else:
+        put(row.key)
+
+
+async def _inside(state: State, text: str) -> tuple[AsyncSandbox, str]:
+    from sandkasten.cli.names import Remote, resolve, side
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    where = side(text)
+    if not isinstance(where, Remote):
+        raise InvalidRequest(
+            f"{text} names no file of a sandbox", hint="write it as ID:path, as in sandkasten cp"
+        )
+    found = await resolve(state, where.sandbox)
+    return await AsyncSandbox.attach(found, **state.where), where.path
 
 
 async def _save(path: str, pieces: AsyncIterator[bytes]) -> None:

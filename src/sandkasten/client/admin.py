@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.client.places import Place
-    from sandkasten.model.journal import AuditRow, KeyRow, StoredFile
+    from sandkasten.client.transport import FilesTransport
+    from sandkasten.model.journal import AuditRow, KeyRow, StagedFile, StoredFile
     from sandkasten.model.keys import KeyRequest, MadeKey
 
 
@@ -48,6 +49,29 @@ class StoredTransport(Protocol):
         ...
 
     async def delete(self, key: str) -> None: ...
+    async def stage(
+        self,
+        files: FilesTransport,
+        sandbox_id: str,
+        key: str,
+        destination: str,
+        *,
+        overwrite: bool = True,
+    ) -> StagedFile:
+        """`files` has the sandbox, where this store cannot reach it by itself."""
+        ...
+
+    async def publish(
+        self,
+        files: FilesTransport,
+        sandbox_id: str,
+        source: str,
+        key: str | None = None,
+        *,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+    ) -> StoredFile: ...
 
 
 class BooksTransport(Protocol):

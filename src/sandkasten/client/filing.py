@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.client import transfer
+from sandkasten.client.admin import books_of
 from sandkasten.client.listing import listed
 from sandkasten.client.process import AsyncWatch
 from sandkasten.client.results import FileBytes, Transfer
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
     import builtins
     from os import PathLike
 
+    from sandkasten.client.places import Place
     from sandkasten.client.transport import FilesTransport, Transport
     from sandkasten.model.files import FileEntry
+    from sandkasten.model.journal import StagedFile, StoredFile
 
 
 class SandboxFiles:
     """For `AsyncSandbox` to be made of."""
 
     if TYPE_CHECKING:
+        _place: Place
 
         @property
         def id(self) -> str: ...
@@ -127,6 +131,39 @@ class SandboxFiles:
         """
         files = await self._files()
         return await transfer.download(files, self.id, remote, Path(local), max_bytes, progress)
+
+    async def stage(self, file_key: str, destination: str, *, overwrite: bool = True) -> StagedFile:
+        """Put a file of the file store into the sandbox, as a file named `destination`."""
+        files = await self._files()
+        async with books_of(self._place) as books:
+            return await books.files.stage(
+                files, self.id, file_key, destination, overwrite=overwrite
+            )
+
+    async def publish(
+        self,
+        source: str,
+        file_key: str | None = None,
+        *,
+        content_type: str | None = None,
+        ttl_seconds: float | None = None,
+        overwrite: bool = True,
+    ) -> StoredFile:
+        """Keep a whole file of the sandbox in the file store, where it outlives the sandbox.
+
+        Without a key it gets one (`f_<id>`); `StoredFiles` lists, gets and deletes.
+        """
+        files = await self._files()
+        async with books_of(self._place) as books:
+            return await books.files.publish(
+                files,
+                self.id,
+                source,
+                file_key,
+                content_type=content_type,
+                ttl_s=ttl_seconds,
+                overwrite=overwrite,
+            )
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncWatch:
         """Changes below a path, from the first one asked for until it is closed."""

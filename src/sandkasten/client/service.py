@@ -40,6 +40,7 @@ class AsyncSession(AsyncSandbox):
         """Made by `SandboxClient.create_session` and `get_session`."""
         super().__init__(url=client.base_url)
         self._client = client
+        self._place = client._place
         self._wanted = None
         self._info = info
         self._id = info.id

@@ -336,6 +336,8 @@ class Sandbox:
     remove = waiting(AsyncSandbox.remove)
     upload = waiting(AsyncSandbox.upload)
     download = waiting(AsyncSandbox.download)
+    stage = waiting(AsyncSandbox.stage)
+    publish = waiting(AsyncSandbox.publish)
     watch = giving(Watch, AsyncSandbox.watch)
 
 

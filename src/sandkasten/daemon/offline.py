@@ -13,6 +13,7 @@ from sandkasten.daemon.books import Books, open_books
 from sandkasten.daemon.compose import prepare_data_dir
 from sandkasten.daemon.single import only_daemon
 from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.filestore import Filing
 from sandkasten.errors import NotFound
 from sandkasten.model.journal import AuditRow
 from sandkasten.model.keys import MadeKey, make_key, new_row
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.daemon.settings import Settings
-    from sandkasten.model.journal import KeyRow, StoredFile
+    from sandkasten.engine.filestore import SandboxFiles
+    from sandkasten.model.journal import KeyRow, StagedFile, StoredFile
     from sandkasten.model.keys import KeyRequest
     from sandkasten.ports import Clock
 
@@ -132,6 +134,41 @@ class _Files:
     async def delete(self, key: str) -> None:
         await self._books.files.delete(DEFAULT_TENANT, key)
         await _audit(self._books, self._clock, "file.delete", key)
+
+    async def stage(
+        self,
+        files: SandboxFiles,
+        sandbox_id: str,
+        key: str,
+        destination: str,
+        *,
+        overwrite: bool = True,
+    ) -> StagedFile:
+        filing = Filing(files, self._books.files)
+        return await filing.stage(DEFAULT_TENANT, sandbox_id, key, destination, overwrite=overwrite)
+
+    async def publish(
+        self,
+        files: SandboxFiles,
+        sandbox_id: str,
+        source: str,
+        key: str | None = None,
+        *,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+    ) -> StoredFile:
+        row = await Filing(files, self._books.files).publish(
+            DEFAULT_TENANT,
+            sandbox_id,
+            source,
+            key,
+            content_type=content_type,
+            expires_at=None if ttl_s is None else self._clock.now() + ttl_s,
+            overwrite=overwrite,
+        )
+        await _audit(self._books, self._clock, "file.create", row.key)
+        return row
 
 
 async def _audit(books: Books, clock: Clock, action: str, target: str) -> None:

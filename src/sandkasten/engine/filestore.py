@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.errors import Conflict, InternalError, NotRegular, QuotaExceeded
+from sandkasten.model.journal import StagedFile
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterable, AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
-    from sandkasten.engine.files import Files
     from sandkasten.model.files import FileEntry
     from sandkasten.model.journal import StoredFile
     from sandkasten.ports import FileStore
@@ -26,21 +26,31 @@ _STAGED_MODE = 0o644
 _UNKNOWN = "application/octet-stream"
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    path: str
-    """Where it lies in the sandbox, absolute."""
-    file: StoredFile
+class SandboxFiles(Protocol):
+    """What is needed of the file verbs."""
+
+    def read_stream(
+        self, sandbox_id: str, path: str
+    ) -> AbstractAsyncContextManager[tuple[FileEntry, AsyncIterator[bytes]]]: ...
+    async def write(
+        self,
+        sandbox_id: str,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+    ) -> FileEntry: ...
 
 
 class Filing:
-    def __init__(self, files: Files, store: FileStore) -> None:
+    def __init__(self, files: SandboxFiles, store: FileStore) -> None:
         self._files = files
         self._store = store
 
     async def stage(
         self, tenant: str, sandbox_id: str, key: str, destination: str, *, overwrite: bool = True
-    ) -> Staged:
+    ) -> StagedFile:
         """Put a stored file into a sandbox; missing directories are made."""
         async with self._store.read(tenant, key) as (row, pieces):
             entry = await self._files.write(
@@ -50,7 +60,7 @@ class Filing:
                 mode=_STAGED_MODE,
                 overwrite=overwrite,
             )
-        return Staged(entry.path, row)
+        return StagedFile(entry.path, row.size_bytes, row.key, row.checksum)
 
     async def publish(
         self,

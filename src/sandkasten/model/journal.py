@@ -118,3 +118,14 @@ class StoredFile:
     created_at: float
     expires_at: float | None = None
     metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A stored file that was put into a sandbox."""
+
+    path: str
+    """Where it lies in the sandbox, absolute."""
+    size_bytes: int
+    file_key: str
+    checksum: str

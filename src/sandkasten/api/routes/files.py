@@ -1,4 +1,4 @@
-"""The file store: files that outlive sandboxes, put, got and deleted by key; staged and published.
+"""The file store: files that outlive sandboxes, put, got and deleted by key.
 
 Bodies are streamed both ways. A file is sent as an attachment, never as a page of ours.
 """
@@ -12,25 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from starlette.responses import Response
 
-from sandkasten.api.auth import require
 from sandkasten.api.call import checked
 from sandkasten.api.multipart import Form
-from sandkasten.api.printing import answer, moments
+from sandkasten.api.printing import answer
 from sandkasten.api.ranges import Span, Unsatisfiable, Version, disposition, wanted
-from sandkasten.api.routing import Answer, Body, Query, Route
-from sandkasten.engine.filestore import Filing, no_room
+from sandkasten.api.routing import Answer, Query, Route
+from sandkasten.api.stored import File, expiry_of, file_fields, room_of, store_of
+from sandkasten.engine.filestore import no_room
 from sandkasten.errors import (
     Busy,
     Conflict,
     FileNotFound,
     InvalidRequest,
-    IsADirectory,
-    NotRegular,
     PayloadTooLarge,
-    PolicyDenied,
     QuotaExceeded,
-    SessionExpired,
-    SessionNotFound,
     UnsupportedByBackend,
 )
 
@@ -69,51 +64,10 @@ class ListQuery(Query):
     cursor: str | None = Field(None, description="`next` of the page before.")
 
 
-class StageBody(Body):
-    file_key: str
-    destination: str
-    overwrite: bool = True
-
-
-class PublishBody(Body):
-    source: str
-    file_key: str | None = None
-    content_type: str | None = None
-    ttl_seconds: Annotated[float, Field(gt=0, le=10**10, strict=False)] | None = None
-    checksum: str | None = Field(None, pattern=r"^(sha256:)?[0-9a-fA-F]{64}$")
-    overwrite: bool = True
-
-
-class File(Answer):
-    key: str
-    file_key: str
-    size: int
-    size_bytes: int
-    content_type: str
-    checksum: str
-    created_at: str
-    expires_at: str | None
-    created_at_unix: float
-    expires_at_unix: float | None
-    metadata: dict[str, str]
-
-
 class FileList(Answer):
     files: list[File]
     count: int
     next: str | None
-
-
-class StagedFile(Answer):
-    ok: bool
-    path: str
-    size_bytes: int
-    file_key: str
-    checksum: str
-
-
-class Published(File):
-    ok: bool
 
 
 class Deleted(Answer):
@@ -122,7 +76,7 @@ class Deleted(Answer):
 
 
 async def put(call: Call) -> Response:
-    store = _store(call)
+    store = store_of(call)
     given = dict(call.connection.query_params)
     call.query(PutQuery)
     most = call.server.rules.max_upload_bytes + _AROUND
@@ -136,9 +90,9 @@ async def put(call: Call) -> Response:
     row = await store.put(
         call.principal.tenant,
         asked.key,
-        _within(await _room(call, store), data),
+        _within(await room_of(call, store), data),
         content_type=asked.content_type or part_type or _OCTETS,
-        expires_at=_expiry(call, asked.ttl_seconds),
+        expires_at=expiry_of(call, asked.ttl_seconds),
         metadata=_metadata(asked.metadata),
         expect_sha256=asked.checksum,
         overwrite=asked.overwrite,
@@ -148,7 +102,7 @@ async def put(call: Call) -> Response:
 
 async def listed(call: Call) -> Response:
     query = call.query(ListQuery)
-    found = await _store(call).list(
+    found = await store_of(call).list(
         call.principal.tenant, prefix=query.prefix, limit=query.limit + 1, after=query.cursor
     )
     page = found[: query.limit]
@@ -162,7 +116,7 @@ async def listed(call: Call) -> Response:
 
 
 async def get(call: Call) -> Response:
-    store = _store(call)
+    store = store_of(call)
     row = await store.get(call.principal.tenant, call.path("key"))
     version = _StoredVersion(
         row.size_bytes, int(row.created_at), strong=True, checksum=row.checksum
@@ -199,61 +153,8 @@ async def get(call: Call) -> Response:
 
 async def delete(call: Call) -> Response:
     key = call.path("key")
-    await _store(call).delete(call.principal.tenant, key)
+    await store_of(call).delete(call.principal.tenant, key)
     return answer({"ok": True, "key": key})
-
-
-async def stage(call: Call) -> Response:
-    require(call.principal, "files")
-    body = await call.body(StageBody)
-    filing = Filing(call.engine.files, _store(call))
-    done = await filing.stage(
-        call.principal.tenant,
-        await call.session(),
-        body.file_key,
-        body.destination,
-        overwrite=body.overwrite,
-    )
-    return answer(
-        {
-            "ok": True,
-            "path": done.path,
-            "size_bytes": done.file.size_bytes,
-            "file_key": done.file.key,
-            "checksum": done.file.checksum,
-        }
-    )
-
-
-async def publish(call: Call) -> Response:
-    require(call.principal, "files")
-    body = await call.body(PublishBody)
-    store = _store(call)
-    row = await Filing(call.engine.files, store).publish(
-        call.principal.tenant,
-        await call.session(),
-        body.source,
-        body.file_key,
-        content_type=body.content_type,
-        expires_at=_expiry(call, body.ttl_seconds),
-        expect_sha256=body.checksum,
-        overwrite=body.overwrite,
-        room_bytes=await _room(call, store),
-    )
-    return answer({"ok": True, **file_fields(row)})
-
-
-def file_fields(row: StoredFile) -> dict[str, object]:
-    return {
-        "key": row.key,
-        "file_key": row.key,
-        "size": row.size_bytes,
-        "size_bytes": row.size_bytes,
-        "content_type": row.content_type,
-        "checksum": row.checksum,
-        **moments(created_at=row.created_at, expires_at=row.expires_at),
-        "metadata": dict(row.metadata),
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,15 +226,6 @@ async def _alone(data: AsyncIterator[bytes], form: AsyncIterator[Any]) -> AsyncI
         raise _form(f"{part.name[:40]!r} comes after the file")
 
 
-async def _room(call: Call, store: FileStore) -> int | None:
-    """How many bytes more the tenant may have; None: as many as there are."""
-    most = call.principal.quota.max_disk_bytes
-    if most is None:
-        return None
-    tenant = call.principal.tenant
-    return max(0, most - await call.engine.disk_of(tenant) - await store.usage(tenant))
-
-
 async def _within(room: int | None, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     count = 0
     async for piece in data:
@@ -360,18 +252,6 @@ def _metadata(text: str | None) -> dict[str, str]:
     return found
 
 
-def _expiry(call: Call, ttl_s: float | None) -> float | None:
-    return None if ttl_s is None else call.server.clock.now() + ttl_s
-
-
-def _store(call: Call) -> FileStore:
-    if call.server.files is None:
-        raise UnsupportedByBackend(
-            "this daemon keeps no files", hint="it takes one with a database"
-        )
-    return call.server.files
-
-
 def _form(why: str) -> InvalidRequest:
     return InvalidRequest(
         f"the form cannot be taken: {why}",
@@ -385,7 +265,6 @@ _HEADERS = {
     "If-Range": "With Range: only when it is still this one.",
     "If-None-Match": "Nothing (304) when it is still this one.",
 }
-_GONE = (SessionNotFound, SessionExpired, UnsupportedByBackend)
 
 ROUTES = (
     Route(
@@ -453,28 +332,5 @@ ROUTES = (
         scope="files",
         answer=Deleted,
         errors=(FileNotFound, QuotaExceeded, UnsupportedByBackend),
-    ),
-    Route(
-        "POST",
-        "/v1/sessions/{id}/files/stage",
-        stage,
-        "Put a stored file into a session",
-        "files",
-        body=StageBody,
-        answer=StagedFile,
-        errors=(*_GONE, FileNotFound, PolicyDenied, QuotaExceeded, IsADirectory, Conflict),
-        description="Takes the scopes sessions and files.",
-    ),
-    Route(
-        "POST",
-        "/v1/sessions/{id}/files/publish",
-        publish,
-        "Keep a file of a session in the store",
-        "files",
-        body=PublishBody,
-        answer=Published,
-        errors=(*_GONE, FileNotFound, PolicyDenied, NotRegular, PayloadTooLarge, QuotaExceeded),
-        description="Takes the scopes sessions and files. The whole file, replacing what the key "
-        "led to.",
     ),
 )

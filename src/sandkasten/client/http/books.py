@@ -24,7 +24,7 @@ from sandkasten.client.http.values import (
     texts,
 )
 from sandkasten.model.filekeys import known_file_key, no_such_file
-from sandkasten.model.journal import AuditRow, KeyRow, StoredFile
+from sandkasten.model.journal import AuditRow, KeyRow, StagedFile, StoredFile
 from sandkasten.model.keys import MadeKey, parse_scopes
 from sandkasten.model.tenancy import TenantQuota
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sandkasten.client.http.connection import Connection
+    from sandkasten.client.transport import FilesTransport
     from sandkasten.model.keys import KeyRequest
 
 _KEYS: Final = "/v1/keys"
@@ -160,6 +161,51 @@ class HttpStored:
 
     async def delete(self, key: str) -> None:
         await self._connection.ask(Order("DELETE", _path(key)))
+
+    async def stage(
+        self,
+        files: FilesTransport,
+        sandbox_id: str,
+        key: str,
+        destination: str,
+        *,
+        overwrite: bool = True,
+    ) -> StagedFile:
+        """Inside the daemon; nothing of the file comes here."""
+        body = {"file_key": key, "destination": destination, "overwrite": overwrite}
+        path = f"/v1/sessions/{quote(sandbox_id, safe='')}/files/stage"
+        order = Order("POST", path, body, repeatable=overwrite, answer_s=None)
+        told = record(await self._connection.ask(order))
+        return StagedFile(
+            path=text(told, "path"),
+            size_bytes=count(told, "size_bytes"),
+            file_key=text(told, "file_key"),
+            checksum=text(told, "checksum"),
+        )
+
+    async def publish(
+        self,
+        files: FilesTransport,
+        sandbox_id: str,
+        source: str,
+        key: str | None = None,
+        *,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+    ) -> StoredFile:
+        body = given(
+            source=source,
+            file_key=key,
+            content_type=content_type,
+            ttl_seconds=ttl_s,
+            overwrite=overwrite,
+        )
+        path = f"/v1/sessions/{quote(sandbox_id, safe='')}/files/publish"
+        # Without a key each request makes one of its own.
+        again = overwrite and key is not None
+        order = Order("POST", path, body, repeatable=again, answer_s=None)
+        return _file(record(await self._connection.ask(order)))
 
     async def _pieces(self, answer: aiohttp.ClientResponse, key: str) -> AsyncGenerator[bytes]:
         async with reading(self._connection, f"{key} was read"):
