@@ -63,7 +63,8 @@ def build() -> typer.Typer:
     """The whole application."""
     app = typer.Typer(
         name="sandkasten",
-        help="Sandboxes that start in milliseconds, remember, and cannot be wedged.",
+        help="Sandboxes that start in milliseconds, remember, and cannot be wedged. A daemon that "
+        "serves the data directory does the work; without one, this process does.",
         epilog=_STATUSES,
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -265,7 +266,7 @@ def _exec(
     ] = "default",
     json: Json = False,
 ) -> None:
-    """Run a command in a sandbox; output as it comes, exit status of the command."""
+    """Run a command in a sandbox. Output as it comes, exit status of the command."""
     from sandkasten.cli import executing, running
 
     if command[0] == "--":
@@ -335,7 +336,7 @@ def _ps(context: typer.Context, id: Id, json: Json = False) -> None:
 
 
 def _stats(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Show what a sandbox uses: memory, cpu, processes, disk, network."""
+    """Show what a sandbox uses. Memory, cpu, processes, disk, network."""
     from sandkasten.cli import showing
 
     go(showing.stats(_state(context, json=json), id))
@@ -413,7 +414,7 @@ def _doctor(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Say what sandboxes need here, whether it is there, and what to do where it is not."""
+    """Say what sandboxes need here. Whether it is there, and what to do where it is not."""
     from sandkasten.cli import doctor
 
     raise SystemExit(go(doctor.examine(_state(context, json=json), measure=measure)))

@@ -20,8 +20,19 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 
 
+# The first character keeps click from joining the lines.
+_EXAMPLES = """\b
+Examples:
+  sandkasten audit ls --tenant acme --limit 20
+  sandkasten audit ls --action key.create --json
+  sandkasten audit ls --follow
+
+Takes the operator, or a key with scope admin. Commands and files inside a session
+are not in it. How long it is kept: retention.audit_seconds."""
+
+
 def commands() -> typer.Typer:
-    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, epilog=_EXAMPLES)
     group.callback(help="Who changed what through the daemon.")(_nothing)
     group.command("ls")(_ls)
     return group
@@ -43,7 +54,9 @@ def _nothing() -> None:
 
 def _ls(
     context: typer.Context,
-    tenant: Annotated[str | None, typer.Option("--tenant", "-t", metavar="T")] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", "-t", metavar="T", help="Only this one.")
+    ] = None,
     action: Annotated[
         str | None, typer.Option("--action", "-a", metavar="A", help="session.create, key.revoke…")
     ] = None,

@@ -22,8 +22,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
+# The first character keeps click from joining the lines.
+_EXAMPLES = """\b
+Examples:
+  sandkasten key create --tenant acme --name ci > ci.key
+  sandkasten key create -t acme --scope sessions --expires 30d \\
+    --max-sessions 20 --max-memory 8G --max-disk 50G --rate 100
+  sandkasten key revoke key_4f0c1d2e3a5b
+
+Through the running daemon, as its operator (Unix socket) or with a key of scope
+admin; without a daemon in its data directory, before the first start for instance.
+A tenant begins with the first key that names it."""
+
+
 def commands() -> typer.Typer:
-    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, epilog=_EXAMPLES)
     group.callback(help="API keys, each with its tenant, scopes and quotas.")(_nothing)
     group.command("create")(_create)
     group.command("ls")(_ls)
@@ -108,7 +121,7 @@ def _ls(
     tenant: Annotated[str | None, typer.Option("--tenant", "-t", metavar="T")] = None,
     json: Json = False,
 ) -> None:
-    """List keys, revoked and expired ones among them; never the keys themselves."""
+    """List keys. Revoked and expired ones among them; never the keys themselves."""
     go(_list(_state(context, json), tenant))
 
 

@@ -19,9 +19,28 @@ session_ttl_seconds: 30m
 """
 
 
+# The first character keeps click from joining the lines.
+_SERVE: Final = """\b
+Examples:
+  sandkasten serve                            loopback, ./sandkasten.yaml
+  sandkasten serve --listen 0.0.0.0:8443 \\
+    --tls-cert chain.pem --tls-key key.pem    other machines; takes a key
+  sandkasten --data-dir /srv/box serve --config /etc/box.yaml
+
+It also listens on daemon.sock in the data directory: whoever can open that file
+is the operator and needs no key. On loopback it takes requests without one until
+the first key exists (sandkasten key create); any other address needs one.
+SIGTERM lets answers finish (drain_seconds), a second one ends at once. One line
+says when it is ready; then stderr has one JSON object for each event.
+Every setting: sandkasten config show --origin"""
+_INIT: Final = """\b
+Example:
+  sandkasten init --config /etc/box.yaml --listen 0.0.0.0:8080"""
+
+
 def add_to(app: typer.Typer) -> None:
-    app.command("serve")(_serve)
-    app.command("init")(_init)
+    app.command("serve", epilog=_SERVE)(_serve)
+    app.command("init", epilog=_INIT)(_init)
 
 
 def _serve(
@@ -33,9 +52,11 @@ def _serve(
         str | None, typer.Option(metavar="FILE", help="The settings file to read.")
     ] = None,
     api_key_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A file that holds the key.")
+        str | None, typer.Option(metavar="FILE", help="A file that holds the operator's key.")
     ] = None,
-    tls_cert: Annotated[str | None, typer.Option(metavar="PEM", help="A certificate.")] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(metavar="PEM", help="A certificate chain: HTTPS.")
+    ] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Its key.")] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="L", help="debug, info, warning or error.")
@@ -64,8 +85,12 @@ def _init(
     config: Annotated[
         str, typer.Option(metavar="FILE", help="The settings file to write.")
     ] = "sandkasten.yaml",
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8080",
-    default_image: Annotated[str, typer.Option(metavar="I")] = "host",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the daemon will listen.")
+    ] = "127.0.0.1:8080",
+    default_image: Annotated[
+        str, typer.Option(metavar="I", help="What sandboxes run on that name no image.")
+    ] = "host",
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
 ) -> None:
     """Write a settings file and a key for a daemon."""

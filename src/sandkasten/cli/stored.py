@@ -30,8 +30,18 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="f_…, or the key it wa
 _PIECE = 1 << 18
 
 
+# The first character keeps click from joining the lines.
+_EXAMPLES = """\b
+Examples:
+  sandkasten files put table.csv --key inputs/table.csv --ttl 30d
+  sandkasten files stage inputs/table.csv sbx_0123:in/table.csv
+  sandkasten files publish sbx_0123:out/report.pdf --key runs/7/report.pdf
+  sandkasten files get runs/7/report.pdf .
+  tar c src | sandkasten files put - --key src.tar"""
+
+
 def commands() -> typer.Typer:
-    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, epilog=_EXAMPLES)
     group.callback(help="Files that outlive sandboxes.")(_nothing)
     group.command("put")(_put)
     group.command("get")(_get)
@@ -142,7 +152,7 @@ def _publish(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Keep a file of a sandbox, replacing what the key leads to; print its key."""
+    """Keep a file of a sandbox; print its key. Replaces what the key leads to."""
     from sandkasten.cli.keys import seconds
 
     ttl_s = None if ttl is None else seconds(ttl)

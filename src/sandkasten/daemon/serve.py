@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -89,8 +88,7 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
             metrics=metrics,
             version=version("sandkasten"),
         )
-        recovered = await engine.recover()
-        log.info("daemon.recovered", extra={"sandkasten": asdict(recovered)})
+        await engine.recover()
         await stack.enter_async_context(books.kept_short(clock, UPKEEP_EVERY_S))
         app = App(server, ALL)
         http = await stack.enter_async_context(listening(app, rules, server.rules))
