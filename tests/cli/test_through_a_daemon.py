@@ -54,6 +54,23 @@ def test_every_way_to_look_at_a_sandbox(cli, box, tmp_path):
     assert cli("cp", f"{box}:nothing", str(tmp_path / "out")).status == 125
 
 
+def test_an_operator_acts_for_a_tenant_by_its_name(daemon, cli, box, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_TENANT", "acme")
+    theirs = cli("create").out.strip()
+    assert [one["id"] for one in json.loads(cli("ls", "--json").out)] == [theirs]
+    assert cli("exec", theirs, "echo hi").out == "hi\n"
+    assert cli("exec", box, "true").status == 125
+    assert cli("files", "put", __file__, "--key", "k").status == 0
+    assert cli("rm", theirs).status == 0
+    alone = cli("--embedded", "ls")
+    assert alone.status == 125
+    assert "SANDKASTEN_TENANT" in alone.err
+    assert "SANDKASTEN_TENANT" in cli("--embedded", "files", "ls").err
+    monkeypatch.delenv("SANDKASTEN_TENANT")
+    assert [one["id"] for one in json.loads(cli("ls", "--json").out)] == [box]
+    assert json.loads(cli("files", "ls", "--json").out) == []
+
+
 def test_workspaces_and_images_are_the_daemons(daemon, cli):
     assert cli("workspace", "create", "alpha", "--size", "20").status == 0
     assert [one["name"] for one in json.loads(cli("workspace", "ls", "--json").out)] == ["alpha"]

@@ -21,7 +21,10 @@ _STATUSES: Final = (
     "Exit status: that of what ran inside; 124 when its time ran out; 125 for an error of ours; "
     "126 or 127 when the program cannot be executed or is not there; 128 + N when signal N ended "
     "it; 130 for Ctrl-C; 2 for a command line that makes no sense; 1 when doctor finds something "
-    "missing. With --json, stdout holds one document: the answer, or the error."
+    "missing. With --json, stdout holds one document: the answer, or the error.\n\n"
+    "Environment: SANDKASTEN_URL and SANDKASTEN_API_KEY (which daemon), SANDKASTEN_TENANT (whom an "
+    "operator acts for), SANDKASTEN_DATA_DIR, SANDKASTEN_CONFIG; each setting has one of its own "
+    "(sandkasten config show)."
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -25,12 +25,13 @@ def whom(state: State) -> Place:
         if state.url is not None:
             raise InvalidRequest("--url and --embedded exclude each other", hint="say one of them")
         # Named, so that SANDKASTEN_URL does not count.
-        return Place(str(_settings(state).data_dir), state.backend)
+        tenant = os.environ.get("SANDKASTEN_TENANT") or None
+        return Place(str(_settings(state).data_dir), state.backend, tenant=tenant)
     named = place_of(state.data_dir, state.backend, state.url, state.api_key)
     if named.url is not None:
         return named
     path = str(_settings(state).http.socket)
-    return Place(url=f"unix://{path}") if answers(path) else named
+    return Place(url=f"unix://{path}", tenant=named.tenant) if answers(path) else named
 
 
 def answers(path: str) -> bool:

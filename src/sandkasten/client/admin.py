@@ -9,6 +9,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from sandkasten.client.places import no_tenant
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
@@ -96,6 +98,7 @@ class BooksTransport(Protocol):
 async def books_of(place: Place) -> AsyncIterator[BooksTransport]:
     """The books of a daemon, or of a data directory that none serves."""
     if place.url is None:
+        no_tenant(place)
         from sandkasten.client.embedded import open_books
 
         async with open_books(place) as opened:
@@ -104,7 +107,7 @@ async def books_of(place: Place) -> AsyncIterator[BooksTransport]:
     from sandkasten.client.http.books import HttpBooks
     from sandkasten.client.http.connection import Connection
 
-    connection = Connection(place.url, place.api_key)
+    connection = Connection(place.url, place.api_key, place.tenant)
     try:
         yield HttpBooks(connection)
     finally:

@@ -32,6 +32,8 @@ class Place:
     backend: str | None = None
     url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    tenant: str | None = None
+    """Whom an operator acts for; a key's own tenant by default."""
 
     def flags(self) -> dict[str, str]:
         given = {"data_dir": self.data_dir, "backend": self.backend}
@@ -51,6 +53,7 @@ def place_of(
             hint="url is for a daemon, data_dir for sandboxes of this process; give one of them",
             field="url",
         )
+    tenant = os.environ.get("SANDKASTEN_TENANT") or None
     if url is None and data_dir is None:
         url = os.environ.get("SANDKASTEN_URL") or None
     if url is None:
@@ -60,11 +63,11 @@ def place_of(
                 hint="give the daemon's address as url, or in SANDKASTEN_URL",
                 field="api_key",
             )
-        return Place(None if data_dir is None else fspath(data_dir), backend)
+        return Place(None if data_dir is None else fspath(data_dir), backend, tenant=tenant)
     if api_key is None and not url.startswith("unix:"):
         # Whoever can open the socket is the operator already; a key could only make him less.
         api_key = os.environ.get("SANDKASTEN_API_KEY") or None
-    return Place(url=url, api_key=api_key)
+    return Place(url=url, api_key=api_key, tenant=tenant)
 
 
 class _Servers:
@@ -133,14 +136,25 @@ async def held(
 async def open_transport(place: Place) -> Transport:
     """A connection of its own, which the caller closes."""
     if place.url is None:
+        no_tenant(place)
         from sandkasten.client.embedded import open_engine
 
         return await open_engine(place)
     # In a thread, because the first import takes a while and the loop may be somebody's server.
-    return await asyncio.to_thread(_http, place.url, place.api_key)
+    return await asyncio.to_thread(_http, place.url, place)
 
 
-def _http(url: str, api_key: str | None) -> Transport:
+def no_tenant(place: Place) -> None:
+    """Without a daemon there is one tenant; to act on its things instead would be a surprise."""
+    if place.tenant is not None:
+        raise InvalidRequest(
+            "SANDKASTEN_TENANT names a tenant, and there is no daemon here",
+            hint="name one with --url or SANDKASTEN_URL, or unset the variable",
+            field="tenant",
+        )
+
+
+def _http(url: str, place: Place) -> Transport:
     try:
         from sandkasten.client.http.transport import HttpTransport
     except ModuleNotFoundError as exc:
@@ -150,7 +164,7 @@ def _http(url: str, api_key: str | None) -> Transport:
             f"speaking to a daemon needs a library that is not installed ({exc.name})",
             hint="pip install sandkasten",
         ) from exc
-    return HttpTransport(url, api_key)
+    return HttpTransport(url, place.api_key, place.tenant)
 
 
 def _forget_closed_loops() -> None:

@@ -61,9 +61,10 @@ class Order:
 class Connection:
     """Belongs to one event loop. Holds sockets open until `aclose`."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, tenant: str | None = None) -> None:
         self.address: Address = address_of(url)
         self._api_key = api_key
+        self._tenant = tenant
         self._http: aiohttp.ClientSession | None = None
         self._reached = False
         self._random = random.Random()  # noqa: S311  (spreads retries, guards nothing)
@@ -193,6 +194,8 @@ class Connection:
             headers = {"User-Agent": "sandkasten-python", "Accept-Encoding": "identity"}
             if self._api_key is not None:
                 headers["Authorization"] = f"Bearer {self._api_key}"
+            if self._tenant is not None:
+                headers["X-Sandkasten-Tenant"] = self._tenant
             connector: aiohttp.BaseConnector
             if self.address.socket is not None:
                 connector = aiohttp.UnixConnector(

@@ -50,8 +50,8 @@ _EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
 class HttpTransport:
     """Belongs to one event loop."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self.connection = Connection(url, api_key)
+    def __init__(self, url: str, api_key: str | None = None, tenant: str | None = None) -> None:
+        self.connection = Connection(url, api_key, tenant)
         self.files = HttpFiles(self.connection)
         self.images = HttpImages(self.connection)
         self.workspaces = HttpWorkspaces(self.connection)
