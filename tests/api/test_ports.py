@@ -41,6 +41,7 @@ async def test_a_request_reaches_the_server_and_its_answer_comes_back(real_daemo
     assert told["headers"]["x-own"] == "kept"
     assert told["headers"]["host"] == "localhost:8000"
     assert told["headers"]["x-forwarded-prefix"] == web
+    assert len(reply.headers.getall("Date")) == 1
 
 
 async def test_neither_our_key_nor_a_cookie_goes_in_and_nothing_acts_on_our_origin(

@@ -46,6 +46,8 @@ _ACTING: Final = frozenset(
         "access-control-allow-credentials", "report-to", "nel", "x-request-id",
     }
 )  # fmt: skip
+# The server sets its own, and there must be one.
+_OURS: Final = frozenset({"date"})
 OPAQUE: Final = (
     b"content-security-policy",
     b"sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
@@ -206,7 +208,7 @@ def back_headers(
     kept = []
     for name, value in headers:
         text = name.decode("latin-1").lower()
-        if text in HOP or text in _ACTING:
+        if text in HOP or text in _ACTING or text in _OURS:
             continue
         if text == "location" and value.startswith(b"/") and not value.startswith(b"//"):
             value = target.prefix.encode() + value
