@@ -41,10 +41,12 @@ async def tunnel(call: Call, websocket: WebSocket, the_id: str, target: Target) 
         await websocket.accept(subprotocol=inner.protocol.subprotocol)
         inward = asyncio.create_task(_inward(websocket, inner))
         outward = asyncio.create_task(_outward(websocket, inner))
-        _, rest = await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(inward, outward, return_exceptions=True)
+        try:
+            await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (inward, outward):
+                task.cancel()
+            await asyncio.gather(inward, outward, return_exceptions=True)
         await _closed(websocket, inner)
 
 
