@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from sandkasten.daemon.protocol import guarded
+from sandkasten.daemon.websockets import guarded_websocket
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _http(app: App, rules: HttpSettings, guard: HttpRules, *, tls: ssl.SSLContex
         log_config=None,
         access_log=False,
         lifespan="off",
-        ws="websockets-sansio",
+        ws=guarded_websocket(guard),
         # A frame of a terminal or a proxied page; larger messages come in several.
         ws_max_size=16 << 20,
         server_header=False,
