@@ -115,3 +115,25 @@ while True:
     sock, _ = server.accept()
     threading.Thread(target=serve, args=(sock,), daemon=True).start()
 """
+
+# One message in a hundred thousand empty frames around two that are not.
+FRAGMENTS = """
+import base64, hashlib, socket
+server = socket.create_server(("127.0.0.1", 8004))
+while True:
+    sock, _ = server.accept()
+    head = b""
+    while b"\\r\\n\\r\\n" not in head: head += sock.recv(65536) or b"\\r\\n\\r\\n"
+    fields = dict(l.split(": ", 1) for l in head.decode().split("\\r\\n")[1:] if ": " in l)
+    key = {k.lower(): v for k, v in fields.items()}.get("sec-websocket-key", "")
+    accept = base64.b64encode(hashlib.sha1(
+        (key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()).decode()
+    try:
+        sock.sendall(("HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\n"
+            f"Connection: Upgrade\\r\\nSec-WebSocket-Accept: {accept}\\r\\n\\r\\n").encode())
+        sock.sendall(b"\\x02\\x01a" + b"\\x00\\x00" * 100000 + b"\\x80\\x01b")
+        sock.recv(1)
+    except OSError:
+        pass
+    sock.close()
+"""

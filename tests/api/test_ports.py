@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from sandkasten.model.execution import ExecRequest
-from tests.api.inner_servers import ECHO, GARBAGE, HOSTILE, PLAIN
+from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
 
 
@@ -216,3 +216,23 @@ async def test_a_websocket_with_a_fragment_in_its_path_is_no_failure(real_daemon
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     )
     assert (await say(real_daemon.port, asked.encode())).status == 502
+
+
+async def test_a_message_in_any_number_of_frames_is_one_and_keeps_nobody_waiting(real_daemon):
+    the_id = await real_daemon.session()
+    await listening(real_daemon, the_id, FRAGMENTS, 8004)
+    slowest = 0.0
+
+    async def look():
+        nonlocal slowest
+        while True:
+            began = asyncio.get_running_loop().time()
+            await asyncio.sleep(0)
+            slowest = max(slowest, asyncio.get_running_loop().time() - began)
+
+    looking = asyncio.create_task(look())
+    url = f"{real_daemon.url}/v1/sessions/{the_id}/ports/8004/"
+    async with asyncio.timeout(30), real_daemon.http.ws_connect(url) as socket:
+        assert await socket.receive_bytes() == b"ab"
+    looking.cancel()
+    assert slowest < 0.25

@@ -18,6 +18,8 @@ from sandkasten.api.server import HttpRules
 if TYPE_CHECKING:
     import asyncio
 
+    from websockets.frames import Frame
+
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
@@ -33,6 +35,15 @@ def guarded_websocket(rules: HttpRules) -> type[WebSocketsSansIOProtocol]:
 class GuardedWebSocket(WebSocketsSansIOProtocol):
     rules_: ClassVar[HttpRules] = HttpRules()
     _stalled: asyncio.TimerHandle | None = None
+
+    def handle_cont(self, event: Frame) -> None:
+        # One buffer: a message can come in any number of empty frames.
+        if not isinstance(self.frames[0], bytearray):
+            self.frames = [bytearray(self.frames[0])]  # type: ignore[list-item]
+        self.frames[0] += event.data
+        if event.fin:
+            self.frames = [bytes(self.frames[0])]
+            self.send_receive_event_to_app()
 
     def pause_writing(self) -> None:
         super().pause_writing()
