@@ -18,7 +18,6 @@ from sandkasten.api.server import HttpRules
 if TYPE_CHECKING:
     import asyncio
 
-    from websockets.frames import Frame
 
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
@@ -36,7 +35,7 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     rules_: ClassVar[HttpRules] = HttpRules()
     _stalled: asyncio.TimerHandle | None = None
 
-    def handle_cont(self, event: Frame) -> None:
+    def handle_cont(self, event: Any) -> None:
         # One buffer: a message can come in any number of empty frames.
         if not isinstance(self.frames[0], bytearray):
             self.frames = [bytearray(self.frames[0])]  # type: ignore[list-item]
