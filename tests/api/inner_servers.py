@@ -80,3 +80,60 @@ while True:
     sock.sendall(b"\\x00\\x01 this is no HTTP\\r\\n\\r\\n")
     sock.close()
 """
+
+# Answers byte for byte what it is asked for in base64; `/quiet` begins an answer and never ends it,
+# `/never` begins none, `/interim` only ever promises one.
+HOSTILE = """
+import base64, socket, threading, time
+server = socket.create_server(("127.0.0.1", 8003), backlog=200)
+def serve(sock):
+    head = b""
+    while b"\\r\\n\\r\\n" not in head:
+        piece = sock.recv(65536)
+        if not piece: return
+        head += piece
+    path = head.split(b" ")[1].decode()
+    try:
+        if path == "/quiet":
+            sock.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n.")
+        elif path == "/interim":
+            while True: sock.sendall(b"HTTP/1.1 100 Continue\\r\\n\\r\\n" * 1000)
+        elif path.startswith("/say/"):
+            sock.sendall(base64.urlsafe_b64decode(path[5:]))
+            sock.close()
+            return
+        elif path != "/never":
+            sock.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(path))
+            sock.sendall(path.encode())
+            sock.close()
+            return
+        sock.recv(1)
+    except OSError:
+        pass
+    sock.close()
+while True:
+    sock, _ = server.accept()
+    threading.Thread(target=serve, args=(sock,), daemon=True).start()
+"""
+
+# One message in a hundred thousand empty frames around two that are not.
+FRAGMENTS = """
+import base64, hashlib, socket
+server = socket.create_server(("127.0.0.1", 8004))
+while True:
+    sock, _ = server.accept()
+    head = b""
+    while b"\\r\\n\\r\\n" not in head: head += sock.recv(65536) or b"\\r\\n\\r\\n"
+    fields = dict(l.split(": ", 1) for l in head.decode().split("\\r\\n")[1:] if ": " in l)
+    key = {k.lower(): v for k, v in fields.items()}.get("sec-websocket-key", "")
+    accept = base64.b64encode(hashlib.sha1(
+        (key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()).decode()
+    try:
+        sock.sendall(("HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\n"
+            f"Connection: Upgrade\\r\\nSec-WebSocket-Accept: {accept}\\r\\n\\r\\n").encode())
+        sock.sendall(b"\\x02\\x01a" + b"\\x00\\x00" * 100000 + b"\\x80\\x01b")
+        sock.recv(1)
+    except OSError:
+        pass
+    sock.close()
+"""

@@ -17,6 +17,7 @@ from sandkasten.api.auth import Doorkeeper
 from sandkasten.api.routes.table import ALL
 from sandkasten.api.server import Server
 from sandkasten.daemon.protocol import guarded
+from sandkasten.daemon.websockets import guarded_websocket
 from sandkasten.engine.clock import SystemClock
 from tests.api.conforming import check
 
@@ -74,7 +75,7 @@ async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
         App(server, ALL),
         log_config=None,
         lifespan="off",
-        ws="websockets-sansio",
+        ws=guarded_websocket(server.rules),
         server_header=False,
         http=guarded(server.rules),
         access_log=False,

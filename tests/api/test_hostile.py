@@ -113,7 +113,17 @@ async def test_a_foreign_host_is_refused_before_the_key_is_looked_at(locked, hos
         assert (reply.status, reply.json["code"]) == (421, "FORBIDDEN")
 
 
-@pytest.mark.parametrize("lines", [b"", b"Host:\r\n", b"Host: a\r\nHost: localhost\r\n"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"",
+        b"Host:\r\n",
+        b"Host: a\r\nHost: localhost\r\n",
+        b"Host: evil.example@localhost\r\n",
+        b"Host: localhost/evil\r\n",
+        b"Host: localhost:port\r\n",
+    ],
+)
 async def test_no_host_or_two_of_them_are_refused(daemon, lines):
     start = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n"
     heard = await say(daemon.port, start + lines + b"\r\n")
@@ -144,11 +154,12 @@ async def test_our_own_origin_and_an_allowed_one_pass(engine):
         ({"Authorization": "Bearer wrong"}, 401),
     ],
 )
-async def test_websockets_are_refused_in_the_same_way(locked, headers, status):
+async def test_websockets_are_refused_in_the_same_way(locked, headers, status, caplog):
     url = f"{locked.url}/v1/sessions/sbx_0000000000000000/pty"
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await locked.http.ws_connect(url, headers=headers)
     assert refused.value.status == status
+    assert "handshake" not in caplog.text
 
 
 # ---- bodies
@@ -337,6 +348,27 @@ async def test_somebody_who_reads_nothing_is_let_go(brisk):
         await loop.sock_sendall(
             sock, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
         )
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                break
+        else:
+            pytest.fail("the connection is still there")
+
+
+async def test_somebody_who_reads_nothing_of_a_terminal_is_let_go_too(brisk):
+    the_id = await brisk.session()
+    asked = (
+        f"GET /v1/sessions/{the_id}/pty?command=%5B%22yes%22%5D HTTP/1.1\r\nHost: localhost\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", brisk.port))
+        await loop.sock_sendall(sock, asked.encode())
         for _ in range(100):
             await asyncio.sleep(0.1)
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import aiohttp
 import pytest
 
 from tests.api.booked import AS_OPERATOR, booked, new_key
+
+AS_ACME = {**AS_OPERATOR, "X-Sandkasten-Tenant": "acme"}
 
 
 @pytest.fixture
@@ -120,3 +125,30 @@ async def test_another_tenants_session_answers_like_an_unknown_one(daemon):
         "GET", "/v1/sessions", headers={**theirs, "X-Sandkasten-Tenant": "a"}
     )
     assert refused.status == 403
+
+
+async def test_what_a_key_opened_ends_with_the_key(daemon, monkeypatch):
+    monkeypatch.setattr("sandkasten.api.holding.LOOK_EVERY_S", 0.1)
+    headers = await new_key(daemon, tenant="acme")
+    made = await daemon.ask("POST", "/v1/sessions", {}, headers=headers)
+    base = f"{daemon.url}/v1/sessions/{made.json['id']}"
+    listed = await daemon.ask("GET", "/v1/keys?tenant=acme", headers=AS_OPERATOR)
+    async with (
+        daemon.http.ws_connect(f"{base}/pty", headers=headers) as terminal,
+        daemon.http.ws_connect(f"{base}/pty", headers=AS_ACME) as other,
+        daemon.http.get(f"{base}/fs/watch?path=.", headers=headers) as watching,
+    ):
+        assert (await terminal.receive_json())["type"] == "started"
+        assert watching.status == 200
+        gone = await daemon.ask(
+            "DELETE", f"/v1/keys/{listed.json['keys'][0]['id']}", headers=AS_OPERATOR
+        )
+        assert gone.status == 200
+        async with asyncio.timeout(5):
+            while not terminal.closed:
+                await terminal.receive()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await watching.read()
+        assert terminal.close_code == 1008
+        assert not other.closed
+        await other.send_json({"type": "close"})

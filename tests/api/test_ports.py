@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 
 import aiohttp
 import pytest
 
 from sandkasten.model.execution import ExecRequest
-from tests.api.inner_servers import ECHO, GARBAGE, PLAIN
+from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
+from tests.api.raw import say
 
 
 async def listening(daemon, the_id, program, port):
@@ -110,3 +112,128 @@ async def test_a_page_of_another_origin_cannot_open_a_websocket(real_daemon):
                 f"{real_daemon.url}/v1/sessions/{the_id}/ports/8001/", headers={"Origin": origin}
             )
         assert refused.value.status == 403
+
+
+@pytest.fixture
+async def hostile(real_daemon):
+    the_id = await real_daemon.session()
+    await listening(real_daemon, the_id, HOSTILE, 8003)
+    return f"/v1/sessions/{the_id}/ports/8003"
+
+
+async def answered(daemon, base, raw, **more):
+    said = base64.urlsafe_b64encode(raw).decode()
+    async with asyncio.timeout(10):
+        return await daemon.ask("GET", f"{base}/say/{said}", allow_redirects=False, **more)
+
+
+async def test_an_answer_that_ends_with_its_connection_comes_to_its_end(real_daemon, hostile):
+    reply = await answered(real_daemon, hostile, b"HTTP/1.0 200 OK\r\n\r\nall of it")
+    assert (reply.status, reply.raw) == (200, b"all of it")
+    reply = await answered(real_daemon, hostile, b"")
+    assert (reply.status, reply.json["code"]) == (502, "PROTOCOL_VIOLATION")
+
+
+@pytest.mark.parametrize("path", ["never", "quiet"])
+async def test_a_server_is_let_go_when_the_client_leaves(real_daemon, hostile, path):
+    engine, the_id = real_daemon.server.engine, hostile.split("/")[3]
+    asked = f"GET {hostile}/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+    await asyncio.gather(*(say(real_daemon.port, asked, give_up_s=1) for _ in range(5)))
+    async with asyncio.timeout(5):
+        while True:
+            told = await engine.exec(the_id, ExecRequest("grep -c ' 01 ' /proc/net/tcp"))
+            if told.stdout.strip() == b"0":
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_promises_of_an_answer_are_bounded(real_daemon, hostile):
+    async with asyncio.timeout(10):
+        reply = await real_daemon.ask("GET", f"{hostile}/interim")
+    assert (reply.status, reply.json["code"]) == (502, "PROTOCOL_VIOLATION")
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "body"),
+    [
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", 304, b""),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello", 204, b""),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"3\r\nabc\r\n0\r\n\r\n",
+            200,
+            b"abc",
+        ),
+        (b"HTTP/1.1 999 OK\r\nContent-Length: 1\r\n\r\na", 502, None),
+    ],
+)
+async def test_an_odd_answer_is_made_whole_or_refused(
+    real_daemon, hostile, caplog, head, status, body
+):
+    reply = await answered(real_daemon, hostile, head)
+    assert reply.status == status
+    assert body is None or reply.raw == body
+    assert "request.failed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ("/there?x=1#y", "{base}/there?x=1#y"),
+        ("there", "{base}/say/there"),
+        ("../../../../../keys", "{base}/keys"),
+        ("/../../../../../v1/keys", "{base}/v1/keys"),
+        ("/%2e%2E/..%2f/%2e./x", "{base}/x"),
+        ("\\\\127.0.0.1:{port}\\v1\\keys", "{base}/v1/keys"),
+        ("http://127.0.0.1:{port}/v1/sessions", "{base}/v1/sessions"),
+        ("http://u:p@localhost:{port}/v1", "{base}/v1"),
+        ("http://localhost:8003/x", "{base}/x"),
+        ("//other.example/x", "//other.example/x"),
+        ("https://other.example/../x", "https://other.example/../x"),
+    ],
+)
+async def test_a_redirect_never_leads_to_the_daemon_itself(real_daemon, hostile, given, seen):
+    where = given.replace("{port}", str(real_daemon.port)).encode()
+    raw = b"HTTP/1.1 307 Go\r\nContent-Length: 0\r\nLocation: " + where + b"\r\n\r\n"
+    reply = await answered(real_daemon, hostile, raw)
+    assert reply.headers["location"] == seen.replace("{base}", hostile)
+
+
+async def test_the_way_to_a_port_may_be_percent_encoded(real_daemon, hostile):
+    for odd, seen in (
+        (hostile.replace("ports", "%70orts") + "/a%2Fb", b"/a%2Fb"),
+        (hostile.replace("8003", "%38003") + "/a", b"/a"),
+        (hostile + "%2Fa", b"/a"),
+    ):
+        asked = f"GET {odd} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        heard = await say(real_daemon.port, asked.encode())
+        assert (heard.status, heard.raw.rpartition(b"\r\n\r\n")[2]) == (200, seen)
+
+
+async def test_a_websocket_with_a_fragment_in_its_path_is_no_failure(real_daemon, hostile):
+    asked = (
+        f"GET {hostile}/a#b HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    assert (await say(real_daemon.port, asked.encode())).status == 502
+
+
+async def test_a_message_in_any_number_of_frames_is_one_and_keeps_nobody_waiting(real_daemon):
+    the_id = await real_daemon.session()
+    await listening(real_daemon, the_id, FRAGMENTS, 8004)
+    slowest = 0.0
+
+    async def look():
+        nonlocal slowest
+        while True:
+            began = asyncio.get_running_loop().time()
+            await asyncio.sleep(0)
+            slowest = max(slowest, asyncio.get_running_loop().time() - began)
+
+    looking = asyncio.create_task(look())
+    url = f"{real_daemon.url}/v1/sessions/{the_id}/ports/8004/"
+    async with asyncio.timeout(30), real_daemon.http.ws_connect(url) as socket:
+        assert await socket.receive_bytes() == b"ab"
+    looking.cancel()
+    assert slowest < 0.25

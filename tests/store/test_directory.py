@@ -227,3 +227,17 @@ async def test_a_reader_sees_the_old_row_or_the_new_and_never_half(tmp_path):
         await asyncio.sleep(0)
     stop.set()
     assert await reading > 0
+
+
+async def test_a_process_without_descriptors_is_busy_and_no_failure(tmp_path, monkeypatch):
+    store = DirectoryStore(tmp_path)
+    was = os.open
+
+    def none_left(path, *more, **named):
+        if str(tmp_path) in os.fsdecode(path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return was(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", none_left)
+    with pytest.raises(Busy):
+        await store.put(record())

@@ -15,12 +15,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection, Request
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketState
 
 from sandkasten.api.auditing import Auditor
 from sandkasten.api.auth import require
 from sandkasten.api.call import Call, ClientLeft
 from sandkasten.api.guard import check_origin, check_type, plain_headers
+from sandkasten.api.holding import Held
 from sandkasten.api.matching import Paths
 from sandkasten.api.printing import as_json
 from sandkasten.api.problems import body_of, problem, status_of, unforeseen
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sandkasten.api")
 # What a daemon that goes down still answers: to look at what there is, and to end it.
 _STILL = frozenset({"GET", "HEAD", "DELETE"})
+_POLICY_VIOLATION = 1008
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -73,16 +75,19 @@ class App:
         request_id = given if _REQUEST_ID.match(given) else "req_" + secrets.token_hex(8)
         answering = _Answering(send, request_id)
         work = self._at_work.begin()
+        held: Held | None = None
         try:
             call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
             route: Route = scope["sandkasten.route"]
             if route.method in ("WS", "ANY"):
                 # Lasts as long as somebody wants it to.
                 work.end()
+                held = self._held(call, headers)
             response = await route.run(call)
             await self._auditor.changed(call, route, response)
             if isinstance(response, EventStream):
                 work.end()
+                held = self._held(call, headers)
             if response is not None:
                 await response(scope, receive, answering)
         except ClientLeft:
@@ -91,12 +96,16 @@ class App:
             await self._auditor.refused(scope, request_id, exc)
             await self._fail(exc, connection, answering, scope, receive)
         except asyncio.CancelledError:
-            raise
+            if held is None or held.lost is None:
+                raise
+            await self._shut(held.lost, connection, answering, scope, receive)
         except Exception as exc:
             log.exception("request.failed", extra={"request_id": request_id})
             await self._fail(unforeseen(exc), connection, answering, scope, receive)
         finally:
             work.end()
+            if held is not None:
+                held.end()
             if self.server.events is not None and not websocket:
                 self._note(scope, answering.status, time.perf_counter() - began)
 
@@ -133,6 +142,31 @@ class App:
         if not websocket:
             check_type(headers, route)
         return Call(self.server, connection, principal, request_id)
+
+    def _held(self, call: Call, headers: dict[str, str]) -> Held | None:
+        if not call.principal.key_id:
+            return None
+        return Held(lambda: self.server.doorkeeper.admit(headers, local=False))
+
+    async def _shut(
+        self,
+        error: SandkastenError,
+        connection: HTTPConnection,
+        answering: _Answering,
+        scope: Scope,
+        receive: Receive,
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        # It was us who cancelled it, and this is what for.
+        task.uncancel()
+        if (
+            isinstance(connection, WebSocket)
+            and connection.application_state is WebSocketState.CONNECTED
+        ):
+            await connection.close(_POLICY_VIOLATION, error.message)
+            return
+        await self._fail(error, connection, answering, scope, receive)
 
     def _is_open(self, route: Route) -> bool:
         return route.scope is None or (route.scope == "metrics" and self.server.rules.metrics_open)

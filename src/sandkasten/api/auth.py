@@ -63,12 +63,11 @@ class Doorkeeper:
         )
 
     def _is_open(self) -> bool:
-        """Once somebody has a key, coming without one means nothing good: a proxy on this machine
-        would hand the operator's rights to whoever comes through it.
+        """Once somebody had a key, coming without one means nothing good: a proxy on this machine
+        would hand the operator's rights to whoever comes through it. That the last key was
+        revoked or ran out changes nothing; the operator has the socket.
         """
-        if not self._open_loopback:
-            return False
-        return self._keys is None or not self._keys.any_living(self._clock.now())
+        return self._open_loopback and (self._keys is None or not self._keys.any_made())
 
     def _who(self, authorization: str | None, *, local: bool) -> Principal:
         if authorization is None:

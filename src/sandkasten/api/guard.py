@@ -7,6 +7,7 @@ on WebSockets as well, which no browser asks permission for.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sandkasten.api.routing import Route
     from sandkasten.api.server import HttpRules
 
+_NAME = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s@/?#\\:\[\],]+)(:\d{0,5})?\Z")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -95,7 +97,8 @@ def _same(origin: str, host: str | None, rules: HttpRules) -> bool:
 
 
 def _name(host: str | None) -> str | None:
-    if not host:
+    # Nothing but a name and a port: what else an address can have is nobody's Host.
+    if not host or not _NAME.match(host):
         return None
     try:
         return urlsplit(f"//{host}").hostname

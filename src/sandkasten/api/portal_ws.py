@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sandkasten.engine.connections import PortStream
 
 _MAX_MESSAGE: Final = 16 << 20
+# Parsed at once: thousands of empty frames fit in it, and others wait meanwhile.
+_SLICE: Final = 8 * 1024
 
 
 async def tunnel(call: Call, websocket: WebSocket, the_id: str, target: Target) -> None:
@@ -41,10 +43,12 @@ async def tunnel(call: Call, websocket: WebSocket, the_id: str, target: Target) 
         await websocket.accept(subprotocol=inner.protocol.subprotocol)
         inward = asyncio.create_task(_inward(websocket, inner))
         outward = asyncio.create_task(_outward(websocket, inner))
-        _, rest = await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(inward, outward, return_exceptions=True)
+        try:
+            await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (inward, outward):
+                task.cancel()
+            await asyncio.gather(inward, outward, return_exceptions=True)
         await _closed(websocket, inner)
 
 
@@ -63,6 +67,7 @@ class _Inner:
             max_size=_MAX_MESSAGE,
         )
         self._waiting: list[Any] = []
+        self._unread = b""
 
     async def open(self) -> None:
         request = self.protocol.connect()
@@ -87,7 +92,12 @@ class _Inner:
             return events
         while True:
             try:
-                self.protocol.receive_data(await anext(self._pieces))
+                if not self._unread:
+                    self._unread = await anext(self._pieces)
+                else:
+                    await asyncio.sleep(0)
+                part, self._unread = self._unread[:_SLICE], self._unread[_SLICE:]
+                self.protocol.receive_data(part)
             except StopAsyncIteration:
                 self.protocol.receive_eof()
                 if self.protocol.handshake_exc is not None:
@@ -120,8 +130,8 @@ async def _inward(websocket: WebSocket, inner: _Inner) -> None:
 
 
 async def _outward(websocket: WebSocket, inner: _Inner) -> None:
-    parts: list[bytes] = []
-    size, binary = 0, False
+    # One buffer: a message can come in any number of empty frames.
+    message, binary = bytearray(), False
     while True:
         try:
             events = await inner.receive()
@@ -133,16 +143,14 @@ async def _outward(websocket: WebSocket, inner: _Inner) -> None:
             if event.opcode is Opcode.CLOSE:
                 return
             if event.opcode in (Opcode.TEXT, Opcode.BINARY):
-                parts, size, binary = [], 0, event.opcode is Opcode.BINARY
+                message, binary = bytearray(), event.opcode is Opcode.BINARY
             elif event.opcode is not Opcode.CONT:
                 continue
-            parts.append(bytes(event.data))
-            size += len(event.data)
-            if size > _MAX_MESSAGE:
+            message += event.data
+            if len(message) > _MAX_MESSAGE:
                 return
             if event.fin:
-                whole = b"".join(parts)
-                parts, size = [], 0
+                whole, message = bytes(message), bytearray()
                 try:
                     if binary:
                         await websocket.send_bytes(whole)

@@ -10,12 +10,14 @@ import asyncio
 import os
 import socket
 import ssl
+import stat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from sandkasten.daemon.protocol import guarded
+from sandkasten.daemon.websockets import guarded_websocket
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def _http(app: App, rules: HttpSettings, guard: HttpRules, *, tls: ssl.SSLContex
         log_config=None,
         access_log=False,
         lifespan="off",
-        ws="websockets-sansio",
+        ws=guarded_websocket(guard),
         # A frame of a terminal or a proxied page; larger messages come in several.
         ws_max_size=16 << 20,
         server_header=False,
@@ -143,6 +145,12 @@ def _local_socket(path: Path) -> socket.socket:
     try:
         # We hold the lock of the data directory: what stands there is a dead daemon's.
         with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise InvalidConfiguration(
+                    f"{path} is there and is no socket",
+                    hint="name another path, or remove it",
+                    setting="socket",
+                )
             path.unlink()
         before = os.umask(0o177)
         try:

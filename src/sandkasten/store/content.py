@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
+from sandkasten.errors import Busy, InternalError, QuotaExceeded, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _PIECE: Final = 256 * 1024
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -145,6 +146,8 @@ def _trouble(attempt: str, exc: OSError) -> SandkastenError:
             hint="free space in the data directory and try again",
             quota="disk",
         )
+    if exc.errno in _NO_MORE:
+        return Busy(f"could not {attempt}: {reason}", hint="try again")
     return InternalError(
         f"could not {attempt}: {reason}",
         hint="check that the data directory exists and belongs to this user",

@@ -3,7 +3,8 @@
 One file a record, mode 0600, replaced by rename, so a reader sees the old row or the new.
 Nothing is fsynced: no sandbox outlives the machine, so a row lost with it describes nothing.
 A file that cannot be read is reported by `corrupt` and answers like a missing one. A disk
-that is full or read-only raises QuotaExceeded or InternalError, before anything was made.
+that is full or read-only raises QuotaExceeded or InternalError, before anything was made; a
+process that has no descriptors left, Busy.
 
 Files are a few hundred bytes in a directory the kernel caches: the calls are made on the
 event loop, because handing them to a thread costs more than they do.
@@ -18,7 +19,13 @@ import secrets
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError, SessionNotFound
+from sandkasten.errors import (
+    Busy,
+    InternalError,
+    QuotaExceeded,
+    SandkastenError,
+    SessionNotFound,
+)
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.store.locks import FileLocks
 from sandkasten.store.rows import MAX_ROW_BYTES, decode_row, encode_row
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".json"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_MORE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class DirectoryStore:
@@ -146,6 +154,8 @@ def _trouble(attempt: str, exc: OSError) -> SandkastenError:
         return QuotaExceeded(
             f"could not {attempt}: {reason}", hint="free space in the data directory and try again"
         )
+    if exc.errno in _NO_MORE:
+        return Busy(f"could not {attempt}: {reason}", hint="try again")
     return InternalError(
         f"could not {attempt}: {reason}",
         hint="check that the data directory exists and belongs to this user",

@@ -45,10 +45,20 @@ def _target(call: Call) -> Target:
         raise InvalidRequest("a port is a number from 1 to 65535", hint="…/ports/8000/")
     prefix = f"/v1/sessions/{call.path('id')}/ports/{text}"
     raw: bytes = call.connection.scope["raw_path"]
-    rest = raw.split(b"?", 1)[0].split(f"/ports/{text}".encode(), 1)[1] or b"/"
-    query: bytes = call.connection.scope["query_string"]
+    rest = _behind(prefix, raw.split(b"?", 1)[0].split(b"#", 1)[0])
+    query: bytes = call.connection.scope["query_string"].split(b"#", 1)[0]
     path = rest + (b"?" + query if query else b"")
     return Target(int(text), path.decode("latin-1"), prefix)
+
+
+def _behind(prefix: str, raw: bytes) -> bytes:
+    """What follows the prefix, as it was written; any part of the prefix may be percent-encoded."""
+    at = 0
+    for _ in prefix:
+        at += 3 if raw[at : at + 1] == b"%" else 1
+    rest = raw[at:]
+    slash = 3 if rest[:3].lower() == b"%2f" else rest.startswith(b"/")
+    return b"/" + rest[slash:]
 
 
 _ERRORS = (SessionNotFound, SessionExpired, ConnectionRefused, ProtocolViolation)

@@ -80,10 +80,13 @@ async def pty(call: Call) -> None:
         await _say(websocket, {"type": "started", "exec_id": exec_id, "offset": query.offset})
         showing = asyncio.create_task(_show(websocket, attached, call.request_id))
         listening = asyncio.create_task(_listen(call, websocket, the_id, exec_id))
-        done, rest = await asyncio.wait((showing, listening), return_when=asyncio.FIRST_COMPLETED)
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        both = (showing, listening)
+        try:
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
         for task in done:
             task.result()
     if websocket.client_state is WebSocketState.CONNECTED:

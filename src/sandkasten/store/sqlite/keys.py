@@ -66,6 +66,9 @@ class SqliteKeys:
             for row in self._by_hash.values()
         )
 
+    def any_made(self) -> bool:
+        return bool(self._by_hash)
+
     async def add(self, row: KeyRow, hashed: bytes) -> None:
         quota = row.quota
         values = (
