@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from sandkasten.model.usage import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sandkasten.model.limits import Limits
 
@@ -197,6 +197,17 @@ def _mkdir(directory: str) -> None:
         else:
             return
     os.mkdir(directory)
+
+
+def reserve(directories: Iterable[str]) -> None:
+    """The group's place in hierarchies that we set nothing in, for a runtime that joins them all:
+
+    the last sandbox of another process takes the common parent away with it, and would take it
+    from under the runtime's feet. Where it cannot be made the runtime will say so better.
+    """
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            _mkdir(directory)
 
 
 def _delegate(on: Hierarchies) -> None:

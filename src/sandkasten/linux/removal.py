@@ -30,6 +30,7 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
     """End it and take away everything. Twice is fine; so is a half-made cell. Blocking."""
     cell = layout.cell(sandbox_id)
     if not cell.exists():
+        _release(sandbox_id)
         return
     state = read_state(cell) or _guess(sandbox_id)
     _end(cell, sandbox_id, state)
@@ -45,6 +46,14 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
     if state.slot is not None:
         # Last: until now the range could still have been in use.
         idranges.release(idranges.HOST_DIRECTORY, state.slot, sandbox_id)
+
+
+def _release(sandbox_id: SandboxId) -> None:
+    """The id range of a sandbox whose remover was killed right before it gave that back."""
+    if os.geteuid() == 0:
+        slot = idranges.slot_of(idranges.HOST_DIRECTORY, sandbox_id)
+        if slot is not None:
+            idranges.release(idranges.HOST_DIRECTORY, slot, sandbox_id)
 
 
 def _clear(cell: Path) -> bool:

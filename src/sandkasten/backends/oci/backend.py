@@ -203,6 +203,8 @@ class OciBackend:
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         write_state(cell, state)
         group = make_group(self._hierarchies, planned, root=True)
+        if self._kind != "gvisor":
+            cgroups.reserve(everywhere)
         if group.unenforced:
             lost = tuple((u.limit, u.reason, u.remedy) for u in group.unenforced)
             write_state(cell, replace(state, unenforced=lost))
