@@ -254,15 +254,15 @@ impl Server {
         exec.supervisor = None;
         self.changed.insert(number);
         match (exec.state, exec.status) {
-            (State::Queued, _) => {
-                let failure = Failure::new("internal", "the supervisor was killed");
-                self.fail_exec(number, &failure);
-            }
             (State::Running, Some(_)) => {
                 self.drain_outputs(number);
                 self.conclude(number);
             }
-            (State::Running, None) => {
+            (State::Queued, _) | (State::Running, None) => {
+                if exec.state == State::Queued {
+                    // Killed before it said so: the command may have begun, and even be its killer.
+                    exec.begin(0);
+                }
                 self.drain_outputs(number);
                 if let Some(exec) = self.execs.get_mut(&number) {
                     exec.state = State::Lost;

@@ -11,9 +11,9 @@ import asyncio
 import time
 from typing import Any
 
-# Far above what three lanes of tests on two cores do to an innocent callback, below a wait anybody
+# Far above what a busy two-core machine does to an innocent callback, far below a wait anybody
 # would accept from the loop: sleeping, waiting for a process, or copying a large file there.
-LIMIT_S = 2.0
+LIMIT_S = 1.0
 
 _slow: list[str] = []
 _original = asyncio.Handle._run

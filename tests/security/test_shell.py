@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sandkasten.errors import InternalError, InvalidRequest, PayloadTooLarge
+from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from tests.security.harness import PYTHON, WHOLE_SANDBOX, Box, poll
 
 
@@ -260,14 +260,8 @@ def test_kill_of_everything_leaves_the_runner(box):
     assert answer.code in (0, None) or answer.reset
     poll("the job", lambda: [p for p in box.processes() if p.name == "sleep" and p.state != "Z"])
     _next_is_right_or_flagged(box)
-    try:
-        answer = box.exec(["sh", "-c", "kill -9 -1; exit 4"], timeout_s=10)
-    except InternalError as exc:
-        # Where command and supervisor are one user, the kill can come before the supervisor has
-        # said that it began. An error and no invented status; a loss would say it better.
-        assert "the supervisor was killed" in exc.message  # noqa: PT017
-    else:
-        assert answer.code in (None, 4)
+    answer = box.exec(["sh", "-c", "kill -9 -1; exit 4"], timeout_s=10)
+    assert answer.code in (None, 4)
     _next_is_right_or_flagged(box)
     assert box.host_processes()[0] == pid or pid in box.host_processes()
 
@@ -286,12 +280,8 @@ def test_kill_of_every_other_process_by_number_leaves_a_session(box):
         "[ $p -gt 1 ] && [ $p != $$ ] && kill -9 $p; done; echo done"
     )
     box.exec("true")
-    try:
-        answer = box.exec(["sh", "-c", script], timeout_s=10)
-    except InternalError as exc:
-        assert "the supervisor was killed" in exc.message  # noqa: PT017
-    else:
-        assert answer.code in (0, None, 1)
+    answer = box.exec(["sh", "-c", script], timeout_s=10)
+    assert answer.code in (0, None, 1)
     _next_is_right_or_flagged(box)
 
 
