@@ -22,8 +22,10 @@ compile() {
 
 # One resolution decides every version; the others are cut out of it, so that any two of these
 # files can be installed together.
-compile dev.txt "${@}" pyproject.toml --extra server --extra dev requirements/build.in
+compile dev.txt "${@}" pyproject.toml --extra server --extra docker --extra dev \
+    requirements/build.in
 compile server.txt pyproject.toml --extra server --constraint requirements/dev.txt
+compile docker.txt pyproject.toml --extra docker --constraint requirements/dev.txt
 compile build.txt requirements/build.in --constraint requirements/dev.txt
 compile bench.txt pyproject.toml --extra bench --constraint requirements/dev.txt
 # In environments of their own: an example, and a client that has the name of ours.

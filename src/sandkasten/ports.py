@@ -181,6 +181,26 @@ class ImageSource(Protocol):
 
 
 @runtime_checkable
+class KeepsImages(Protocol):
+    """A backend with images of its own, beside those of the store; it cannot show the host's."""
+
+    async def find_image(self, names: Sequence[str]) -> Image | None:
+        """The first of these that it has, fetched where its operator lets it; None otherwise.
+
+        RegistryUnavailable or InvalidImage when fetching was allowed and failed.
+        """
+        ...
+
+
+class ImagePacker(Protocol):
+    """Packs an image of the store for an engine that keeps its own copies."""
+
+    def archive(self, image: Image, reference: str) -> AsyncIterator[bytes]:
+        """A docker archive (`docker load`) of all of `image.layers` under that one reference."""
+        ...
+
+
+@runtime_checkable
 class Watchful(Protocol):
     """A source whose images can be removed while somebody begins to use one."""
 

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`kind` host: the machine's own /usr, read-only. `layers`: image layers, lowest first."""
+    """`kind` host: the machine's own /usr, read-only. `layers`: image layers, lowest first.
+
+    `engine`: an image that only the backend has, under this name.
+    """
 
     name: str
-    kind: Literal["host", "layers"] = "host"
+    kind: Literal["host", "layers", "engine"] = "host"
     layers: tuple[str, ...] = ()
     """Absolute paths of unpacked trees on this machine, ready to be laid over one another.
 

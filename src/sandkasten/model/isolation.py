@@ -11,7 +11,7 @@ MINIMA: Final = ("standard", "gvisor")
 
 # One kernel shared with the host, or a second one in between. A backend that is not named here
 # isolates nothing that was examined.
-_STRENGTH: Final = {"local": 1, "oci": 1, "gvisor": 2}
+_STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "gvisor": 2}
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 
