@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from .address import Address, Tls
 
-_NOT_THERE, _CONFLICT, _FORBIDDEN, _NOT_MODIFIED = 404, 409, 403, 304
+_OK, _NOT_MODIFIED, _FORBIDDEN, _NOT_THERE, _CONFLICT = 200, 304, 403, 404, 409
 _UNREACHABLE = 900
 _NO_SPACE = "no space left on device"
 
@@ -185,15 +185,15 @@ class EngineClient:
     async def size_of(self, container: str, path: str) -> int | None:
         """Of a file in it, running or not; None when it is not there."""
         async with self._asked() as docker:
-            try:
-                async with docker._query(
-                    f"containers/{container}/archive", "HEAD", params={"path": path}
-                ) as response:
-                    told = response.headers.get("X-Docker-Container-Path-Stat", "")
-            except Exception as exc:
-                if getattr(exc, "status", None) == _NOT_THERE:
+            # Not by `_query`, which looks for a message in the body of a refusal: HEAD has none.
+            await docker._check_version()
+            url = docker._canonicalize_url(f"containers/{container}/archive")
+            async with docker.session.head(url, params={"path": path}) as response:
+                if response.status == _NOT_THERE:
                     return None
-                raise
+                if response.status != _OK:
+                    raise Refused(response.status, response.reason or "")
+                told = response.headers.get("X-Docker-Container-Path-Stat", "")
             return int(json.loads(base64.b64decode(told))["size"])
 
     # ---- volumes
