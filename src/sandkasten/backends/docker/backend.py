@@ -14,6 +14,7 @@ import importlib.util
 import json
 import platform
 import secrets
+import socket
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -238,6 +239,8 @@ class DockerBackend:
         """All that a verdict about an engine depends on; another engine has another id."""
         parts = [
             processes.boot_id(),
+            # In a container: another one, with other mounts, has another name.
+            socket.gethostname(),
             str(info.get("ID", "")),
             str(info.get("ServerVersion", "")),
             repr(self._options),
