@@ -111,6 +111,9 @@ class Pool:
         cell = await self._on().create(sandbox_id, self._spec)
         if self._reuse:
             self._looks[sandbox_id] = await _looked_at(cell)
+        else:
+            # What a maker keeps open for the first who dials would be left to nobody.
+            await (await cell.dial()).aclose()
         return sandbox_id
 
     async def _remove(self, sandbox_id: SandboxId) -> None:
