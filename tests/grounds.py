@@ -25,7 +25,7 @@ from tests.engines import inside, lent, stock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.backends.docker import WorkspaceMode
+    from sandkasten.backends.docker.options import WorkspaceMode
     from sandkasten.model.spec import Profile
     from sandkasten.ports import Backend
     from tests.engines.reached import Reached

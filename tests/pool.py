@@ -1,10 +1,10 @@
 """Places for tests on a backend that is slow at making them: made ahead, or used again.
 
 Made ahead (`reuse=False`): every test has a fresh one, which was made while the one before it ran;
-it is removed while the next one runs. Used again (`reuse=True`): a place is put back as it was after
-each test, and looked at; one that is not as it was is thrown away. Tests get an id and attach to
-it, as a daemon does after a restart. Works in a thread with a loop and a backend of its own, below a
-data directory that no test looks into.
+it is removed while the next one runs. Used again (`reuse=True`): a place is put back as it was
+after each test, and looked at; one that is not as it was is thrown away. Tests get an id and attach
+to it, as a daemon does after a restart. Works in a thread with a loop and a backend of its own,
+below a data directory that no test looks into.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import SandboxLost, SandkastenError
 from sandkasten.model.ids import SandboxId, new_sandbox_id
+from sandkasten.ports import Discards
 from sandkasten.wire.call import Output
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec, decode_processes, decode_shells, decode_stats
@@ -118,8 +119,7 @@ class Pool:
 
     async def _remove(self, sandbox_id: SandboxId) -> None:
         self._looks.pop(sandbox_id, None)
-        if sandbox_id in await self._on().owned():
-            await (await self._on().attach(sandbox_id)).destroy()
+        await taken_away(self._on(), sandbox_id)
 
     async def _renew(self, sandbox_id: SandboxId) -> SandboxId:
         """The same place as it was, or a new one."""
@@ -142,6 +142,15 @@ class Pool:
         if closing is not None:
             await closing()
         return left
+
+
+async def taken_away(backend: Backend, sandbox_id: SandboxId) -> None:
+    """Alive, dead or gone."""
+    try:
+        await (await backend.attach(sandbox_id)).destroy()
+    except SandboxLost:
+        if isinstance(backend, Discards):
+            await backend.discard(sandbox_id)
 
 
 async def _reset(cell: Cell, wanted: str) -> str:

@@ -26,7 +26,7 @@ from tests import asked
 from tests.conformance.box import Box
 from tests.grounds import GROUNDS, Ground, engine_of, spec_on
 from tests.grounds import open_backend as open_ground
-from tests.pool import Pool
+from tests.pool import Pool, taken_away
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -98,8 +98,7 @@ async def backend(backend_name: str, scratch: Path, standing: None) -> AsyncIter
         pytest.fail(f"{backend_name} cannot be used: {readiness.reason} ({readiness.remedy})")
     yield opened
     for sandbox_id in await opened.owned():
-        cell = await opened.attach(sandbox_id)
-        await cell.destroy()
+        await taken_away(opened, sandbox_id)
     closing: Any = getattr(opened, "aclose", None)
     if closing is not None:
         await closing()
