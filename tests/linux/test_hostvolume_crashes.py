@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import BackendUnavailable, SandkastenError
 from sandkasten.linux import ext4, hostvolume, launcher, quota
 from sandkasten.model.limits import MIB
 from sandkasten.model.spec import Volume
 from tests.linux.hostvolumes import (
     LAUNCHER,
     devices,
+    eventually,
     killed_at,
     launcher_killed_at,
     mounts,
     nothing_of,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user cannot mount images"),
@@ -148,14 +150,46 @@ hostvolume.make(base / "v", {8 * MIB}, owner={USER}, templates=base)
     assert mounts(tmp_path) == []
 
 
-def test_a_launcher_that_comes_too_late_mounts_nothing(tmp_path: Path) -> None:
-    place = {
-        "volume": {"kind": "directory", "path": str(tmp_path)},
-        "directory": str(tmp_path / "gone"),
+def test_a_launcher_and_a_release_take_turns(tmp_path: Path) -> None:
+    """One that had begun when the release came waits, and then finds nowhere to mount."""
+    directory = tmp_path / "v"
+    (directory / "mnt").mkdir(parents=True)
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(BackendUnavailable, match="still at work"):
+            hostvolume.release(directory, timeout_s=0.02)
+        plan = json.dumps({"visible": bound(tmp_path, directory)}).encode()
+        late = subprocess.Popen([LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert late.stdin is not None
+        late.stdin.write(plan)
+        late.stdin.close()
+        late.stdin = None
+        eventually(lambda: _waits(late.pid), "the launcher does not wait for its turn")
+        shutil.rmtree(directory)
+    finally:
+        os.close(held)
+    said, _ = late.communicate(timeout=20)
+    assert json.loads(said)["error"]["errno"] == errno.ENOENT
+    assert mounts(tmp_path) == []
+
+
+def _waits(pid: int) -> bool:
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and str(pid) in line.split() for line in lines)
+
+
+def bound(source: Path, directory: Path) -> dict[str, object]:
+    return {
+        "volume": {"kind": "directory", "path": str(source)},
+        "directory": str(directory),
         "name": "mnt",
         "owner": USER,
         "id_map": None,
     }
+
+
+def test_a_launcher_that_comes_too_late_mounts_nothing(tmp_path: Path) -> None:
     with pytest.raises(SandkastenError, match="No such file"):
-        launcher.launch(LAUNCHER, {"visible": place})
+        launcher.launch(LAUNCHER, {"visible": bound(tmp_path, tmp_path / "gone")})
     assert mounts(tmp_path) == []
