@@ -37,7 +37,7 @@ from sandkasten.engine.updating import Updating
 from sandkasten.engine.watch import Watch
 from sandkasten.engine.workspace_files import WorkspaceFiles
 from sandkasten.engine.workspaces import Workspaces
-from sandkasten.errors import Conflict, SandkastenError
+from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
 from sandkasten.model.readiness import Tier
 from sandkasten.model.sandbox import (
@@ -50,6 +50,7 @@ from sandkasten.model.sandbox import (
     Swept,
     UpdateRequest,
 )
+from sandkasten.ports import Closes
 from sandkasten.wire.messages import decode_processes, decode_stats
 
 if TYPE_CHECKING:
@@ -77,12 +78,15 @@ Infos: TypeAlias = list[Info]
 Processes: TypeAlias = list[Process]
 Results: TypeAlias = list[ExecResult]
 Tiered: TypeAlias = list[Tier]
+Silences: TypeAlias = list[BackendUnavailable]
 
 # Late enough not to slow the first create, early enough that short-lived processes sweep.
 SWEEP_AFTER_S = 1.0
 # A process that ends before its sweep began does a quick one on its way out; bounded,
 # because nobody waits for it.
 SWEEP_AT_CLOSE_S = 2.0
+# Of a backend's own connections, which end with the process in any case.
+CLOSE_S = 2.0
 # A process that stays looks again so often: a paused sandbox cannot end itself.
 SWEEP_EVERY_S = 60.0
 
@@ -104,6 +108,7 @@ class Engine:
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
     ) -> None:
+        self._backends = backends
         self.backend_name = default_backend
         self.policy = policy
         self._door = Door()
@@ -357,6 +362,10 @@ class Engine:
     async def probe(self, backend: str | None = None) -> Readiness:
         return await self._handles.backend(backend or self.backend_name).probe()
 
+    def degraded(self) -> Silences:
+        """Backends that did not answer when they were last asked, and why."""
+        return self._handles.reach.silent()
+
     async def tiers(self, *, measure: bool = True) -> Tiered:
         """Every way to have sandboxes here; `measure` makes a few of each and takes the time."""
         return await self._survey.tiers(measure=measure)
@@ -473,6 +482,11 @@ class Engine:
                 async with asyncio.timeout(SWEEP_AT_CLOSE_S):
                     await self._reaper.sweep(quick=True)
         await self._handles.aclose()
+        for backend in self._backends.values():
+            if isinstance(backend, Closes):
+                with suppress(TimeoutError, SandkastenError):
+                    async with asyncio.timeout(CLOSE_S):
+                        await backend.aclose()
 
     async def _sweep_after(self, after_s: float) -> None:
         rest_s = self.policy.reclaim_after_s

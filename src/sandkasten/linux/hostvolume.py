@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _IMAGE: Final = "volume.img"
 _KEPT: Final = "kept"
-_POINT: Final = "mnt"
+POINT: Final = "mnt"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Ids of one user namespace of an engine, as /etc/subuid gives them out.
 _RANGE: Final = 65536
@@ -80,7 +80,7 @@ def make(
             quota.template(real, size_bytes).rename(image)
         else:
             quota.copy_sparse(quota.template(templates, size_bytes), image)
-        (real / _POINT).mkdir(mode=0o700)
+        (real / POINT).mkdir(mode=0o700)
         volume = {"kind": "image", "path": os.fspath(image), "keep": False}
         return _mount(real, volume, owner, 0, programs)
 
@@ -102,7 +102,7 @@ def open_kept(
         ext4.look(Path(volume.path))
     with _making(directory, "open a workspace") as real:
         _write(real / _KEPT, json.dumps({"path": volume.path, "kind": volume.kind}))
-        (real / _POINT).mkdir(mode=0o700)
+        (real / POINT).mkdir(mode=0o700)
         plan = {"kind": volume.kind, "path": volume.path, "keep": True}
         return _mount(real, plan, owner, first_id, programs)
 
@@ -168,7 +168,7 @@ def _making(directory: Path, attempt: str) -> Iterator[Path]:
                 f"{real} is not a directory that only we may enter",
                 hint="remove it, or give it to root with mode 0700",
             )
-        if any(os.path.lexists(real / name) for name in (_IMAGE, _KEPT, _POINT)):
+        if any(os.path.lexists(real / name) for name in (_IMAGE, _KEPT, POINT)):
             raise Conflict(f"{real} holds a volume already", hint="release it first")
         try:
             yield real
@@ -191,12 +191,12 @@ def _mount(
     plan = {
         "volume": volume,
         "directory": os.fspath(real),
-        "name": _POINT,
+        "name": POINT,
         "owner": owner - first_id,
         "id_map": shifted,
     }
     launcher.launch(_launcher(programs), {"visible": plan})
-    mounted = Mounted(real / _POINT / "workspace", real / _POINT / "home")
+    mounted = Mounted(real / POINT / "workspace", real / POINT / "home")
     for place in (mounted.workspace, mounted.home):
         # An engine would follow a link here, as root and on the host.
         if not stat.S_ISDIR(place.lstat().st_mode):
@@ -222,7 +222,7 @@ def _write(path: Path, text: str) -> None:
 
 def _unmount(real: Path, timeout_s: float) -> None:
     """Nothing is mounted below it afterwards, and no device holds what was."""
-    point = real / _POINT
+    point = real / POINT
     image, kept = _image(real)
     while any(mount.point == os.fspath(point) for mount in mountinfo.under(os.fspath(real))):
         if not kept:
