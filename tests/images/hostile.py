@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sandkasten.images.unpack import Caps
-from tests.images.tars import (
-    END,
-    GNU,
-    file,
-    header,
-    padded,
-    pax,
-)
+from tests.images.tars import END, GNU, file, header, padded, pax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

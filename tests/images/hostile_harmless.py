@@ -5,16 +5,7 @@ from __future__ import annotations
 import gzip
 
 from tests.images.hostile import Harmless, X, tar
-from tests.images.tars import (
-    END,
-    directory,
-    file,
-    hard_link,
-    header,
-    long,
-    pax,
-    symlink,
-)
+from tests.images.tars import END, directory, file, hard_link, header, long, pax, symlink
 
 HARMLESS: dict[str, Harmless] = {
     "an absolute name counts from the target": Harmless(

@@ -23,14 +23,7 @@ from tests.conformance.test_as_ordinary_user import UID, as_user, interpreter
 from tests.images.hostile import SMALL, Endless, tar
 from tests.images.hostile_harmless import HARMLESS
 from tests.images.hostile_refused import REFUSED
-from tests.images.tars import (
-    directory,
-    file,
-    pax,
-    record,
-    symlink,
-    tree,
-)
+from tests.images.tars import directory, file, pax, record, symlink, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
