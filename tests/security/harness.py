@@ -60,6 +60,10 @@ HOST_IMAGE = "an image brings its own files"
 ENGINE_SAYS = "the engine says what is alive, and no file of ours"
 AS_IT_IS = "an image of the engine's own is shown as it is, without our users"
 VOLUME_NAMES = "an engine's volume is named after its session, and mountinfo shows where it lies"
+NO_SIZES = "an engine limits the size of no volume; probe says so"
+ONE_USER = "an engine that maps no ids runs all sandboxes as one user, whose counts they share"
+ITS_TERMINALS = "an engine mounts terminals itself, and limits their number for all together"
+UNSIZED = ("docker/volume", "docker/shared", "docker/inside", "docker/remote")
 # An engine that maps no ids gives none of its own; probe says so.
 NO_USER_NAMESPACE = "the user namespace is the host's"
 WHOLE_SANDBOX = "at a limit of the host gVisor ends as a whole, with all that runs in it"

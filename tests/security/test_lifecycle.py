@@ -114,6 +114,8 @@ def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop
         assert held == [None] * len(ids)
     poll("processes", lambda: _named_after(data_dir), timeout_s=5)
     poll("loop devices", lambda: _loops(data_dir), timeout_s=5)
+    if hasattr(backend, "aclose"):
+        loop.run(backend.aclose())
 
 
 def _states(data_dir: Path) -> list[str]:
