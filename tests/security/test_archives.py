@@ -17,6 +17,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
+from tests.security.harness import NO_SIZES, UNSIZED
 
 if TYPE_CHECKING:
     from tests.security.harness import Box
