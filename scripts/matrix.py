@@ -27,6 +27,12 @@ GROUNDS = {
     "user local/debian": "bubblewrap on a Debian image, by an ordinary user",
     "oci": "runc on the machine's own files",
     "gvisor": "gVisor on the machine's own files",
+    "docker/bind": "Docker on this machine, workspaces are directories that both see",
+    "docker/volume": "Docker on this machine, workspaces are the engine's volumes",
+    "docker/shared": "Docker, from inside a container that has the volume of all sessions",
+    "docker/inside": "Docker, from inside a container that has the socket and nothing else",
+    "docker/remote": "Docker on a machine far away, over TCP with certificates of both sides",
+    "docker/busybox": "Docker on a busybox image: no bash, no Python",
 }
 HEAD = """\
 <!-- made from a run of the tests by scripts/matrix.py; do not edit -->

@@ -95,15 +95,21 @@ else
     # The suites that run on several grounds tell each other what they found: one lane. What meets
     # clients is another, and all the rest a third, so that a new directory is in it by itself.
     # Most of them wait most of the time: for a deadline, a daemon that starts, a sandbox that ends.
-    grounds=(tests/conformance tests/security tests/matrix)
+    # The suites on engines of docker are a fourth, and what needs an engine of its own is with them.
+    engines=(tests/matrix/test_docker_grounds.py tests/engines)
+    grounds=(tests/conformance tests/security tests/matrix --ignore=tests/matrix/test_docker_grounds.py)
     clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/daemon tests/examples)
+    rooms=("${clients[@]/#/--ignore=}" --ignore=tests/conformance --ignore=tests/security \
+        --ignore=tests/matrix --ignore=tests/engines)
     export SANDKASTEN_TEST_RUN=$$-$RANDOM$RANDOM
     .venv/bin/python -m tests.hostwatch before $logs/host || status=1
     beside grounds tests -o cache_dir=build/pytest-grounds "${grounds[@]}"
     beside clients tests -o cache_dir=build/pytest-clients "${clients[@]}"
-    phase rooms tests "${grounds[@]/#/--ignore=}" "${clients[@]/#/--ignore=}"
+    beside engines tests -o cache_dir=build/pytest-engines "${engines[@]}"
+    phase rooms tests "${rooms[@]}"
     gather clients
     gather grounds
+    gather engines
     phase hostwatch .venv/bin/python -m tests.hostwatch after $logs/host
 fi
 

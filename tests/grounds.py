@@ -124,9 +124,12 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
     return OciBackend(data_dir=data_dir, runtime="runc" if ground.backend == "oci" else "runsc")
 
 
-def engine_of(ground: Ground) -> Reached:
-    """The engine of this run that the ground stands on, with its image in it."""
-    if ground.inside and not inside.is_inside():
+def engine_of(ground: Ground, *, outside: bool = False) -> Reached:
+    """The engine of this run that the ground stands on, with its image in it.
+
+    `outside`: only to start a run in a container of it.
+    """
+    if ground.inside and not inside.is_inside() and not outside:
         raise RuntimeError(f"docker/{ground.where} is for a run in a container: see tests/matrix")
     images = (ground.image,) if ground.kept == "engine" else ()
     return lent.engine("remote" if ground.where == "remote" else "local", *images)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
+import subprocess
 from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -45,6 +47,9 @@ VOLATILE_SYSCTLS = (
     "vm/stat_refresh",
 )
 
+# Come and go with a link of another lane's machine; the link itself is counted.
+_OF_A_LINK = re.compile(r"net/ipv[46]/(conf|neigh)/sk[0-9a-f]{8}/")
+
 # Where leftovers of a run would lie. Only the names directly below are looked at.
 LITTER_FOLDERS = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/var/lib")
 # Folders of our own that may be there for good; what lies in them may not.
@@ -62,6 +67,8 @@ class Snapshot:
     loops: Mapping[str, str]
     cgroups: Mapping[str, str]
     netns: Mapping[str, str]
+    links: Mapping[str, str]
+    firewall: Mapping[str, str]
     sysctls: Mapping[str, str]
     canary: Mapping[str, str]
     files: Mapping[str, str]
@@ -74,6 +81,8 @@ def take(canary: Path) -> Snapshot:
         loops=dict(_loops()),
         cgroups=dict(_cgroups()),
         netns=dict(_network_namespaces()),
+        links=dict(_links()),
+        firewall=dict(_firewall()),
         sysctls=dict(_sysctls(Path("/proc/sys"))),
         canary=dict(_tree(canary)) | dict(_tree(Path("/etc"))),
         files=dict(_litter()),
@@ -163,6 +172,20 @@ def _network_namespaces() -> Iterator[tuple[str, str]]:
             yield os.readlink(f"/proc/{pid}/ns/net"), "in use"
 
 
+def _links() -> Iterator[tuple[str, str]]:
+    for link in Path("/sys/class/net").iterdir():
+        yield link.name, "a network link"
+
+
+def _firewall() -> Iterator[tuple[str, str]]:
+    """Rules by table, without their counters; what cannot be asked has none."""
+    for program in ("iptables-save", "ip6tables-save"):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run([program], capture_output=True, text=True, timeout=10, check=True)
+            rules = [re.sub(r"\[\d+:\d+\]", "", line) for line in said.stdout.splitlines()]
+            yield program, "; ".join(rule for rule in rules if rule[:1] not in ("#", ""))
+
+
 def _sysctls(root: Path) -> Iterator[tuple[str, str]]:
     for folder, folders, files in os.walk(root):
         inside = Path(folder).relative_to(root).as_posix()
@@ -170,7 +193,7 @@ def _sysctls(root: Path) -> Iterator[tuple[str, str]]:
         folders[:] = [f for f in folders if not f"{prefix}{f}/".startswith(VOLATILE_SYSCTLS)]
         for file in files:
             name = prefix + file
-            if name.startswith(VOLATILE_SYSCTLS):
+            if name.startswith(VOLATILE_SYSCTLS) or _OF_A_LINK.match(name):
                 continue
             path = f"{folder}/{file}"
             with contextlib.suppress(OSError):

@@ -88,7 +88,7 @@ def test_a_changed_canary_is_reported(planted):
     ]
 
 
-@pytest.mark.parametrize("part", ["mounts", "loops", "cgroups", "sysctls"])
+@pytest.mark.parametrize("part", ["mounts", "loops", "cgroups", "links", "firewall", "sysctls"])
 def test_what_came_went_or_changed_is_reported_for_every_kernel_object(planted, part):
     clean = snapshot.take(planted)
     old = dataclasses.replace(clean, **{part: {"a": "1", "b": "1"}})

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import asked
-from tests.hostwatch.snapshot import MARKER
-from tests.matrix import record
+from tests.matrix import page, record
 from tests.matrix.record import REPOSITORY
 
 SUITES = {"contract": "conformance", "security": "security"}
-
-
-def _script() -> Any:
-    spec = importlib.util.spec_from_file_location("matrix", REPOSITORY / "scripts" / "matrix.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _write_down_our_own(config: pytest.Config) -> None:
@@ -39,20 +27,11 @@ def _write_down_our_own(config: pytest.Config) -> None:
 @pytest.mark.root
 def test_the_page_of_grounds_says_what_was_found(pytestconfig):
     _write_down_our_own(pytestconfig)
-    script = _script()
-    said = script.said(script.PAGE.read_text())
-    cells = record.read()
-    ours = {name: cell for name, cell in cells.items() if cell["run"] == os.environ[MARKER]}
-    wrong = {
-        name: (said.get(name), cell["not_asked"])
-        for name, cell in ours.items()
-        if said.get(name) != ("passes", set(cell["not_asked"]))
-    }
-    assert wrong == {}, "run scripts/matrix.py"
+    assert page.wrong() == {}, "run scripts/matrix.py"
 
 
 def test_the_page_is_read_as_it_was_written():
-    script = _script()
+    script = page.script()
     cells = {
         "contract local": _cell("local", "contract", {}),
         "security oci": _cell(
@@ -68,10 +47,10 @@ def test_the_page_is_read_as_it_was_written():
 
 
 def test_the_page_names_every_ground_and_suite():
-    script = _script()
-    page = Path(script.PAGE).read_text()
-    assert [name for name, (mark, _) in script.said(page).items() if mark != "passes"] == []
-    assert len(script.said(page)) == len(script.GROUNDS) * len(script.SUITES)
+    script = page.script()
+    text = Path(script.PAGE).read_text()
+    assert [name for name, (mark, _) in script.said(text).items() if mark != "passes"] == []
+    assert len(script.said(text)) == len(script.GROUNDS) * len(script.SUITES)
 
 
 def _cell(ground: str, suite: str, not_asked: dict[str, list[str]]) -> dict[str, Any]:

@@ -1,0 +1,53 @@
+"""Both suites, whole, on every way to have a Docker Engine; what they find is written down.
+
+A lane of its own in `make test`, because its time is mostly the engine's. All share one engine on
+this machine, and one that is far away as far as it can tell. See `tests.grounds.Cells` for where
+their sandboxes come from.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engines import lent
+from tests.grounds import GROUNDS, OFTEN, engine_of
+from tests.matrix import page
+from tests.matrix.runs import TIMEOUT_S, Outcome, Run, passes, ran
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Most cases wait, for a deadline or for the engine.
+AT_ONCE = 3
+WHERE = ("volume", "inside", "shared", "remote", "bind")
+# The longest first, so that the last one does not run alone for long.
+RUNS = [
+    *(Run(f"docker/{where}", "security") for where in WHERE),
+    *(Run(f"docker/{where}", "contract") for where in WHERE),
+    Run("docker/busybox", "contract", OFTEN),
+    Run("docker/busybox", "security", "test_posture or test_network or test_archives"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[Run, Future[Outcome]]]:
+    for run in RUNS:
+        engine_of(GROUNDS[run.ground], outside=True)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {run: pool.submit(ran, run) for run in RUNS}
+    lent.close()
+
+
+@pytest.mark.root
+@pytest.mark.timeout(TIMEOUT_S * 2)
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.suite}-{run.ground}")
+def test_a_suite_passes_on_an_engine(run, runs):
+    passes(run, runs[run].result())
+
+
+@pytest.mark.root
+def test_the_page_of_grounds_says_what_was_found_on_engines():
+    assert page.wrong() == {}, "run scripts/matrix.py"
