@@ -388,7 +388,10 @@ fn a_directory_that_cannot_be_had_stops_the_start_and_says_why() {
     std::os::unix::fs::symlink(path("real"), path("link")).unwrap();
     let start = |wrapper: &[&str], words: &[&str]| {
         let socket = path("socket");
-        let line = [wrapper, &[program(), "--listen", &socket], words].concat();
+        // One that starts after all must not be waited for.
+        let patience = ["timeout", "-s", "KILL", "20"];
+        let own = [program(), "--listen", &socket];
+        let line = [&patience, wrapper, &own, words].concat();
         let output = std::process::Command::new(line[0])
             .args(&line[1..])
             .output()
