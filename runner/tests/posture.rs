@@ -314,12 +314,6 @@ const LIKE_AN_ENGINE: [&str; 5] = [
     "-all,+setuid,+setgid,+setpcap,+kill,+chown",
 ];
 
-fn give(path: &std::path::Path, uid: u32, gid: u32) {
-    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: `path` is NUL-terminated.
-    assert_eq!(unsafe { libc::chown(path.as_ptr(), uid, gid) }, 0);
-}
-
 fn owned(path: &std::path::Path) -> (u32, u32, u32) {
     use std::os::unix::fs::MetadataExt;
     let meta = std::fs::symlink_metadata(path).unwrap();
