@@ -129,7 +129,8 @@ def engine_of(ground: Ground) -> Reached:
 
 
 def _open_docker(ground: Ground, data_dir: Path) -> Backend:
-    from sandkasten.backends.docker import DockerBackend, Options
+    from sandkasten.backends.docker.backend import DockerBackend
+    from sandkasten.backends.docker.options import Options
 
     engine = engine_of(ground)
     match ground.where:
