@@ -34,7 +34,7 @@ def _named(box: Box, name: str) -> list[int]:
     found = []
     for pid in box.host_processes():
         try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+            if Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() == name:
                 found.append(pid)
         except OSError:
             continue
@@ -81,11 +81,11 @@ def test_gvisors_own_processes_are_closed_in(box):
     box.exec("sleep 777 &")
     assert len(box.host_processes()) >= 2
     for pid in box.host_processes():
-        assert box.deviations(pid) == [], Path(f"/proc/{pid}/comm").read_text()
+        assert box.deviations(pid) == [], Path(f"/proc/{pid}/comm").read_text(errors="replace")
 
 
 def _status(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
