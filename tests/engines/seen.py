@@ -31,6 +31,52 @@ def cgroups(pid: int) -> list[str]:
     return found
 
 
+# The engine makes these for every container, and they are its alone.
+_OPEN = (
+    "/workspace", "/home/sandbox", "/tmp", "/run", "/run/sandkasten/state",
+    "/run/sandkasten/listen", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/proc",
+)  # fmt: skip
+_FORBIDDEN = ("sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf", "fusectl")
+_IN_MEMORY = ("/tmp", "/run", "/run/sandkasten/state", "/run/sandkasten/listen", "/dev/shm")
+
+
+def reachable(mountinfo: str) -> list[str]:
+    """The lines of what is not mounted over by a later one."""
+    kept: list[str] = []
+    hidden: set[str] = set()
+    for line in reversed(mountinfo.splitlines()):
+        at = line.split()[4]
+        if any(at == over or at.startswith(f"{over}/") for over in hidden):
+            continue
+        kept.append(line)
+        if at != "/":
+            hidden.add(at)
+    return kept[::-1]
+
+
+def mount_deviations(mountinfo: str) -> list[str]:
+    """What an engine lets nobody say (nosuid of its volumes and of the root) is not asked.
+
+    No program gets more rights by set-id bits all the same, and no device can be opened: these are
+    asked by trying.
+    """
+    found = []
+    for line in reachable(mountinfo):
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()[0]
+        at, options = fields[4], fields[5].split(",")
+        mask = at.startswith("/proc/") and fields[3] == "/null"
+        if kind in _FORBIDDEN:
+            found.append(f"{kind} is mounted on {at}")
+        if "rw" in options and at not in _OPEN and not mask:
+            found.append(f"{at} is writable")
+        if at in _IN_MEMORY and kind == "tmpfs" and not {"nosuid", "nodev"} <= set(options):
+            found.append(f"{at} is not nosuid and nodev")
+        if any(one.startswith("shared:") for one in fields[6:]):
+            found.append(f"{at} is shared with others")
+    return found
+
+
 def things(engine: Reached, sandbox_id: str) -> list[str]:
     """Containers and volumes that bear its id."""
     return [

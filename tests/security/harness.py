@@ -57,8 +57,15 @@ OWN_PROCESSES = "what runs inside gVisor is no process of the host; its own proc
 OWN_PROC = "/proc, /dev and /sys are gVisor's own and tell nothing of the host"
 ROOT_INSIDE = "the dev profile gives root inside and a root that can be written to"
 HOST_IMAGE = "an image brings its own files"
+ENGINE_SAYS = "the engine says what is alive, and no file of ours"
+AS_IT_IS = "an image of the engine's own is shown as it is, without our users"
+VOLUME_NAMES = "an engine's volume is named after its session, and mountinfo shows where it lies"
+NO_SIZES = "an engine limits the size of no volume; probe says so"
+ONE_USER = "an engine that maps no ids runs all sandboxes as one user, whose counts they share"
+ITS_TERMINALS = "an engine mounts terminals itself, and limits their number for all together"
+UNSIZED = ("docker/volume", "docker/shared", "docker/inside", "docker/remote")
+# An engine that maps no ids gives none of its own; probe says so.
 NO_USER_NAMESPACE = "the user namespace is the host's"
-"""What docker lacks unless its engine maps ids; told as a deviation, and documented."""
 WHOLE_SANDBOX = "at a limit of the host gVisor ends as a whole, with all that runs in it"
 # What one answer may hold on our side; the count of bytes goes on beyond it.
 KEPT_BYTES = 16 * 1024 * 1024
@@ -212,10 +219,31 @@ class Box:
             assert self.host_ids is not None
             return posture.kernel_deviations(seen, host, ids=self.host_ids)
         mine = capabilities.bits(capabilities.DEV_USER) if self.dev else 0
-        found = posture.deviations(
+        if self.docker:
+            bare = replace(seen, mountinfo="")
+            found = posture.deviations(bare, host, ids=self.host_ids, capabilities=mine)
+            found.remove(NO_USER_NAMESPACE)
+            return found + self.mount_deviations(seen.mountinfo)
+        return posture.deviations(
             seen, host, ids=self.host_ids, capabilities=mine, writable=self.writable
         )
-        return [one for one in found if not (self.docker and one == NO_USER_NAMESPACE)]
+
+    def mount_deviations(self, mountinfo: str) -> list[str]:
+        if self.docker:
+            return engines.mount_deviations(mountinfo)
+        return posture.mount_deviations(mountinfo, self.writable)
+
+    @property
+    def runner(self) -> str:
+        """Where the runner's program lies inside."""
+        return "/run/sandkasten/bin/runner" if self.docker else "/run/sandkasten/runner"
+
+    @property
+    def identities(self) -> set[int] | None:
+        """Who its processes may be on the host; None where they are ourselves."""
+        if self.docker:
+            return {1000, 999}
+        return None if self.host_ids is None else set(self.host_ids)
 
     @property
     def writable(self) -> tuple[str, ...]:

@@ -94,7 +94,8 @@ def container(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str
         "Hostname": spec.hostname,
         "Entrypoint": runner_command(spec),
         "Cmd": [],
-        "Env": [f"{name}={value}" for name, value in base_environment(spec).items()],
+        # The engine sets HOSTNAME by itself; a name without a value takes it away again.
+        "Env": [*(f"{name}={value}" for name, value in base_environment(spec).items()), "HOSTNAME"],
         # Steps down by itself: an engine gives capabilities to nobody but root.
         "User": "0:0",
         "WorkingDir": "/",
