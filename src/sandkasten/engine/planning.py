@@ -175,7 +175,8 @@ class Planner:
             f"(looked for {sought})",
             hint=f"bring it into the store (sandkasten image build, import or pull) or into the "
             f"engine ({backend} pull {last}), let the engine fetch it "
-            f"(backends.{backend}.pull: missing), or mean another one (default_image, where a request names none)",
+            f"(backends.{backend}.pull: missing), or mean another one (default_image, where a "
+            "request names none)",
             image=name,
         )
 
