@@ -1,6 +1,8 @@
 //! A small, blocking client of the runner protocol, and the runner it talks to.
 #![allow(dead_code)]
 
+pub mod shells;
+
 use serde_json::{json, Value};
 use std::collections::HashMap;
 use std::io::{Read, Write};
