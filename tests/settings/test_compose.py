@@ -39,6 +39,9 @@ class Keeper(MemoryBackend):
     async def find_image(self, names):
         return Image(names[0], kind="engine")
 
+    async def bring_image(self, image) -> None:
+        return None
+
 
 async def test_a_missing_library_is_a_reason_and_a_remedy(opened, monkeypatch):
     # As if it were not installed.
