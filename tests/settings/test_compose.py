@@ -33,9 +33,6 @@ class Keeper(MemoryBackend):
     async def aclose(self) -> None:
         self.closed += 1
 
-    async def bring_image(self, image: Image) -> None:
-        raise AssertionError(image)
-
     async def find_image(self, names):
         return Image(names[0], kind="engine")
 
