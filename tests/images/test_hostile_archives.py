@@ -66,7 +66,7 @@ def children() -> set[int]:
     found = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            words = entry.read_text().rpartition(")")[2].split()
+            words = entry.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
         if int(words[1]) == os.getpid():

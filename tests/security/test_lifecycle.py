@@ -132,7 +132,9 @@ def _named_after(data_dir: Path) -> list[str]:
         if name.isdigit():
             try:
                 if str(data_dir) in Path(f"/proc/{name}/mountinfo").read_text():
-                    found.append(f"{name} {Path(f'/proc/{name}/comm').read_text().strip()}")
+                    found.append(
+                        f"{name} {Path(f'/proc/{name}/comm').read_text(errors='replace').strip()}"
+                    )
             except OSError:
                 continue
     return found

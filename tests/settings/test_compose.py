@@ -8,7 +8,7 @@ import pytest
 
 from sandkasten.backends.memory import MemoryBackend
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.later import LaterBackend, LaterKeeper
+from sandkasten.daemon.later import LaterBackend, LaterImages
 from sandkasten.daemon.settings import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.model.ids import new_sandbox_id
@@ -35,6 +35,9 @@ class Keeper(MemoryBackend):
 
     async def find_image(self, names):
         return Image(names[0], kind="engine")
+
+    async def bring_image(self, image) -> None:
+        return None
 
 
 async def test_a_missing_library_is_a_reason_and_a_remedy(opened, monkeypatch):
@@ -81,7 +84,7 @@ async def test_a_backend_that_was_never_used_is_neither_opened_nor_closed(tmp_pa
 
 async def test_one_that_was_used_is_closed_and_shows_its_images(tmp_path):
     real = Keeper()
-    later = LaterKeeper("x", tmp_path, lambda: real)
+    later = LaterImages("x", tmp_path, lambda: real)
     assert isinstance(later, KeepsImages)
     assert await later.find_image(["a"]) == Image("a", kind="engine")
     with pytest.raises(SandboxLost):

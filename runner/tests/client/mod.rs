@@ -37,6 +37,12 @@ pub fn program() -> &'static str {
     env!("CARGO_BIN_EXE_sandkasten-runner")
 }
 
+pub fn give(path: &Path, uid: u32, gid: u32) {
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: `path` is NUL-terminated.
+    assert_eq!(unsafe { libc::chown(path.as_ptr(), uid, gid) }, 0);
+}
+
 /// A runner with its own directories; it and all it started are gone when this is dropped.
 pub struct Runner {
     pub child: Child,

@@ -14,6 +14,7 @@ from sandkasten.cli import sandboxes
 from sandkasten.cli.imaging import image_app
 from sandkasten.cli.names import complete
 from sandkasten.cli.options import (
+    Backend,
     Environment,
     Id,
     Image,
@@ -156,6 +157,7 @@ def _run(
     workspace: Workspace = None,
     shared: Shared = False,
     mount: Mounts = [],  # noqa: B006
+    backend: Backend = None,
     isolation: Isolation = None,
     json: Json = False,
 ) -> None:
@@ -179,7 +181,7 @@ def _run(
         mounts=tuple(mount),
         isolation=isolation,
     )
-    raise SystemExit(running.run(state_of(context, json=json), job))
+    raise SystemExit(running.run(state_of(context, json=json, backend=backend), job))
 
 
 def _exec(

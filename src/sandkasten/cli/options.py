@@ -37,6 +37,10 @@ Mounts = Annotated[
     list[str],
     typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
 ]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="B", help="local, oci, gvisor or docker."),
+]
 Isolation = Annotated[
     str | None,
     typer.Option("--isolation", metavar="I", help="standard, gvisor or strongest."),
@@ -46,7 +50,9 @@ Timeout = Annotated[
 ]
 
 
-def state_of(context: typer.Context, *, json: bool = False) -> State:
+def state_of(context: typer.Context, *, json: bool = False, backend: str | None = None) -> State:
+    """`backend` given after the command counts more than the one before it."""
     state = cast("State", context.obj)
     state.json = json
+    state.backend = backend or state.backend
     return state

@@ -11,6 +11,7 @@ import typer
 
 from sandkasten.cli.names import complete
 from sandkasten.cli.options import (
+    Backend,
     Environment,
     Id,
     Image,
@@ -37,6 +38,7 @@ def create(
     ] = [],  # noqa: B006
     limit: Limits = [],  # noqa: B006
     profile: Annotated[str | None, typer.Option("--profile", metavar="P")] = None,
+    backend: Backend = None,
     isolation: Isolation = None,
     session_key: Annotated[
         str | None,
@@ -63,7 +65,7 @@ def create(
         workspace_mode="shared" if shared else None,
         mounts=tuple(mount),
     )
-    go(life.create(state_of(context, json=json), wish))
+    go(life.create(state_of(context, json=json, backend=backend), wish))
 
 
 def ls(
