@@ -343,6 +343,15 @@ async def test_creates_in_vain_leave_no_rows(world):
     assert await world.journal.open_sessions() == []
 
 
+async def test_that_it_is_back_is_noticed_without_any_session_of_it(world):
+    await world.engine.recover()
+    await world.far.turn("away")
+    await world.engine.sweep()
+    assert [one.details["backend"] for one in world.engine.degraded()] == ["docker"]
+    await world.far.turn("there")
+    await until(lambda: _answers(world.engine))
+
+
 async def test_a_session_key_makes_no_second_one_meanwhile(world):
     asked = CreateRequest(backend="docker", session_key="k")
     the_id = (await world.engine.create(asked)).id

@@ -59,6 +59,9 @@ class Reach:
             isinstance(error, BackendUnavailable) and error.details.get("backend") in self._silent
         )
 
+    def names(self) -> list[str]:
+        return sorted(self._silent)
+
     def silent(self) -> list[BackendUnavailable]:
         """What the last one to ask each of them was told."""
         return [_copy(one.error) for _, one in sorted(self._silent.items())]

@@ -93,6 +93,10 @@ class Watch:
         for record in records:
             if self._is_ours(record):
                 groups.setdefault(record.backend, []).append(record)
+        for name in self._handles.reach.names():
+            # Nobody's sandbox asks for it any more, and still it should be known when it is back.
+            if name in self._backends:
+                groups.setdefault(name, [])
         for name, group in groups.items():
             if name not in self._groups:
                 task = asyncio.get_running_loop().create_task(self._look_at(name, group))
@@ -121,6 +125,12 @@ class Watch:
                     away = not await self._quietly(record.id, self._look, record)
 
         await asyncio.gather(*(one(record) for record in records))
+        if not records:
+            await self._quietly("", self._ask, name)
+
+    async def _ask(self, name: str) -> None:
+        async with self._handles.reach.looking(name, _PATIENCE_S):
+            await self._backends[name].owned()
 
     async def adopt(self, record: Record) -> bool:
         """A sandbox that another process made is known from now on; whether it is a new one."""
