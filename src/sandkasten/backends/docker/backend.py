@@ -274,11 +274,11 @@ class DockerBackend:
 
     async def _fill(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
         place = record.place
-        image = await self._images.reference(spec.image)
-        await places.make(place, self._engine, sandbox_id, self._owner, spec)
-        told = config.container(sandbox_id, spec, self._ground(sandbox_id, spec, image))
+        # Before anything is made for it; kept for the container that follows.
+        await self._images.reference(spec.image)
+        await places.make(place, sandbox_id, spec)
         for again in (True, False):
-            container = await self._make(sandbox_id, spec, told)
+            container = await self._make(sandbox_id, spec)
             try:
                 if place.mode == "archive":
                     await self._injection.put_into(container)
@@ -297,7 +297,6 @@ class DockerBackend:
         self._made[sandbox_id] = cell
         try:
             await cell.greet()
-            await cell.check_alive()
         except SandboxLost as exc:
             told_by = await self._last_words(container)
             raise BackendUnavailable(
@@ -305,14 +304,20 @@ class DockerBackend:
                 hint="run sandkasten doctor",
             ) from exc
         if spec.workspace is not None:
+            await cell.check_alive()
             await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
         return cell
 
-    async def _make(self, sandbox_id: SandboxId, spec: CellSpec, told: dict[str, Any]) -> str:
+    async def _make(self, sandbox_id: SandboxId, spec: CellSpec, *, again: bool = True) -> str:
         name = names.container_name(sandbox_id)
+        image = await self._images.reference(spec.image)
+        told = config.container(sandbox_id, spec, self._ground(sandbox_id, spec, image))
         try:
             return await self._engine.create(name, told)
         except Refused as exc:
+            if exc.not_there and again and self._images.forget(spec.image, image):
+                # It was given to the engine once, and somebody has removed it there since.
+                return await self._make(sandbox_id, spec, again=False)
             if exc.not_there:
                 raise InvalidImage(
                     f"the engine has no image {spec.image.name}: {exc.message}",
@@ -338,7 +343,7 @@ class DockerBackend:
         assert self._place is not None
         archive = self._place.mode == "archive"
         mounted = (
-            *places.mounts(self._place, sandbox_id, home=home(spec)),
+            *places.mounts(self._place, sandbox_id, self._owner, home=home(spec)),
             *places.host_mounts(self._place, spec.mounts),
         )
         return config.Ground(
@@ -370,21 +375,29 @@ class DockerBackend:
             raise SandboxLost(f"sandbox {sandbox_id} is not running", hint="create a new one")
         return found
 
-    async def _remove(self, sandbox_id: SandboxId) -> None:
-        """End it and take away everything. Twice is fine; so is a half-made one."""
+    async def _remove(self, sandbox_id: SandboxId, container: str = "") -> None:
+        """End it and take away everything. Twice is fine; so is a half-made one.
+
+        `container`: of one that was made to its end. Its record says what else there is, and no
+        list is asked for; of any other one, all that carries its labels is looked for.
+        """
         made = self._made.pop(sandbox_id, None)
         if made is not None:
             await made.let_go()
-        mine = await self._mine()
         record = await asyncio.to_thread(self._home.read, sandbox_id)
-        labels = (*mine, f"{names.LABEL_ID}={sandbox_id}")
-        containers = await self._ask(self._engine.containers(*labels), "containers")
-        for one in containers:
-            await self._ask(self._engine.remove(str(one["Id"])), "a container")
+        labels = (*await self._mine(), f"{names.LABEL_ID}={sandbox_id}")
+        found = [container]
+        whole = bool(container) and record is not None
+        if not whole:
+            containers = await self._ask(self._engine.containers(*labels), "containers")
+            found = [str(one["Id"]) for one in containers]
+        for one in found:
+            await self._ask(self._engine.remove(one), "a container")
         if record is not None:
             await places.remove(record.place, self._engine, sandbox_id)
-        volumes = await self._ask(self._engine.volumes(*labels), "volumes")
-        await places.remove_volumes(self._engine, *(str(one["Name"]) for one in volumes))
+        if not whole:
+            volumes = await self._ask(self._engine.volumes(*labels), "volumes")
+            await places.remove_volumes(self._engine, *(str(one["Name"]) for one in volumes))
         await asyncio.to_thread(self._home.end, sandbox_id)
 
     # ---- small things

@@ -30,19 +30,21 @@ if TYPE_CHECKING:
     from .places import Place
     from .state import CellRecord
 
-# A runner is ready some milliseconds after its container was started.
-_START_S, _LOOK_AGAIN_S = 20.0, 0.004
+# A runner is ready some milliseconds after its container was started; whether that has ended
+# instead is asked of the engine now and then.
+_START_S, _LOOK_AGAIN_S, _ASK_AGAIN_S = 20.0, 0.004, 0.1
 _HELLO_S = 20.0
 _FIRST_BYTES = 64 * 1024
 _RELAY = (names.RUNNER_PATH, "--relay", names.SOCKET_PATH)
 _WHO = f"{RUNNER_ID}:{RUNNER_ID}"
 # What the relay says of a socket that nobody has bound yet.
 _TOO_EARLY = "cannot reach"
+_SILENT = "the runner says nothing"
 _FULL = ("resource temporarily unavailable", "cannot allocate memory", "cannot fork")
 
 
 class DockerCell:
-    """`end` removes everything of it."""
+    """`end` removes everything of it, given its id and its container."""
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class DockerCell:
         engine: EngineClient,
         record: CellRecord,
         container: str,
-        end: Callable[[SandboxId], Awaitable[None]],
+        end: Callable[[SandboxId, str], Awaitable[None]],
     ) -> None:
         self.id = sandbox_id
         self.container = container
@@ -75,15 +77,16 @@ class DockerCell:
         return tuple(Unenforced(*one) for one in self._record.unenforced)
 
     async def greet(self) -> None:
-        """Returns when the runner answers; what was opened for that is the next `dial`'s."""
+        """Returns when the runner has spoken; what was opened for that is the next `dial`'s."""
         listener = self._record.place.listener(self.id)
         deadline = time.monotonic() + _START_S
         if listener is None:
             self._first = await self._relayed_by(deadline)
             return
+        ask_at = time.monotonic() + _ASK_AGAIN_S
         while True:
             try:
-                self._first = await _connect(listener)
+                self._first = await _spoken(await _connect(listener))
             except OSError as exc:
                 if time.monotonic() > deadline:
                     raise BackendUnavailable(
@@ -93,7 +96,9 @@ class DockerCell:
                     ) from exc
             else:
                 return
-            await self.check_alive()
+            if time.monotonic() > ask_at:
+                await self.check_alive()
+                ask_at = time.monotonic() + _ASK_AGAIN_S
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def dial(self) -> ByteStream:
@@ -129,18 +134,9 @@ class DockerCell:
         except Refused as exc:
             raise await self._no_way_in(exc.message) from exc
         try:
-            async with asyncio.timeout(_HELLO_S):
-                first = await stream.receive(_FIRST_BYTES)
-        except (OSError, TimeoutError) as exc:
-            await stream.aclose()
-            raise await self._no_way_in(str(exc) or "the runner says nothing") from exc
-        except asyncio.CancelledError:
-            await stream.aclose()
-            raise
-        if not first:
-            await stream.aclose()
-            raise await self._no_way_in(stream.told or "the runner says nothing")
-        return Begun(first, stream)
+            return await _spoken(stream)
+        except OSError as exc:
+            raise await self._no_way_in(stream.told or str(exc)) from exc
 
     async def _no_way_in(self, why: str) -> SandboxLost | BackendUnavailable:
         """What it means that no command can be started in it."""
@@ -209,12 +205,28 @@ class DockerCell:
 
     async def destroy(self) -> None:
         await self.let_go()
-        await self._end(self.id)
+        await self._end(self.id, self.container)
 
 
 def is_running(container: Mapping[str, Any]) -> bool:
     state = container.get("State") or {}
     return bool(state.get("Running")) and not state.get("Dead")
+
+
+async def _spoken(stream: ByteStream) -> ByteStream:
+    """The stream, when the first word has come over it; OSError, and closed, when none does."""
+    try:
+        async with asyncio.timeout(_HELLO_S):
+            first = await stream.receive(_FIRST_BYTES)
+        if not first:
+            raise ConnectionResetError(_SILENT)
+    except TimeoutError as exc:
+        await stream.aclose()
+        raise TimeoutError(_SILENT) from exc
+    except (OSError, asyncio.CancelledError):
+        await stream.aclose()
+        raise
+    return Begun(first, stream)
 
 
 async def _connect(path: Path) -> ByteStream:

@@ -43,6 +43,7 @@ class EngineImages:
         self._pull = options.pull
         self._packer = packer
         self._loading: dict[str, asyncio.Lock] = {}
+        self._given: dict[str, str] = {}
 
     async def reference(self, image: Image) -> str:
         """What to call it when a container is made; it is there when this returns."""
@@ -56,17 +57,33 @@ class EngineImages:
             )
         reference = names.store_reference(image.id)
         async with self._loading.setdefault(reference, asyncio.Lock()):
-            if not await self._has(image, reference):
-                await self._load(image, reference)
-        return reference
+            found = self._given.get(reference) or await self._has(image, reference)
+            if not found:
+                found = await self._load(image, reference)
+            self._given[reference] = found
+        return found
 
-    async def _has(self, image: Image, reference: str) -> bool:
-        """A name can be given to something else by whoever has the engine; the label says whose."""
-        found = await self._known(reference)
-        told = ((found or {}).get("Config") or {}).get("Labels") or {}
-        return bool(image.id) and told.get(names.LABEL_IMAGE) == image.id
+    def forget(self, image: Image, found: str) -> bool:
+        """What `reference` found is not there any more. Whether it can be given once again."""
+        if image.kind != "layers":
+            return False
+        reference = names.store_reference(image.id)
+        # Somebody else may have noticed before, and given it already.
+        if self._given.get(reference) == found:
+            del self._given[reference]
+        return True
 
-    async def _load(self, image: Image, reference: str) -> None:
+    async def _has(self, image: Image, reference: str) -> str:
+        """The engine's own id of it, which means this content for ever; empty when it has none.
+
+        A name can be given to something else by whoever has the engine; the label says whose.
+        """
+        found = await self._known(reference) or {}
+        told = (found.get("Config") or {}).get("Labels") or {}
+        ours = bool(image.id) and told.get(names.LABEL_IMAGE) == image.id
+        return str(found.get("Id") or "") if ours else ""
+
+    async def _load(self, image: Image, reference: str) -> str:
         if self._packer is None:
             raise UnsupportedByBackend(
                 f"image {image.name} is in our store and cannot be given to the engine here",
@@ -82,12 +99,14 @@ class EngineImages:
             raise translated(exc, f"image {image.name} could not be given to the engine") from exc
         except BackendUnavailable as exc:
             raise _first_cause(exc) from exc
-        if not await self._has(image, reference):
+        found = await self._has(image, reference)
+        if not found:
             raise InvalidImage(
                 f"the engine took image {image.name} and does not know it",
                 hint="look into the engine's own log",
                 image=image.name,
             )
+        return found
 
     async def find(self, wanted: Sequence[str]) -> Image | None:
         """See `ports.KeepsImages`."""

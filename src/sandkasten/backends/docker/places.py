@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Mode = Literal["bind", "volume", "shared", "archive"]
 
 # An engine lets go of a volume a moment after its container is gone.
-_VOLUME_TRIES, _VOLUME_PAUSE_S = 20, 0.05
+_VOLUME_TRIES, _VOLUME_PAUSE_S, _VOLUME_LONGEST_S = 20, 0.005, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,17 @@ class Place:
         return self.directory(sandbox_id) / "listen" / names.SOCKET
 
 
-def mounts(place: Place, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mount, ...]:
+def mounts(
+    place: Place, sandbox_id: SandboxId, owner: str, *, home: str = HOME
+) -> tuple[Mount, ...]:
     if place.mode == "archive":
         return ()
     if place.mode == "volume":
+        # Made by the engine together with the container, and found again by the same labels.
+        told = tuple(labels(names.CELL, owner, sandbox_id).items())
         return (
-            Mount("volume", names.volume_name(sandbox_id), WORKSPACE),
-            Mount("volume", names.home_volume_name(sandbox_id), home),
+            Mount("volume", names.volume_name(sandbox_id), WORKSPACE, labels=told),
+            Mount("volume", names.home_volume_name(sandbox_id), home, labels=told),
         )
     root = f"{place.engine}/{sandbox_id}"
     files = f"{root}/{hostvolume.POINT}" if place.sized else root
@@ -95,20 +99,9 @@ def host_mounts(place: Place, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
     return tuple(Mount("bind", one.source, one.target, read_only=True) for one in wanted)
 
 
-async def make(
-    place: Place, engine: EngineClient, sandbox_id: SandboxId, owner: str, spec: CellSpec
-) -> None:
+async def make(place: Place, sandbox_id: SandboxId, spec: CellSpec) -> None:
     """What must be there before the container is made."""
-    if place.mode == "volume":
-        told = labels(names.CELL, owner, sandbox_id)
-        try:
-            await asyncio.gather(
-                engine.make_volume(names.volume_name(sandbox_id), told),
-                engine.make_volume(names.home_volume_name(sandbox_id), told),
-            )
-        except Refused as exc:
-            raise translated(exc, "a volume could not be made") from exc
-    elif place.ours:
+    if place.ours:
         await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
 
 
@@ -163,7 +156,7 @@ async def remove_volumes(engine: EngineClient, *volumes: str) -> None:
             except Refused as exc:
                 if not exc.conflict or attempt == _VOLUME_TRIES - 1:
                     raise translated(exc, f"volume {name} could not be removed") from exc
-                await asyncio.sleep(_VOLUME_PAUSE_S)
+                await asyncio.sleep(min(_VOLUME_PAUSE_S * 2**attempt, _VOLUME_LONGEST_S))
             else:
                 return
 
