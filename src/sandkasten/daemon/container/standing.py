@@ -1,0 +1,270 @@
+"""Stands a daemon on an engine, says how it stands, and takes it away.
+
+Everything about it lies in volumes, so that a container can be replaced at any time: sandboxes are
+containers of their own, and the next daemon finds them. Fails with the errors of `checks` before
+anything is made, and with BackendUnavailable and the daemon's last words when it does not come up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.docker.hosting import Host
+from sandkasten.backends.docker.names import CELL, LABEL, LABEL_VERSION
+from sandkasten.daemon.container import checks
+from sandkasten.daemon.container.commandline import commands_of
+from sandkasten.daemon.container.packing import packed
+from sandkasten.daemon.container.plan import (
+    DAEMON_SOCKET,
+    DATA_DIR,
+    ENGINE_IMAGE,
+    KEY_FILE,
+    LABEL_MODE,
+    LABEL_PLAN,
+    NAME,
+    REPOSITORY,
+    SOCKET_INSIDE,
+    STOP_S,
+    Found,
+    Wish,
+    plan_of,
+)
+from sandkasten.daemon.container.removal import take_down
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.installation import Drawn, Installed, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.backends.docker.hosting import EngineFacts, Seen
+    from sandkasten.daemon.container.plan import Plan
+    from sandkasten.daemon.settings import Settings
+    from sandkasten.model.installation import InstallationRequest, Removed
+
+_POLL_S: Final = 0.3
+_ASK_S: Final = 15.0
+_DOCTOR: Final = ("sandkasten", "--url", DAEMON_SOCKET, "doctor", "--no-measure", "--json")
+
+
+@asynccontextmanager
+async def installation(settings: Settings) -> AsyncIterator[Installation]:
+    """On the engine that the settings (and so DOCKER_HOST) name."""
+    docker = settings.docker
+    if docker.trouble is not None:
+        raise docker.trouble
+    host = Host(docker.options)
+    try:
+        yield Installation(host, settings)
+    finally:
+        await host.aclose()
+
+
+class Installation:
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self._host = host
+        self._settings = settings
+
+    async def up(self, asked: InstallationRequest) -> Installed:
+        wish, host = self._wish(asked), self._host
+        plan_of(wish, Found())
+        facts = await checks.check_engine(host)
+        seen = await host.container(NAME)
+        checks.check_name(seen)
+        if seen is not None and seen.state == "running" and not asked.recreate:
+            plan = plan_of(wish, checks.found_of(facts, host, wish.socket))
+            await self._ready(asked.timeout_s)
+            changed = seen.labels.get(LABEL_PLAN) != plan.mark
+            return Installed("running", _url(seen), seen.image, _mode(seen), None, changed)
+        plan = await self._checked(wish, facts, seen)
+        if seen is not None:
+            # One that does not run has nothing that lies in no volume.
+            await host.stop(NAME, STOP_S)
+            await host.remove(NAME)
+        key = await self._make(plan)
+        await self._ready(asked.timeout_s)
+        begun = "created" if seen is None else "replaced"
+        return Installed(begun, plan.url, plan.image, plan.mode, key)
+
+    async def drawn(self, asked: InstallationRequest) -> Drawn:
+        """What `up` would make. An engine that does not answer is taken for an ordinary one."""
+        wish, found = self._wish(asked), Found()
+        try:
+            facts = await checks.check_engine(self._host)
+            found = checks.found_of(facts, self._host, wish.socket)
+        except BackendUnavailable as exc:
+            engine = f"not asked: {exc.message}"
+        else:
+            engine = f"{self._host.address.shown}, Docker {facts.version}"
+        plan = plan_of(wish, found)
+        document = {
+            "engine": engine,
+            "mode": plan.mode,
+            "url": plan.url,
+            "volumes": [{"name": one.name, "labels": {LABEL: one.kind}} for one in plan.volumes],
+            "networks": list(plan.networks),
+            "containers": [
+                {"name": one.name, "files": sorted(one.files), "config": one.body}
+                for one in plan.containers
+            ],
+        }
+        return Drawn(document, commands_of(plan))
+
+    async def status(self) -> Standing:
+        await checks.check_engine(self._host)
+        seen = await self._host.container(NAME)
+        if seen is None:
+            return Standing("absent", reason="there is no daemon", remedy="sandkasten up")
+        checks.check_name(seen)
+        ready, reason, remedy = False, f"the container is {seen.state}", "sandkasten up"
+        if seen.state == "running":
+            ready, reason, remedy = await self._asked()
+        sandboxes = await self._host.labelled(f"{LABEL}={CELL}")
+        return Standing(
+            seen.state,
+            ready=ready,
+            reason=reason,
+            remedy=remedy,
+            url=_url(seen),
+            image=seen.image,
+            mode=_mode(seen),
+            version=seen.labels.get(LABEL_VERSION, ""),
+            started_at=seen.started_at,
+            sandboxes=len(sandboxes),
+        )
+
+    async def down(self, *, keep_sessions: bool, volumes: bool) -> Removed:
+        await checks.check_engine(self._host)
+        checks.check_name(await self._host.container(NAME))
+        return await take_down(self._host, keep_sessions=keep_sessions, volumes=volumes)
+
+    # ---- the steps of up
+
+    def _wish(self, asked: InstallationRequest) -> Wish:
+        options, http = self._settings.docker.options, self._settings.http
+        address, here = self._host.address, version("sandkasten")
+        return Wish(
+            image=asked.image or f"{REPOSITORY}:{here}",
+            version=here,
+            mode=asked.mode,
+            host=http.host,
+            port=http.port,
+            socket=asked.socket or (SOCKET_INSIDE if address.kind == "tcp" else address.path),
+            workspace=options.workspace,
+            engine_image=asked.engine_image or ENGINE_IMAGE,
+            engine_host=asked.engine,
+            certificates=checks.read_certificates(asked.engine_certs),
+            env=asked.env,
+        )
+
+    async def _checked(self, wish: Wish, facts: EngineFacts, seen: Seen | None) -> Plan:
+        host = self._host
+        user = await checks.check_image(
+            host,
+            wish.image,
+            f"build it (make image) or fetch it (docker pull {wish.image}) on that engine, or "
+            "name another with --image",
+        )
+        if wish.mode == "sidecar":
+            await checks.check_image(
+                host,
+                wish.engine_image,
+                f"docker pull {wish.engine_image} on that engine, or name another with "
+                "--engine-image",
+            )
+        elif wish.mode == "docker_socket":
+            checks.check_socket(host, wish.socket)
+        await checks.check_port(host, wish, seen)
+        plan = plan_of(wish, checks.found_of(facts, host, wish.socket, user))
+        await checks.check_data(host, plan.user)
+        return plan
+
+    async def _make(self, plan: Plan) -> str | None:
+        """The key, if one was made."""
+        host, here = self._host, version("sandkasten")
+        for volume in plan.volumes:
+            labels = {LABEL: volume.kind, LABEL_VERSION: here, checks.LABEL_USER: str(plan.user)}
+            await host.make_volume(volume.name, labels)
+        for network in plan.networks:
+            await host.make_network(network, {LABEL: "network", LABEL_VERSION: here})
+        for before in plan.containers[:-1]:
+            await host.remove(before.name)
+            await host.create(before.name, before.body)
+            await host.start(before.name)
+        await host.create(NAME, plan.daemon.body)
+        try:
+            made = await self._give_files(plan)
+            await host.start(NAME)
+        except BaseException:
+            # Half made it would be taken for one that stands.
+            await asyncio.shield(host.remove(NAME))
+            raise
+        return made
+
+    async def _give_files(self, plan: Plan) -> str | None:
+        files, made = dict(plan.daemon.files), None
+        given = self._settings.http.api_key
+        if given is None and await self._host.read(NAME, KEY_FILE) is None:
+            given = made = f"sk-{secrets.token_urlsafe(32)}"
+        if given is not None:
+            files[KEY_FILE] = f"{given}\n".encode()
+        if files:
+            await self._host.put(NAME, DATA_DIR, packed(files, DATA_DIR, plan.user))
+        return made
+
+    # ---- whether it is ready
+
+    async def _ready(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        reason, remedy = "", ""
+        while time.monotonic() < deadline:
+            seen = await self._host.container(NAME)
+            if seen is None:
+                raise BackendUnavailable(
+                    "the daemon's container was taken away while it started",
+                    hint="start it again: sandkasten up",
+                )
+            if seen.state in ("exited", "dead", "restarting"):
+                break
+            ready, reason, remedy = await self._asked()
+            if ready:
+                return
+            await asyncio.sleep(_POLL_S)
+        logs = await self._host.logs(NAME)
+        # It would start again and again; what it wrote stays to be read.
+        await self._host.stop(NAME, STOP_S)
+        raise BackendUnavailable(
+            f"the daemon did not become ready: {reason or 'it ended'}\n{logs.rstrip()}",
+            hint=remedy or f"all it wrote: docker logs {NAME}; then sandkasten up again",
+        )
+
+    async def _asked(self) -> tuple[bool, str, str]:
+        """Whether it is ready, why not, and what to do."""
+        said = await self._host.ask(NAME, _DOCTOR, _ASK_S)
+        try:
+            told = json.loads(said.text) if said is not None else {}
+        except ValueError:
+            told = {}
+        if said is not None and said.status == 0:
+            return True, "", ""
+        reason = told.get("reason") or told.get("message") or "it does not answer yet"
+        for tier in told.get("tiers") or ():
+            if tier.get("default") and not tier.get("ready"):
+                reason = tier.get("reason") or reason
+                told = {**told, "remedy": tier.get("remedy") or told.get("remedy")}
+        return False, str(reason), str(told.get("remedy") or "")
+
+
+def _url(seen: Seen) -> str:
+    return f"http://{seen.published[0]}" if seen.published else ""
+
+
+def _mode(seen: Seen) -> str:
+    return seen.labels.get(LABEL_MODE, "")
+
+
