@@ -35,6 +35,8 @@ class Installed:
     url: str
     image: str
     mode: str
+    machine: str = ""
+    """The engine's address, where its machine is another."""
     api_key: str | None = field(default=None, repr=False)
     """Only when it was made just now: nobody is told it twice."""
     changed: bool = False

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .options import Options
 
+USUAL_SOCKET: Final = "/var/run/docker.sock"
 _TAKEN: Final = ("port is already allocated", "address already in use")
 _NOT_OURS: Final = "cannot assign requested address"
 _NO_SOURCE: Final = "bind source path does not exist"
@@ -68,6 +69,16 @@ class Host:
     def __init__(self, options: Options) -> None:
         self.address = address_of(options)
         self._client = EngineClient(self.address, options.timeout_s)
+
+    @property
+    def socket(self) -> str:
+        """Of the engine, on the engine's machine; over tcp it is where it usually is."""
+        return USUAL_SOCKET if self.address.kind == "tcp" else self.address.path
+
+    @property
+    def machine(self) -> str:
+        """Where it is, if that is not here."""
+        return "" if self.address.kind == "unix" else self.address.shown
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -132,11 +143,14 @@ class Host:
     async def stop(self, name: str, grace_s: int) -> None:
         """Asked to end, then killed after `grace_s`. One that is gone or ended is fine."""
         try:
-            async with asyncio.timeout(grace_s + 30), self._client._asked(patient=True) as docker:
-                async with docker._query(
+            async with (
+                asyncio.timeout(grace_s + 30),
+                self._client._asked(patient=True) as docker,
+                docker._query(
                     f"containers/{name}/stop", "POST", params={"t": str(grace_s)}
-                ) as response:
-                    await response.read()
+                ) as response,
+            ):
+                await response.read()
         except Refused as exc:
             if not exc.not_there:
                 raise translated(exc, f"stopping container {name}") from exc
@@ -167,16 +181,18 @@ class Host:
     async def read(self, name: str, path: str) -> bytes | None:
         """A small file of a container, running or not; None when it is not there."""
         try:
-            async with self._client._asked() as docker:
-                async with docker._query(
-                    f"containers/{name}/archive", params={"path": path}
-                ) as response:
-                    packed = await response.content.read(_MAX_FILE)
+            async with (
+                self._client._asked() as docker,
+                docker._query(f"containers/{name}/archive", params={"path": path}) as response,
+            ):
+                packed = bytearray()
+                while len(packed) < _MAX_FILE and (part := await response.content.readany()):
+                    packed += part
         except Refused as exc:
             if exc.not_there:
                 return None
             raise translated(exc, f"reading {path} of container {name}") from exc
-        return _only_member(packed)
+        return _only_member(bytes(packed))
 
     # ---- images
 

@@ -120,9 +120,7 @@ def _taken(wish: Wish, by: str) -> Conflict:
     )
 
 
-def found_of(
-    facts: EngineFacts, host: Host, socket_path: str, user: User = IMAGE_USER
-) -> Found:
+def found_of(facts: EngineFacts, host: Host, socket_path: str, user: User = IMAGE_USER) -> Found:
     gid = None
     if host.address.kind == "unix" and os.path.exists(socket_path):
         gid = os.stat(socket_path).st_gid

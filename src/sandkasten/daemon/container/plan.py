@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from sandkasten.backends.docker.names import LABEL, LABEL_VERSION
 from sandkasten.backends.docker.options import SHARED_VOLUME
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Mode = Literal["docker_socket", "sidecar", "remote"]
 Body: TypeAlias = dict[str, Any]
@@ -40,6 +42,8 @@ KEY_FILE: Final = f"{DATA_DIR}/operator.key"
 REMOTE_CERTIFICATES: Final = f"{DATA_DIR}/engine-certificates"
 _SIDECAR_CERTIFICATES = "/certs/client"
 _PORT: Final = 8080
+_ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 # The kinds of thing, values of names.LABEL.
 DAEMON: Final = "daemon"
@@ -273,8 +277,8 @@ def _plan(
     before: tuple[Container, ...] = (),
     networks: tuple[str, ...] = (),
 ) -> Plan:
-    shown = f"[{wish.host}]" if ":" in wish.host else wish.host
-    url = f"http://{'127.0.0.1' if wish.host in ('0.0.0.0', '::') else shown}:{wish.port}"  # noqa: S104
+    host = "127.0.0.1" if wish.host in _ANYWHERE else wish.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{wish.port}"
     containers = (*before, daemon)
     # What a second `up` compares: a daemon that stands as it was asked for needs no other.
     said = json.dumps([one.body for one in containers], sort_keys=True)
@@ -298,6 +302,7 @@ def _daemon(
         "SANDKASTEN_LISTEN": f"0.0.0.0:{_PORT}",
         "SANDKASTEN_API_KEY_FILE": KEY_FILE,
         **engine,
+        **_names(wish.host),
         **wish.env,
     }
     body: Body = {
@@ -328,6 +333,14 @@ def _daemon(
         # An empty volume takes the owner of the image's directory, unless it is told not to.
         host["Mounts"][0]["VolumeOptions"] = {"NoCopy": True}
     return Container(NAME, body, dict(files or {}))
+
+
+def _names(host: str) -> dict[str, str]:
+    """By which names it is reached: inside, the daemon sees an address that nobody uses."""
+    if host in _ANYWHERE:
+        # A page that rebinds its name still has no key, and without one nobody comes in.
+        return {"SANDKASTEN_HTTP_ALLOWED_HOSTS": "*"}
+    return {} if host in _LOOPBACK else {"SANDKASTEN_HTTP_ALLOWED_HOSTS": host}
 
 
 def _labels(kind: str, version: str) -> dict[str, str]:

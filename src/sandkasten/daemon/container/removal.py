@@ -51,7 +51,7 @@ class _Gone:
 async def take_down(host: Host, *, keep_sessions: bool, volumes: bool) -> Removed:
     gone = _Gone()
     seen = await host.container(NAME)
-    owner = "" if keep_sessions else await _owner(host, seen)
+    owner = "" if keep_sessions else await owner_of(host, seen)
     if seen is not None:
         if not keep_sessions and seen.state == "running":
             await host.ask(NAME, _END_ALL, _END_ALL_S)
@@ -103,7 +103,7 @@ async def _volume(host: Host, name: str, gone: _Gone, *, remove: bool) -> None:
     (gone.volumes if removed else gone.kept).append(name)
 
 
-async def _owner(host: Host, seen: Seen | None) -> str:
+async def owner_of(host: Host, seen: Seen | None) -> str:
     """The id of this installation, from its data; empty when it never made a sandbox."""
     if seen is not None:
         return _text(await host.read(NAME, OWNER_FILE))

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker.hosting import Host
-from sandkasten.backends.docker.names import CELL, LABEL, LABEL_VERSION
+from sandkasten.backends.docker.names import CELL, LABEL, LABEL_OWNER, LABEL_VERSION
 from sandkasten.daemon.container import checks
 from sandkasten.daemon.container.commandline import commands_of
 from sandkasten.daemon.container.packing import packed
@@ -35,7 +35,7 @@ from sandkasten.daemon.container.plan import (
     Wish,
     plan_of,
 )
-from sandkasten.daemon.container.removal import take_down
+from sandkasten.daemon.container.removal import owner_of, take_down
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.installation import Drawn, Installed, Standing
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sandkasten.backends.docker.hosting import EngineFacts, Seen
     from sandkasten.daemon.container.plan import Plan
     from sandkasten.daemon.settings import Settings
-    from sandkasten.model.installation import InstallationRequest, Removed
+    from sandkasten.model.installation import Begun, InstallationRequest, Removed
 
 _POLL_S: Final = 0.3
 _ASK_S: Final = 15.0
@@ -55,32 +55,45 @@ _DOCTOR: Final = ("sandkasten", "--url", DAEMON_SOCKET, "doctor", "--no-measure"
 @asynccontextmanager
 async def installation(settings: Settings) -> AsyncIterator[Installation]:
     """On the engine that the settings (and so DOCKER_HOST) name."""
-    docker = settings.docker
-    if docker.trouble is not None:
-        raise docker.trouble
-    host = Host(docker.options)
+    if settings.docker.trouble is not None:
+        raise settings.docker.trouble
+    made = Installation(settings)
     try:
-        yield Installation(host, settings)
+        yield made
     finally:
-        await host.aclose()
+        await made.aclose()
 
 
 class Installation:
-    def __init__(self, host: Host, settings: Settings) -> None:
-        self._host = host
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._opened: Host | None = None
+
+    @property
+    def _host(self) -> Host:
+        """BackendUnavailable when no engine was named and none is there."""
+        if self._opened is None:
+            self._opened = Host(self._settings.docker.options)
+        return self._opened
+
+    async def aclose(self) -> None:
+        if self._opened is not None:
+            await self._opened.aclose()
 
     async def up(self, asked: InstallationRequest) -> Installed:
-        wish, host = self._wish(asked), self._host
-        plan_of(wish, Found())
+        plan_of(self._wish(asked, SOCKET_INSIDE), Found())
+        host = self._host
         facts = await checks.check_engine(host)
+        wish = self._wish(asked, host.socket)
         seen = await host.container(NAME)
         checks.check_name(seen)
         if seen is not None and seen.state == "running" and not asked.recreate:
             plan = plan_of(wish, checks.found_of(facts, host, wish.socket))
             await self._ready(asked.timeout_s)
             changed = seen.labels.get(LABEL_PLAN) != plan.mark
-            return Installed("running", _url(seen), seen.image, _mode(seen), None, changed)
+            return Installed(
+                "running", _url(seen), seen.image, _mode(seen), host.machine, changed=changed
+            )
         plan = await self._checked(wish, facts, seen)
         if seen is not None:
             # One that does not run has nothing that lies in no volume.
@@ -88,14 +101,16 @@ class Installation:
             await host.remove(NAME)
         key = await self._make(plan)
         await self._ready(asked.timeout_s)
-        begun = "created" if seen is None else "replaced"
-        return Installed(begun, plan.url, plan.image, plan.mode, key)
+        begun: Begun = "created" if seen is None else "replaced"
+        return Installed(begun, plan.url, plan.image, plan.mode, host.machine, key)
 
     async def drawn(self, asked: InstallationRequest) -> Drawn:
         """What `up` would make. An engine that does not answer is taken for an ordinary one."""
-        wish, found = self._wish(asked), Found()
+        wish, found = self._wish(asked, SOCKET_INSIDE), Found()
+        plan_of(wish, found)
         try:
             facts = await checks.check_engine(self._host)
+            wish = self._wish(asked, self._host.socket)
             found = checks.found_of(facts, self._host, wish.socket)
         except BackendUnavailable as exc:
             engine = f"not asked: {exc.message}"
@@ -124,7 +139,9 @@ class Installation:
         ready, reason, remedy = False, f"the container is {seen.state}", "sandkasten up"
         if seen.state == "running":
             ready, reason, remedy = await self._asked()
-        sandboxes = await self._host.labelled(f"{LABEL}={CELL}")
+        owner = await owner_of(self._host, seen)
+        cells = (f"{LABEL}={CELL}", f"{LABEL_OWNER}={owner}")
+        sandboxes = await self._host.labelled(*cells) if owner else ()
         return Standing(
             seen.state,
             ready=ready,
@@ -145,16 +162,16 @@ class Installation:
 
     # ---- the steps of up
 
-    def _wish(self, asked: InstallationRequest) -> Wish:
+    def _wish(self, asked: InstallationRequest, socket: str) -> Wish:
         options, http = self._settings.docker.options, self._settings.http
-        address, here = self._host.address, version("sandkasten")
+        here = version("sandkasten")
         return Wish(
             image=asked.image or f"{REPOSITORY}:{here}",
             version=here,
             mode=asked.mode,
             host=http.host,
             port=http.port,
-            socket=asked.socket or (SOCKET_INSIDE if address.kind == "tcp" else address.path),
+            socket=asked.socket or socket,
             workspace=options.workspace,
             engine_image=asked.engine_image or ENGINE_IMAGE,
             engine_host=asked.engine,
@@ -266,5 +283,3 @@ def _url(seen: Seen) -> str:
 
 def _mode(seen: Seen) -> str:
     return seen.labels.get(LABEL_MODE, "")
-
-
