@@ -114,11 +114,12 @@ def example() -> str:
         if name in ("images.registries", "images.aliases"):
             value = {}
         shown = "" if value is None else " " + json.dumps(value)
-        indent = "  " if room else ""
+        indent = "  " * len(room.split(".")) if room else ""
         rooms.setdefault(room, []).append(f"{indent}# {MEANS[name]}\n#{indent}{key}:{shown}\n")
     lines = [_EXAMPLE_HEAD]
     for room, keys in rooms.items():
-        lines.append("\n".join(([f"#{room}:\n"] if room else []) + keys))
+        heads = [f"#{'  ' * depth}{one}:\n" for depth, one in enumerate(room.split(".")) if one]
+        lines.append("\n".join(heads + keys))
     return "\n".join(lines)
 
 

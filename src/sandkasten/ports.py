@@ -95,6 +95,15 @@ class Discards(Protocol):
 
 
 @runtime_checkable
+class Closes(Protocol):
+    """A backend that keeps connections of its own open."""
+
+    async def aclose(self) -> None:
+        """Its sandboxes live on. Twice is fine."""
+        ...
+
+
+@runtime_checkable
 class Candid(Protocol):
     """A cell that knows which of its limits the host does not hold."""
 

@@ -15,7 +15,22 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "sandkasten.yaml"
 
 def uncommented() -> str:
     """Keys are `#key:` and `#  key:`; sentences have a space after the mark."""
-    return re.sub(r"(?m)^#(?=(  )?[a-z_]+:)", "", EXAMPLE.read_text())
+    return re.sub(r"(?m)^#(?=(  ){0,2}[a-z_]+:)", "", EXAMPLE.read_text())
+
+
+def names(tree, above="") -> set[str]:
+    found: set[str] = set()
+    for key, value in tree.items():
+        found |= (
+            names(value, f"{above}{key}.") if value and isinstance(value, dict) else {above + key}
+        )
+    return found
+
+
+def without_nothing(tree):
+    if not isinstance(tree, dict):
+        return tree
+    return {key: without_nothing(value) for key, value in tree.items() if value is not None}
 
 
 def test_every_setting_is_explained_and_nothing_else_is():
@@ -24,15 +39,7 @@ def test_every_setting_is_explained_and_nothing_else_is():
 
 def test_the_example_holds_every_key_and_loads(tmp_path):
     tree = yaml.safe_load(uncommented())
-    names = {
-        f"{room}.{key}" if isinstance(inner, dict) else room
-        for room, inner in tree.items()
-        for key in (inner if isinstance(inner, dict) else [None])
-    }
-    assert names == {name for name, _, _ in documented()}
-    said = {k: v for k, v in tree.items() if v is not None}
-    for room, inner in said.items():
-        if isinstance(inner, dict):
-            said[room] = {k: v for k, v in inner.items() if v is not None}
+    assert names(tree) == {name for name, _, _ in documented()}
+    said = without_nothing(tree)
     (tmp_path / "sandkasten.yaml").write_text(yaml.safe_dump(said))
     assert load({}, {}, tmp_path).data_dir == Path("/var/lib/sandkasten")

@@ -34,8 +34,8 @@ async def open_engine(
             "the embedded engine needs Linux, because sandboxes are made of its namespaces",
             hint="run the daemon on a Linux machine and give its address as url",
         )
-    backends, store, workspaces = _backends(settings)
     layers = LayerStore(settings.data_dir.absolute() / "images")
+    backends, store, workspaces = _backends(settings, layers)
     sources = Sources(
         layers,
         registries=settings.registries,
@@ -69,7 +69,9 @@ async def open_engine(
     return engine
 
 
-def _backends(settings: Settings) -> tuple[Mapping[str, Backend], Store, Workspaces]:
+def _backends(
+    settings: Settings, layers: LayerStore
+) -> tuple[Mapping[str, Backend], Store, Workspaces]:
     # Imported one by one: a process uses one backend, and the others need not be importable.
     if settings.backend == "memory":
         from sandkasten.backends.memory import MemoryBackend
@@ -79,7 +81,7 @@ def _backends(settings: Settings) -> tuple[Mapping[str, Backend], Store, Workspa
         memory = MemoryBackend()
         return {"memory": memory}, MemoryStore(), memory.workspaces
     from sandkasten.backends.local import LocalBackend
-    from sandkasten.daemon.later import LaterBackend
+    from sandkasten.daemon.later import LaterBackend, LaterKeeper
     from sandkasten.linux.volumes import Volumes
     from sandkasten.store.directory import DirectoryStore
 
@@ -96,12 +98,36 @@ def _backends(settings: Settings) -> tuple[Mapping[str, Backend], Store, Workspa
 
         return OciBackend(data_dir, "runsc")
 
+    def docker() -> Backend:
+        return _docker(settings, data_dir, layers)
+
     backends: dict[str, Backend] = {
         "local": LocalBackend(data_dir),
         "oci": LaterBackend("oci", data_dir / "oci", oci),
         "gvisor": LaterBackend("gvisor", data_dir / "gvisor", gvisor),
+        "docker": LaterKeeper("docker", data_dir / "docker", docker),
     }
     return backends, DirectoryStore(data_dir / "ledger"), Volumes(data_dir / "workspaces")
+
+
+def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:
+    """BackendUnavailable where it cannot be had; which engine is there, the backend itself says."""
+    trouble = settings.docker.trouble
+    if trouble is not None:
+        raise BackendUnavailable(trouble.message, hint=trouble.hint, backend="docker")
+    try:
+        from sandkasten.backends.docker.backend import DockerBackend
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] == "sandkasten":
+            raise
+        raise BackendUnavailable(
+            f"backend docker needs the library {exc.name}, which is not installed",
+            hint="pip install 'sandkasten[docker]'",
+            backend="docker",
+        ) from exc
+    from sandkasten.images.packing import StorePacker
+
+    return DockerBackend(data_dir, settings.docker.options, packer=StorePacker(layers))
 
 
 def prepare_data_dir(path: Path) -> Path:

@@ -58,16 +58,8 @@ def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
         return {}
     if not isinstance(tree, dict):
         raise _refuse(path, "is not a mapping", "write `name: value` lines")
-    flat: dict[str, object] = {}
-    sections = {name.split(".")[0] for name in known if "." in name}
-    for key, value in tree.items():
-        name = str(key)
-        if name in sections and isinstance(value, dict):
-            flat |= {f"{name}.{inner}": one for inner, one in value.items()}
-        elif name in sections:
-            raise _refuse(path, f"has no mapping under {name}", f"indent its keys under {name}:")
-        else:
-            flat[name] = value
+    sections = {name[:end] for name in known for end, letter in enumerate(name) if letter == "."}
+    flat = _flat(path, tree, sections, "")
     for name in flat:
         if name not in known:
             raise InvalidConfiguration(
@@ -77,6 +69,21 @@ def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
             )
     # `key:` with nothing behind it says that the default is wanted.
     return {name: value for name, value in flat.items() if value is not None}
+
+
+def _flat(
+    path: Path, tree: dict[object, object], sections: set[str], above: str
+) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        name = f"{above}{key}"
+        if name not in sections:
+            flat[name] = value
+        elif isinstance(value, dict):
+            flat |= _flat(path, value, sections, f"{name}.")
+        else:
+            raise _refuse(path, f"has no mapping under {name}", f"indent its keys under {key}:")
+    return flat
 
 
 def read_tree(path: Path) -> object:

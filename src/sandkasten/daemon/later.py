@@ -1,6 +1,7 @@
-"""A backend that is imported when it is first used: most processes never need the stronger tiers.
+"""A backend that is imported when it is first used: most processes never need the other tiers.
 
-It owns nothing as long as its directory is not there, so a sweep need not import it either.
+It owns nothing as long as its directory is not there, so a sweep need not import it either. One
+that cannot be opened here says so when it is probed, and raises BackendUnavailable otherwise.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sandkasten.ports import Discards
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.readiness import Readiness
+from sandkasten.ports import Closes, Discards, KeepsImages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.readiness import Readiness
+    from sandkasten.model.image import Image
     from sandkasten.model.spec import CellSpec
     from sandkasten.ports import Backend, Cell
 
@@ -37,7 +40,11 @@ class LaterBackend:
         return self._opener()
 
     async def probe(self) -> Readiness:
-        return await self._backend.probe()
+        try:
+            backend = self._backend
+        except BackendUnavailable as exc:
+            return Readiness(ready=False, reason=exc.message, remedy=exc.hint)
+        return await backend.probe()
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
         return await self._backend.create(sandbox_id, spec)
@@ -53,3 +60,17 @@ class LaterBackend:
     async def discard(self, sandbox_id: SandboxId) -> None:
         if self._directory.exists() and isinstance(self._backend, Discards):
             await self._backend.discard(sandbox_id)
+
+    async def aclose(self) -> None:
+        """What was never opened is not opened for this."""
+        backend = self.__dict__.get("_backend")
+        if isinstance(backend, Closes):
+            await backend.aclose()
+
+
+class LaterKeeper(LaterBackend):
+    """One that has images of its own."""
+
+    async def find_image(self, names: Sequence[str]) -> Image | None:
+        backend = self._backend
+        return await backend.find_image(names) if isinstance(backend, KeepsImages) else None

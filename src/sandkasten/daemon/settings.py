@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandkasten.backends.docker.options import ENGINE_MODES, SHARED_VOLUME, WORKSPACE_MODES, Options
+from sandkasten.daemon.docker_settings import DockerSettings, docker_settings, tls_verify, volume
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
 from sandkasten.daemon.http_settings import HttpSettings, http_settings
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from sandkasten.images.auth import Access
 
 PULL_POLICIES = ("never", "missing", "always")
-BACKENDS = ("local", "oci", "gvisor", "memory")
+BACKENDS = ("local", "oci", "gvisor", "docker", "memory")
 RUNTIMES = ("runc", "crun")
 
 
@@ -91,6 +93,7 @@ class Settings:
     file_rules: FileRules = field(default_factory=FileRules)
     http: HttpSettings = field(default_factory=HttpSettings, repr=False)
     """What `serve` alone needs. Holds the key: never printed."""
+    docker: DockerSettings = field(default_factory=DockerSettings)
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -106,7 +109,7 @@ class _Setting:
 
     @property
     def variable(self) -> str:
-        return "SANDKASTEN_" + self.name.upper().replace(".", "_")
+        return "SANDKASTEN_" + self.name.removeprefix("backends.").upper().replace(".", "_")
 
 
 def _image(name: str, value: object) -> str:
@@ -214,6 +217,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("images.registries", parse_registries, []),
         _Setting("oci.runtime", choice(*RUNTIMES), "runc"),
         _Setting("oci.strict", flag, False),
+        *_docker_settings(),
         _Setting("listen", address, "127.0.0.1:8080"),
         _Setting("api_key", secret, None),
         _Setting("api_key_file", text, None),
@@ -238,6 +242,27 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("files.ttl_seconds", seconds, None),
     ]
     return {setting.name: setting for setting in known}
+
+
+def _docker_settings() -> list[_Setting]:
+    room = "backends.docker."
+    return [
+        # Looked at as an address later: a foreign DOCKER_HOST hurts nobody who has no use for it.
+        _Setting(room + "host", text, None, ("DOCKER_HOST",)),
+        _Setting(
+            room + "engine_mode", choice(*ENGINE_MODES), "auto", ("STATION_SANDBOX_ENGINE_MODE",)
+        ),
+        _Setting(room + "workspace_mode", choice(*WORKSPACE_MODES), "auto"),
+        _Setting(room + "shared_volume", volume, SHARED_VOLUME),
+        _Setting(room + "cert_path", text, None, ("DOCKER_CERT_PATH",)),
+        _Setting(room + "tls_ca", text, None),
+        _Setting(room + "tls_cert", text, None),
+        _Setting(room + "tls_key", text, None),
+        _Setting(room + "tls_verify", tls_verify, False, ("DOCKER_TLS_VERIFY",)),
+        _Setting(room + "insecure", flag, False),
+        _Setting(room + "pull", choice(*PULL_POLICIES), Options().pull),
+        _Setting(room + "timeout_seconds", seconds, Options().timeout_s),
+    ]
 
 
 def documented() -> list[tuple[str, tuple[str, ...], Value]]:
@@ -352,6 +377,11 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         ),
         file_rules=_file_rules(origins),
         http=http,
+        docker=docker_settings(
+            {name: (one.value, one.origin) for name, one in origins.items()},
+            environ,
+            default=value("backend") == "docker",
+        ),
     )
 
 

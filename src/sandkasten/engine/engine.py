@@ -50,6 +50,7 @@ from sandkasten.model.sandbox import (
     Swept,
     UpdateRequest,
 )
+from sandkasten.ports import Closes
 from sandkasten.wire.messages import decode_processes, decode_stats
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ SWEEP_AFTER_S = 1.0
 # A process that ends before its sweep began does a quick one on its way out; bounded,
 # because nobody waits for it.
 SWEEP_AT_CLOSE_S = 2.0
+# Of a backend's own connections, which end with the process in any case.
+CLOSE_S = 2.0
 # A process that stays looks again so often: a paused sandbox cannot end itself.
 SWEEP_EVERY_S = 60.0
 
@@ -104,6 +107,7 @@ class Engine:
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
     ) -> None:
+        self._backends = backends
         self.backend_name = default_backend
         self.policy = policy
         self._door = Door()
@@ -473,6 +477,11 @@ class Engine:
                 async with asyncio.timeout(SWEEP_AT_CLOSE_S):
                     await self._reaper.sweep(quick=True)
         await self._handles.aclose()
+        for backend in self._backends.values():
+            if isinstance(backend, Closes):
+                with suppress(TimeoutError, SandkastenError):
+                    async with asyncio.timeout(CLOSE_S):
+                        await backend.aclose()
 
     async def _sweep_after(self, after_s: float) -> None:
         rest_s = self.policy.reclaim_after_s

@@ -1,0 +1,234 @@
+"""What an operator says of an engine: every spelling, and contradictions refused before a start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sandkasten.backends.docker.options import Options
+from sandkasten.daemon import docker_settings
+from sandkasten.daemon.settings import Origin, load
+from sandkasten.errors import InvalidConfiguration
+
+FILE = """\
+backend: docker
+backends:
+  docker:
+    host: tcp://engine.example:2376
+    engine_mode: remote
+    workspace_mode: volume
+    shared_volume: ours
+    tls_ca: /c/ca.pem
+    tls_cert: /c/me.pem
+    tls_key: /c/me.key
+    pull: missing
+    timeout_seconds: 2m
+"""
+
+
+@pytest.fixture(autouse=True)
+def _on_a_plain_machine(monkeypatch):
+    monkeypatch.setattr(docker_settings, "_CONTAINER_MARKS", ())
+
+
+def origin(settings, key: str) -> Origin:
+    return next(one for one in settings.origins() if one.name == f"backends.docker.{key}")
+
+
+def options(tmp_path, **environ: str) -> Options:
+    settings = load({"backend": "docker"}, {"HOME": "/h", **environ}, tmp_path)
+    assert settings.docker.trouble is None
+    return settings.docker.options
+
+
+def refused(tmp_path, **environ: str) -> InvalidConfiguration:
+    with pytest.raises(InvalidConfiguration) as error:
+        load({"backend": "docker"}, {"HOME": "/h", **environ}, tmp_path)
+    assert error.value.hint
+    return error.value
+
+
+def test_nothing_said_is_the_backends_own_defaults(tmp_path):
+    settings = load({}, {"HOME": "/h"}, tmp_path)
+    assert settings.docker.options == Options()
+    assert origin(settings, "engine_mode") == Origin(
+        "backends.docker.engine_mode", "auto", "default"
+    )
+
+
+def test_the_file_says_it_all(tmp_path):
+    path = tmp_path / "sandkasten.yaml"
+    path.write_text(FILE)
+    settings = load({}, {"HOME": "/h"}, tmp_path)
+    assert settings.backend == "docker"
+    assert settings.docker.options == Options(
+        host="tcp://engine.example:2376",
+        engine="remote",
+        workspace="volume",
+        shared_volume="ours",
+        tls_ca="/c/ca.pem",
+        tls_cert="/c/me.pem",
+        tls_key="/c/me.key",
+        pull="missing",
+        timeout_s=120.0,
+    )
+    assert origin(settings, "host").origin == f"file {path}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("SANDKASTEN_DOCKER_HOST", "unix:///r/d.sock", "host", "unix:///r/d.sock"),
+        ("DOCKER_HOST", "ssh://me@far", "host", "ssh://me@far"),
+        ("SANDKASTEN_DOCKER_ENGINE_MODE", "docker_socket", "engine", "docker_socket"),
+        ("STATION_SANDBOX_ENGINE_MODE", "docker_socket", "engine", "docker_socket"),
+        ("SANDKASTEN_DOCKER_WORKSPACE_MODE", "shared", "workspace", "shared"),
+        ("SANDKASTEN_DOCKER_SHARED_VOLUME", "mine", "shared_volume", "mine"),
+        ("SANDKASTEN_DOCKER_PULL", "always", "pull", "always"),
+        ("SANDKASTEN_DOCKER_TIMEOUT_SECONDS", "90", "timeout_s", 90.0),
+        ("SANDKASTEN_DOCKER_INSECURE", "yes", "insecure", True),
+    ],
+)
+def test_every_environment_spelling_is_understood(tmp_path, variable, text, field, value):
+    assert getattr(options(tmp_path, **{variable: text}), field) == value
+
+
+def test_our_own_variable_wins_over_dockers(tmp_path):
+    told = {"SANDKASTEN_DOCKER_HOST": "unix:///ours", "DOCKER_HOST": "unix:///theirs"}
+    assert options(tmp_path, **told).host == "unix:///ours"
+
+
+def test_dockers_own_way_to_speak_of_tls(tmp_path):
+    far = {"DOCKER_HOST": "tcp://far:2376"}
+    found = options(tmp_path, **far, DOCKER_TLS_VERIFY="1", DOCKER_CERT_PATH="/c")
+    assert (found.tls_ca, found.tls_cert, found.tls_key) == (
+        "/c/ca.pem",
+        "/c/cert.pem",
+        "/c/key.pem",
+    )
+    # As Docker's own client does it.
+    assert options(tmp_path, **far, DOCKER_TLS_VERIFY="0").tls_ca == "/h/.docker/ca.pem"
+    one = options(tmp_path, **far, DOCKER_CERT_PATH="/c", SANDKASTEN_DOCKER_TLS_CA="/other.pem")
+    assert (one.tls_ca, one.tls_key) == ("/other.pem", "/c/key.pem")
+
+
+def test_a_socket_has_no_use_for_certificates(tmp_path):
+    found = options(tmp_path, DOCKER_HOST="unix:///d.sock", DOCKER_TLS_VERIFY="1")
+    assert (found.tls_ca, found.tls_cert, found.tls_key) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("host", "mode", "word"),
+    [
+        ("tcp://127.0.0.1:2375", "docker_socket", "docker_socket"),
+        ("ssh://far", "docker_socket", "docker_socket"),
+        ("unix:///run/docker.sock", "remote", "remote"),
+        ("", "remote", "remote"),
+        ("unix:///run/docker.sock", "sidecar", "sidecar"),
+        ("", "sidecar", "sidecar"),
+        ("ssh://far", "sidecar", "sidecar"),
+    ],
+)
+def test_a_mode_that_contradicts_the_address_is_refused(tmp_path, host, mode, word):
+    told = {"SANDKASTEN_DOCKER_HOST": host, "SANDKASTEN_DOCKER_ENGINE_MODE": mode}
+    error = refused(tmp_path, **told)
+    assert word in error.message
+    assert error.details["setting"] == "backends.docker"
+
+
+def test_a_daemon_in_a_container_can_share_a_socket_with_its_sidecar(tmp_path):
+    told = {"DOCKER_HOST": "unix:///shared/docker.sock", "STATION_SANDBOX_ENGINE_MODE": "sidecar"}
+    assert options(tmp_path, KUBERNETES_SERVICE_HOST="10.0.0.1", **told).engine == "sidecar"
+
+
+def test_plain_tcp_to_another_machine_takes_a_word(tmp_path):
+    assert "plain tcp" in refused(tmp_path, DOCKER_HOST="tcp://far:2375").message
+    assert options(tmp_path, DOCKER_HOST="tcp://far:2375", SANDKASTEN_DOCKER_INSECURE="1").insecure
+    for near in ("tcp://localhost:2375", "tcp://127.0.0.1:2375", "tcp://[::1]:2375"):
+        assert options(tmp_path, DOCKER_HOST=near).host == near
+    sidecar = {"DOCKER_HOST": "tcp://docker:2375", "STATION_SANDBOX_ENGINE_MODE": "sidecar"}
+    assert options(tmp_path, **sidecar).engine == "sidecar"
+
+
+def test_half_a_certificate_and_a_needless_insecure_are_refused(tmp_path):
+    far = {"DOCKER_HOST": "tcp://far:2376"}
+    assert "go together" in refused(tmp_path, **far, SANDKASTEN_DOCKER_TLS_CERT="/c.pem").message
+    both = {"SANDKASTEN_DOCKER_INSECURE": "1", "DOCKER_CERT_PATH": "/c"}
+    assert "insecure" in refused(tmp_path, **far, **both).message
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "npipe:////./pipe/docker_engine",
+        "/run/docker.sock",
+        "http://far:2375",
+        "tcp://far",
+        "tcp://:2375",
+        "tcp://far:2375/path",
+        "tcp://far:99999",
+        "unix://run/docker.sock",
+        "unix://",
+        "ssh://",
+        "ssh://me:secret@far",
+        "tcp://far:1 2",
+    ],
+)
+def test_what_is_no_address_of_an_engine_is_refused(tmp_path, host):
+    error = refused(tmp_path, SANDKASTEN_DOCKER_HOST=host)
+    assert "backends.docker.host" in error.message
+    assert "secret" not in error.message
+
+
+def test_variables_of_other_programs_stop_nobody_who_does_not_use_docker(tmp_path):
+    settings = load({}, {"HOME": "/h", "DOCKER_HOST": "tcp://far:2375"}, tmp_path)
+    assert settings.docker.trouble is not None
+    assert "plain tcp" in settings.docker.trouble.message
+    assert origin(settings, "host").origin == "env DOCKER_HOST"
+    with pytest.raises(InvalidConfiguration):
+        load({}, {"HOME": "/h", "SANDKASTEN_DOCKER_HOST": "tcp://far:2375"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "backends: docker\n",
+        "backends:\n  docker: unix:///x\n",
+        "backends:\n  dokcer:\n    host: unix:///x\n",
+        "backends:\n  docker:\n    hots: unix:///x\n",
+        "backends:\n  docker:\n    engine_mode: dind\n",
+        "backends:\n  docker:\n    shared_volume: a/b\n",
+    ],
+)
+def test_a_file_that_says_it_wrongly_is_refused(tmp_path, text):
+    (tmp_path / "sandkasten.yaml").write_text(text)
+    with pytest.raises(InvalidConfiguration) as error:
+        load({}, {"HOME": "/h"}, tmp_path)
+    assert error.value.hint
+
+
+def test_nobody_who_does_not_use_docker_imports_its_client(tmp_path):
+    """Also not to say what is set, to open an engine or to sweep."""
+    program = """
+import asyncio, sys
+from sandkasten.daemon.settings import load
+from sandkasten.daemon.compose import open_engine
+
+async def main():
+    engine = await open_engine(load({"data_dir": sys.argv[1]}, {}))
+    await engine.sweep()
+    await engine.aclose()
+
+asyncio.run(main())
+print([name for name in ("aiodocker", "sandkasten.backends.docker.backend") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
