@@ -56,8 +56,9 @@ LABEL_PLAN: Final = "sandkasten.plan"
 WITHOUT_FILES: Final = ("volume", "archive")
 """Workspace modes in which no file of a sandbox is ours to touch."""
 
-# Files and sockets in a session's directories belong to its user and its runner, not to us.
-_CAPABILITIES: Final = ("DAC_OVERRIDE",)
+# The directories of a session are made for its user and its runner, dialled into, and removed with
+# whatever they wrote: give away (CHOWN, then FOWNER), enter and remove (DAC_OVERRIDE).
+_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
 # `drain_seconds` is 20; what comes after it takes moments.
 STOP_S: Final = 30
 
