@@ -355,7 +355,7 @@ fn directories_are_given_to_the_user_and_the_power_to_do_so_is_gone_afterwards()
             &text(&closed),
         ],
     );
-    runner.also_remove = Some(place.clone());
+    runner.also_remove = Some(place);
     let mut client = runner.connect();
     assert_eq!(owned(&fresh), (12395, 12346, 0o755));
     assert_eq!(owned(&closed), (12395, 12346, 0o700));

@@ -122,11 +122,19 @@ def _up(
 
 
 async def _begin(state: State, asked: InstallationRequest, flags: dict[str, str]) -> None:
-    from sandkasten.cli.output import put_json
+    from sandkasten.cli.output import put_json, say, visible
     from sandkasten.client.embedded import open_installation
+    from sandkasten.errors import BackendUnavailable
 
     async with open_installation(flags) as installer:
-        done = await installer.up(asked)
+        try:
+            done = await installer.up(asked)
+        except BackendUnavailable as exc:
+            lines = exc.details.get("log")
+            if not state.json and isinstance(lines, list):
+                for line in lines:
+                    say(f"  {visible(line)}")
+            raise
     if state.json:
         put_json(asdict(done))
     else:

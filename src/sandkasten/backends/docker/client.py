@@ -262,6 +262,8 @@ class EngineClient:
         docker, self._docker = self._docker, None
         if docker is not None:
             await docker.close()
+            # Ours, so the client leaves it open.
+            await docker.connector.close()
         if self._tunnel is not None:
             await self._tunnel.aclose()
 

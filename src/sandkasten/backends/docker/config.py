@@ -64,8 +64,8 @@ class Mount:
             "ReadOnly": self.read_only,
         }
         if self.kind == "bind":
-            # Nothing that is mounted below it later, here or there, crosses over.
-            made["BindOptions"] = {"Propagation": "rprivate", "NonRecursive": True}
+            # Nothing that a sandbox mounts crosses over; an engine wants no less for its own files.
+            made["BindOptions"] = {"Propagation": "rslave", "NonRecursive": True}
         else:
             # An image that has something in that place must not fill the workspace with it.
             made["VolumeOptions"] = {"NoCopy": True}

@@ -31,6 +31,9 @@ _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 # Mounted by the engine for every container: private to it, small, in memory.
 _ENGINES_OWN = ("/dev", "/proc")
 _OURS = (WORKSPACE, HOME, TMP, "/run", names.STATE_DIR, names.LISTEN_DIR)
+# What hides a file: the null device.
+_MASKS = (("/null", "tmpfs"), ("/null", "devtmpfs"))
+_FIELDS = 6
 # The engine's files for this container alone; read-only where its root is.
 _KEPT_READ_ONLY = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 
@@ -108,25 +111,23 @@ def deviations(
 
 
 def mount_deviations(mountinfo: str, *, writable_root: bool = False) -> list[str]:
-    found = []
     with_root = ("/", *_KEPT_READ_ONLY) if writable_root else ()
     open_to_all = {*_OURS, *_ENGINES_OWN, *with_root}
-    hidden: set[str] = set()
-    for line in mountinfo.splitlines():
+    found: list[str] = []
+    sys_hidden = False
+    # From the last mounted to the first: what is mounted over cannot be reached any more.
+    for line in reversed(mountinfo.splitlines()):
         left, _, right = line.partition(" - ")
         fields = left.split()
-        if len(fields) < 6:
+        if len(fields) < _FIELDS:
             continue
         where, options, kind = fields[4], set(fields[5].split(",")), right.split()[0]
         if where == "/sys" and kind == "tmpfs" and "ro" in options:
-            hidden.add(where)
-        excused = where in open_to_all or _below(where, hidden) or where.startswith("/dev/")
-        if "rw" in options and not excused:
+            sys_hidden = True
+        masked = where.startswith("/proc/") and (fields[3], kind) in _MASKS
+        excused = where in open_to_all or where.startswith("/dev/") or masked
+        if "rw" in options and not excused and not (sys_hidden and where.startswith("/sys/")):
             found.append(f"{where} is writable")
-    if "/sys" not in hidden:
+    if not sys_hidden:
         found.append("/sys is not hidden")
     return found
-
-
-def _below(where: str, hidden: set[str]) -> bool:
-    return any(where.startswith(f"{one}/") for one in hidden)

@@ -8,7 +8,6 @@ anything is made, and with BackendUnavailable and the daemon's last words when i
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from contextlib import asynccontextmanager
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker.hosting import Host
 from sandkasten.backends.docker.names import CELL, LABEL, LABEL_OWNER, LABEL_VERSION
-from sandkasten.daemon.container import checks
+from sandkasten.daemon.container import checks, readiness
 from sandkasten.daemon.container.commandline import commands_of
 from sandkasten.daemon.container.packing import packed
 from sandkasten.daemon.container.plan import (
-    DAEMON_SOCKET,
     DATA_DIR,
     ENGINE_IMAGE,
     KEY_FILE,
@@ -48,8 +46,6 @@ if TYPE_CHECKING:
     from sandkasten.model.installation import Begun, InstallationRequest, Removed
 
 _POLL_S: Final = 0.3
-_ASK_S: Final = 15.0
-_DOCTOR: Final = ("sandkasten", "--url", DAEMON_SOCKET, "doctor", "--no-measure", "--json")
 
 
 @asynccontextmanager
@@ -136,17 +132,17 @@ class Installation:
         if seen is None:
             return Standing("absent", reason="there is no daemon", remedy="sandkasten up")
         checks.check_name(seen)
-        ready, reason, remedy = False, f"the container is {seen.state}", "sandkasten up"
+        told = readiness.Answer(False, f"the container is {seen.state}", "sandkasten up")
         if seen.state == "running":
-            ready, reason, remedy = await self._asked()
+            told = await readiness.ask(self._host)
         owner = await owner_of(self._host, seen)
         cells = (f"{LABEL}={CELL}", f"{LABEL_OWNER}={owner}")
         sandboxes = await self._host.labelled(*cells) if owner else ()
         return Standing(
             seen.state,
-            ready=ready,
-            reason=reason,
-            remedy=remedy,
+            ready=told.ready,
+            reason=told.reason,
+            remedy=told.remedy,
             url=_url(seen),
             image=seen.image,
             mode=_mode(seen),
@@ -234,11 +230,9 @@ class Installation:
             await self._host.put(NAME, DATA_DIR, packed(files, DATA_DIR, plan.user))
         return made
 
-    # ---- whether it is ready
-
     async def _ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        reason, remedy = "", ""
+        told = readiness.Answer(False)
         while time.monotonic() < deadline:
             seen = await self._host.container(NAME)
             if seen is None:
@@ -247,34 +241,20 @@ class Installation:
                     hint="start it again: sandkasten up",
                 )
             if seen.state in ("exited", "dead", "restarting"):
+                told = readiness.Answer(False, "it ended")
                 break
-            ready, reason, remedy = await self._asked()
-            if ready:
+            told = await readiness.ask(self._host)
+            if told.ready:
                 return
             await asyncio.sleep(_POLL_S)
         logs = await self._host.logs(NAME)
         # It would start again and again; what it wrote stays to be read.
         await self._host.stop(NAME, STOP_S)
         raise BackendUnavailable(
-            f"the daemon did not become ready: {reason or 'it ended'}\n{logs.rstrip()}",
-            hint=remedy or f"all it wrote: docker logs {NAME}; then sandkasten up again",
+            f"the daemon did not become ready: {told.reason}",
+            hint=told.remedy or f"all it wrote: docker logs {NAME}; then sandkasten up again",
+            log=logs.splitlines(),
         )
-
-    async def _asked(self) -> tuple[bool, str, str]:
-        """Whether it is ready, why not, and what to do."""
-        said = await self._host.ask(NAME, _DOCTOR, _ASK_S)
-        try:
-            told = json.loads(said.text) if said is not None else {}
-        except ValueError:
-            told = {}
-        if said is not None and said.status == 0:
-            return True, "", ""
-        reason = told.get("reason") or told.get("message") or "it does not answer yet"
-        for tier in told.get("tiers") or ():
-            if tier.get("default") and not tier.get("ready"):
-                reason = tier.get("reason") or reason
-                told = {**told, "remedy": tier.get("remedy") or told.get("remedy")}
-        return False, str(reason), str(told.get("remedy") or "")
 
 
 def _url(seen: Seen) -> str:
