@@ -189,7 +189,7 @@ def _on_the_socket(wish: Wish, found: Found) -> Plan:
         host["UsernsMode"] = "host"
     env = {
         "DOCKER_HOST": f"unix://{SOCKET_INSIDE}",
-        "SANDKASTEN_BACKENDS_DOCKER_WORKSPACE_MODE": wish.workspace,
+        "SANDKASTEN_DOCKER_WORKSPACE_MODE": wish.workspace,
     }
     daemon = _daemon(wish, env, host, user)
     return _plan(wish, "docker_socket", user, volumes, daemon)
@@ -222,8 +222,8 @@ def _beside_an_engine(wish: Wish) -> Plan:
     env = {
         "DOCKER_HOST": f"tcp://{ENGINE_NAME}:2376",
         **_tls(_SIDECAR_CERTIFICATES),
-        "SANDKASTEN_BACKENDS_DOCKER_ENGINE_MODE": "sidecar",
-        "SANDKASTEN_BACKENDS_DOCKER_WORKSPACE_MODE": wish.workspace,
+        "SANDKASTEN_DOCKER_ENGINE_MODE": "sidecar",
+        "SANDKASTEN_DOCKER_WORKSPACE_MODE": wish.workspace,
     }
     volumes = [
         Volume(DATA_VOLUME, DATA, keep=True),
@@ -255,8 +255,8 @@ def _far_from_an_engine(wish: Wish, found: Found) -> Plan:
     env = {
         "DOCKER_HOST": wish.engine_host,
         **_tls(REMOTE_CERTIFICATES),
-        "SANDKASTEN_BACKENDS_DOCKER_ENGINE_MODE": "remote",
-        "SANDKASTEN_BACKENDS_DOCKER_WORKSPACE_MODE": wish.workspace,
+        "SANDKASTEN_DOCKER_ENGINE_MODE": "remote",
+        "SANDKASTEN_DOCKER_WORKSPACE_MODE": wish.workspace,
     }
     files = {
         f"{REMOTE_CERTIFICATES}/ca.pem": wish.certificates.ca,

@@ -38,7 +38,7 @@ from sandkasten.errors import BackendUnavailable
 from sandkasten.model.installation import Drawn, Installed, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from sandkasten.backends.docker.hosting import EngineFacts, Seen
     from sandkasten.daemon.container.plan import Plan
@@ -96,7 +96,13 @@ class Installation:
             await host.stop(NAME, STOP_S)
             await host.remove(NAME)
         key = await self._make(plan)
-        await self._ready(asked.timeout_s)
+        try:
+            await self._ready(asked.timeout_s)
+        except BaseException:
+            if key is not None:
+                # Nobody was told it. The next `up` makes another.
+                await asyncio.shield(self._put(plan, {KEY_FILE: b""}))
+            raise
         begun: Begun = "created" if seen is None else "replaced"
         return Installed(begun, plan.url, plan.image, plan.mode, host.machine, key)
 
@@ -222,13 +228,16 @@ class Installation:
     async def _give_files(self, plan: Plan) -> str | None:
         files, made = dict(plan.daemon.files), None
         given = self._settings.http.api_key
-        if given is None and await self._host.read(NAME, KEY_FILE) is None:
+        if given is None and not await self._host.read(NAME, KEY_FILE):
             given = made = f"sk-{secrets.token_urlsafe(32)}"
         if given is not None:
             files[KEY_FILE] = f"{given}\n".encode()
         if files:
-            await self._host.put(NAME, DATA_DIR, packed(files, DATA_DIR, plan.user))
+            await self._put(plan, files)
         return made
+
+    async def _put(self, plan: Plan, files: Mapping[str, bytes]) -> None:
+        await self._host.put(NAME, DATA_DIR, packed(files, DATA_DIR, plan.user))
 
     async def _ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
