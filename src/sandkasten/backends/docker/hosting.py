@@ -202,6 +202,25 @@ class Host:
             found = await self._client.image(name)
         return None if found is None else str((found.get("Config") or {}).get("User") or "")
 
+    async def images(self, repository: str) -> list[str]:
+        """Every name that images of this repository have."""
+        with _told("listing images"):
+            async with self._client._asked() as docker:
+                filters = json.dumps({"reference": [repository]})
+                found = await docker._query_json("images/json", params={"filters": filters})
+        return [str(name) for one in found for name in one.get("RepoTags") or ()]
+
+    async def remove_image(self, name: str) -> bool:
+        """Whether it is gone: one that a container was made of stays."""
+        try:
+            async with self._client._asked() as docker:
+                await docker._query_json(f"images/{name}", "DELETE")
+        except Refused as exc:
+            if exc.conflict or exc.not_there:
+                return exc.not_there
+            raise translated(exc, f"removing image {name}") from exc
+        return True
+
     # ---- volumes and networks
 
     async def volume(self, name: str) -> Mapping[str, str] | None:

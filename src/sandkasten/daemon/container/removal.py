@@ -9,12 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.backends.docker.names import (
-    CELL,
-    LABEL,
-    LABEL_OWNER,
-    RUNNER,
-)
+from sandkasten.backends.docker.detection import PROBE_IMAGE
+from sandkasten.backends.docker.names import CELL, LABEL, LABEL_OWNER, RUNNER, STORE_REPOSITORY
 from sandkasten.backends.docker.options import SHARED_VOLUME
 from sandkasten.daemon.container.plan import (
     CERTIFICATES_VOLUME,
@@ -63,6 +59,11 @@ async def take_down(host: Host, *, keep_sessions: bool, volumes: bool) -> Remove
         await _remove_engine(host, gone)
     for name in (DATA_VOLUME, ENGINE_VOLUME):
         await _volume(host, name, gone, remove=volumes)
+    if volumes:
+        # Copies of what the data held, under names that only we give.
+        for repository in (STORE_REPOSITORY, PROBE_IMAGE):
+            for name in await host.images(repository):
+                await host.remove_image(name)
     return Removed(
         tuple(sorted(gone.containers)),
         tuple(sorted(gone.volumes)),

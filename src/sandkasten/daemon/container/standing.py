@@ -99,9 +99,7 @@ class Installation:
         try:
             await self._ready(asked.timeout_s)
         except BaseException:
-            if key is not None:
-                # Nobody was told it. The next `up` makes another.
-                await asyncio.shield(self._put(plan, {KEY_FILE: b""}))
+            await asyncio.shield(self._give_up(plan, told=key is None))
             raise
         begun: Begun = "created" if seen is None else "replaced"
         return Installed(begun, plan.url, plan.image, plan.mode, host.machine, key)
@@ -239,6 +237,13 @@ class Installation:
     async def _put(self, plan: Plan, files: Mapping[str, bytes]) -> None:
         await self._host.put(NAME, DATA_DIR, packed(files, DATA_DIR, plan.user))
 
+    async def _give_up(self, plan: Plan, *, told: bool) -> None:
+        # It would start again and again; what it wrote stays to be read.
+        await self._host.stop(NAME, STOP_S)
+        if not told:
+            # A key that nobody knows: the next `up` makes another.
+            await self._put(plan, {KEY_FILE: b""})
+
     async def _ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         told = readiness.Answer(False)
@@ -257,8 +262,6 @@ class Installation:
                 return
             await asyncio.sleep(_POLL_S)
         logs = await self._host.logs(NAME)
-        # It would start again and again; what it wrote stays to be read.
-        await self._host.stop(NAME, STOP_S)
         raise BackendUnavailable(
             f"the daemon did not become ready: {told.reason}",
             hint=told.remedy or f"all it wrote: docker logs {NAME}; then sandkasten up again",
