@@ -27,6 +27,7 @@ MARKERS = (
     "needs_program(*names): the image must have these",
     "only_on(*traits, reason): asked of grounds with one of these traits",
     "not_on(*traits, reason): asked of grounds with none of these traits",
+    "own_cell(reason): what it leaves in a sandbox cannot be put back; nobody uses it again",
 )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import asked
+from tests.engines import lent
 from tests.hostwatch import canary as canary_tree
 from tests.hostwatch import loopwatch, snapshot
 from tests.hostwatch.difference import settled
@@ -92,6 +93,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    lent.close()
     if _before not in session.config.stash:
         return
     config = session.config

@@ -1,6 +1,8 @@
 """What a suite can stand on: a backend, an image and a profile under one name.
 
-`local` is bubblewrap on the host image; `local/debian` the same on a Debian image, and so on. The
+`local` is bubblewrap on the host image; `local/debian` the same on a Debian image, and so on. Those
+of docker are named by where the workspace is and where we are: `docker/shared` and `docker/inside`
+hold only for a run that is itself in a container (see tests/engines/inside.py). The
 images are built and imported once and kept below build/, except for an ordinary user, who has a
 store of its own. Used by tests/conformance and tests/security; tests/matrix runs them on all.
 """
@@ -12,18 +14,31 @@ import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 from sandkasten.model.image import Image
 from sandkasten.model.limits import Limits
 from sandkasten.model.spec import CellSpec
 from tests import imagekit
+from tests.engines import inside, lent, stock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sandkasten.backends.docker.options import WorkspaceMode
     from sandkasten.model.spec import Profile
     from sandkasten.ports import Backend
+    from tests.engines.reached import Reached
+
+
+Cells = Literal["fresh", "ahead", "reused"]
+"""Where a test's sandbox comes from: made for it alone, made ahead, or used again (tests/pool.py).
+
+Docker takes a quarter of a second to make one. Between its grounds only mounts and the way in
+differ, so that one of them makes all of its sandboxes anew; every day the others use theirs again.
+"""
+LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+_OTHERS: Cells = "ahead" if LONG else "reused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +46,21 @@ class Ground:
     backend: str
     image: str = "host"
     profile: Profile = "hardened"
+    where: str = ""
+    """Of docker: the workspace's mode, or the place the engine is seen from."""
+    cells: Cells = "fresh"
 
     @property
     def traits(self) -> frozenset[str]:
         """What a test can be asked only of, or not of."""
         kind = "host" if self.image == "host" else "image"
-        return frozenset({self.backend, kind, self.image, self.profile})
+        where = {f"docker/{self.where}"} if self.where else set()
+        return frozenset({self.backend, kind, self.image, self.profile, *where})
+
+    @property
+    def inside(self) -> bool:
+        """Whether the run itself must be in a container of the engine."""
+        return self.where in ("shared", "inside")
 
     def has(self, program: str) -> bool:
         match self.image:
@@ -58,6 +82,12 @@ GROUNDS = {
     "oci/debian": Ground("oci", "debian"),
     "gvisor": Ground("gvisor"),
     "gvisor/debian": Ground("gvisor", "debian"),
+    "docker/volume": Ground("docker", "debian", where="volume", cells="ahead"),
+    "docker/bind": Ground("docker", "debian", where="bind", cells=_OTHERS),
+    "docker/shared": Ground("docker", "debian", where="shared", cells=_OTHERS),
+    "docker/inside": Ground("docker", "debian", where="inside", cells=_OTHERS),
+    "docker/remote": Ground("docker", "debian", where="remote", cells=_OTHERS),
+    "docker/busybox": Ground("docker", "busybox", where="volume", cells="ahead"),
 }
 # Of the contract, as `-k` has it: what another kernel, another way into the namespaces or another
 # root could change. The rest is the runner's own work, and the same program everywhere.
@@ -65,7 +95,6 @@ OFTEN = (
     "(test_port or test_commands or test_shells or test_deadlines or test_rest or test_pausing)"
     " and not hundred and not thousand and not newest_256"
 )
-LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 # Of the programs a test of ours asks for: what a minimal Debian lacks.
 _NOT_IN_DEBIAN = frozenset({"bwrap", "less", "node", "pkexec", "sudo", "vi"})
 _TARS: dict[str, Callable[[], Path]] = {
@@ -85,15 +114,47 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
         from sandkasten.backends.local import LocalBackend
 
         return LocalBackend(data_dir=data_dir)
+    if ground.backend == "docker":
+        return _open_docker(ground, data_dir)
     from sandkasten.backends.oci import OciBackend
 
     return OciBackend(data_dir=data_dir, runtime="runc" if ground.backend == "oci" else "runsc")
 
 
+def engine_of(ground: Ground) -> Reached:
+    """The engine of this run that the ground stands on, with its image in it."""
+    if ground.inside and not inside.is_inside():
+        raise RuntimeError(f"docker/{ground.where} is for a run in a container: see tests/matrix")
+    return lent.engine("remote" if ground.where == "remote" else "local", ground.image)
+
+
+def _open_docker(ground: Ground, data_dir: Path) -> Backend:
+    from sandkasten.backends.docker import DockerBackend, Options
+
+    engine = engine_of(ground)
+    match ground.where:
+        case "remote":
+            place = Path(engine.certificates)
+            options = Options(
+                host=engine.host,
+                tls_ca=str(place / "ca.pem"),
+                tls_cert=str(place / "cert.pem"),
+                tls_key=str(place / "key.pem"),
+            )
+        case "inside" | "shared":
+            # Nothing is said at all: how things are is found out.
+            options = Options()
+        case mode:
+            options = Options(host=engine.host, workspace=cast("WorkspaceMode", mode))
+    return DockerBackend(data_dir, options)
+
+
 def spec_on(ground: Ground, limits: Limits | None = None) -> CellSpec:
-    return CellSpec(
-        image=image_named(ground.image), limits=limits or Limits(), profile=ground.profile
-    )
+    if ground.backend == "docker":
+        image = Image(name=stock.reference(ground.image), kind="engine")
+    else:
+        image = image_named(ground.image)
+    return CellSpec(image=image, limits=limits or Limits(), profile=ground.profile)
 
 
 @cache

@@ -5,11 +5,13 @@ on a Debian image); without it the suite runs on `memory` and `local`. A NAME of
 `package.module:factory` opens a backend of somebody else: the factory is
 called with a scratch directory and answers an object of `ports.Backend`. A backend that cannot
 be used here fails every test with the reason its `probe` gives; nothing is skipped. Tests that
-need a real kernel are deselected on `memory`, and the run says which and why.
+need a real kernel are deselected on `memory`, and the run says which and why. Where making a place
+takes long, `box` and `cell` come from a pool (see `tests.grounds.Cells`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import shutil
@@ -22,11 +24,12 @@ import pytest
 from sandkasten.model.ids import new_sandbox_id
 from tests import asked
 from tests.conformance.box import Box
-from tests.grounds import GROUNDS, Ground, spec_on
+from tests.grounds import GROUNDS, Ground, engine_of, spec_on
 from tests.grounds import open_backend as open_ground
+from tests.pool import Pool, taken_away
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from sandkasten.model.limits import Limits
     from sandkasten.model.spec import CellSpec
@@ -79,7 +82,15 @@ def open_backend(name: str, scratch: Path) -> Backend:
 
 
 @pytest.fixture
-async def backend(backend_name: str, scratch: Path) -> AsyncIterator[Backend]:
+def standing(backend_name: str) -> None:
+    """What the ground needs is there; it may take a while, and no event loop waits for it."""
+    ground = GROUNDS.get(backend_name)
+    if ground is not None and ground.backend == "docker":
+        engine_of(ground)
+
+
+@pytest.fixture
+async def backend(backend_name: str, scratch: Path, standing: None) -> AsyncIterator[Backend]:
     """A backend that is ready; whatever a test left in it is removed afterwards."""
     opened = open_backend(backend_name, scratch)
     readiness = await opened.probe()
@@ -87,8 +98,7 @@ async def backend(backend_name: str, scratch: Path) -> AsyncIterator[Backend]:
         pytest.fail(f"{backend_name} cannot be used: {readiness.reason} ({readiness.remedy})")
     yield opened
     for sandbox_id in await opened.owned():
-        cell = await opened.attach(sandbox_id)
-        await cell.destroy()
+        await taken_away(opened, sandbox_id)
     closing: Any = getattr(opened, "aclose", None)
     if closing is not None:
         await closing()
@@ -103,11 +113,46 @@ def spec(backend_name: str) -> CellSpec:
     return _spec(backend_name)
 
 
+@pytest.fixture(scope="session")
+def pools(scratch: Path) -> Iterator[Callable[[str], Pool]]:
+    """One for each ground that has one; below a directory of its own, so that no test counts it."""
+    opened: dict[str, Pool] = {}
+
+    def pool(name: str) -> Pool:
+        if name not in opened:
+            reuse = GROUNDS[name].cells == "reused"
+            place = scratch / "pool"
+            opened[name] = Pool(lambda: open_backend(name, place), _spec(name), reuse=reuse)
+        return opened[name]
+
+    yield pool
+    for one in opened.values():
+        one.close()
+
+
 @pytest.fixture
-async def cell(backend: Backend, spec: CellSpec) -> AsyncIterator[Cell]:
-    made = await backend.create(new_sandbox_id(), spec)
-    yield made
-    await made.destroy()
+async def cell(
+    backend: Backend,
+    backend_name: str,
+    spec: CellSpec,
+    scratch: Path,
+    pools: Callable[[str], Pool],
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[Cell]:
+    ground = GROUNDS.get(backend_name)
+    if ground is None or ground.cells == "fresh":
+        made = await backend.create(new_sandbox_id(), spec)
+        yield made
+        await made.destroy()
+        return
+    pool, beside = pools(backend_name), open_backend(backend_name, scratch / "pool")
+    sandbox_id = await asyncio.to_thread(pool.take)
+    try:
+        yield await beside.attach(sandbox_id)
+    finally:
+        alone = request.node.get_closest_marker("own_cell") is not None
+        pool.give_back(sandbox_id, spoilt=alone)
+        await beside.aclose()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

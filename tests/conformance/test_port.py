@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -204,9 +205,9 @@ async def test_usage_after_destroy_is_sandbox_lost_or_empty(backend: Backend, sp
     assert usage.pids in (None, 0, 1)
 
 
-async def test_the_environment_of_the_spec_reaches_commands(backend: Backend):
-    spec = CellSpec(image=Image("host"), env={"GREETING": "good morning"})
-    box = await Box.open(await backend.create(new_sandbox_id(), spec))
+async def test_the_environment_of_the_spec_reaches_commands(backend: Backend, spec: CellSpec):
+    greeting = replace(spec, env={"GREETING": "good morning"})
+    box = await Box.open(await backend.create(new_sandbox_id(), greeting))
     assert (await box.run(["sh", "-c", "echo $GREETING"])).stdout == b"good morning\n"
     assert (await box.run("echo $GREETING")).stdout == b"good morning\n"
     await box.aclose()

@@ -1,7 +1,7 @@
 """A dockerd of this run alone, on a machine of its own (see `machine`).
 
 `with Engine() as engine:` starts it. It is asked through its CLI (`engine.docker`) or its HTTP API
-(`engine.ask`); neither knows anything of our code. It can be stopped, killed and started again
+(`engine.ask`; see `reached`). It can be stopped, killed and started again
 while its containers' machine stays. Needs root, docker.io, and openssl for TLS.
 """
 
@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import shutil
 import signal
-import socket
-import ssl
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tests.engines import certificates
 from tests.engines.machine import Machine
+from tests.engines.reached import Reached
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.engines.certificates import Certificates
+    from pathlib import Path
 
 _READY_S = 60.0
 _STOP_S = 30.0
@@ -60,7 +55,6 @@ class Engine:
         shares: Path | None = None,
     ) -> None:
         self.machine = Machine(folder, apart=apart, network=bool(tcp), shares=shares)
-        self.certificates: Certificates | None = None
         self._tcp = tcp
         self._bridge = bridge
         self._live_restore = live_restore
@@ -72,8 +66,7 @@ class Engine:
         self.machine.__enter__()
         try:
             if self._tcp == "mtls":
-                place = self.folder / "certs"
-                self.certificates = certificates.make(place, self.machine.address)
+                certificates.make(self.folder / "certs", self.machine.address)
             self.start()
         except BaseException:
             self.__exit__()
@@ -159,106 +152,28 @@ class Engine:
         return self.folder / "docker.sock"
 
     @property
-    def host(self) -> str:
-        """As DOCKER_HOST has it."""
+    def reached(self) -> Reached:
+        told = {"cgroup": self.machine.cgroup, "folder": str(self.machine.inside)}
         match self._tcp:
             case "mtls":
-                return f"tcp://{self.machine.address}:{TLS_PORT}"
+                host, certs = f"tcp://{self.machine.address}:{TLS_PORT}", str(self.folder / "certs")
             case "plain":
-                return f"tcp://{self.machine.address}:{PLAIN_PORT}"
+                host, certs = f"tcp://{self.machine.address}:{PLAIN_PORT}", ""
             case _:
-                return f"unix://{self.socket}"
+                host, certs = f"unix://{self.socket}", ""
+        return Reached(host, certs, **told)
 
     @property
-    def environment(self) -> dict[str, str]:
-        """What a client is told with; nothing of it is the user's own."""
-        told = {"DOCKER_HOST": self.host, "DOCKER_CONFIG": str(self.folder / "config")}
-        if self.certificates is not None:
-            told |= {"DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": str(self.certificates.folder)}
-        return told
+    def host(self) -> str:
+        return self.reached.host
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
-    # ---- what it is asked
+    # ---- what it is asked, as of any engine
 
-    def docker(self, *words: str, stdin: Path | None = None, timeout_s: float = 120.0) -> str:
-        """The CLI's answer; RuntimeError with what it said when it failed."""
-        done = self.run_docker(*words, stdin=stdin, timeout_s=timeout_s)
-        if done.returncode != 0:
-            raise RuntimeError(f"docker {' '.join(words)}: {done.stderr.strip()[-2000:]}")
-        return done.stdout
+    def docker(self, *words: str, **options: Any) -> str:
+        return self.reached.docker(*words, **options)
 
-    def run_docker(
-        self, *words: str, stdin: Path | None = None, timeout_s: float = 120.0
-    ) -> subprocess.CompletedProcess[str]:
-        own = {name: value for name, value in os.environ.items() if name[:7] != "DOCKER_"}
-        with (stdin or Path(os.devnull)).open("rb") as given:
-            return subprocess.run(
-                ["docker", *words],
-                stdin=given,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                env={**own, **self.environment},
-                timeout=timeout_s,
-                check=False,
-            )
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        raw: bool = False,
-        timeout_s: float = 30.0,
-    ) -> Any:
-        """The HTTP API's answer, as JSON; RuntimeError with what it said when it refused."""
-        connection = self._connection(timeout_s)
-        try:
-            headers = {} if body is None else {"Content-Type": "application/json"}
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, path, body=sent, headers=headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        finally:
-            connection.close()
-        if answer.status >= http.HTTPStatus.BAD_REQUEST:
-            raise RuntimeError(f"{method} {path}: {answer.status} {content.decode()}")
-        return content if raw else json.loads(content or b"null")
-
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        address = self.machine.address
-        if self.certificates is not None:
-            trust = ssl.create_default_context(cafile=str(self.certificates.ca))
-            trust.load_cert_chain(self.certificates.cert, self.certificates.key)
-            return http.client.HTTPSConnection(
-                address, TLS_PORT, context=trust, timeout=timeout_s
-            )
-        if self._tcp:
-            return http.client.HTTPConnection(address, PLAIN_PORT, timeout=timeout_s)
-        return _OverSocket(self.socket, timeout_s)
-
-    def containers(self, *, everything: bool = True) -> list[str]:
-        """Names."""
-        found = self.ask("GET", f"/containers/json?all={int(everything)}")
-        return sorted(name.lstrip("/") for one in found for name in one["Names"])
-
-    def volumes(self) -> list[str]:
-        return sorted(one["Name"] for one in self.ask("GET", "/volumes")["Volumes"] or ())
-
-    def images(self) -> list[str]:
-        found = self.ask("GET", "/images/json")
-        return sorted(name for one in found for name in one["RepoTags"] or ())
-
-
-class _OverSocket(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        super().__init__("engine", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+    def ask(self, method: str, path: str, *body: Any, **options: Any) -> Any:
+        return self.reached.ask(method, path, *body, **options)

@@ -8,7 +8,6 @@ keeper is found by `sweep`. Knows nothing of Docker. Needs root.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -24,7 +23,7 @@ from tests.engines import keeper
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PLACE = Path("/var/tmp")  # noqa: S108  (folders below it are ours alone)
+PLACE = Path("/var/tmp")
 PREFIX = "skd-"
 # Of those for measurements of networks: no machine we could want to reach has one.
 _NETWORK = "198.18"
@@ -173,12 +172,7 @@ class Machine:
         keeper.take_down(self.folder)
         for process in (self._holder, self._keeper):
             if process is not None:
-                assert process.stdin is not None
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
-                process.wait()
-                for pipe in filter(None, (process.stdout, process.stderr)):
-                    pipe.close()
+                process.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

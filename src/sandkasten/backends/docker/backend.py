@@ -19,6 +19,7 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from sandkasten.errors import (
     BackendUnavailable,
@@ -78,6 +79,8 @@ class DockerBackend:
         self._info: Mapping[str, Any] = {}
         self._prepared: set[str] = set()
         self._preparing = asyncio.Lock()
+        # Each may still hold the connection that greeted it, when somebody else removes it.
+        self._made: WeakValueDictionary[SandboxId, DockerCell] = WeakValueDictionary()
 
     @property
     def name(self) -> str:
@@ -288,6 +291,7 @@ class DockerBackend:
             else:
                 break
         cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
+        self._made[sandbox_id] = cell
         try:
             await cell.greet()
             await cell.check_alive()
@@ -364,6 +368,9 @@ class DockerBackend:
 
     async def _remove(self, sandbox_id: SandboxId) -> None:
         """End it and take away everything. Twice is fine; so is a half-made one."""
+        made = self._made.pop(sandbox_id, None)
+        if made is not None:
+            await made.let_go()
         mine = await self._mine()
         record = await asyncio.to_thread(self._home.read, sandbox_id)
         labels = (*mine, f"{names.LABEL_ID}={sandbox_id}")

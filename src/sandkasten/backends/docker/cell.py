@@ -36,6 +36,8 @@ _HELLO_S = 20.0
 _FIRST_BYTES = 64 * 1024
 _RELAY = (names.RUNNER_PATH, "--relay", names.SOCKET_PATH)
 _WHO = f"{RUNNER_ID}:{RUNNER_ID}"
+# What the relay says of a socket that nobody has bound yet.
+_TOO_EARLY = "cannot reach"
 _FULL = ("resource temporarily unavailable", "cannot allocate memory", "cannot fork")
 
 
@@ -75,10 +77,10 @@ class DockerCell:
     async def greet(self) -> None:
         """Returns when the runner answers; what was opened for that is the next `dial`'s."""
         listener = self._record.place.listener(self.id)
-        if listener is None:
-            self._first = await self._relayed()
-            return
         deadline = time.monotonic() + _START_S
+        if listener is None:
+            self._first = await self._relayed_by(deadline)
+            return
         while True:
             try:
                 self._first = await _connect(listener)
@@ -109,6 +111,16 @@ class DockerCell:
                 f"sandbox {self.id} does not answer: {exc.strerror or exc}",
                 hint="it has ended; create a new one",
             ) from exc
+
+    async def _relayed_by(self, deadline: float) -> ByteStream:
+        """The relay may be quicker than the runner that it is to reach."""
+        while True:
+            try:
+                return await self._relayed()
+            except BackendUnavailable as exc:
+                if _TOO_EARLY not in exc.message or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _relayed(self) -> ByteStream:
         """The runner's first word is waited for: only then there is somebody at the other end."""
@@ -189,10 +201,14 @@ class DockerCell:
                 await self.check_alive()
                 raise translated(exc, f"sandbox {self.id} could not be paused or resumed") from exc
 
-    async def destroy(self) -> None:
+    async def let_go(self) -> None:
+        """Closes what was kept for the next `dial`: the sandbox is being removed, by whomever."""
         first, self._first = self._first, None
         if first is not None:
             await first.aclose()
+
+    async def destroy(self) -> None:
+        await self.let_go()
         await self._end(self.id)
 
 

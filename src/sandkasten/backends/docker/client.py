@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import ssl
 from contextlib import asynccontextmanager
@@ -176,7 +177,8 @@ class EngineClient:
                 f"containers/{container}/archive",
                 "PUT",
                 params={"path": path},
-                data=archive,
+                # As raw bytes, a large one would be sent in one go by the event loop.
+                data=io.BytesIO(archive),
                 headers={"Content-Type": "application/x-tar"},
             ) as response,
         ):
@@ -245,7 +247,8 @@ class EngineClient:
                 "images/create",
                 "POST",
                 params=params,
-                data=archive,
+                # As raw bytes, a large one would be sent in one go by the event loop.
+                data=io.BytesIO(archive),
                 headers={"Content-Type": "application/x-tar"},
             ) as response:
                 await response.read()

@@ -1,0 +1,202 @@
+"""Places for tests on a backend that is slow at making them: made ahead, or used again.
+
+Made ahead (`reuse=False`): every test has a fresh one, which was made while the one before it ran;
+it is removed while the next one runs. Used again (`reuse=True`): a place is put back as it was
+after each test, and looked at; one that is not as it was is thrown away. Tests get an id and attach
+to it, as a daemon does after a restart. Works in a thread with a loop and a backend of its own,
+below a data directory that no test looks into.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sandkasten.errors import SandboxLost, SandkastenError
+from sandkasten.model.ids import SandboxId, new_sandbox_id
+from sandkasten.ports import Discards
+from sandkasten.wire.call import Output
+from sandkasten.wire.channel import Channel
+from sandkasten.wire.messages import decode_exec, decode_processes, decode_shells, decode_stats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from concurrent.futures import Future
+
+    from sandkasten.model.spec import CellSpec
+    from sandkasten.ports import Backend, Cell
+
+T = TypeVar("T")
+_PATIENCE_S = 60.0
+_RESET_S = 10.0
+_PLACES = "/workspace /home/sandbox /tmp /dev/shm /run"
+_REMOVE = (
+    "cd /; umask 022; for at in /workspace /home/sandbox /tmp /dev/shm; do"
+    " chmod -R u+rwX $at; find $at -mindepth 1 -delete; done 2>/dev/null;"
+    " chmod 755 /workspace /home/sandbox 2>/dev/null; true"
+)
+_LOOK = f"cd /; find {_PLACES} -xdev -exec stat -c '%n %a %u %g' {{}} + 2>/dev/null | sort"
+_USES_BEFORE_NEW = 100
+
+
+class Pool:
+    """`take` and `give_back` block; neither waits for what goes on behind, unless it must."""
+
+    def __init__(
+        self, opened: Callable[[], Backend], spec: CellSpec, *, reuse: bool, ahead: int = 2
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._opened = opened
+        self._spec = spec
+        self._reuse = reuse
+        self._backend: Backend | None = None
+        self._looks: dict[SandboxId, str] = {}
+        self._uses: dict[SandboxId, int] = {}
+        self._behind: list[Future[Any]] = []
+        self._ready: deque[Future[SandboxId]] = deque(
+            self._soon(self._make()) for _ in range(ahead)
+        )
+        self.made = 0
+        self.thrown: list[str] = []
+        """Why places were thrown away, of those that were to be used again."""
+
+    def take(self) -> SandboxId:
+        coming = self._ready.popleft()
+        if not self._reuse:
+            self._ready.append(self._soon(self._make()))
+        return coming.result(_PATIENCE_S)
+
+    def give_back(self, sandbox_id: SandboxId, *, spoilt: bool = False) -> None:
+        if self._reuse and not spoilt:
+            self._ready.append(self._soon(self._renew(sandbox_id)))
+            return
+        self._behind = [one for one in self._behind if not one.done() or one.exception()]
+        self._behind.append(self._soon(self._remove(sandbox_id)))
+        if self._reuse:
+            self._ready.append(self._soon(self._make()))
+
+    def close(self) -> None:
+        """Removes all; raises what went wrong behind."""
+        try:
+            for one in self._behind:
+                one.result(_PATIENCE_S)
+            while self._ready:
+                self._soon(self._remove(self._ready.popleft().result(_PATIENCE_S))).result(
+                    _PATIENCE_S
+                )
+            left = self._soon(self._finish()).result(_PATIENCE_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_PATIENCE_S)
+            self._loop.close()
+        assert left == [], f"the pool's own places were left: {left}"
+
+    def _soon(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    # ---- in the loop of the thread
+
+    def _on(self) -> Backend:
+        if self._backend is None:
+            self._backend = self._opened()
+        return self._backend
+
+    async def _make(self) -> SandboxId:
+        sandbox_id = new_sandbox_id()
+        self.made += 1
+        cell = await self._on().create(sandbox_id, self._spec)
+        if self._reuse:
+            self._looks[sandbox_id] = await _looked_at(cell)
+        else:
+            # What a maker keeps open for the first who dials would be left to nobody.
+            await (await cell.dial()).aclose()
+        return sandbox_id
+
+    async def _remove(self, sandbox_id: SandboxId) -> None:
+        self._looks.pop(sandbox_id, None)
+        await taken_away(self._on(), sandbox_id)
+
+    async def _renew(self, sandbox_id: SandboxId) -> SandboxId:
+        """The same place as it was, or a new one."""
+        self._uses[sandbox_id] = self._uses.get(sandbox_id, 0) + 1
+        try:
+            async with asyncio.timeout(_RESET_S):
+                cell = await self._on().attach(sandbox_id)
+                why = await _reset(cell, self._looks[sandbox_id])
+        except (SandkastenError, OSError, TimeoutError) as exc:
+            why = f"{type(exc).__name__}: {exc}"
+        if not why and self._uses[sandbox_id] < _USES_BEFORE_NEW:
+            return sandbox_id
+        self.thrown.append(why or "used often enough")
+        await self._remove(sandbox_id)
+        return await self._make()
+
+    async def _finish(self) -> list[SandboxId]:
+        left = list(await self._on().owned())
+        closing: Any = getattr(self._on(), "aclose", None)
+        if closing is not None:
+            await closing()
+        return left
+
+
+async def taken_away(backend: Backend, sandbox_id: SandboxId) -> None:
+    """Alive, dead or gone."""
+    try:
+        await (await backend.attach(sandbox_id)).destroy()
+    except SandboxLost:
+        if isinstance(backend, Discards):
+            await backend.discard(sandbox_id)
+
+
+async def _reset(cell: Cell, wanted: str) -> str:
+    """Why the place is not as it was; empty when it is."""
+    channel = await Channel.open(await cell.dial())
+    try:
+        for shell in decode_shells(await channel.call("shell.list", {})):
+            with suppress(SandkastenError):
+                await channel.call("shell.close", {"name": shell.name})
+        await _run(channel, "kill -9 -1")
+        await _run(channel, _REMOVE)
+        seen = await _run(channel, _LOOK)
+        if seen != wanted:
+            changed = sorted(set(seen.splitlines()) ^ set(wanted.splitlines()))
+            return f"not as it was: {changed[:5]}"
+        stats = decode_stats(await channel.call("stats", {}))
+        if (stats.running, stats.shells, stats.connections) != (0, 0, 1):
+            return f"still busy: {stats}"
+        others = [
+            one.name
+            for one in decode_processes(await channel.call("proc.list", {})).processes
+            if one.uid == channel.hello.user_uid
+        ]
+        return f"still running: {others}" if others else ""
+    finally:
+        await channel.aclose()
+
+
+async def _looked_at(cell: Cell) -> str:
+    channel = await Channel.open(await cell.dial())
+    try:
+        return await _run(channel, _LOOK)
+    finally:
+        await channel.aclose()
+
+
+async def _run(channel: Channel, script: str) -> str:
+    said = bytearray()
+    fields = {
+        "exec_id": f"pool-{new_sandbox_id()}",
+        "argv": ["/bin/sh", "-c", script],
+        "deadline_ms": int(_RESET_S * 1000),
+    }
+    async with channel.stream("exec.start", fields) as call:
+        async for item in call:
+            if isinstance(item, Output) and item.source == 1:
+                said += item.data
+        decode_exec(await call.result())
+    return said.decode(errors="surrogateescape")
