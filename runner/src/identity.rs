@@ -12,6 +12,8 @@ const CAP_KILL: u32 = 5;
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_SETPCAP: u32 = 8;
+/// What the runner itself cannot do without.
+const WANTED: u32 = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
 /// Beyond any capability that exists; PR_CAPBSET_DROP says EINVAL at the first unknown one.
 const CAP_END: libc::c_ulong = 64;
 const KEEP: libc::uid_t = libc::uid_t::MAX;
@@ -92,9 +94,9 @@ fn clear_ambient() {
     };
 }
 
-/// From root to the runner's own id, with the capabilities it will need: for kernels that know no
-/// ambient ones, where a program that is not root would begin without any.
-pub fn step_down(ids: Ids) -> Result<(), Errno> {
+/// From root to the runner's own id, with the capabilities it will need and those of `kept`, and no
+/// other: for kernels that know no ambient ones, where a program that is not root would begin without any.
+pub fn step_down(ids: Ids, kept: u64) -> Result<(), Errno> {
     // SAFETY: plain credential calls, each checked.
     unsafe {
         sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
@@ -102,7 +104,20 @@ pub fn step_down(ids: Ids) -> Result<(), Errno> {
         sys::check(libc::setresgid(ids.gid, ids.gid, ids.gid))?;
         sys::check(libc::setresuid(ids.uid, ids.uid, ids.uid))?;
     }
-    raise_permitted()
+    keep_only(kept)
+}
+
+/// What the user keeps must be ours to give, and lets us touch files as the user would.
+fn keep_only(kept: u64) -> Result<(), Errno> {
+    let mut caps = cap_get()?;
+    caps[0].permitted &= WANTED | kept as u32;
+    caps[1].permitted &= (kept >> 32) as u32;
+    for set in &mut caps {
+        set.effective = set.permitted;
+        set.inheritable = 0;
+    }
+    clear_ambient();
+    cap_set(caps)
 }
 
 fn raise_permitted() -> Result<(), Errno> {
@@ -139,17 +154,7 @@ impl Identity {
             None => return Ok(()),
         };
         drop_groups()?;
-        let wanted = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
-        let mut caps = cap_get()?;
-        // What the user keeps must be ours to give, and lets us touch files as the user would.
-        caps[0].permitted &= wanted | self.kept as u32;
-        caps[1].permitted &= (self.kept >> 32) as u32;
-        for set in &mut caps {
-            set.effective = set.permitted;
-            set.inheritable = 0;
-        }
-        clear_ambient();
-        cap_set(caps)?;
+        keep_only(self.kept)?;
         self.bound(user)?;
         self.files_as(user.uid, user.gid);
         Ok(())

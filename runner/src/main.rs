@@ -23,10 +23,12 @@ mod identity;
 mod lease;
 mod poll;
 mod port;
+mod posture;
 mod processes;
 mod protocol;
 mod pty;
 mod registry;
+mod relay;
 mod request;
 mod results;
 mod ring;
@@ -48,13 +50,15 @@ mod work;
 
 use identity::{Identity, Ids};
 use serve::{Config, Listen, Server};
+use std::borrow::Cow;
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
-[--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--state-dir DIR] [--workspace DIR] \
-[--home DIR] [--shell PROGRAM]";
+[--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--state-dir DIR] \
+[--workspace DIR] [--home DIR] [--shell PROGRAM]
+       sandkasten-runner --relay PATH | --posture | --describe | --version";
 
 #[derive(Default)]
 struct Options {
@@ -65,6 +69,8 @@ struct Options {
     run_as: Option<Ids>,
     user: Option<Ids>,
     user_capabilities: u64,
+    /// Directories that are given to the user.
+    own: Vec<Vec<u8>>,
     state_dir: Option<Vec<u8>>,
     workspace: Option<Vec<u8>>,
     home: Option<Vec<u8>>,
@@ -86,6 +92,19 @@ fn main() {
         println!("{}", env!("CARGO_PKG_VERSION"));
         return;
     }
+    if arguments == ["--posture"] {
+        let found = posture::describe()
+            .unwrap_or_else(|error| fail(1, &format!("cannot look at this process: {error}")));
+        if sys::write_all(1, format!("{found}\n").as_bytes()).is_err() {
+            std::process::exit(1);
+        }
+        return;
+    }
+    if let [mode, path] = arguments.as_slice() {
+        if mode == "--relay" {
+            return relay(path.as_bytes());
+        }
+    }
     let options = match parse(arguments) {
         Ok(options) => options,
         Err(message) => fail(2, &format!("{message}\nusage: {USAGE}")),
@@ -93,6 +112,16 @@ fn main() {
     match run(options) {
         Ok(code) => std::process::exit(code),
         Err((what, errno)) => fail(1, &handler::Failure::from_errno(errno, what).message),
+    }
+}
+
+/// Beside the code of the user, whom it must give nothing to hold on to.
+fn relay(path: &[u8]) {
+    hide();
+    sys::close_from(3);
+    if let Err(errno) = relay::run(path) {
+        let what = format!("cannot reach {}", String::from_utf8_lossy(path));
+        fail(1, &handler::Failure::from_errno(errno, what).message);
     }
 }
 
@@ -125,6 +154,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             "--listen" => options.listen = Some(value),
             "--state-dir" => options.state_dir = Some(value),
             "--workspace" => options.workspace = Some(value),
+            "--own" => options.own.push(value),
             "--home" => options.home = Some(value),
             "--shell" => options.shell = Some(value),
             "--run-as" => options.run_as = Some(parse_ids(&name, &text)?),
@@ -142,6 +172,9 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
     if options.user_capabilities != 0 && options.user.is_none() {
         return Err("--user-capabilities needs --user".to_owned());
     }
+    if !options.own.is_empty() && options.user.is_none() {
+        return Err("--own needs --user".to_owned());
+    }
     if ways != 1 {
         return Err("give exactly one of --listen-fd, --listen and --stdio".to_owned());
     }
@@ -158,18 +191,34 @@ fn parse_ids(name: &str, text: &str) -> Result<Ids, String> {
     ids.ok_or_else(|| format!("{name} must be UID:GID"))
 }
 
-fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
+/// What was attempted, and why it failed.
+type Stopped = (Cow<'static, str>, sys::Errno);
+
+fn stopped(what: &'static str) -> impl Fn(sys::Errno) -> Stopped {
+    move |errno| (Cow::Borrowed(what), errno)
+}
+
+fn run(options: Options) -> Result<i32, Stopped> {
     let (listen, ready) = take_descriptors(&options)?;
     settle()?;
-    let signals = block_signals().map_err(|errno| ("cannot take signals", errno))?;
+    let signals = block_signals().map_err(stopped("cannot take signals"))?;
+    if let Some(user) = options.user {
+        for path in &options.own {
+            sys::own_dir(path, user.uid, user.gid).map_err(|errno| {
+                let path = String::from_utf8_lossy(path);
+                (format!("cannot give {path} to the user").into(), errno)
+            })?;
+        }
+    }
     if let Some(ids) = options.run_as {
-        identity::step_down(ids).map_err(|errno| ("cannot take the runner's id", errno))?;
+        identity::step_down(ids, options.user_capabilities)
+            .map_err(stopped("cannot take the runner's id"))?;
     }
     let identity = Identity::current(options.user, options.user_capabilities);
     let state_dir = make_state_dir(options.state_dir, &identity)?;
     identity
         .settle()
-        .map_err(|errno| ("cannot settle the identity", errno))?;
+        .map_err(stopped("cannot settle the identity"))?;
     let env: spawn::Env = std::env::vars_os()
         .map(|(name, value)| (name.into_vec(), value.into_vec()))
         // Where we were started, not where a command runs.
@@ -189,10 +238,12 @@ fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
         shell,
         env,
     };
-    let mut server = Server::new(config, signals).map_err(|errno| ("cannot poll", errno))?;
-    server
-        .listen(listen)
-        .map_err(|errno| ("cannot listen", errno))?;
+    let mut server = Server::new(config, signals).map_err(stopped("cannot poll"))?;
+    server.listen(listen).map_err(stopped("cannot listen"))?;
+    if !options.stdio {
+        // Until now somebody may have read why we cannot start.
+        silence(2).map_err(stopped("no /dev/null"))?;
+    }
     if let Some(ready) = ready {
         let _nobody_waits = sys::write_all(ready.as_raw_fd(), b"1");
     }
@@ -201,23 +252,25 @@ fn run(options: Options) -> Result<i32, (&'static str, sys::Errno)> {
     Ok(code)
 }
 
-/// Keeps what we were given, closes every other descriptor, and puts /dev/null on the standard ones.
-fn take_descriptors(
-    options: &Options,
-) -> Result<(Listen, Option<OwnedFd>), (&'static str, sys::Errno)> {
-    let failed = |errno| ("cannot take the descriptors", errno);
+fn silence(fd: RawFd) -> Result<(), sys::Errno> {
+    let null = sys::open(b"/dev/null", libc::O_RDWR, 0)?;
+    // SAFETY: replaces a standard descriptor by /dev/null.
+    sys::check(unsafe { libc::dup2(null.as_raw_fd(), fd) }).map(|_| ())
+}
+
+/// Keeps what we were given, closes every other descriptor, and puts /dev/null on stdin and stdout.
+fn take_descriptors(options: &Options) -> Result<(Listen, Option<OwnedFd>), Stopped> {
+    let failed = stopped("cannot take the descriptors");
     // First well above everything that could be in the way, then down to where we want them.
     let keep = |fd: RawFd| sys::duplicate(fd, 100);
     let ready = match options.ready_fd {
-        Some(fd) => Some(keep(fd).map_err(|errno| ("--ready-fd is not open", errno))?),
+        Some(fd) => Some(keep(fd).map_err(stopped("--ready-fd is not open"))?),
         None => None,
     };
     let listen = match (options.listen_fd, &options.listen) {
-        (Some(fd), _) => {
-            Listen::Inherited(keep(fd).map_err(|errno| ("--listen-fd is not open", errno))?)
-        }
+        (Some(fd), _) => Listen::Inherited(keep(fd).map_err(stopped("--listen-fd is not open"))?),
         (None, Some(path)) => Listen::Path(path.clone()),
-        (None, None) => Listen::Stdio(keep(0).map_err(failed)?, keep(1).map_err(failed)?),
+        (None, None) => Listen::Stdio(keep(0).map_err(&failed)?, keep(1).map_err(&failed)?),
     };
     let mut kept: Vec<RawFd> = ready.iter().map(|fd| fd.as_raw_fd()).collect();
     match &listen {
@@ -232,33 +285,35 @@ fn take_descriptors(
         next = fd + 1;
     }
     sys::close_from(next);
-    let null = sys::open(b"/dev/null", libc::O_RDWR, 0).map_err(|errno| ("no /dev/null", errno))?;
-    for fd in 0..3 {
-        // With --stdio, stderr stays where messages of the last resort may be read.
-        if options.stdio && fd == 2 {
-            continue;
-        }
-        // SAFETY: replaces a standard descriptor by /dev/null.
-        unsafe { libc::dup2(null.as_raw_fd(), fd) };
+    // Stderr stays while we may fail to start, and with --stdio for messages of the last resort.
+    for fd in [0, 1] {
+        silence(fd).map_err(stopped("no /dev/null"))?;
     }
     Ok((listen, ready))
 }
 
-fn settle() -> Result<(), (&'static str, sys::Errno)> {
-    // SAFETY: attributes of this process alone; mallopt takes integers.
+/// What has our id, or can look at us, gets nothing of us, not even a core.
+fn hide() {
+    let none = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: attributes of this process alone.
     unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+    }
+}
+
+fn settle() -> Result<(), Stopped> {
+    hide();
+    // SAFETY: attributes of this process alone; mallopt takes integers.
+    unsafe {
         // Also where we are not the first process: orphans of our commands come to us.
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-        let none = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        libc::setrlimit(libc::RLIMIT_CORE, &none);
         // Large buffers go back to the kernel at once, so that an idle runner stays small.
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
-        sys::check(libc::chdir(b"/\0".as_ptr().cast()))
-            .map_err(|errno| ("cannot enter /", errno))?;
+        sys::check(libc::chdir(b"/\0".as_ptr().cast())).map_err(stopped("cannot enter /"))?;
     }
     Ok(())
 }
@@ -292,10 +347,7 @@ fn block_signals() -> Result<OwnedFd, sys::Errno> {
 }
 
 /// Searchable by the user's shells, writable by us alone.
-fn make_state_dir(
-    given: Option<Vec<u8>>,
-    identity: &Identity,
-) -> Result<Vec<u8>, (&'static str, sys::Errno)> {
+fn make_state_dir(given: Option<Vec<u8>>, identity: &Identity) -> Result<Vec<u8>, Stopped> {
     let path = match given {
         Some(path) => path,
         None => format!("/tmp/.sandkasten-{}-{}", std::process::id(), sys::boot_ns()).into_bytes(),
@@ -304,8 +356,8 @@ fn make_state_dir(
         Err(libc::EEXIST) => Ok(()),
         other => other,
     });
-    made.map_err(|errno| ("cannot make the state directory", errno))?;
-    let searchable = sys::c_string(&path).map_err(|errno| ("bad state directory", errno))?;
+    made.map_err(stopped("cannot make the state directory"))?;
+    let searchable = sys::c_string(&path).map_err(stopped("bad state directory"))?;
     // SAFETY: `searchable` is NUL-terminated. Not ours to change: then it must fit already.
     unsafe { libc::chmod(searchable.as_ptr(), 0o711) };
     Ok(path)

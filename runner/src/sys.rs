@@ -250,8 +250,7 @@ pub fn make_dir(path: &[u8], mode: u32) -> Result<(), Errno> {
     check(unsafe { libc::mkdir(path.as_ptr(), mode as libc::mode_t) }).map(|_| ())
 }
 
-/// A listening socket at `path`, mode 0600; a stale socket file there is replaced.
-pub fn listen_unix(path: &[u8]) -> Result<OwnedFd, Errno> {
+fn unix_address(path: &[u8]) -> Result<libc::sockaddr_un, Errno> {
     // SAFETY: an all-zero sockaddr_un is a valid value to be filled in.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -261,6 +260,69 @@ pub fn listen_unix(path: &[u8]) -> Result<OwnedFd, Errno> {
     for (slot, &byte) in address.sun_path.iter_mut().zip(path) {
         *slot = byte as libc::c_char;
     }
+    Ok(address)
+}
+
+/// A blocking stream to the socket at `path`; EAGAIN when it was not accepted for `ms`.
+pub fn connect_unix(path: &[u8], ms: i32) -> Result<OwnedFd, Errno> {
+    let address = unix_address(path)?;
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: plain system call.
+    let fd = own(check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?);
+    let patience = libc::timeval {
+        tv_sec: (ms / 1000).into(),
+        tv_usec: (ms % 1000 * 1000).into(),
+    };
+    // SAFETY: the option value is one timeval, and `address` a filled-in sockaddr_un of the given size.
+    unsafe {
+        check(libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDTIMEO,
+            (&patience as *const libc::timeval).cast(),
+            std::mem::size_of::<libc::timeval>() as libc::socklen_t,
+        ))?;
+        check(libc::connect(
+            fd.as_raw_fd(),
+            (&address as *const libc::sockaddr_un).cast(),
+            std::mem::size_of::<libc::sockaddr_un>() as libc::socklen_t,
+        ))?;
+    }
+    Ok(fd)
+}
+
+/// Makes a pipe hold at least `size` bytes, where it is one and that is allowed.
+pub fn widen_pipe(fd: RawFd, size: usize) {
+    // SAFETY: plain fcntl on an integer descriptor; what is no pipe is refused.
+    unsafe {
+        let holds = libc::fcntl(fd, libc::F_GETPIPE_SZ);
+        if holds >= 0 && (holds as usize) < size {
+            libc::fcntl(fd, libc::F_SETPIPE_SZ, size as libc::c_int);
+        }
+    }
+}
+
+/// Gives the directory at `path` itself, no symlink, to these ids, unless it is theirs already.
+pub fn own_dir(path: &[u8], uid: u32, gid: u32) -> Result<(), Errno> {
+    // A directory that is closed to us can be had like this, and need not be read.
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let fd = open(path, flags, 0)?;
+    // SAFETY: an all-zero stat is a valid value to be overwritten.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is a valid out pointer.
+    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) })?;
+    if (stat.st_uid, stat.st_gid) == (uid, gid) {
+        return Ok(());
+    }
+    let itself = b"\0".as_ptr().cast();
+    // SAFETY: the empty path is NUL-terminated.
+    let rc = unsafe { libc::fchownat(fd.as_raw_fd(), itself, uid, gid, libc::AT_EMPTY_PATH) };
+    check(rc).map(|_| ())
+}
+
+/// A listening socket at `path`, mode 0600; a stale socket file there is replaced.
+pub fn listen_unix(path: &[u8]) -> Result<OwnedFd, Errno> {
+    let address = unix_address(path)?;
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system call.
     let fd = own(check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?);

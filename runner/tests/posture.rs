@@ -5,7 +5,7 @@
 mod client;
 
 use client::*;
-use serde_json::json;
+use serde_json::{json, Value};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
@@ -254,4 +254,176 @@ fn it_is_ready_quickly_and_small_when_idle() {
             .to_str(),
         Some("/")
     );
+}
+
+fn said_of_itself(outcome: &Outcome) -> Value {
+    assert_eq!(outcome.exec()["exit_code"], 0, "{}", outcome.stderr());
+    serde_json::from_str(&outcome.stdout()).unwrap()
+}
+
+#[test]
+fn a_command_tells_its_own_posture_without_any_program_of_the_image() {
+    let runner = as_user(12385);
+    let copy = runner.workspace().join("program");
+    std::fs::copy(program(), &copy).unwrap();
+    let mut client = runner.connect();
+    let outcome = client.exec(json!({"argv": [copy.to_str().unwrap(), "--posture"]}));
+    let said = said_of_itself(&outcome);
+    let none = "0000000000000000";
+    let seccomp = field(
+        &std::fs::read_to_string("/proc/self/status").unwrap(),
+        "Seccomp:",
+    );
+    let status = json!({
+        "Uid": "12385\t12385\t12385\t12385", "Gid": "12346\t12346\t12346\t12346", "Groups": "",
+        "CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none,
+        "NoNewPrivs": "1", "Seccomp": seccomp,
+    });
+    assert_eq!(said["status"], status);
+    assert_eq!(said["descriptors"], json!([0, 1, 2]));
+    assert_eq!(said["oom_score_adj"], json!(500));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert_eq!(
+        said["mountinfo"].as_str().unwrap().lines().count(),
+        mounts.lines().count()
+    );
+    for name in ["user", "pid", "net", "ipc", "uts", "mnt", "cgroup"] {
+        let ours = std::fs::read_link(format!("/proc/self/ns/{name}")).unwrap();
+        assert_eq!(said["namespaces"][name], json!(ours.to_str().unwrap()));
+    }
+}
+
+#[test]
+fn a_posture_names_what_is_open_beyond_the_usual_and_what_is_held() {
+    let output = std::process::Command::new("sh")
+        .args(["-c", "exec 9</dev/null; exec \"$0\" --posture", program()])
+        .output()
+        .unwrap();
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let open = said["descriptors"].as_array().unwrap();
+    assert!(open.contains(&json!(9)), "{open:?}");
+    assert_ne!(said["status"]["CapEff"], json!("0000000000000000"));
+}
+
+/// As a container engine starts it: root, with these capabilities and no other.
+const LIKE_AN_ENGINE: [&str; 5] = [
+    "setpriv",
+    "--inh-caps",
+    "-all",
+    "--bounding-set",
+    "-all,+setuid,+setgid,+setpcap,+kill,+chown",
+];
+
+fn give(path: &std::path::Path, uid: u32, gid: u32) {
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: `path` is NUL-terminated.
+    assert_eq!(unsafe { libc::chown(path.as_ptr(), uid, gid) }, 0);
+}
+
+fn owned(path: &std::path::Path) -> (u32, u32, u32) {
+    use std::os::unix::fs::MetadataExt;
+    let meta = std::fs::symlink_metadata(path).unwrap();
+    (meta.uid(), meta.gid(), meta.mode() & 0o7777)
+}
+
+#[test]
+fn directories_are_given_to_the_user_and_the_power_to_do_so_is_gone_afterwards() {
+    let place = std::env::temp_dir().join(format!("sk-own-{}-{}", std::process::id(), serial()));
+    let state = place.join("state");
+    let (fresh, closed) = (place.join("fresh"), place.join("closed"));
+    for directory in [&place, &state, &fresh, &closed] {
+        std::fs::create_dir(directory).unwrap();
+    }
+    std::fs::write(fresh.join("inside"), b"").unwrap();
+    give(&state, 12391, 12391);
+    // It is the user's already, and root without its powers could not even open it.
+    give(&closed, 12395, 12346);
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let mut runner = Runner::under(
+        &LIKE_AN_ENGINE,
+        &[
+            "--state-dir",
+            &text(&state),
+            "--run-as",
+            "12391:12391",
+            "--user",
+            "12395:12346",
+            "--own",
+            &text(&fresh),
+            "--own",
+            &text(&closed),
+        ],
+    );
+    runner.also_remove = Some(place);
+    let mut client = runner.connect();
+    assert_eq!(owned(&fresh), (12395, 12346, 0o755));
+    assert_eq!(owned(&closed), (12395, 12346, 0o700));
+    // The directory itself and nothing in it.
+    assert_eq!(owned(&fresh.join("inside")).0, 0);
+    let script = format!(
+        "touch {0}/x {1}/x && ls -A {1}",
+        fresh.display(),
+        closed.display()
+    );
+    assert_eq!(client.script(&script).stdout(), "x\n");
+    eventually(|| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", runner.pid())).unwrap();
+        let sets = ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"]
+            .map(|set| u64::from_str_radix(&field(&status, set), 16).unwrap());
+        match sets {
+            [0, 0x1e0, 0x1e0, 0, 0] => Ok(()),
+            sets => Err(sets),
+        }
+    });
+}
+
+#[test]
+fn a_directory_that_cannot_be_had_stops_the_start_and_says_why() {
+    let place = std::env::temp_dir().join(format!("sk-own-{}-{}", std::process::id(), serial()));
+    std::fs::create_dir(&place).unwrap();
+    let path = |name: &str| place.join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(path("real")).unwrap();
+    std::fs::write(path("file"), b"").unwrap();
+    std::os::unix::fs::symlink(path("real"), path("link")).unwrap();
+    let start = |wrapper: &[&str], words: &[&str]| {
+        let socket = path("socket");
+        let line = [wrapper, &[program(), "--listen", &socket], words].concat();
+        let output = std::process::Command::new(line[0])
+            .args(&line[1..])
+            .output()
+            .unwrap();
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let user = ["--user", "12396:12346", "--own"];
+    for (name, why) in [
+        ("missing", "No such file"),
+        ("file", "Not a directory"),
+        ("link", "Not a directory"),
+    ] {
+        let (code, said) = start(&[], &[&user[..], &[&path(name)]].concat());
+        assert_eq!(code, 1, "{said}");
+        assert!(said.contains(&path(name)) && said.contains(why), "{said}");
+    }
+    let powerless = ["setpriv", "--inh-caps", "-all", "--bounding-set", "-chown"];
+    let (code, said) = start(&powerless, &[&user[..], &[&path("real")]].concat());
+    assert!(code == 1 && said.contains("not permitted"), "{said}");
+    assert_eq!(owned(&place.join("real")).0, 0);
+    let (code, said) = start(&[], &["--own", &path("real")]);
+    assert!(code == 2 && said.contains("--own needs --user"), "{said}");
+    std::fs::remove_dir_all(&place).unwrap();
+}
+
+#[test]
+fn stepping_down_keeps_what_the_runner_needs_and_nothing_else() {
+    let runner = Runner::with(&["--run-as", "0:12397"]);
+    runner.connect();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", runner.pid())).unwrap();
+    assert_eq!(field(&status, "Gid:"), "12397\t12397\t12397\t12397");
+    for set in ["CapPrm:", "CapEff:"] {
+        assert_eq!(field(&status, set), "00000000000001e0", "{set}");
+    }
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.image import Image
+    from sandkasten.model.image import Image, Lookup
     from sandkasten.model.images import (
         ArchiveFormat,
         BuiltImage,
@@ -177,7 +177,16 @@ class Store(Protocol):
 class ImageSource(Protocol):
     """Turns the name a user wrote into something a backend can show as a root file system."""
 
-    async def resolve(self, name: str) -> Image: ...
+    async def resolve(self, name: str) -> Image:
+        """The host image may stand in for an alias; InvalidImage, PolicyDenied otherwise."""
+        ...
+
+    async def look_up(self, name: str, *, fetch: bool = False) -> Lookup:
+        """The same for a backend with images of its own: the host stands in for nothing.
+
+        Only with `fetch` is what is missing brought in, where the operator lets the store do so.
+        """
+        ...
 
 
 @runtime_checkable
@@ -185,8 +194,9 @@ class KeepsImages(Protocol):
     """A backend with images of its own, beside those of the store; it cannot show the host's."""
 
     async def find_image(self, names: Sequence[str]) -> Image | None:
-        """The first of these that it has, fetched where its operator lets it; None otherwise.
+        """The first of these that it has (kind `engine`, with its id); None when it has none.
 
+        Where its operator lets it, the last of them is fetched: an alias's target comes last.
         RegistryUnavailable or InvalidImage when fetching was allowed and failed.
         """
         ...

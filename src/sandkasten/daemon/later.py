@@ -8,13 +8,15 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sandkasten.ports import Discards
+from sandkasten.errors import InternalError
+from sandkasten.ports import Discards, KeepsImages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.image import Image
     from sandkasten.model.readiness import Readiness
     from sandkasten.model.spec import CellSpec
     from sandkasten.ports import Backend, Cell
@@ -53,3 +55,15 @@ class LaterBackend:
     async def discard(self, sandbox_id: SandboxId) -> None:
         if self._directory.exists() and isinstance(self._backend, Discards):
             await self._backend.discard(sandbox_id)
+
+
+class LaterImages(LaterBackend):
+    """One whose backend is a `ports.KeepsImages`: the engine tells by looking at this class."""
+
+    async def find_image(self, names: Sequence[str]) -> Image | None:
+        backend = self._backend
+        if not isinstance(backend, KeepsImages):
+            raise InternalError(
+                f"backend {self._name} keeps no images", hint="open it as a LaterBackend"
+            )
+        return await backend.find_image(names)

@@ -17,7 +17,7 @@ from sandkasten.engine.cleanup import finish
 from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
 from sandkasten.model.sandbox import CreateRequest
-from sandkasten.ports import Pausable, Readable
+from sandkasten.ports import KeepsImages, Pausable, Readable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -60,6 +60,8 @@ class Bench:
             labels={"sandkasten.build": "step"},
         )
         plan = await self._planner.plan(request, image=image)
+        if isinstance(plan.backend, KeepsImages):
+            raise _cannot_tell(plan.backend.name)
         longest_s = plan.spec.limits.max_exec_timeout_s
         lease = replace(plan.lease, idle_timeout_s=longest_s, lifetime_s=longest_s * 2)
         record = await self._sandboxes.make(replace(plan, lease=lease))
@@ -67,10 +69,7 @@ class Bench:
             handle, _ = await self._handles.connect(record.id)
             cell = handle.cell
             if not isinstance(cell, Readable):
-                raise UnsupportedByBackend(
-                    f"backend {record.backend} cannot tell what a command changed",
-                    hint="build with the local backend, as root",
-                )
+                raise _cannot_tell(record.backend)
             # Looked at once before anything runs: a step of an hour must not fail at its end.
             with cell.changes():
                 pass
@@ -124,6 +123,14 @@ async def _still(cell: object) -> AsyncIterator[None]:
     finally:
         with suppress(SandkastenError):
             await cell.resume()
+
+
+def _cannot_tell(backend: str) -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        f"backend {backend} cannot tell what a command changed",
+        hint="build with the local backend, as root",
+        backend=backend,
+    )
 
 
 def _ending(result: ExecResult | None) -> str:

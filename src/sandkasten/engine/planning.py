@@ -25,7 +25,7 @@ from sandkasten.model.policy import (
 from sandkasten.model.spec import CellSpec
 from sandkasten.model.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.workspace import WorkspaceWish, plain_name, workspace_wish
-from sandkasten.ports import Watchful
+from sandkasten.ports import KeepsImages, Watchful
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,8 @@ class Planner:
         workspace = workspace_wish(request, self._policy.workspaces)
         rules = choose_mounts(request.mounts, self._policy.mounts)
         backend = await self._tiers.choose(request.backend, request.isolation)
-        image = await self._image(request.image, otherwise) if image is None else image
+        if image is None:
+            image = await self._image(backend, request.image, otherwise)
         check_profile_on(profile, image)
         spec = CellSpec(
             image=image,
@@ -131,15 +132,50 @@ class Planner:
             )
         return tuple(await self._host_mounts.resolve(rules))
 
-    async def _image(self, name: str | None, otherwise: str) -> Image:
+    async def _image(self, backend: Backend, name: str | None, otherwise: str) -> Image:
         if name is not None:
-            return await self._images.resolve(name)
+            return await self._resolved(backend, name)
         try:
-            image = await self._images.resolve(self._policy.default_image)
+            image = await self._resolved(backend, self._policy.default_image, otherwise)
         except PolicyDenied:
-            image = await self._images.resolve(otherwise)
+            image = await self._resolved(backend, otherwise)
         # A caller who named no image was promised none, so there is nothing to warn about.
         return replace(image, warning="")
+
+    async def _resolved(self, backend: Backend, name: str, instead: str | None = None) -> Image:
+        """`instead` is meant where the name means the host, which not every backend can show."""
+        if isinstance(backend, KeepsImages):
+            return await self._kept(backend, backend.name, name, instead)
+        return await self._images.resolve(name)
+
+    async def _kept(
+        self, keeper: KeepsImages, backend: str, name: str, instead: str | None
+    ) -> Image:
+        """The store first, then the backend, and only then what may be fetched into the store."""
+        there = await self._images.look_up(name)
+        if there.image is not None and there.image.kind == "host":
+            if instead is not None:
+                return await self._kept(keeper, backend, instead, None)
+            raise UnsupportedByBackend(
+                f"backend {backend} cannot show this machine's own /usr (image {name})",
+                hint="name an image (sandkasten image ls), or use the local backend",
+                image=name,
+            )
+        found = there.image or await keeper.find_image(there.names)
+        if found is None:
+            found = (await self._images.look_up(name, fetch=True)).image
+        if found is not None:
+            return found
+        sought = " or ".join(there.names)
+        last = there.names[-1]
+        raise InvalidImage(
+            f"image {name} is neither in the store nor in the engine of backend {backend} "
+            f"(looked for {sought})",
+            hint=f"bring it into the store (sandkasten image build, import or pull) or into the "
+            f"engine ({backend} pull {last}), let the engine fetch it ({backend}.pull: missing), "
+            "or mean another one (default_image, where a request names none)",
+            image=name,
+        )
 
 
 def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:

@@ -100,7 +100,7 @@ class Sandboxes:
             state=State.CREATING,
             backend=plan.backend.name,
             image=plan.spec.image.name,
-            image_id=plan.spec.image.id,
+            image_id=plan.spec.image.id if plan.spec.image.kind == "layers" else "",
             profile=plan.spec.profile,
             limits=plan.spec.limits,
             created_at=self._clock.now(),

@@ -28,7 +28,7 @@ from sandkasten.images.host import HostImages
 from sandkasten.images.names import HOST, all_aliases, canonical_name
 from sandkasten.images.sources import Sources
 from sandkasten.images.store import LayerStore, StoredImage, not_in_store
-from sandkasten.model.image import Image
+from sandkasten.model.image import Image, Lookup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Mapping, Sequence
@@ -78,20 +78,25 @@ class Images:
     # ---- ports.ImageSource
 
     async def resolve(self, name: str) -> Image:
+        found = (await self.look_up(name, fetch=True)).image
+        return self._host.instead_of(self._host.meaning(name)) if found is None else found
+
+    async def look_up(self, name: str, *, fetch: bool = False) -> Lookup:
         meant = self._host.check(name)
+        names = self._host.candidates(meant, self._own)
         if meant[-1] == HOST:
-            return Image(HOST)
+            return Lookup(names, Image(HOST))
         if self._pull == "always":
             await self._pull_or_fall_back(meant)
-        found = self._found(meant)
-        if found is None and self._pull == "missing":
+        found = self._found(names)
+        if found is None and fetch and self._pull == "missing":
             await self._pull_or_fall_back(meant)
-            found = self._found(meant)
-        return self._host.instead_of(meant) if found is None else found
+            found = self._found(names)
+        return Lookup(names, found)
 
-    def _found(self, meant: Sequence[str]) -> Image | None:
+    def _found(self, names: Sequence[str]) -> Image | None:
         # A handful of small files that the kernel has cached: a thread would cost more.
-        for one in self._candidates(meant):
+        for one in names:
             image = self.store.lookup(one)
             if image is not None:
                 return self._shown(one, image)
@@ -109,16 +114,7 @@ class Images:
 
     async def present(self, image: Image) -> bool:
         """Whether it can still be found: asked after its use was written down."""
-        return image.kind == "host" or self.store.there(image.id)
-
-    def _candidates(self, meant: Sequence[str]) -> Sequence[str]:
-        """Where to look, first to last. Only the operator's word hides an image of that name."""
-        if len(meant) == 1:
-            return (meant[0],)
-        # A name that is allowed for what it stands for does not let in an image called like it.
-        if meant[0] in self._own or not self._host.listed(meant[0]):
-            return (meant[-1],)
-        return (meant[0], meant[-1])
+        return image.kind != "layers" or self.store.there(image.id)
 
     def _shown(self, name: str, image: StoredImage) -> Image:
         machine = machine_architecture()

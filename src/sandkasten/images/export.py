@@ -21,21 +21,26 @@ from sandkasten.model.images import ARCHIVE_FORMATS, Exported, ImageProgress
 from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from sandkasten.images.config import ImageConfig
     from sandkasten.images.store import LayerStore, StoredImage
 
 _MANIFEST_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 _INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 _CONFIG_TYPE: Final = "application/vnd.oci.image.config.v1+json"
 _LAYER_TYPE: Final = "application/vnd.oci.image.layer.v1.tar"
+DOCKER_LAYER: Final = "{hex}/layer.tar"
+_END: Final = bytes(2 * tarfile.BLOCKSIZE)
 _REF: Final = "org.opencontainers.image.ref.name"
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class Written:
+    """What became of a part of an archive."""
+
     digest: str
     size: int
 
@@ -44,7 +49,7 @@ class _Written:
         return self.digest.removeprefix("sha256:")
 
 
-class _Hashing:
+class Hashing:
     """Writes through and keeps count and digest of what went by."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -58,8 +63,8 @@ class _Hashing:
         return self._file.write(data)
 
     @property
-    def written(self) -> _Written:
-        return _Written(f"sha256:{self._digest.hexdigest()}", self._size)
+    def written(self) -> Written:
+        return Written(f"sha256:{self._digest.hexdigest()}", self._size)
 
 
 def export_file(
@@ -114,17 +119,9 @@ class _Archive:
 
     def docker(self) -> None:
         """As `docker save`: manifest.json, `<hex>.json`, `<hex>/layer.tar`."""
-        layers = self._layers("{hex}/layer.tar")
-        config = canonical(self._image.config.as_oci([one.digest for one in layers]))
-        name = f"{hashlib.sha256(config).hexdigest()}.json"
-        self._small(name, config)
-        entry = {
-            "Config": name,
-            "RepoTags": [one for one in self._image.names if "@" not in one],
-            "Layers": [f"{one.hex}/layer.tar" for one in layers],
-        }
-        self._small("manifest.json", canonical([entry]))
-        self._end()
+        layers = self._layers(DOCKER_LAYER)
+        tags = [one for one in self._image.names if "@" not in one]
+        self._file.write(docker_ending(self._image.config, layers, tags))
 
     def oci(self) -> None:
         """A tar of an OCI layout with one manifest."""
@@ -151,11 +148,11 @@ class _Archive:
         index = {"schemaVersion": 2, "mediaType": _INDEX_TYPE, "manifests": manifests}
         self._small("index.json", canonical(index))
         self._small("oci-layout", canonical({"imageLayoutVersion": "1.0.0"}))
-        self._end()
+        self._file.write(_END)
 
-    def _layers(self, name: str) -> list[_Written]:
+    def _layers(self, name: str) -> list[Written]:
         """Each layer once, however often the image has it."""
-        done: dict[str, _Written] = {}
+        done: dict[str, Written] = {}
         contents: set[str] = set()
         for number, diff_id in enumerate(self._image.layers, 1):
             if diff_id not in done:
@@ -163,7 +160,7 @@ class _Archive:
                 done[diff_id] = self._layer(diff_id, name, step, contents)
         return [done[diff_id] for diff_id in self._image.layers]
 
-    def _layer(self, diff_id: str, name: str, step: str, contents: set[str]) -> _Written:
+    def _layer(self, diff_id: str, name: str, step: str, contents: set[str]) -> Written:
         """Its header is written last, because it holds the digest of what follows it."""
         found = self._store.layer(diff_id)
         total, moved = (found.bytes if found is not None else None), 0
@@ -175,7 +172,7 @@ class _Archive:
 
         start = self._file.tell()
         self._file.write(bytes(tarfile.BLOCKSIZE))
-        hashing = _Hashing(self._file)
+        hashing = Hashing(self._file)
         write_layer(self._store.tree(diff_id), cast("BinaryIO", hashing), advance)
         written = hashing.written
         end = self._file.tell()
@@ -185,24 +182,36 @@ class _Archive:
             self._file.truncate()
             return written
         contents.add(written.digest)
-        self._file.write(_header(name.format(hex=written.hex), written.size))
+        self._file.write(member_header(name.format(hex=written.hex), written.size))
         self._file.seek(end)
         return written
 
-    def _blob(self, data: bytes) -> _Written:
-        written = _Written(f"sha256:{hashlib.sha256(data).hexdigest()}", len(data))
+    def _blob(self, data: bytes) -> Written:
+        written = Written(f"sha256:{hashlib.sha256(data).hexdigest()}", len(data))
         self._small(f"blobs/sha256/{written.hex}", data)
         return written
 
     def _small(self, name: str, data: bytes) -> None:
-        self._file.write(_header(name, len(data)))
-        self._file.write(data + bytes(-len(data) % tarfile.BLOCKSIZE))
-
-    def _end(self) -> None:
-        self._file.write(bytes(2 * tarfile.BLOCKSIZE))
+        self._file.write(_member(name, data))
 
 
-def _header(name: str, size: int) -> bytes:
+def docker_ending(config: ImageConfig, layers: Sequence[Written], tags: Sequence[str]) -> bytes:
+    """What follows the layers of a docker archive: configuration, table of contents, end."""
+    said = canonical(config.as_oci([one.digest for one in layers]))
+    name = f"{hashlib.sha256(said).hexdigest()}.json"
+    entry = {
+        "Config": name,
+        "RepoTags": list(tags),
+        "Layers": [DOCKER_LAYER.format(hex=one.hex) for one in layers],
+    }
+    return _member(name, said) + _member("manifest.json", canonical([entry])) + _END
+
+
+def _member(name: str, data: bytes) -> bytes:
+    return member_header(name, len(data)) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+def member_header(name: str, size: int) -> bytes:
     """One block, whatever the size: it has to fit where room was left for it."""
     info = tarfile.TarInfo(name)
     info.size = size
@@ -210,5 +219,5 @@ def _header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def _descriptor(kind: str, written: _Written) -> dict[str, Any]:
+def _descriptor(kind: str, written: Written) -> dict[str, Any]:
     return {"mediaType": kind, "digest": written.digest, "size": written.size}

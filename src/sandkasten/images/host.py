@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidImage, PolicyDenied
 from sandkasten.images.names import ALIASES, HOST, canonical_name, chain, checked_name
-from sandkasten.model.image import Image
+from sandkasten.model.image import Image, Lookup
 from sandkasten.model.spec import DEFAULT_PATH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
 _PROGRAMS = {
     "python": ("python3", "python3"),
@@ -47,6 +47,19 @@ class HostImages:
     async def resolve(self, name: str) -> Image:
         meant = self.check(name)
         return Image(HOST) if name == HOST else self.instead_of(meant)
+
+    async def look_up(self, name: str, *, fetch: bool = False) -> Lookup:
+        meant = self.check(name)
+        return Lookup(self.candidates(meant), Image(HOST) if meant[-1] == HOST else None)
+
+    def candidates(self, meant: Sequence[str], own: Container[str] = ()) -> tuple[str, ...]:
+        """Where to look, first to last. Only the operator's word (`own`) hides a very name."""
+        if len(meant) == 1:
+            return (meant[0],)
+        # A name that is allowed for what it stands for does not let in an image called like it.
+        if meant[0] in own or not self.listed(meant[0]):
+            return (meant[-1],)
+        return (meant[0], meant[-1])
 
     def check(self, name: object) -> tuple[str, ...]:
         """The name and what it stands for, step by step; InvalidImage or PolicyDenied."""

@@ -27,11 +27,17 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_layer(
-    tree: str, out: BinaryIO, progress: Callable[[int], None], *, first_id: int = 0
+    tree: str,
+    out: BinaryIO,
+    progress: Callable[[int], None],
+    *,
+    first_id: int = 0,
+    mtime: int | None = None,
 ) -> None:
     """Write the tree to `out`; `progress` is told how many bytes of files went by.
 
     `first_id` is taken off every owner: a sandbox's changes hold ids of its own range.
+    `mtime` stands in place of every time, where they only say when the tree was made here.
     """
     linked: dict[tuple[int, int], str] = {}
     root = os.open(tree, _DIRECTORY)
@@ -45,6 +51,7 @@ def write_layer(
         info = _header(name, fd, entry, linked, first_id)
         if info is None:
             continue
+        info.mtime = info.mtime if mtime is None else mtime
         out.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
         if info.isreg() and info.size:
             _copy(fd, entry, info.size, out, progress)

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 def refuse(spec: CellSpec, *, root: bool) -> None:
     """Raises what says why this spec cannot be had here; nothing was made yet."""
+    if spec.image.kind == "engine":
+        raise UnsupportedByBackend(
+            f"image {spec.image.name} is another engine's, and not in the store",
+            hint="bring it into the store (docker save, sandkasten image import)",
+        )
     if spec.image.kind == "layers" and not spec.image.layers:
         raise InvalidImage(f"image {spec.image.name} has no layers", hint="import it again")
     bad = [name for name, value in spec.image.env.items() if not _sound(name, value)]

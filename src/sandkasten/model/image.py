@@ -26,7 +26,18 @@ class Image:
     that knows the sandbox's user.
     """
     id: str = ""
-    """`sha256:…`: the same content has the same id; empty for the host image."""
+    """`sha256:…`: the same content has the same id; empty for the host image. Of an image that
+    only the backend has, it is the backend's own."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     warning: str = ""
     """Said to the caller when the name asked for was answered by something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a name means here, before anything stands in for anything."""
+
+    names: tuple[str, ...]
+    """Where to look for it, first to last; what the operator does not allow is left out."""
+    image: Image | None = None
+    """What the store has under the first of them that it has; the host's where that is meant."""

@@ -43,7 +43,9 @@ class Record:
     unenforced: tuple[Unenforced, ...] = ()
     warnings: tuple[str, ...] = ()
     image_id: str = ""
-    """Which content the image's name meant when it was made; keeps its layers from removal."""
+    """Which content of the store the image's name meant; keeps its layers from removal.
+
+    Empty for an image that only the backend has: the store would look for its layers in vain."""
     workspace_id: str | None = None
     workspace_shared: bool = False
     acquired: Acquired = "cold"

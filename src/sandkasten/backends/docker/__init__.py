@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .backend import DockerBackend
 from .options import Options
 
-__all__ = ["Options"]
+__all__ = ["DockerBackend", "Options"]

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +20,7 @@ from sandkasten.errors import BackendUnavailable, IsolationRefused, SandkastenEr
 from sandkasten.linux import capabilities, idranges, posture, processes
 from sandkasten.linux.layout import read_pid, read_state
 from sandkasten.linux.removal import remove
+from sandkasten.linux.turns import turn
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.spec import CellSpec
 from sandkasten.wire.channel import Channel
@@ -31,7 +30,7 @@ from . import config, runtimes
 from .runtimes import PLATFORMS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from sandkasten.linux.layout import CellState, Layout
     from sandkasten.linux.programs import Programs
@@ -63,7 +62,7 @@ async def ensure(
     mark = layout.data_dir / f"trial-{key}-{kind_of(spec)}"
     # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
     subject = CellSpec(image=spec.image, profile=spec.profile)
-    async with _turn(layout):
+    async with turn(layout.data_dir / "trial"):
         with contextlib.suppress(FileNotFoundError):
             return _platform(mark.read_text())
         # One at a time, so what is there was left by a process that was killed meanwhile.
@@ -90,22 +89,6 @@ def _key(programs: Programs, runtime: Name) -> str:
             found = os.stat(path)
             parts.append(f"{found.st_mtime_ns}:{found.st_size}")
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
-
-
-@asynccontextmanager
-async def _turn(layout: Layout) -> AsyncIterator[None]:
-    """Waits until no other process is at it; closing the file, or dying, gives the turn away."""
-    fd = os.open(layout.data_dir / "trial", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(_LOOK_AGAIN_S)
-        yield
-    finally:
-        os.close(fd)
 
 
 async def _choose(layout: Layout, runtime: Name, create: Create, spec: CellSpec) -> Platform | None:

@@ -1,0 +1,93 @@
+//! `--posture`: what the process itself is allowed and sees, as one JSON object on standard output.
+//!
+//! Run as a command of the user, for a host that cannot look at the sandbox from outside. It needs no
+//! other program of the image. What this kernel does not tell is left out or null, never made up.
+
+use serde_json::{json, Map, Value};
+use std::io;
+use std::path::Path;
+
+const FIELDS: [&str; 10] = [
+    "Uid",
+    "Gid",
+    "Groups",
+    "CapInh",
+    "CapPrm",
+    "CapEff",
+    "CapBnd",
+    "CapAmb",
+    "NoNewPrivs",
+    "Seccomp",
+];
+
+pub fn describe() -> io::Result<Value> {
+    let oom = std::fs::read_to_string("/proc/self/oom_score_adj");
+    Ok(json!({
+        "status": status(&text("/proc/self/status")?),
+        "mountinfo": text("/proc/self/mountinfo")?,
+        "namespaces": namespaces()?,
+        "descriptors": descriptors()?,
+        "oom_score_adj": oom.ok().and_then(|text| text.trim().parse::<i64>().ok()),
+    }))
+}
+
+/// Names of mount points are bytes; the rest of what we read is text.
+fn text(path: &str) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
+}
+
+fn status(text: &str) -> Map<String, Value> {
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    let wanted = pairs.filter(|(name, _)| FIELDS.contains(name));
+    wanted
+        .map(|(name, value)| (name.to_owned(), Value::from(value.trim())))
+        .collect()
+}
+
+fn namespaces() -> io::Result<Map<String, Value>> {
+    let mut found = Map::new();
+    for entry in std::fs::read_dir("/proc/self/ns")? {
+        let entry = entry?;
+        let target = std::fs::read_link(entry.path());
+        let target = target.map(|target| target.to_string_lossy().into_owned());
+        let name = entry.file_name().to_string_lossy().into_owned();
+        found.insert(name, target.ok().map_or(Value::Null, Value::from));
+    }
+    Ok(found)
+}
+
+/// Those that are still there once the listing, which has one of its own, is over.
+fn descriptors() -> io::Result<Vec<i32>> {
+    let mut listed = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        listed.extend(
+            entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<i32>().ok()),
+        );
+    }
+    let still = |fd: &i32| {
+        Path::new(&format!("/proc/self/fd/{fd}"))
+            .symlink_metadata()
+            .is_ok()
+    };
+    let mut open: Vec<i32> = listed.into_iter().filter(still).collect();
+    open.sort_unstable();
+    Ok(open)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_within_a_value_is_no_field() {
+        let found = status("Name:\tUid:\nUid:\t1\t2\t3\t4\nGroups:\t \nVmPeak: 3 kB\nUidx: 1\n");
+        let found: Vec<_> = found
+            .iter()
+            .map(|(k, v)| (k.as_str(), v.as_str()))
+            .collect();
+        assert_eq!(found, [("Groups", Some("")), ("Uid", Some("1\t2\t3\t4"))]);
+    }
+}

@@ -1,0 +1,207 @@
+"""One container: a way in, its figures, and its end. See `ports.Cell`, `Pausable` and `Candid`."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.errors import BackendUnavailable, SandboxLost
+from sandkasten.model.limits import Unenforced
+from sandkasten.model.spec import RUNNER_ID
+from sandkasten.wire.unix import connect_unix
+
+from . import figures, names
+from .client import Refused, translated
+from .stream import Begun, ExecStream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.usage import Usage
+    from sandkasten.ports import ByteStream
+
+    from .client import EngineClient
+    from .state import CellRecord
+
+# A runner is ready some milliseconds after its container was started.
+_START_S, _LOOK_AGAIN_S = 20.0, 0.004
+_HELLO_S = 20.0
+_FIRST_BYTES = 64 * 1024
+_RELAY = (names.RUNNER_PATH, "--relay", names.SOCKET_PATH)
+_WHO = f"{RUNNER_ID}:{RUNNER_ID}"
+_FULL = ("resource temporarily unavailable", "cannot allocate memory", "cannot fork")
+
+
+class DockerCell:
+    """`end` removes everything of it."""
+
+    def __init__(
+        self,
+        sandbox_id: SandboxId,
+        engine: EngineClient,
+        record: CellRecord,
+        container: str,
+        end: Callable[[SandboxId], Awaitable[None]],
+    ) -> None:
+        self.id = sandbox_id
+        self.container = container
+        self._engine = engine
+        self._record = record
+        self._end = end
+        self._first: ByteStream | None = None
+        self._figures = figures.EngineFigures(engine, container)
+        self._seen: Mapping[str, Any] | None = None
+
+    @property
+    def unenforced(self) -> tuple[Unenforced, ...]:
+        return tuple(Unenforced(*one) for one in self._record.unenforced)
+
+    async def greet(self) -> None:
+        """Returns when the runner answers; what was opened for that is the next `dial`'s."""
+        listener = self._record.place.listener(self.id)
+        if listener is None:
+            self._first = await self._relayed()
+            return
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                self._first = await _connect(listener)
+            except OSError as exc:
+                if time.monotonic() > deadline:
+                    raise BackendUnavailable(
+                        f"the runner of sandbox {self.id} does not answer: {exc.strerror or exc}",
+                        hint="the engine may run in a virtual machine of its own: set "
+                        "backends.docker.workspace_mode: volume",
+                    ) from exc
+            else:
+                return
+            await self.check_alive()
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def dial(self) -> ByteStream:
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        listener = self._record.place.listener(self.id)
+        if listener is None:
+            return await self._relayed()
+        try:
+            return await _connect(listener)
+        except OSError as exc:
+            await self.check_alive()
+            raise SandboxLost(
+                f"sandbox {self.id} does not answer: {exc.strerror or exc}",
+                hint="it has ended; create a new one",
+            ) from exc
+
+    async def _relayed(self) -> ByteStream:
+        """The runner's first word is waited for: only then there is somebody at the other end."""
+        try:
+            stream = ExecStream(await self._engine.run_stream(self.container, _RELAY, _WHO))
+        except Refused as exc:
+            raise await self._no_way_in(exc.message) from exc
+        try:
+            async with asyncio.timeout(_HELLO_S):
+                first = await stream.receive(_FIRST_BYTES)
+        except (OSError, TimeoutError) as exc:
+            await stream.aclose()
+            raise await self._no_way_in(str(exc) or "the runner says nothing") from exc
+        except asyncio.CancelledError:
+            await stream.aclose()
+            raise
+        if not first:
+            await stream.aclose()
+            raise await self._no_way_in(stream.told or "the runner says nothing")
+        return Begun(first, stream)
+
+    async def _no_way_in(self, why: str) -> SandboxLost | BackendUnavailable:
+        """What it means that no command can be started in it."""
+        try:
+            await self.check_alive()
+        except SandboxLost as lost:
+            return lost
+        if any(words in why.lower() for words in _FULL):
+            return BackendUnavailable(
+                f"sandbox {self.id} is full: the engine can start nothing in it",
+                hint="its processes have used up pids_limit or memory; try again, or destroy it",
+            )
+        return BackendUnavailable(
+            f"sandbox {self.id} does not answer: {why[:300]}", hint="try again, or destroy it"
+        )
+
+    async def check_alive(self) -> None:
+        """SandboxLost when it has ended; BackendUnavailable when nobody can say."""
+        try:
+            found = await self._engine.inspect(self.container)
+        except Refused as exc:
+            if exc.not_there:
+                raise _gone(self.id, "its container is gone") from exc
+            raise translated(exc, f"sandbox {self.id} cannot be looked at") from exc
+        if not is_running(found):
+            state = found.get("State", {})
+            killed = " (out of memory)" if state.get("OOMKilled") else ""
+            raise _gone(self.id, f"its container has ended, status {state.get('ExitCode')}{killed}")
+        self._seen = found
+
+    async def usage(self) -> Usage:
+        if self._seen is None:
+            await self.check_alive()
+        assert self._seen is not None
+        found = await asyncio.to_thread(figures.from_kernel, self._seen)
+        if found is not None:
+            return found
+        try:
+            return await self._figures.usage()
+        except Refused as exc:
+            if exc.not_there:
+                raise _gone(self.id, "its container is gone") from exc
+            raise translated(exc, f"sandbox {self.id} cannot be looked at") from exc
+
+    async def pause(self) -> None:
+        await self._paused(self._engine.pause, "already paused")
+
+    async def resume(self) -> None:
+        await self._paused(self._engine.unpause, "is not paused")
+
+    async def _paused(self, verb: Callable[[str], Awaitable[None]], done: str) -> None:
+        try:
+            await verb(self.container)
+        except Refused as exc:
+            if exc.not_there:
+                raise _gone(self.id, "its container is gone") from exc
+            if done not in exc.message:
+                await self.check_alive()
+                raise translated(exc, f"sandbox {self.id} could not be paused or resumed") from exc
+
+    async def destroy(self) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            await first.aclose()
+        await self._end(self.id)
+
+
+def is_running(container: Mapping[str, Any]) -> bool:
+    state = container.get("State") or {}
+    return bool(state.get("Running")) and not state.get("Dead")
+
+
+async def _connect(path: Path) -> ByteStream:
+    # The directory belongs to the runner's id: a link there must not lead us to another socket.
+    # What is opened is what is dialled.
+    found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(found).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+        return await connect_unix(f"/proc/self/fd/{found}")
+    finally:
+        os.close(found)
+
+
+def _gone(sandbox_id: SandboxId, why: str) -> SandboxLost:
+    return SandboxLost(f"sandbox {sandbox_id} is gone: {why}", hint="create a new one")

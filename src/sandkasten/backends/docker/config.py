@@ -1,0 +1,185 @@
+"""The container of one sandbox, as the engine wants it told: a pure function of spec and ground.
+
+Nothing is asked of the image but that it is one: the runner comes from a volume, the user needs no
+entry in its passwd, and every place that is written to is mounted.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.linux import capabilities
+from sandkasten.model.spec import (
+    HOME,
+    RUNNER_ID,
+    TMP,
+    WORKSPACE,
+    CellSpec,
+    base_environment,
+    home,
+    user_id,
+)
+
+from . import names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.ids import SandboxId
+
+# A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
+_STATE_BYTES = 8 << 20
+_RUN_BYTES = 16 << 20
+_LISTEN_BYTES = 64 << 10
+_NANO = 1_000_000_000
+# Docker's own list, and what else of a shared kernel's /proc tells of the host; /sys whole.
+MASKED = (
+    "/sys",
+    *(f"/proc/{name}" for name in (
+        "acpi", "asound", "cmdline", "config.gz", "fs", "interrupts", "kallsyms", "kcore", "keys",
+        "latency_stats", "pressure", "sched_debug", "scsi", "sysrq-trigger", "timer_list",
+        "timer_stats",
+    )),
+)  # fmt: skip
+READ_ONLY = ("/proc/bus", "/proc/irq", "/proc/sys")
+# To own what it is given, before it steps down; none of the runner's own.
+_AT_START = ("CAP_CHOWN",)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    kind: str
+    """`bind` or `volume`."""
+    source: str
+    target: str
+    read_only: bool = False
+
+    def told(self) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "Type": self.kind,
+            "Source": self.source,
+            "Target": self.target,
+            "ReadOnly": self.read_only,
+        }
+        if self.kind == "bind":
+            # Nothing that a sandbox mounts crosses over; an engine wants no less for its own files.
+            made["BindOptions"] = {"Propagation": "rslave", "NonRecursive": True}
+        else:
+            # An image that has something in that place must not fill the workspace with it.
+            made["VolumeOptions"] = {"NoCopy": True}
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the engine and the host have prepared."""
+
+    owner: str
+    image: str
+    mounts: tuple[Mount, ...]
+    seccomp: Mapping[str, object]
+    writable_root: bool = False
+    """Where no volume could be had, the container's own layer holds the workspace."""
+    version: str = ""
+
+
+def container(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str, Any]:
+    return {
+        "Image": ground.image,
+        "Hostname": spec.hostname,
+        "Entrypoint": runner_command(spec),
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in base_environment(spec).items()],
+        # Steps down by itself: an engine gives capabilities to nobody but root.
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Healthcheck": {"Test": ["NONE"]},
+        "Labels": labels(names.CELL, ground.owner, sandbox_id, version=ground.version),
+        "NetworkDisabled": True,
+        "AttachStdin": False, "AttachStdout": False, "AttachStderr": False,
+        "OpenStdin": False, "Tty": False,
+        "StopSignal": "SIGKILL",
+        "HostConfig": _host_config(spec, ground),
+    }  # fmt: skip
+
+
+def labels(kind: str, owner: str, sandbox_id: str = "", *, version: str = "") -> dict[str, str]:
+    made = {names.LABEL: kind, names.LABEL_OWNER: owner}
+    if sandbox_id:
+        made[names.LABEL_ID] = sandbox_id
+    if version:
+        made[names.LABEL_VERSION] = version
+    return made
+
+
+def runner_command(spec: CellSpec) -> list[str]:
+    command = [
+        names.RUNNER_PATH,
+        "--listen", names.SOCKET_PATH,
+        "--run-as", f"{RUNNER_ID}:{RUNNER_ID}",
+        "--own", WORKSPACE,
+        "--state-dir", names.STATE_DIR,
+        "--workspace", WORKSPACE,
+        "--home", home(spec),
+        "--user", f"{user_id(spec)}:{user_id(spec)}",
+    ]  # fmt: skip
+    if spec.profile == "dev":
+        return [
+            *command,
+            "--user-capabilities",
+            f"{capabilities.bits(capabilities.DEV_USER):x}",
+        ]
+    return [*command, "--own", HOME]
+
+
+def _host_config(spec: CellSpec, ground: Ground) -> dict[str, Any]:
+    limits = spec.limits
+    kept = capabilities.DEV_USER if spec.profile == "dev" else ()
+    held = sorted({*capabilities.RUNNER, *_AT_START, *kept})
+    core = {"Name": "core", "Soft": 0, "Hard": 0}
+    files = {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files}
+    return {
+        "CapDrop": ["ALL"],
+        "CapAdd": [name.removeprefix("CAP_") for name in held],
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={json.dumps(ground.seccomp)}"],
+        "ReadonlyRootfs": not ground.writable_root and spec.profile != "dev",
+        "Privileged": False,
+        "NetworkMode": "none",
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "PidsLimit": limits.pids,
+        "Memory": limits.memory_bytes,
+        # The sum of both: no swap.
+        "MemorySwap": limits.memory_bytes,
+        "NanoCpus": int(limits.cpus * _NANO),
+        "Ulimits": [core, files],
+        "ShmSize": limits.tmp_bytes,
+        "Tmpfs": _tmpfs(spec, ground),
+        "Mounts": [mount.told() for mount in ground.mounts],
+        "MaskedPaths": list(MASKED),
+        "ReadonlyPaths": list(READ_ONLY),
+        # What it says is why it could not start, and nothing else.
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "16k", "max-file": "1"}},
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+        "Init": False,
+        "OomScoreAdj": 500,
+    }
+
+
+def _tmpfs(spec: CellSpec, ground: Ground) -> dict[str, str]:
+    ours = f"uid={RUNNER_ID},gid={RUNNER_ID}"
+    quiet = "rw,nosuid,nodev"
+    made = {
+        TMP: f"{quiet},exec,mode=1777,size={spec.limits.tmp_bytes}",
+        "/run": f"{quiet},exec,mode=755,size={_RUN_BYTES}",
+        names.STATE_DIR: f"{quiet},noexec,mode=711,size={_STATE_BYTES},{ours}",
+    }
+    if ground.writable_root:
+        # The runner was put into the image's own layer, where a tmpfs would hide it.
+        del made["/run"]
+    if all(mount.target != names.LISTEN_DIR for mount in ground.mounts):
+        made[names.LISTEN_DIR] = f"{quiet},noexec,mode=700,size={_LISTEN_BYTES},{ours}"
+    return made

@@ -1,0 +1,76 @@
+"""The runner in an engine: a volume of its own, filled once, shown read-only to every sandbox.
+
+Works with any engine and any image: it asks for nothing but an archive copy into a container that
+is never started. The volume is named after the runner's content, so that a sandbox keeps the
+runner it was born with. Raises BackendUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable
+
+from . import names, places
+from .client import EngineClient, Refused, translated
+from .config import Mount
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .detection import Detection
+
+
+class Injection:
+    def __init__(self, engine: EngineClient, runner: Path) -> None:
+        self._engine = engine
+        self._path = runner
+        self._filling = asyncio.Lock()
+
+    @cached_property
+    def _program(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the runner is not there: {exc.strerror or exc}",
+                hint="run make setup, or install the wheel for this machine",
+            ) from exc
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self._program).hexdigest()
+
+    @property
+    def volume(self) -> str:
+        return names.runner_volume_name(self.digest)
+
+    @property
+    def mount(self) -> Mount:
+        return Mount("volume", self.volume, names.BIN_DIR, read_only=True)
+
+    async def ensure(self, detection: Detection) -> None:
+        """The volume holds the whole runner; filled when it does not."""
+        await asyncio.to_thread(lambda: self.digest)
+        async with self._filling:
+            try:
+                # Nobody's own: whoever has this very runner may use it.
+                await self._engine.make_volume(self.volume, {names.LABEL: names.RUNNER})
+                mount = Mount("volume", self.volume, names.BIN_DIR)
+                async with detection.probe_container(mount) as container:
+                    size = await self._engine.size_of(container, names.RUNNER_PATH)
+                    if size != len(self._program):
+                        packed = places.archive(self._program, layer=False)
+                        await self._engine.put(container, names.BIN_DIR, packed)
+            except Refused as exc:
+                raise translated(exc, "the runner could not be given to the engine") from exc
+
+    async def put_into(self, container: str) -> None:
+        """Where there are no volumes: into the container's own layer, with the directories."""
+        try:
+            await self._engine.put(container, "/", places.archive(self._program, layer=True))
+        except Refused as exc:
+            raise translated(exc, "the runner could not be put into the container") from exc

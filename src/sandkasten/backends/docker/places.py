@@ -1,0 +1,167 @@
+"""Where a session's files lie, as we see it and as the engine sees it.
+
+`bind` and `shared` are directories that both of us see, maybe by different paths; `volume` is the
+engine's alone; `archive` is nothing at all, and the container's own layer must do. Making and
+removing is here; which of them can be had is found out in `detection`. Blocking parts run in a
+thread. Raises BackendUnavailable, QuotaExceeded, Conflict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import io
+import os
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.errors import BackendUnavailable, QuotaExceeded
+from sandkasten.linux.emptying import remove_tree
+from sandkasten.model.spec import HOME, RUNNER_ID, USER_ID, WORKSPACE
+
+from . import names
+from .client import EngineClient, Refused, translated
+from .config import Mount, labels
+
+if TYPE_CHECKING:
+    from sandkasten.model.ids import SandboxId
+
+Mode = Literal["bind", "volume", "shared", "archive"]
+
+# An engine lets go of a volume a moment after its container is gone.
+_VOLUME_TRIES, _VOLUME_PAUSE_S = 20, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    mode: Mode
+    why: str
+    """How it was found out; for doctor."""
+    ours: str = ""
+    """The directory of all sessions, as we see it; empty where we see none."""
+    engine: str = ""
+    """The same directory, as the engine sees it."""
+    direct: bool = False
+    """A socket that the runner binds in it can be dialled from here."""
+
+    def directory(self, sandbox_id: SandboxId) -> Path:
+        return Path(self.ours) / sandbox_id
+
+    def listener(self, sandbox_id: SandboxId) -> Path | None:
+        if not self.direct:
+            return None
+        return self.directory(sandbox_id) / "listen" / names.SOCKET
+
+
+def mounts(place: Place, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mount, ...]:
+    if place.mode == "archive":
+        return ()
+    if place.mode == "volume":
+        return (
+            Mount("volume", names.volume_name(sandbox_id), WORKSPACE),
+            Mount("volume", names.home_volume_name(sandbox_id), home),
+        )
+    root = f"{place.engine}/{sandbox_id}"
+    found = [Mount("bind", f"{root}/workspace", WORKSPACE), Mount("bind", f"{root}/home", home)]
+    if place.direct:
+        found.append(Mount("bind", f"{root}/listen", names.LISTEN_DIR))
+    return tuple(found)
+
+
+async def make(place: Place, engine: EngineClient, sandbox_id: SandboxId, owner: str) -> None:
+    """What must be there before the container is made."""
+    if place.mode == "volume":
+        told = labels(names.CELL, owner, sandbox_id)
+        try:
+            await asyncio.gather(
+                engine.make_volume(names.volume_name(sandbox_id), told),
+                engine.make_volume(names.home_volume_name(sandbox_id), told),
+            )
+        except Refused as exc:
+            raise translated(exc, "a volume could not be made") from exc
+    elif place.ours:
+        await asyncio.to_thread(_make_directories, place.directory(sandbox_id))
+
+
+def _make_directories(root: Path) -> None:
+    try:
+        # Opaque to others on this machine; the engine binds what lies in it, by path, as root.
+        root.mkdir(mode=0o700, exist_ok=True)
+        for name, owner, mode in (
+            ("workspace", USER_ID, 0o755),
+            ("home", USER_ID, 0o755),
+            ("listen", RUNNER_ID, 0o700),
+        ):
+            made = root / name
+            made.mkdir(mode=mode, exist_ok=True)
+            os.chown(made, owner, owner, follow_symlinks=False)
+            made.chmod(mode)
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise QuotaExceeded(
+                f"there is no room for a workspace in {root.parent}", hint="free space there"
+            ) from exc
+        raise BackendUnavailable(
+            f"a workspace could not be made in {root.parent}: {exc.strerror or exc}",
+            hint="check its permissions, or set backends.docker.workspace_mode: volume",
+        ) from exc
+
+
+async def remove(place: Place, engine: EngineClient, sandbox_id: SandboxId) -> None:
+    """All of it, whatever mode it was made in. Twice is fine. Its container is gone already."""
+    if place.ours:
+        await asyncio.to_thread(_remove_directories, place.directory(sandbox_id))
+    if place.mode == "volume":
+        await remove_volumes(
+            engine, names.volume_name(sandbox_id), names.home_volume_name(sandbox_id)
+        )
+
+
+def _remove_directories(root: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            remove_tree(root)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the files of a sandbox could not be removed: {exc.strerror or exc}",
+                hint=f"look at {root}; the next sweep tries again",
+            ) from exc
+
+
+async def remove_volumes(engine: EngineClient, *volumes: str) -> None:
+    async def one(name: str) -> None:
+        for attempt in range(_VOLUME_TRIES):
+            try:
+                await engine.remove_volume(name)
+            except Refused as exc:
+                if not exc.conflict or attempt == _VOLUME_TRIES - 1:
+                    raise translated(exc, f"volume {name} could not be removed") from exc
+                await asyncio.sleep(_VOLUME_PAUSE_S)
+            else:
+                return
+
+    await asyncio.gather(*(one(name) for name in volumes))
+
+
+def archive(runner: bytes, *, layer: bool) -> bytes:
+    """The runner as a tar for its volume; with `layer`, for a container's own root instead."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        if layer:
+            for path, owner in (
+                (names.BIN_DIR, 0),
+                (WORKSPACE, USER_ID),
+                (HOME, USER_ID),
+            ):
+                entry = tarfile.TarInfo(path.strip("/"))
+                entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o755, owner, owner
+                tar.addfile(entry)
+        entry = tarfile.TarInfo(names.RUNNER_PATH.strip("/") if layer else "runner")
+        entry.size, entry.mode = len(runner), 0o755
+        tar.addfile(entry, io.BytesIO(runner))
+    return made.getvalue()

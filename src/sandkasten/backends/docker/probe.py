@@ -1,0 +1,125 @@
+"""What `doctor` says of an engine: each line with its state and, when bad, a remedy. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.model.limits import Unenforced
+from sandkasten.model.readiness import Requirement
+
+from .detection import user_namespaces
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .address import Address
+    from .options import EngineMode
+    from .places import Place
+
+# The oldest that has all we ask for: masked paths, private cgroup namespaces, one-shot figures.
+API_NEEDED = (1, 41)
+_DRIVERS = ("overlay2", "fuse-overlayfs", "btrfs", "zfs", "overlayfs", "stargz", "windowsfilter")
+_LIMITS = {
+    "memory": ("MemoryLimit", "one sandbox can use all memory of the engine's machine"),
+    "pids": ("PidsLimit", "one sandbox can use all process ids of the engine's machine"),
+    "cpu": ("CpuCfsQuota", "one sandbox can use every processor"),
+}
+
+
+def reachable(address: Address, version: Mapping[str, Any]) -> Requirement:
+    return Requirement("engine", True, f"Docker {version.get('Version', '?')} at {address.shown}")
+
+
+def api_version(version: Mapping[str, Any]) -> Requirement:
+    text = str(version.get("ApiVersion", ""))
+    number = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+    return Requirement(
+        "API version", number >= API_NEEDED, text or "unknown",
+        "use Docker 20.10 or newer",
+    )  # fmt: skip
+
+
+def engine_mode(address: Address, wanted: EngineMode) -> Requirement:
+    """What the operator expects, held against what is there."""
+    fits = {
+        "auto": True,
+        "docker_socket": address.kind == "unix",
+        "sidecar": True,
+        "remote": address.kind in ("tcp", "ssh"),
+    }[wanted]
+    is_there = "docker_socket" if address.kind == "unix" else "remote"
+    shown = wanted if wanted != "auto" else is_there
+    return Requirement(
+        "engine mode", fits, shown if fits else f"{wanted}, but the engine is at {address.shown}",
+        "make backends.docker.engine_mode and backends.docker.host agree",
+    )  # fmt: skip
+
+
+def operating_system(info: Mapping[str, Any], machine: str) -> Requirement:
+    kind, arch = str(info.get("OSType", "")), str(info.get("Architecture", ""))
+    ok = kind == "linux" and arch == machine
+    return Requirement(
+        "engine's machine", ok, f"{kind} {arch}",
+        f"the runner is made for linux {machine}: use an engine of that kind, or install "
+        "sandkasten there",
+    )  # fmt: skip
+
+
+def storage_driver(info: Mapping[str, Any]) -> Requirement:
+    driver = str(info.get("Driver", ""))
+    return Requirement(
+        "storage driver", driver in _DRIVERS, driver,
+        "vfs and devicemapper copy whole images: use overlay2", required=False,
+    )  # fmt: skip
+
+
+def cgroup_version(info: Mapping[str, Any]) -> Requirement:
+    version, driver = str(info.get("CgroupVersion", "")), str(info.get("CgroupDriver", ""))
+    return Requirement(
+        "cgroups", driver != "none", f"v{version or '?'}, {driver or 'none'}",
+        "the engine has no cgroups and holds no limit: delegate them to it", required=False,
+    )  # fmt: skip
+
+
+def user_ids(info: Mapping[str, Any]) -> Requirement:
+    mapped = user_namespaces(info)
+    return Requirement(
+        "user namespaces", mapped,
+        "ids are mapped" if mapped else "a sandbox's uid 1000 is uid 1000 of the engine's machine",
+        "start dockerd with --userns-remap=default, or rootless", required=False,
+    )  # fmt: skip
+
+
+def seccomp(info: Mapping[str, Any]) -> Requirement:
+    ok = any(one.startswith("name=seccomp") for one in info.get("SecurityOptions") or ())
+    return Requirement(
+        "seccomp", ok, "our own profile" if ok else "the engine has no system-call filter",
+        "use an engine with seccomp",
+    )  # fmt: skip
+
+
+def workspace(place: Place) -> Requirement:
+    dial = "its socket" if place.direct else "a stream of the engine"
+    return Requirement("workspaces", True, f"{place.mode}: {place.why}; spoken to through {dial}")
+
+
+def unenforced(info: Mapping[str, Any], *, sized: bool) -> tuple[Unenforced, ...]:
+    found = [
+        Unenforced(
+            limit,
+            f"the engine's machine holds no {limit} limit; {consequence}",
+            f"enable the {limit} cgroup controller there",
+        )
+        for limit, (key, consequence) in _LIMITS.items()
+        if info.get(key) is False
+    ]
+    if not sized:
+        found.append(
+            Unenforced(
+                "workspace",
+                "volumes of an engine have no size; one sandbox can fill the engine's disk",
+                "workspace_mode bind on the engine's own machine, as root, holds it",
+            )
+        )
+    return tuple(found)
