@@ -5,7 +5,8 @@
 //! mount namespace) cannot be done safely in a threaded Python process, and is slow in a forked one.
 //!
 //! It reads one plan (JSON) on stdin and answers one JSON object on stdout: `{pid, start}` of the
-//! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running.
+//! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running. A plan with
+//! `visible` is no sandbox: one volume is mounted where the caller sees it, and the pid is 0.
 //! It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
 
 #![allow(unknown_lints)]
@@ -21,10 +22,11 @@ mod spawn;
 mod sys;
 mod tree;
 mod userns;
+mod visible;
 mod volume;
 
 use plan::{Plan, Program};
-use serde_json::json;
+use serde_json::{json, Value};
 use std::io::{Read, Write};
 
 /// Where it stopped and why; `step` is a closed set that the caller turns into a remedy.
@@ -56,7 +58,13 @@ fn launch() -> Outcome<spawn::Born> {
     std::io::stdin()
         .read_to_string(&mut text)
         .map_err(|e| Trouble::new("plan", e.to_string(), e.raw_os_error().unwrap_or(0)))?;
-    let plan = Plan::parse(&text)?;
+    let source: Value = serde_json::from_str(&text)
+        .map_err(|e| Trouble::new("plan", format!("not JSON: {}", e), 0))?;
+    if let Some(place) = visible::parse(&source)? {
+        visible::make(&place)?;
+        return Ok(spawn::Born { pid: 0, start: 0 });
+    }
+    let plan = Plan::parse(&source)?;
     sys::close_all_but(&[0, 1, 2, plan.listen_fd])?;
     // Joined before any namespace is made, so that the cgroup namespace's root is this very cgroup
     // and /proc/self/cgroup inside says "/".

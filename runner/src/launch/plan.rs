@@ -127,11 +127,11 @@ fn bad(what: &str) -> Trouble {
     Trouble::new("plan", format!("the plan has no usable '{}'", what), 0)
 }
 
-fn text(v: &Value, key: &str) -> Outcome<String> {
+pub fn text(v: &Value, key: &str) -> Outcome<String> {
     v[key].as_str().map(str::to_owned).ok_or_else(|| bad(key))
 }
 
-fn number(v: &Value, key: &str) -> Outcome<u64> {
+pub fn number(v: &Value, key: &str) -> Outcome<u64> {
     v[key].as_u64().ok_or_else(|| bad(key))
 }
 
@@ -145,22 +145,8 @@ fn texts(v: &Value, key: &str) -> Outcome<Vec<String>> {
 }
 
 impl Plan {
-    pub fn parse(source: &str) -> Outcome<Plan> {
-        let v: Value = serde_json::from_str(source)
-            .map_err(|e| Trouble::new("plan", format!("not JSON: {}", e), 0))?;
-        let id_map = match &v["id_map"] {
-            Value::Null => None,
-            m => Some(IdMap {
-                base: number(m, "base")? as u32,
-                count: number(m, "count")? as u32,
-                expect: number(m, "expect")? as u32,
-            }),
-        };
-        if let Some(m) = id_map {
-            if m.base == 0 || m.expect == 0 {
-                return Err(Trouble::new("plan", "host id 0 may never be mapped", 0));
-            }
-        }
+    pub fn parse(v: &Value) -> Outcome<Plan> {
+        let id_map = id_map(&v["id_map"])?;
         let mut binds = Vec::new();
         for b in v["binds"].as_array().ok_or_else(|| bad("binds"))? {
             binds.push(Bind {
@@ -174,29 +160,44 @@ impl Plan {
             limits.push((number(l, "resource")? as i32, number(l, "value")?));
         }
         let mut mounts = Vec::new();
-        for m in list(&v, "mounts")? {
+        for m in list(v, "mounts")? {
             mounts.push(HostMount {
                 source: text(m, "source")?,
                 name: name(m)?,
             });
         }
         Ok(Plan {
-            listen_fd: number(&v, "listen_fd")? as i32,
-            cgroup_tasks: texts(&v, "cgroup_tasks")?,
+            listen_fd: number(v, "listen_fd")? as i32,
+            cgroup_tasks: texts(v, "cgroup_tasks")?,
             cgroup_v2: v["cgroup_v2"].as_str().map(str::to_owned),
             id_map,
-            stage: text(&v, "stage")?,
+            stage: text(v, "stage")?,
             root: root(&v["root"])?,
             workspace: volume(&v["workspace"])?,
-            workspace_owner: number(&v, "workspace_owner")? as u32,
+            workspace_owner: number(v, "workspace_owner")? as u32,
             binds,
             mounts,
             masks: masks(&v["masks"])?,
-            program: program(&v)?,
+            program: program(v)?,
             limits,
-            timeout_ms: number(&v, "timeout_ms")? as i32,
+            timeout_ms: number(v, "timeout_ms")? as i32,
         })
     }
+}
+
+pub fn id_map(v: &Value) -> Outcome<Option<IdMap>> {
+    if v.is_null() {
+        return Ok(None);
+    }
+    let map = IdMap {
+        base: number(v, "base")? as u32,
+        count: number(v, "count")? as u32,
+        expect: number(v, "expect")? as u32,
+    };
+    if map.base == 0 || map.expect == 0 {
+        return Err(Trouble::new("plan", "host id 0 may never be mapped", 0));
+    }
+    Ok(Some(map))
 }
 
 /// A list that may be left out.
@@ -209,7 +210,7 @@ fn list<'a>(v: &'a Value, key: &str) -> Outcome<&'a [Value]> {
 }
 
 /// One path component: what is joined to the stage may not lead away from it.
-fn name(v: &Value) -> Outcome<String> {
+pub fn name(v: &Value) -> Outcome<String> {
     let name = text(v, "name")?;
     if name.is_empty() || name.contains('/') || name == "." || name == ".." {
         return Err(bad("name"));
@@ -217,7 +218,7 @@ fn name(v: &Value) -> Outcome<String> {
     Ok(name)
 }
 
-fn volume(v: &Value) -> Outcome<Volume> {
+pub fn volume(v: &Value) -> Outcome<Volume> {
     Ok(match v["kind"].as_str() {
         Some("image") => Volume::Image {
             path: text(v, "path")?,

@@ -21,19 +21,7 @@ pub fn place(
     mkdir(target, 0o755)?;
     match volume {
         Volume::Image { path, keep: false } => {
-            let device = loopdev::attach(path)?;
-            let mounted = mount(
-                "workspace",
-                Some(&device.path),
-                target,
-                Some("ext4"),
-                QUIET | libc::MS_NOATIME,
-                // No barriers: a flush would wait for the host's journal, to keep what nobody needs
-                // after a crash.
-                Some("discard,barrier=0"),
-            );
-            device.close();
-            mounted?;
+            mount_image(path, target)?;
             // The mount holds the file from here on; without a name it goes with the sandbox.
             std::fs::remove_file(path).map_err(sys::failed(STEP, &format!("unlink {}", path)))?;
         }
@@ -68,6 +56,43 @@ pub fn place(
     }
     let owner = ids.map_or(owner, |(map, _)| map.base + owner);
     make_directories(target, directories, owner, ids.is_some())
+}
+
+/// The same where the host sees it: an image keeps its name, by which whoever unmounts it finds its
+/// device, and owners are always set. With `ids`, `owner` is an id inside.
+pub fn show(
+    volume: &Volume,
+    target: &str,
+    ids: Option<(IdMap, RawFd)>,
+    directories: &[&str],
+    owner: u32,
+) -> Outcome<()> {
+    match volume {
+        Volume::Image { path, keep: false } => {
+            mkdir(target, 0o755)?;
+            mount_image(path, target)?;
+        }
+        kept => place(kept, target, None, &[], owner)?,
+    }
+    make_directories(target, directories, owner, true)?;
+    shift(target, ids)
+}
+
+/// One that is nobody's after its sandbox.
+fn mount_image(path: &str, target: &str) -> Outcome<()> {
+    let device = loopdev::attach(path)?;
+    let mounted = mount(
+        "workspace",
+        Some(&device.path),
+        target,
+        Some("ext4"),
+        QUIET | libc::MS_NOATIME,
+        // No barriers: a flush would wait for the host's journal, to keep what nobody needs
+        // after a crash.
+        Some("discard,barrier=0"),
+    );
+    device.close();
+    mounted
 }
 
 /// Covers the mount by itself with its ids shifted.

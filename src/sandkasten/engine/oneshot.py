@@ -164,7 +164,9 @@ class OneShot:
         except CommandNotFound as exc:
             raise CommandNotFound(
                 f"there is no {job.runtime.program[0]} in image {record.image}",
-                hint=job.runtime.remedy,
+                hint=job.runtime.remedy
+                if plan.spec.image.kind == "host"
+                else f"name an image that has it, such as {job.runtime.image}",
                 runtime=job.name,
             ) from exc
         artifacts: tuple[Artifact, ...] = ()

@@ -27,7 +27,7 @@ from sandkasten.images.export import (
 from sandkasten.images.layertar import write_layer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator
+    from collections.abc import AsyncGenerator, Generator
     from pathlib import Path
 
     from sandkasten.images.store import LayerStore
@@ -44,7 +44,7 @@ class StorePacker:
         self._store = store
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def archive(self, image: Image, reference: str) -> AsyncIterator[bytes]:
+    async def archive(self, image: Image, reference: str) -> AsyncGenerator[bytes, None]:
         """A docker archive of all of `image.layers`, our skeleton on top, under that reference."""
         _check(image)
         given_up = threading.Event()

@@ -132,10 +132,15 @@ _LOOK_AGAIN_S = 0.002
 
 def attached(path: str) -> bool:
     """Whether a loop device holds this file: it is mounted, or just being unmounted."""
+    return device_of(path) is not None
+
+
+def device_of(path: str) -> str | None:
+    """The number ("7:3") of the loop device that holds this file."""
     try:
         mine = os.stat(path)
     except OSError:
-        return False
+        return None
     for name in os.listdir("/sys/block"):
         if not name.startswith("loop") or not os.path.exists(f"/sys/block/{name}/loop"):
             continue
@@ -145,13 +150,14 @@ def attached(path: str) -> bool:
             continue
         try:
             said = fcntl.ioctl(device, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
+            number = os.fstat(device).st_rdev
         except OSError:
             continue  # let go meanwhile
         finally:
             os.close(device)
         if struct.unpack_from("=QQ", said) == (mine.st_dev, mine.st_ino):
-            return True
-    return False
+            return f"{os.major(number)}:{os.minor(number)}"
+    return None
 
 
 def await_detached(path: str, timeout_s: float) -> bool:

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import platform
 import secrets
+import socket
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.linux import processes, requirements, seccomp, seccomp_oci
+from sandkasten.linux.layout import CellState, write_state
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.turns import turn
 from sandkasten.model.ids import SandboxId
@@ -108,7 +110,6 @@ class DockerBackend:
             return Readiness(False, exc.message, exc.hint, (line,))
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
-        _refuse(spec)
         await self._prepare(spec)
         making = asyncio.ensure_future(self._create(sandbox_id, spec))
         try:
@@ -183,7 +184,7 @@ class DockerBackend:
             return requirements.verdict(lines, ())
         assert self._place is not None
         lines.append(probe.workspace(self._place))
-        return requirements.verdict(lines, probe.unenforced(info, sized=self._sized))
+        return requirements.verdict(lines, probe.unenforced(info, sized=self._place.sized))
 
     async def _settle(self, info: Mapping[str, Any] | None = None) -> None:
         """Where files lie and that the runner is there: once for this object."""
@@ -192,27 +193,28 @@ class DockerBackend:
         info = await self._ask(self._engine.info(), "its state") if info is None else info
         self._owner = await asyncio.to_thread(self._home.prepare)
         detection = Detection(self._engine, self._options, self._home.cells, self._owner)
-        mark = self._mark(f"place-{self._key(info)}")
+        mark = self._home.root / f"place-{self._key(info)}"
         known = await asyncio.to_thread(_read_place, mark)
         if known is None:
             known = await detection.find(info)
             if known.mode != "archive":
                 await self._injection.ensure(detection)
-            await asyncio.to_thread(mark.write_text, json.dumps(asdict(known)))
+            await asyncio.to_thread(self._home.mark, mark.name, json.dumps(asdict(known)))
         self._info, self._place = info, known
 
     async def _prepare(self, spec: CellSpec) -> None:
         """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
         async with self._preparing:
             await self._settle()
-            _refuse_ids(spec, self._info)
+            assert self._place is not None
+            _refuse(spec, self._info, self._place)
             if spec.profile in self._prepared:
                 return
-            mark = self._mark(f"trial-{self._key(self._info)}-{spec.profile}")
-            async with turn(self._mark("trial")):
+            mark = self._home.root / f"trial-{self._key(self._info)}-{spec.profile}"
+            async with turn(self._home.root / "trial"):
                 if not await asyncio.to_thread(mark.exists):
                     await self._try(spec)
-                    await asyncio.to_thread(mark.touch)
+                    await asyncio.to_thread(self._home.mark, mark.name, "")
             self._prepared.add(spec.profile)
 
     async def _try(self, spec: CellSpec) -> None:
@@ -231,13 +233,12 @@ class DockerBackend:
         finally:
             await asyncio.shield(cell.destroy())
 
-    def _mark(self, name: str) -> Path:
-        return self._home.root / name
-
     def _key(self, info: Mapping[str, Any]) -> str:
         """All that a verdict about an engine depends on; another engine has another id."""
         parts = [
             processes.boot_id(),
+            # In a container: another one, with other mounts, has another name.
+            socket.gethostname(),
             str(info.get("ID", "")),
             str(info.get("ServerVersion", "")),
             repr(self._options),
@@ -253,10 +254,9 @@ class DockerBackend:
 
     async def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
         assert self._place is not None
-        unenforced = probe.unenforced(self._info, sized=self._sized)
-        record = CellRecord(
-            self._place, tuple((u.limit, u.reason, u.remedy) for u in unenforced), self._sized
-        )
+        unenforced = probe.unenforced(self._info, sized=self._place.sized)
+        lost = tuple((u.limit, u.reason, u.remedy) for u in unenforced)
+        record = CellRecord(self._place, lost)
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         await asyncio.to_thread(self._home.begin, sandbox_id, record)
         try:
@@ -269,7 +269,7 @@ class DockerBackend:
     async def _fill(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
         place = record.place
         image = await self._images.reference(spec.image)
-        await places.make(place, self._engine, sandbox_id, self._owner)
+        await places.make(place, self._engine, sandbox_id, self._owner, spec)
         told = config.container(sandbox_id, spec, self._ground(sandbox_id, spec, image))
         for again in (True, False):
             container = await self._make(sandbox_id, spec, told)
@@ -290,12 +290,15 @@ class DockerBackend:
         cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
         try:
             await cell.greet()
+            await cell.check_alive()
         except SandboxLost as exc:
             told_by = await self._last_words(container)
             raise BackendUnavailable(
                 f"sandbox {sandbox_id} ended as soon as it began: {told_by or exc.message}",
                 hint="run sandkasten doctor",
             ) from exc
+        if spec.workspace is not None:
+            await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
         return cell
 
     async def _make(self, sandbox_id: SandboxId, spec: CellSpec, told: dict[str, Any]) -> str:
@@ -316,10 +319,21 @@ class DockerBackend:
                 ) from exc
             raise translated(exc, f"sandbox {sandbox_id} could not be made") from exc
 
+    def _tell_relatives(self, cell: DockerCell, volume: str) -> None:
+        """Whoever looks whether somebody lives in a workspace looks for this, on every backend."""
+        directory = cell.place.directory(cell.id)
+        write_state(directory, CellState(processes.boot_id(), None, (), None, volume=volume))
+        started = processes.start_time(cell.pid)
+        if started is not None:
+            (directory / "pid").write_text(f"{cell.pid} {started}")
+
     def _ground(self, sandbox_id: SandboxId, spec: CellSpec, image: str) -> config.Ground:
         assert self._place is not None
         archive = self._place.mode == "archive"
-        mounted = places.mounts(self._place, sandbox_id, home=home(spec))
+        mounted = (
+            *places.mounts(self._place, sandbox_id, home=home(spec)),
+            *places.host_mounts(self._place, spec.mounts),
+        )
         return config.Ground(
             owner=self._owner,
             image=image,
@@ -364,10 +378,6 @@ class DockerBackend:
 
     # ---- small things
 
-    @property
-    def _sized(self) -> bool:
-        return False
-
     async def _whose(self) -> str:
         if not self._owner:
             self._owner = await asyncio.to_thread(self._home.prepare)
@@ -383,19 +393,14 @@ class DockerBackend:
             raise translated(exc, f"the engine was asked about {about}") from exc
 
 
-def _refuse(spec: CellSpec) -> None:
-    if spec.workspace is not None:
+def _refuse(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
+    """What cannot be had of this engine, said before anything is made."""
+    if spec.workspace is not None and not place.sized:
         raise UnsupportedByBackend(
-            "named workspaces cannot be had on docker",
-            hint="use the local backend for them, or files (stage and publish)",
+            "named workspaces cannot be had of this engine: they are files of our machine",
+            hint="run the daemon as root on the engine's machine (workspace_mode bind), or use "
+            "the file store to carry files from one session to the next",
         )
-    if spec.mounts:
-        raise UnsupportedByBackend(
-            "host mounts cannot be had on docker", hint="use the local backend for them"
-        )
-
-
-def _refuse_ids(spec: CellSpec, info: Mapping[str, Any]) -> None:
     if spec.profile == "dev" and not user_namespaces(info):
         raise UnsupportedByBackend(
             "the dev profile would be root of the engine's own machine: the engine maps no ids",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sandkasten.ports import ByteStream
 
     from .client import EngineClient
+    from .places import Place
     from .state import CellRecord
 
 # A runner is ready some milliseconds after its container was started.
@@ -57,6 +58,15 @@ class DockerCell:
         self._first: ByteStream | None = None
         self._figures = figures.EngineFigures(engine, container)
         self._seen: Mapping[str, Any] | None = None
+
+    @property
+    def place(self) -> Place:
+        return self._record.place
+
+    @property
+    def pid(self) -> int:
+        """Of the runner on the engine's machine, when it was last looked at; else 0."""
+        return int(((self._seen or {}).get("State") or {}).get("Pid") or 0)
 
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:

@@ -55,6 +55,8 @@ class Mount:
     source: str
     target: str
     read_only: bool = False
+    engines_own: bool = False
+    """The source lies among the engine's own files, for which it allows no private bind."""
 
     def told(self) -> dict[str, Any]:
         made: dict[str, Any] = {
@@ -64,8 +66,9 @@ class Mount:
             "ReadOnly": self.read_only,
         }
         if self.kind == "bind":
-            # Nothing that a sandbox mounts crosses over; an engine wants no less for its own files.
-            made["BindOptions"] = {"Propagation": "rslave", "NonRecursive": True}
+            # Nothing that a sandbox mounts crosses over.
+            propagation = "rslave" if self.engines_own else "rprivate"
+            made["BindOptions"] = {"Propagation": propagation, "NonRecursive": True}
         else:
             # An image that has something in that place must not fill the workspace with it.
             made["VolumeOptions"] = {"NoCopy": True}

@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.errors import BackendUnavailable, SandkastenError
+from sandkasten.linux import hostvolume
+from sandkasten.model.limits import MIB
+from sandkasten.model.spec import USER_ID
 
 from . import names
 from .client import EngineClient, Refused, translated
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from .options import Options
 
 PROBE_IMAGE = "sandkasten-probe"
+_PROBE_BYTES = 16 * MIB
 _CONTAINER_ID = re.compile(r"/containers/([0-9a-f]{64})/")
 
 
@@ -101,21 +105,48 @@ class Detection:
         self._check_ids(mode, info)
         inside = await self._self()
         if mode == "shared":
-            return await self._shared(inside)
-        return await self._bind(inside)
+            return await self._shared(inside, info)
+        return await self._bind(inside, info)
 
-    async def _bind(self, inside: Self | None) -> Place:
+    async def _bind(self, inside: Self | None, info: Mapping[str, Any]) -> Place:
         at = str(self._cells)
         seen = inside.translated(self._cells) if inside is not None else at
         if seen is None:
             raise _unshared(at, "it lies in no mount of the container that we are")
-        await self._check_seen(self._cells, seen)
+        own = _below(seen, info)
+        await self._check_seen(self._cells, seen, own)
         how = "the engine sees our data directory"
         if seen != at:
             how = f"the engine sees our data directory as {seen}"
-        return Place("bind", how, at, seen, direct=True)
+            return Place("bind", how, at, seen, direct=True, engines_own=own)
+        unsized = await self._unsized()
+        how += f"; sizes are not held ({unsized})" if unsized else ", and volumes that we mount"
+        return Place("bind", how, at, seen, direct=True, sized=not unsized, engines_own=own)
 
-    async def _shared(self, inside: Self | None) -> Place:
+    async def _unsized(self) -> str:
+        """Why the engine cannot have volumes of exact size from us; empty when it can."""
+        why = await asyncio.to_thread(hostvolume.supported, self._cells)
+        if why is not None:
+            return why
+        tried = self._cells / f".probe-{secrets.token_hex(16)}"
+        try:
+            made = await asyncio.to_thread(
+                hostvolume.make, tried, _PROBE_BYTES, owner=USER_ID, templates=self._templates
+            )
+            async with self.probe_container(Mount("bind", str(made.workspace), "/probe", True)):
+                return ""
+        except Refused as exc:
+            return f"the engine does not see what we mount: {exc.message}"
+        except SandkastenError as exc:
+            return exc.message
+        finally:
+            await asyncio.shield(asyncio.to_thread(hostvolume.release, tried))
+
+    @property
+    def _templates(self) -> Path:
+        return self._cells.with_name("templates")
+
+    async def _shared(self, inside: Self | None, info: Mapping[str, Any]) -> Place:
         name = self._options.shared_volume
         found = inside.volume(name) if inside is not None else await self._mountpoint(name)
         if found is None:
@@ -124,8 +155,10 @@ class Detection:
                 hint=f"mount it (-v {name}:/shared-sandboxes), or let workspace_mode be auto",
             )
         ours, seen = found
-        await self._check_seen(Path(ours), seen)
-        return Place("shared", f"the volume {name}, here {ours}", ours, seen, direct=True)
+        own = _below(seen, info)
+        await self._check_seen(Path(ours), seen, own)
+        how = f"the volume {name}, here {ours}"
+        return Place("shared", how, ours, seen, direct=True, engines_own=own)
 
     async def _mountpoint(self, name: str) -> tuple[str, str]:
         """We are on the engine's own machine: its volumes are directories there."""
@@ -148,7 +181,7 @@ class Detection:
                 hint="let backends.docker.workspace_mode be auto or volume",
             )
 
-    async def _check_seen(self, ours: Path, seen: str) -> None:
+    async def _check_seen(self, ours: Path, seen: str, own: bool) -> None:
         """Whether the engine sees what we make there: it refuses a bind of what it does not."""
         nonce = f".probe-{secrets.token_hex(16)}"
         try:
@@ -156,7 +189,8 @@ class Detection:
         except OSError as exc:
             raise _unshared(str(ours), exc.strerror or str(exc)) from exc
         try:
-            async with self.probe_container(Mount("bind", f"{seen}/{nonce}", "/probe", True)):
+            offered = Mount("bind", f"{seen}/{nonce}", "/probe", True, engines_own=own)
+            async with self.probe_container(offered):
                 pass
         except Refused as exc:
             raise _unshared(str(ours), exc.message) from exc
@@ -216,6 +250,12 @@ def user_namespaces(info: Mapping[str, Any]) -> bool:
     """Whether uid 0 in a container is somebody else on the engine's machine."""
     options: Sequence[str] = info.get("SecurityOptions") or ()
     return any(one.startswith(("name=userns", "name=rootless")) for one in options)
+
+
+def _below(path: str, info: Mapping[str, Any]) -> bool:
+    """Whether it lies among the engine's own files."""
+    root = str(info.get("DockerRootDir") or "")
+    return bool(root) and Path(path).is_relative_to(root)
 
 
 def _own_ids() -> list[str]:

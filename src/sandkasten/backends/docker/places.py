@@ -18,16 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.errors import BackendUnavailable, QuotaExceeded
+from sandkasten.errors import BackendUnavailable, QuotaExceeded, UnsupportedByBackend
+from sandkasten.linux import hostvolume
 from sandkasten.linux.emptying import remove_tree
-from sandkasten.model.spec import HOME, RUNNER_ID, USER_ID, WORKSPACE
+from sandkasten.model.spec import HOME, RUNNER_ID, USER_ID, WORKSPACE, user_id
 
 from . import names
 from .client import EngineClient, Refused, translated
 from .config import Mount, labels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.spec import CellSpec, HostMount
 
 Mode = Literal["bind", "volume", "shared", "archive"]
 
@@ -46,6 +50,16 @@ class Place:
     """The same directory, as the engine sees it."""
     direct: bool = False
     """A socket that the runner binds in it can be dialled from here."""
+    sized: bool = False
+    """Each session's files are an image of its own, mounted here: the kernel holds its size."""
+
+    engines_own: bool = False
+    """It lies among the engine's own files, as volumes do."""
+
+    @property
+    def same(self) -> bool:
+        """Whether our paths are the engine's."""
+        return bool(self.ours) and self.ours == self.engine
 
     def directory(self, sandbox_id: SandboxId) -> Path:
         return Path(self.ours) / sandbox_id
@@ -65,13 +79,27 @@ def mounts(place: Place, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mo
             Mount("volume", names.home_volume_name(sandbox_id), home),
         )
     root = f"{place.engine}/{sandbox_id}"
-    found = [Mount("bind", f"{root}/workspace", WORKSPACE), Mount("bind", f"{root}/home", home)]
+    files = f"{root}/{hostvolume.POINT}" if place.sized else root
+    found = [(f"{files}/workspace", WORKSPACE), (f"{files}/home", home)]
     if place.direct:
-        found.append(Mount("bind", f"{root}/listen", names.LISTEN_DIR))
-    return tuple(found)
+        found.append((f"{root}/listen", names.LISTEN_DIR))
+    return tuple(
+        Mount("bind", source, target, engines_own=place.engines_own) for source, target in found
+    )
 
 
-async def make(place: Place, engine: EngineClient, sandbox_id: SandboxId, owner: str) -> None:
+def host_mounts(place: Place, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
+    if wanted and not place.same:
+        raise UnsupportedByBackend(
+            "host mounts cannot be had here: the engine's machine has other files than we",
+            hint="run the daemon on the engine's machine, with workspace_mode bind",
+        )
+    return tuple(Mount("bind", one.source, one.target, read_only=True) for one in wanted)
+
+
+async def make(
+    place: Place, engine: EngineClient, sandbox_id: SandboxId, owner: str, spec: CellSpec
+) -> None:
     """What must be there before the container is made."""
     if place.mode == "volume":
         told = labels(names.CELL, owner, sandbox_id)
@@ -83,22 +111,19 @@ async def make(place: Place, engine: EngineClient, sandbox_id: SandboxId, owner:
         except Refused as exc:
             raise translated(exc, "a volume could not be made") from exc
     elif place.ours:
-        await asyncio.to_thread(_make_directories, place.directory(sandbox_id))
+        await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
 
 
-def _make_directories(root: Path) -> None:
+def _make_directories(place: Place, sandbox_id: SandboxId, spec: CellSpec) -> None:
+    root, owner = place.directory(sandbox_id), user_id(spec)
     try:
         # Opaque to others on this machine; the engine binds what lies in it, by path, as root.
         root.mkdir(mode=0o700, exist_ok=True)
-        for name, owner, mode in (
-            ("workspace", USER_ID, 0o755),
-            ("home", USER_ID, 0o755),
-            ("listen", RUNNER_ID, 0o700),
-        ):
-            made = root / name
-            made.mkdir(mode=mode, exist_ok=True)
-            os.chown(made, owner, owner, follow_symlinks=False)
-            made.chmod(mode)
+        if place.direct:
+            _make_one(root / "listen", RUNNER_ID, 0o700)
+        if not place.sized:
+            _make_one(root / "workspace", owner, 0o755)
+            _make_one(root / "home", owner, 0o755)
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise QuotaExceeded(
@@ -108,11 +133,24 @@ def _make_directories(root: Path) -> None:
             f"a workspace could not be made in {root.parent}: {exc.strerror or exc}",
             hint="check its permissions, or set backends.docker.workspace_mode: volume",
         ) from exc
+    if spec.workspace is not None:
+        hostvolume.open_kept(root, spec.workspace, owner=owner)
+    elif place.sized:
+        templates = Path(place.ours).with_name("templates")
+        hostvolume.make(root, spec.limits.workspace_bytes, owner=owner, templates=templates)
+
+
+def _make_one(path: Path, owner: int, mode: int) -> None:
+    path.mkdir(mode=mode, exist_ok=True)
+    os.chown(path, owner, owner, follow_symlinks=False)
+    path.chmod(mode)
 
 
 async def remove(place: Place, engine: EngineClient, sandbox_id: SandboxId) -> None:
     """All of it, whatever mode it was made in. Twice is fine. Its container is gone already."""
-    if place.ours:
+    if place.sized:
+        await asyncio.to_thread(hostvolume.release, place.directory(sandbox_id))
+    elif place.ours:
         await asyncio.to_thread(_remove_directories, place.directory(sandbox_id))
     if place.mode == "volume":
         await remove_volumes(

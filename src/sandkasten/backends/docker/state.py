@@ -30,8 +30,6 @@ _SUFFIX = ".json"
 class CellRecord:
     place: Place
     unenforced: tuple[tuple[str, str, str], ...] = ()
-    sized: bool = False
-    """Its directories lie on an image of their own, mounted here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Home:
     def prepare(self) -> str:
         """Makes what is missing; the owner's name."""
         try:
-            for directory in (self.root, self.records, self.cells):
+            for directory in (self.root, self.records, self.cells, self.root / "templates"):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             return self._owner()
         except OSError as exc:
@@ -85,6 +83,16 @@ class Home:
             Path(temporary).unlink(missing_ok=True)
         return path.read_text().strip()
 
+    def mark(self, name: str, text: str) -> None:
+        """A verdict, in a file named `<what>-<all it depends on>…`; older ones of its kind go."""
+        kind, key = name.split("-")[:2]
+        for old in self.root.glob(f"{kind}-*"):
+            if old.name.split("-")[1] != key:
+                old.unlink(missing_ok=True)
+        temporary = self.root / f".{name}"
+        temporary.write_text(text)
+        temporary.rename(self.root / name)
+
     def begin(self, sandbox_id: SandboxId, record: CellRecord) -> None:
         """Conflict when there is one already."""
         path = self.records / f"{sandbox_id}{_SUFFIX}"
@@ -106,7 +114,6 @@ class Home:
             return CellRecord(
                 place=Place(**raw["place"]),
                 unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
-                sized=bool(raw["sized"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None

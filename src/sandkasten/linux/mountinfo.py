@@ -1,0 +1,93 @@
+"""The mounts of this process and of others, as the kernel lists them, and taking one away. Blocking.
+
+Knows nothing of what is mounted or why. Raises OSError where the kernel refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_DETACH: Final = 2
+_NOFOLLOW: Final = 8
+_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    point: str
+    device: str
+    """As in "7:3"."""
+    kind: str
+    tags: tuple[str, ...]
+    """How mounts below it are passed on: "shared:1", "master:2"; empty when they are not."""
+
+
+def parse(text: bytes) -> list[Mount]:
+    """In the kernel's order: of two on one point, the later covers the earlier."""
+    found = []
+    for line in text.splitlines():
+        left, _, right = line.partition(b" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 6 or not kind:
+            continue
+        point = _ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), fields[4])
+        tags = tuple(os.fsdecode(tag) for tag in fields[6:])
+        found.append(Mount(os.fsdecode(point), os.fsdecode(fields[2]), os.fsdecode(kind[0]), tags))
+    return found
+
+
+def own() -> list[Mount]:
+    with open("/proc/self/mountinfo", "rb") as file:
+        return parse(file.read())
+
+
+def under(path: str) -> list[Mount]:
+    """On `path`, a real one, and below it."""
+    return [m for m in own() if m.point == path or m.point.startswith(path.rstrip("/") + "/")]
+
+
+def covering(path: str) -> Mount | None:
+    """The one that `path`, a real one, lies on."""
+    best: Mount | None = None
+    for mount in own():
+        if (path + "/").startswith(mount.point.rstrip("/") + "/") and (
+            best is None or len(mount.point) >= len(best.point)
+        ):
+            best = mount
+    return best
+
+
+def detach(point: str) -> None:
+    """Unmount what is on top there, with everything below it; whoever is in it keeps it till then.
+
+    Nobody but us may be able to put a link into the way to `point`.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(ctypes.c_char_p(os.fsencode(point)), ctypes.c_int(_DETACH | _NOFOLLOW)) != 0:
+        failed = ctypes.get_errno()
+        raise OSError(failed, os.strerror(failed), point)
+
+
+def holders(device: str) -> list[int]:
+    """One process for each mount namespace in which this device is mounted, our own included."""
+    found: list[int] = []
+    seen: set[str] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            namespace = os.readlink(f"/proc/{name}/ns/mnt")
+            if namespace in seen:
+                continue
+            with open(f"/proc/{name}/mountinfo", "rb") as file:
+                mounts = parse(file.read())
+        except OSError:
+            continue  # gone meanwhile, or a zombie
+        seen.add(namespace)
+        if any(mount.device == device for mount in mounts):
+            found.append(int(name))
+    return found

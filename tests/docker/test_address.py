@@ -1,0 +1,93 @@
+"""Where an engine is: every form people write, and what must never be accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.backends.docker.address import Address, Tls, address_of
+from sandkasten.backends.docker.options import Options
+from sandkasten.backends.docker.tunnel import command
+from sandkasten.errors import BackendUnavailable, InvalidConfiguration
+
+CERTS = {"tls_ca": "/c/ca.pem", "tls_cert": "/c/cert.pem", "tls_key": "/c/key.pem"}
+
+
+def test_a_socket():
+    assert address_of(Options(host="unix:///run/x.sock")) == Address(
+        "unix", "/run/x.sock", "/run/x.sock"
+    )
+
+
+def test_an_engine_over_tls_has_the_usual_port():
+    found = address_of(Options(host="tcp://engine.example", **CERTS))
+    assert (found.kind, found.host, found.port) == ("tcp", "engine.example", 2376)
+    assert found.tls == Tls("/c/ca.pem", "/c/cert.pem", "/c/key.pem")
+
+
+def test_loopback_and_a_sidecar_may_be_spoken_to_in_the_clear():
+    assert address_of(Options(host="tcp://127.0.0.1:2375")).tls is None
+    assert address_of(Options(host="tcp://[::1]:2375")).host == "::1"
+    assert address_of(Options(host="tcp://engine", engine="sidecar")).port == 2375
+    assert address_of(Options(host="tcp://engine:2375", insecure=True)).port == 2375
+
+
+def test_anybody_else_is_not_spoken_to_in_the_clear():
+    with pytest.raises(InvalidConfiguration, match="without TLS"):
+        address_of(Options(host="tcp://engine.example:2375"))
+
+
+def test_half_of_the_certificates_is_a_mistake():
+    with pytest.raises(InvalidConfiguration, match="all three"):
+        address_of(Options(host="tcp://engine.example", tls_ca="/c/ca.pem"))
+
+
+def test_ssh_with_user_port_and_socket():
+    found = address_of(Options(host="ssh://deploy@box:2222/run/user/1000/docker.sock"))
+    assert found == Address(
+        "ssh", "ssh://deploy@box:2222", "/run/user/1000/docker.sock", "box", 2222, "deploy"
+    )
+    words = command(found, "/tmp/s")  # noqa: S108
+    assert words[words.index("--") + 1 :] == ["box", "cat"]
+    assert words[words.index("-L") + 1] == "/tmp/s:/run/user/1000/docker.sock"
+    assert words[words.index("-p") + 1] == "2222"
+    assert words[words.index("-l") + 1] == "deploy"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "docker",
+        "unix://relative",
+        "unix://",
+        "tcp://",
+        "tcp://host:99999",
+        "tcp://host:x",
+        "tcp://host/path",
+        "tcp://user@host",
+        "https://host",
+        "ssh://-oProxyCommand=x",
+        "ssh://-oX@host",
+        "ssh://",
+        "npipe:////./pipe/docker",
+        "fd://3",
+        "tcp://host?x=1",
+    ],
+)
+def test_what_is_no_address_is_refused_by_name(host: str):
+    with pytest.raises(InvalidConfiguration) as caught:
+        address_of(Options(host=host))
+    assert caught.value.hint
+
+
+def test_a_password_is_refused_and_not_repeated():
+    with pytest.raises(InvalidConfiguration) as caught:
+        address_of(Options(host="ssh://me:hunter2@host"))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_without_any_address_and_any_socket_the_remedy_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("sandkasten.backends.docker.address._SOCKET", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(BackendUnavailable) as caught:
+        address_of(Options())
+    assert "DOCKER_HOST" in caught.value.hint

@@ -1,0 +1,136 @@
+"""The container of a sandbox, snapshot by snapshot, and the rules that each of them must keep.
+
+`python -m tests.docker.test_config` writes the snapshots anew; the difference is for people to read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandkasten.backends.docker import config, names, places
+from sandkasten.backends.docker.config import Ground, Mount
+from sandkasten.backends.docker.places import Place
+from sandkasten.linux import capabilities
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.image import Image
+from sandkasten.model.limits import Limits
+from sandkasten.model.spec import CellSpec, home
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+ID = SandboxId("sbx_0123456789abcdef")
+PLACES = {
+    "bind": Place("bind", "", "/data/docker/cells", "/data/docker/cells", direct=True),
+    "volume": Place("volume", ""),
+    "shared": Place("shared", "", "/shared", "/var/lib/docker/volumes/s/_data", direct=True),
+    "archive": Place("archive", ""),
+}
+RUNNER = Mount("volume", "sandkasten-runner-0", names.BIN_DIR, read_only=True)
+SPEC = CellSpec(image=Image("python"), env={"A": "b"}, hostname="box")
+DEV = CellSpec(image=Image("python"), profile="dev")
+
+
+def made(mode: str, spec: CellSpec = SPEC) -> dict[str, Any]:
+    archive = mode == "archive"
+    mounted = places.mounts(PLACES[mode], ID, home=home(spec))
+    ground = Ground(
+        owner="0011",
+        image="python:3",
+        mounts=mounted if archive else (RUNNER, *mounted),
+        # The filter has a test of its own, and three hundred names.
+        seccomp={"defaultAction": "SCMP_ACT_ERRNO"},
+        writable_root=archive,
+        version="0",
+    )
+    return config.container(ID, spec, ground)
+
+
+def snapshot(mode: str) -> Path:
+    return SNAPSHOTS / f"{mode}.json"
+
+
+@pytest.mark.parametrize("mode", PLACES)
+def test_a_container_is_as_it_was_agreed(mode: str):
+    assert made(mode) == json.loads(snapshot(mode).read_text())
+
+
+@pytest.mark.parametrize("mode", PLACES)
+def test_nothing_is_kept_but_what_the_runner_needs(mode: str):
+    host = made(mode)["HostConfig"]
+    assert host["CapDrop"] == ["ALL"]
+    kept = {f"CAP_{name}" for name in host["CapAdd"]}
+    assert kept == {*capabilities.RUNNER, "CAP_CHOWN"}
+    assert "no-new-privileges:true" in host["SecurityOpt"]
+    assert any(one.startswith("seccomp={") for one in host["SecurityOpt"])
+    assert not host["Privileged"]
+    assert host["NetworkMode"] == "none"
+    assert host["IpcMode"] == host["CgroupnsMode"] == "private"
+    assert host["RestartPolicy"] == {"Name": "no"}
+    assert "/sys" in host["MaskedPaths"]
+
+
+@pytest.mark.parametrize("mode", PLACES)
+def test_every_limit_is_told(mode: str):
+    limits = Limits(cpus=0.5, memory_bytes=64 << 20, pids=17, tmp_bytes=1 << 20, open_files=99)
+    host = made(mode, CellSpec(image=Image("python"), limits=limits))["HostConfig"]
+    assert host["Memory"] == host["MemorySwap"] == 64 << 20
+    assert host["PidsLimit"] == 17
+    assert host["NanoCpus"] == 500_000_000
+    assert host["ShmSize"] == 1 << 20
+    assert "size=1048576" in host["Tmpfs"]["/tmp"]  # noqa: S108
+    assert {one["Name"]: one["Hard"] for one in host["Ulimits"]} == {"core": 0, "nofile": 99}
+
+
+@pytest.mark.parametrize("mode", ["bind", "volume", "shared"])
+def test_the_root_is_read_only_and_what_is_written_to_is_mounted(mode: str):
+    host = made(mode)["HostConfig"]
+    assert host["ReadonlyRootfs"]
+    mounted = {one["Target"]: one["ReadOnly"] for one in host["Mounts"]}
+    assert mounted[names.BIN_DIR] is True
+    assert mounted["/workspace"] is mounted["/home/sandbox"] is False
+    everywhere = {*mounted, *host["Tmpfs"]}
+    assert {"/tmp", "/run", names.STATE_DIR, names.LISTEN_DIR} <= everywhere  # noqa: S108
+
+
+def test_no_engine_socket_and_no_device_is_ever_handed_in():
+    for mode in PLACES:
+        text = json.dumps(made(mode))
+        assert "docker.sock" not in text
+        assert "Devices" not in text
+        assert "Binds" not in text
+
+
+def test_a_session_on_a_shared_volume_gets_its_own_directory_and_never_the_whole():
+    sources = [
+        one["Source"] for one in made("shared")["HostConfig"]["Mounts"] if one["Type"] == "bind"
+    ]
+    assert sources
+    assert all(source.startswith(f"{PLACES['shared'].engine}/{ID}/") for source in sources)
+
+
+def test_a_named_volume_is_not_filled_with_what_the_image_has_there():
+    volumes = [one for one in made("volume")["HostConfig"]["Mounts"] if one["Type"] == "volume"]
+    assert len(volumes) == 3
+    assert all(one["VolumeOptions"]["NoCopy"] for one in volumes)
+
+
+def test_the_dev_profile_is_root_with_what_package_managers_need():
+    told = made("volume", DEV)
+    assert not told["HostConfig"]["ReadonlyRootfs"]
+    assert "SYS_ADMIN" not in told["HostConfig"]["CapAdd"]
+    assert "--user-capabilities" in told["Entrypoint"]
+
+
+def test_an_id_from_a_label_is_one_of_ours_or_none():
+    assert names.id_in("sbx_0123456789abcdef") == ID
+    for text in ("", "sbx_", "../etc", "sbx_0123456789abcdeg", "sbx_0123456789abcdef\n", "x" * 99):
+        assert names.id_in(text) is None
+
+
+if __name__ == "__main__":
+    SNAPSHOTS.mkdir(exist_ok=True)
+    for each in PLACES:
+        snapshot(each).write_text(json.dumps(made(each), indent=1, sort_keys=True) + "\n")

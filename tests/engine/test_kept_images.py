@@ -1,0 +1,269 @@
+"""Images on a backend that keeps its own: the store first, then the backend, never the host.
+
+The memory backend with a few images behind its name; the store, the ledger and the rules are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.backends.memory import MemoryBackend
+from sandkasten.daemon.later import LaterBackend, LaterImages
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.engine import Engine
+from sandkasten.errors import (
+    InternalError,
+    InvalidImage,
+    PolicyDenied,
+    RegistryUnavailable,
+    UnsupportedByBackend,
+)
+from sandkasten.images.archives import Import, import_file
+from sandkasten.images.catalog import Images
+from sandkasten.images.names import canonical_name
+from sandkasten.images.store import LayerStore
+from sandkasten.model.image import Image
+from sandkasten.model.oneshot import RunRequest
+from sandkasten.model.policy import Policy
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.spec import CellSpec
+from sandkasten.ports import KeepsImages
+from sandkasten.store.memory import MemoryStore
+from tests.imagekit import docker_members, sketch, write_tar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sandkasten.model.ids import SandboxId
+
+pytestmark = pytest.mark.anyio
+
+
+class Keeper(MemoryBackend):
+    """The memory backend with images of its own; remembers what it was asked for and showed."""
+
+    name = "docker"
+
+    def __init__(self, *images: str) -> None:
+        super().__init__()
+        self.images = {canonical_name(one): f"sha256:{n:064x}" for n, one in enumerate(images)}
+        self.sought: list[tuple[str, ...]] = []
+        self.shown: list[Image] = []
+
+    async def find_image(self, names: Sequence[str]) -> Image | None:
+        self.sought.append(tuple(names))
+        for one in map(canonical_name, names):
+            if one in self.images:
+                return Image(one, kind="engine", id=self.images[one])
+        return None
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Any:
+        self.shown.append(spec.image)
+        return await super().create(sandbox_id, spec)
+
+
+class World:
+    def __init__(self, root: Path, *images: str, policy: Policy | None = None, **said: Any) -> None:
+        self.root = root
+        self.layers = LayerStore(root / "images")
+        self.library = Images(self.layers, **said)
+        self.keeper = Keeper(*images)
+        self.ledger = MemoryStore()
+        self.engine = Engine(
+            backends={"docker": self.keeper, "memory": MemoryBackend()},
+            default_backend="docker",
+            store=self.ledger,
+            images=self.library,
+            library=self.library,
+            policy=policy or Policy(),
+            clock=SystemClock(),
+        )
+
+    async def bring(self, name: str) -> str:
+        """Imports the sketch under a name; its id."""
+
+        def bring() -> str:
+            path = write_tar(self.root / "archive", docker_members(sketch()))
+            return import_file(self.layers, Import(path, name=name))[0].id
+
+        return await asyncio.to_thread(bring)
+
+    async def shown(self, image: str | None = None) -> Image:
+        """What a sandbox that asks for this is made of."""
+        await self.engine.create(CreateRequest(image=image))
+        return self.keeper.shown[-1]
+
+
+@pytest.fixture
+async def opened(tmp_path):
+    worlds: list[World] = []
+
+    def open_world(*images: str, **said: Any) -> World:
+        worlds.append(World(tmp_path / str(len(worlds)), *images, **said))
+        worlds[-1].root.mkdir()
+        return worlds[-1]
+
+    yield open_world
+    for world in worlds:
+        for info in await world.engine.list():
+            await world.engine.destroy(info.id)
+        await world.engine.aclose()
+
+
+async def test_an_image_of_the_store_comes_before_the_backends_own(opened):
+    world = opened("python:3.11-slim")
+    the_id = await world.bring("python:3.11-slim")
+    for name in ("python", "python:3.11-slim", the_id):
+        image = await world.shown(name)
+        assert (image.kind, image.id, len(image.layers)) == ("layers", the_id, 4)
+    assert world.keeper.sought == []
+
+
+async def test_what_the_store_has_not_is_looked_for_under_every_meaning_of_the_name(opened):
+    world = opened("python:3.11-slim", "alpine")
+    image = await world.shown("python")
+    assert (image.name, image.kind) == ("python:3.11-slim", "engine")
+    assert world.keeper.sought == [("python", "python:3.11-slim")]
+    info = await world.engine.create(CreateRequest(image="alpine"))
+    assert info.image == "alpine:latest"
+    assert info.warnings == ()
+
+
+async def test_what_is_nowhere_is_said_of_both_places_with_a_way_out(opened):
+    world = opened()
+    with pytest.raises(InvalidImage) as refused:
+        await world.shown("python")
+    assert "neither in the store nor in the engine of backend docker" in refused.value.message
+    assert "looked for python or python:3.11-slim" in refused.value.message
+    for way in ("sandkasten image build", "docker pull python:3.11-slim", "docker.pull: missing"):
+        assert way in refused.value.hint
+    with pytest.raises(InvalidImage):
+        await world.shown("debian:12")
+    assert await world.ledger.list() == []
+
+
+async def test_the_host_stands_in_for_nothing_here_and_elsewhere_as_ever(opened):
+    world = opened()
+    with pytest.raises(InvalidImage):
+        await world.shown("bash")
+    elsewhere = await world.engine.create(CreateRequest(image="bash", backend="memory"))
+    assert elsewhere.image == "host"
+    assert elsewhere.warnings
+
+
+async def test_the_host_image_by_its_name_is_unsupported(opened):
+    world = opened("host", aliases={"mine": "host"})
+    for name in ("host", "mine"):
+        with pytest.raises(UnsupportedByBackend) as refused:
+            await world.shown(name)
+        assert "local backend" in refused.value.hint
+    assert world.keeper.sought == []
+
+
+async def test_who_names_no_image_gets_the_default_or_what_is_usual(opened):
+    assert (await opened("ubuntu:22.04").shown()).name == "ubuntu:22.04"
+    chosen = opened("ubuntu:22.04", "mine:2", policy=Policy(default_image="mine:2"))
+    assert (await chosen.shown()).name == "mine:2"
+    lost = opened("ubuntu:22.04", policy=Policy(default_image="mine:2"))
+    with pytest.raises(InvalidImage) as refused:
+        await lost.shown()
+    assert "mine:2" in refused.value.message
+    assert "default_image" in refused.value.hint
+
+
+async def test_a_one_shot_runs_on_the_image_of_its_runtime(opened):
+    world = opened("python:3.11-slim", "ubuntu:22.04")
+    assert (await world.engine.run(RunRequest(runtime="sh", code="true", image="linux"))).ok
+    assert world.keeper.shown[-1].name == "ubuntu:22.04"
+    result = await world.engine.run(RunRequest(runtime="bash", code="echo hi"))
+    assert result.image == "ubuntu:22.04"
+    with pytest.raises(InvalidImage, match="sandbox-runtime:base"):
+        await world.engine.run(RunRequest(runtime="sh", code="true"))
+
+
+async def test_the_allow_list_holds_for_the_backends_images_too(opened):
+    world = opened("python:latest", "python:3.11-slim", "evil:1", allowed=["python:3.11-slim"])
+    with pytest.raises(PolicyDenied):
+        await world.shown("evil:1")
+    # Allowed for what it stands for: an image that is only called like it is not let in.
+    assert (await world.shown("python")).name == "python:3.11-slim"
+    assert world.keeper.sought == [("python:3.11-slim",)]
+    # The default one is not on the list, and neither is what would be meant instead of it.
+    with pytest.raises(PolicyDenied):
+        await world.shown()
+
+
+async def test_the_operators_alias_hides_an_image_of_that_name(opened):
+    world = opened("python:latest", "mine:1", aliases={"python": "mine:1"})
+    assert (await world.shown("python")).name == "mine:1"
+
+
+async def test_the_store_fetches_only_what_the_backend_has_not_either(opened, monkeypatch):
+    world = opened("here:1", pull="missing")
+    asked: list[str] = []
+
+    async def refused(name: str, *_: object) -> None:
+        asked.append(name)
+        raise RegistryUnavailable("no registry", hint="")
+
+    monkeypatch.setattr(world.library, "_pulled", refused)
+    assert (await world.shown("here:1")).kind == "engine"
+    assert asked == []
+    with pytest.raises(RegistryUnavailable):
+        await world.shown("gone:1")
+    assert asked == ["gone:1"]
+
+
+async def test_garbage_is_collected_while_a_sandbox_uses_an_image_of_the_backend(opened):
+    world = opened("alpine")
+    await world.bring("a")
+    await world.shown("alpine")
+    [record] = await world.ledger.list()
+    assert (record.image, record.image_id) == ("alpine:latest", "")
+    removed = await world.engine.images.remove("a")
+    assert removed.deleted
+    assert removed.freed_bytes > 0
+    assert world.layers.layers() == []
+
+
+async def test_an_image_of_the_store_stays_while_such_a_backend_uses_it(opened):
+    world = opened()
+    the_id = await world.bring("a")
+    info = await world.engine.create(CreateRequest(image="a"))
+    [image] = await world.engine.images.list()
+    assert (image.id, image.used_by) == (the_id, (info.id,))
+
+
+async def test_steps_cannot_be_built_on_such_a_backend_and_nothing_is_made(opened):
+    world = opened()
+    await world.bring("a")
+    image = await world.library.resolve("a")
+    with pytest.raises(UnsupportedByBackend, match="backend docker cannot tell"):
+        async with world.engine.bench.run(image, ("true",), cwd="/", said=print):
+            pass
+    assert world.keeper.shown == []
+
+
+async def test_a_backend_that_comes_later_keeps_images_only_if_it_is_said_to(tmp_path):
+    opened: list[Keeper] = []
+
+    def opener() -> Keeper:
+        opened.append(Keeper("alpine"))
+        return opened[-1]
+
+    plain = LaterBackend("docker", tmp_path / "docker", opener)
+    later = LaterImages("docker", tmp_path / "docker", opener)
+    assert not isinstance(plain, KeepsImages)
+    assert isinstance(later, KeepsImages)
+    assert opened == []
+    found = await later.find_image(["nothing", "alpine"])
+    assert found is not None
+    assert found.name == "alpine:latest"
+    assert len(opened) == 1
+    wrong = LaterImages("memory", tmp_path / "memory", MemoryBackend)
+    with pytest.raises(InternalError):
+        await wrong.find_image(["alpine"])

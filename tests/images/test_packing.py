@@ -1,0 +1,289 @@
+"""Images of the store packed for an engine: what it gets, how it is made, and a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import os
+import tarfile
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.errors import Busy, InvalidImage, QuotaExceeded
+from sandkasten.images import layertar, packing
+from sandkasten.images.archives import Import, import_file
+from sandkasten.images.catalog import Images
+from sandkasten.images.config import ImageConfig
+from sandkasten.images.packing import StorePacker
+from sandkasten.images.store import LayerStore
+from sandkasten.model.image import Image
+from tests import imagekit
+from tests.imagekit import MACHINE, docker_members, layer, sketch, write_tar
+from tests.images.engine import Dockerd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+
+REFERENCE = "sandkasten-store:abc"
+
+
+@pytest.fixture
+def bring(store, tmp_path):
+    """Imports a sketch as `a:1`; the image as the engine would hand it to a backend."""
+
+    async def bring(where: LayerStore | None = None, **changes: Any) -> Image:
+        where = store if where is None else where
+        path = write_tar(tmp_path / "archive", docker_members(sketch(**changes)))
+        import_file(where, Import(path, name="a:1"))
+        return await Images(where).resolve("a:1")
+
+    return bring
+
+
+async def packed(store: LayerStore, image: Image) -> bytes:
+    return b"".join([piece async for piece in StorePacker(store).archive(image, REFERENCE)])
+
+
+def opened(archive: bytes) -> tuple[dict[str, Any], dict[str, Any], list[bytes]]:
+    """Its one entry of the table of contents, the configuration, and the layers in order."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        members = {one.name: tar.extractfile(one) for one in tar}
+        contents = {name: file.read() for name, file in members.items() if file is not None}
+    [entry] = json.loads(contents["manifest.json"])
+    config = contents[entry["Config"]]
+    assert entry["Config"] == f"{hashlib.sha256(config).hexdigest()}.json"
+    return entry, json.loads(config), [contents[one] for one in entry["Layers"]]
+
+
+def names_in(tar: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as inner:
+        return inner.getnames()
+
+
+async def test_an_archive_has_one_name_every_layer_and_ours_on_top(store, bring):
+    image = await bring(config={"Env": ["A=1"], "User": "7", "Entrypoint": ["/e"], "Cmd": ["c"]})
+    entry, config, layers = opened(await packed(store, image))
+    assert entry["RepoTags"] == [REFERENCE]
+    assert len(layers) == len(image.layers) == 4
+    digests = [f"sha256:{hashlib.sha256(one).hexdigest()}" for one in layers]
+    assert config["rootfs"] == {"type": "layers", "diff_ids": digests}
+    assert (config["architecture"], config["os"]) == (MACHINE, "linux")
+    assert config["config"] == {"Env": ["A=1"], "Labels": {"sandkasten.image": image.id}}
+    assert {"work", "workspace", "home/sandbox", "etc/passwd"} <= set(names_in(layers[-1]))
+
+
+async def test_what_a_layer_hides_is_written_as_engines_want_it(store, bring):
+    _, _, layers = opened(await packed(store, await bring()))
+    assert names_in(layers[1]) == ["d", "d/.wh..wh..opq", ".wh.old", "d/above"]
+
+
+async def test_owners_are_those_on_disk(store, tmp_path):
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        srv = tarfile.TarInfo("srv")
+        srv.type, srv.mode, srv.uid, srv.gid = tarfile.DIRTYPE, 0o755, 12, 60_000
+        tar.addfile(srv)
+    import_file(store, Import(tmp_path / "in.tar", name="a:1"))
+    _, _, layers = opened(await packed(store, await Images(store).resolve("a:1")))
+    with tarfile.open(fileobj=io.BytesIO(layers[0])) as tar:
+        srv = tar.getmember("srv")
+    with tarfile.open(fileobj=io.BytesIO(layers[1])) as tar:
+        work = tar.getmember("workspace")
+    assert (srv.uid, srv.gid) == (12, 60_000)
+    assert (work.uid, work.gid) == (1000, 1000)
+
+
+async def test_the_same_image_gives_the_same_bytes_in_every_store(store, bring, tmp_path):
+    image = await bring()
+    first = await packed(store, image)
+    assert await packed(store, image) == first
+    other = LayerStore(tmp_path / "other")
+    elsewhere = await bring(other)
+    # A skeleton is made when an image comes in; when that was is not part of the image.
+    os.utime(f"{elsewhere.layers[-1]}/workspace", (7, 7))
+    assert await packed(other, elsewhere) == first
+
+
+async def test_a_layer_that_comes_twice_is_sent_once(store, bring):
+    same = layer({"x": b"1"})
+    image = await bring(layers=[same, layer({"y": b"2"}), same])
+    archive = await packed(store, image)
+    entry, config, _ = opened(archive)
+    assert entry["Layers"][0] == entry["Layers"][2]
+    assert len(config["rootfs"]["diff_ids"]) == 4
+    assert names_in(archive).count(entry["Layers"][0]) == 1
+
+
+async def test_no_piece_is_large_and_one_layer_at_a_time_lies_on_disk(store, bring):
+    large = [layer({f"f{n}": os.urandom(3 << 20)}) for n in range(3)]
+    image = await bring(layers=large)
+    most = 0
+    async for piece in StorePacker(store).archive(image, REFERENCE):
+        assert len(piece) <= packing.PIECE_BYTES
+        files = [one.stat().st_size for one in (store.root / "making").rglob("*") if one.is_file()]
+        most = max(most, sum(files))
+    assert (3 << 20) < most < (4 << 20)
+    assert os.listdir(store.root / "making") == []
+
+
+async def test_nothing_is_made_before_it_is_read_for(store, bring, monkeypatch):
+    image = await bring(layers=[layer({f"f{n}": bytes(3 << 20)}) for n in range(3)])
+    begun: list[str] = []
+    real = layertar.write_layer
+
+    def counted(tree: str, *rest: Any, **more: Any) -> None:
+        begun.append(tree)
+        real(tree, *rest, **more)
+
+    monkeypatch.setattr(packing, "write_layer", counted)
+    archive = StorePacker(store).archive(image, REFERENCE)
+    await anext(archive)
+    await asyncio.sleep(0.05)
+    assert begun == [image.layers[0]]
+    await archive.aclose()
+
+
+async def test_a_reader_who_leaves_leaves_nothing(store, bring):
+    image = await bring(layers=[layer({"f": bytes(5 << 20)})])
+    archive = StorePacker(store).archive(image, REFERENCE)
+    await anext(archive)
+    with pytest.raises(Busy):
+        await Images(store).collect(in_use=set(), wait_s=0)
+    await archive.aclose()
+    assert os.listdir(store.root / "making") == []
+    await Images(store).collect(in_use=set(), wait_s=0)
+
+
+async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, bring, monkeypatch):
+    image = await bring(layers=[layer({f"f{n}": bytes(2 << 20) for n in range(8)})])
+    within, go = threading.Event(), threading.Event()
+    went_by: list[int] = []
+    real = layertar.write_layer
+
+    def slow(tree: str, out: Any, progress: Any, **more: Any) -> None:
+        def held(amount: int) -> None:
+            within.set()
+            go.wait(10)
+            progress(amount)
+            went_by.append(amount)
+
+        real(tree, out, held, **more)
+
+    monkeypatch.setattr(packing, "write_layer", slow)
+    reading = asyncio.create_task(packed(store, image))
+    await asyncio.to_thread(within.wait, 10)
+    reading.cancel()
+    await asyncio.sleep(0.05)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert went_by == []
+    assert os.listdir(store.root / "making") == []
+    await Images(store).collect(in_use=set(), wait_s=0)
+
+
+async def test_a_full_disk_is_said_and_leaves_nothing(store, bring, monkeypatch):
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    image = await bring()
+    monkeypatch.setattr(packing, "write_layer", full)
+    with pytest.raises(QuotaExceeded):
+        await packed(store, image)
+    assert os.listdir(store.root / "making") == []
+
+
+async def test_what_cannot_be_packed_is_an_image_that_cannot_be_used(store, bring):
+    image = await bring()
+    for odd in (
+        Image("host"),
+        Image("x", kind="engine"),
+        replace(image, layers=("/nowhere", *image.layers)),
+        replace(image, layers=image.layers * 40),
+    ):
+        with pytest.raises(InvalidImage):
+            await packed(store, odd)
+
+
+# ---- a real engine
+
+
+@pytest.fixture(scope="module")
+def dockerd(tmp_path_factory) -> Iterator[Dockerd]:
+    with Dockerd(tmp_path_factory.mktemp("dockerd")) as running:
+        yield running
+
+
+async def load(dockerd: Dockerd, store: LayerStore, image: Image) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *dockerd.docker("load"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdin is not None
+    async for piece in StorePacker(store).archive(image, REFERENCE):
+        process.stdin.write(piece)
+        await process.stdin.drain()
+    process.stdin.close()
+    said, _ = await process.communicate()
+    assert process.returncode == 0, said
+
+
+async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store, tmp_path):
+    busybox = imagekit.busybox_tar().read_bytes()
+    below = layer({"old": b"1", "d": None, "d/below": b"2", "proc": "/bin"})
+    above = layer({".wh.old": b"", "d": None, "d/.wh..wh..opq": b"", "d/above": b"3"})
+    image = sketch(layers=[busybox, below, above], config={"Env": ["A=seen"], "User": "7"})
+    import_file(store, Import(write_tar(tmp_path / "in", docker_members(image)), name="a:1"))
+    await load(dockerd, store, await Images(store).resolve("a:1"))
+
+    async def run(command: str) -> str:
+        wanted = ("run", "--rm", "--network=none", "--user=1000:1000", REFERENCE, "/bin/sh", "-c")
+        return await dockerd.say(*wanted, command)
+
+    assert (await run("id -un; readlink /work; echo $A")).split() == [
+        "sandbox",
+        "workspace",
+        "seen",
+    ]
+    assert (await run("ls -d /old || echo gone; ls /d")).split()[-2:] == ["gone", "above"]
+    assert (await run("stat -c %u:%a /workspace /home/sandbox /tmp")).split() == [
+        "1000:755",
+        "1000:755",
+        "0:1777",
+    ]
+    # The skeleton's directory, and not the image's link to its own programs.
+    assert (await run("test -L /proc || echo real")).strip() == "real"
+    told = json.loads(await dockerd.say("image", "inspect", REFERENCE))[0]
+    found = store.find("a:1")
+    assert found is not None
+    assert told["Config"]["Labels"] == {"sandkasten.image": found.id}
+    assert not told["Config"]["User"]
+    assert not told["Config"]["Entrypoint"]
+    # Loaded again it is the same, so nothing of the engine's grows.
+    await load(dockerd, store, await Images(store).resolve("a:1"))
+    assert json.loads(await dockerd.say("image", "inspect", REFERENCE))[0]["Id"] == told["Id"]
+
+
+async def test_an_engine_takes_an_image_as_deep_as_we_say(dockerd, store):
+    deepest = packing.MAX_DOCKER_LAYERS - 1
+
+    def put() -> None:
+        layers = [layer({f"f{n}": str(n).encode()}) for n in range(deepest)]
+        with store.working():
+            ids = [store.add_layer(io.BytesIO(one)).diff_id for one in layers]
+            store.put_image(ids, ImageConfig(), ["deep:1"])
+
+    await asyncio.to_thread(put)
+    image = await Images(store).resolve("deep:1")
+    assert len(image.layers) == packing.MAX_DOCKER_LAYERS
+    await load(dockerd, store, image)
+    made = await dockerd.say("create", "--network=none", REFERENCE, "/f0")
+    await dockerd.say("rm", made.strip())
