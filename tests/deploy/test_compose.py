@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from tests.deploy.engine import Engine
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "compose"
-HERE = Path(__file__).parent / "sidecar"
 FILES = ("socket", "shared-volume", "sidecar")
 GIVEN = {"SANDKASTEN_API_KEY": KEY, "DOCKER_GID": "990"}
 READY_S = 60.0
+# By number, as the kernel has them.
+_CAPABILITIES = """
+    CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
+    NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO
+    SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME
+    SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG
+    WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE
+""".split()  # noqa: SIM905  (forty quoted names read worse)
 
 
 def compose(file: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -127,7 +134,7 @@ class Project:
 
     def python(self, code: str) -> str:
         """From a neighbour on the daemon's network, which knows it by its name alone."""
-        networks = '{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}'
+        networks = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}"
         on = self.engine.docker("inspect", "-f", networks, self.container()).stdout.split()
         network = next(one for one in on if not one.endswith("_engine"))
         run = ("run", "--rm", "--network", network, "--entrypoint", "python", "sandkasten:latest")
@@ -162,21 +169,17 @@ def socket_environment(engine: Engine) -> dict[str, str]:
     }
 
 
-# A client of the API, with nothing but what the daemon's own image has.
+# A program of somebody's: nothing but the client, which the daemon's own image has too.
 USE = f"""
-import asyncio
-from sandkasten import AsyncClient
+from sandkasten import Sandbox
 
-async def main():
-    async with AsyncClient("http://sandkasten:8080", api_key={KEY!r}) as client:
-        async with await client.create(image="sandbox-runtime:base") as box:
-            await box.files.write("/workspace/a.txt", b"kept")
-            done = await box.exec("cat a.txt; id -u")
-            print(done.exit_code, done.stdout.split(), box.backend)
-            print((await box.files.read("/workspace/a.txt")).decode())
-
-asyncio.run(main())
+with Sandbox(url="http://sandkasten:8080", api_key={KEY!r}) as box:
+    box.write("a.txt", "kept")
+    done = box.exec("cat a.txt; id -u")
+    print(done.exit_code, done.stdout.split(), box.read("a.txt").decode())
 """
+SAID = "0 ['kept1000'] kept\n"
+NOTHING: dict[str, list[str]] = {"containers": [], "volumes": []}
 
 
 def in_engine(engine: Engine, *prefix: str) -> dict[str, list[str]]:
@@ -185,3 +188,78 @@ def in_engine(engine: Engine, *prefix: str) -> dict[str, list[str]]:
     containers = engine.run(*run, "ps", "-aq", "--filter", "label=sandkasten=cell").stdout
     volumes = engine.run(*run, "volume", "ls", "-q", "--filter", "name=station-sandbox-").stdout
     return {"containers": containers.split(), "volumes": volumes.split()}
+
+
+def test_by_the_socket_sandboxes_have_volumes_of_their_own_and_leave_nothing(
+    engine: Engine,
+    daemon_image: str,
+    runtime_images: tuple[str, ...],
+    socket_environment: dict[str, str],
+) -> None:
+    with up(Project(engine, "socket", environment=socket_environment)) as project:
+        assert project.python(USE) == SAID
+        assert in_engine(engine) == NOTHING
+
+
+def test_in_a_shared_volume_sandboxes_are_made_and_leave_nothing(
+    engine: Engine,
+    daemon_image: str,
+    runtime_images: tuple[str, ...],
+    socket_environment: dict[str, str],
+) -> None:
+    with up(Project(engine, "shared-volume", environment=socket_environment)) as project:
+        assert project.python(USE) == SAID
+        assert in_engine(engine) == NOTHING
+        left = engine.docker("exec", project.container(), "ls", "-A", "/shared-sandboxes")
+        assert left.stdout == ""
+
+
+def test_beside_a_sidecar_sandboxes_are_in_its_engine_and_not_in_the_machines(
+    engine: Engine,
+    daemon_image: str,
+    runtime_images: tuple[str, ...],
+    sidecar_image: str,
+    tmp_path: Path,
+) -> None:
+    over = [_unprivileged(tmp_path)] if _lacks() else []
+    sidecar = Project(engine, "sidecar", over, {"ENGINE_IMAGE": sidecar_image})
+    with up(sidecar) as project:
+        within = ("docker", "exec", project.container("engine"))
+        packed = tmp_path / "base.tar"
+        engine.docker("save", "--output", str(packed), "sandbox-runtime:base")
+        engine.docker("cp", str(packed), f"{project.container('engine')}:/tmp/base.tar")
+        engine.run(*within, "docker", "load", "--input", "/tmp/base.tar")
+        assert project.python(USE) == SAID
+        # The volume with the runner stays, for the next; it tells where the sandbox was.
+        volumes = ("volume", "ls", "-q", "--filter", "label=sandkasten=runner")
+        assert engine.run(*within, "docker", *volumes).stdout.startswith("sandkasten-runner-")
+        assert in_engine(engine, *within) == NOTHING
+        with pytest.raises(AssertionError, match="Name or service not known|timed out|refused"):
+            project.python("import socket; socket.create_connection(('engine', 2376), 3)")
+
+
+def _lacks() -> list[str]:
+    """Capabilities this machine has not got itself, and so cannot give to a container."""
+    told = next(line for line in Path("/proc/self/status").read_text().splitlines()
+                if line.startswith("CapBnd"))  # fmt: skip
+    had = int(told.split()[1], 16)
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    return [_CAPABILITIES[bit] for bit in range(last + 1) if not had >> bit & 1]
+
+
+def _unprivileged(folder: Path) -> Path:
+    """`privileged` piece by piece, less what this machine itself lacks."""
+    over = {
+        "services": {
+            "engine": {
+                "privileged": False,
+                "cap_add": ["ALL"],
+                "cap_drop": _lacks(),
+                "security_opt": ["seccomp:unconfined", "systempaths=unconfined"],
+                "device_cgroup_rules": ["a *:* rwm"],
+            }
+        }
+    }
+    path = folder / "unprivileged.yaml"
+    path.write_text(json.dumps(over))
+    return path

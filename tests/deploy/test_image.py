@@ -140,7 +140,12 @@ def test_with_the_socket_it_is_healthy_as_nobody_special_on_a_read_only_root(
 
 def test_a_daemon_that_no_longer_answers_is_unhealthy(engine: Engine, served: str) -> None:
     until_healthy(engine, served)
-    words = ("env", "SANDKASTEN_SOCKET=/nonexistent", "python", "/opt/sandkasten/bin/healthcheck.py")
+    words = (
+        "env",
+        "SANDKASTEN_SOCKET=/nonexistent",
+        "python",
+        "/opt/sandkasten/bin/healthcheck.py",
+    )
     asked = engine.docker("exec", served, *words, check=False)
     assert asked.returncode == 1
     assert asked.stdout == "/nonexistent: [Errno 2] No such file or directory\n"

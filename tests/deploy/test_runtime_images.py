@@ -44,7 +44,9 @@ def test_it_belongs_to_an_ordinary_user_and_brings_no_runner(
         "/workspace",
         None,
     )
-    script = "id -u; stat -c %u /workspace; ls -A /tmp/debs /var/lib/apt/lists /workspace 2>/dev/null"
+    script = (
+        "id -u; stat -c %u /workspace; ls -A /tmp/debs /var/lib/apt/lists /workspace 2>/dev/null"
+    )
     said = inside(engine, image, f"{script}; find / -xdev -name '*runner*' -path '*sandkasten*'")
     assert said == "1000\n1000\n/var/lib/apt/lists:\n\n/workspace:\n"
 
