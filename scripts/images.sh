@@ -12,25 +12,6 @@ packages_of() {
     sed -n 's/^ARG PACKAGES="\(.*\)"$/\1/p' "images/$1/Dockerfile"
 }
 
-# Asks apt what an image lacks of some packages, by the image's own list of what it has.
-fetch() {
-    local from=$1 debs=$2 apt=build/images/apt
-    shift 2
-    mkdir -p "$apt/archives/partial" "$debs"
-    docker run --rm --network none --user 0 --entrypoint cat "$from" /var/lib/dpkg/status \
-        >"$apt/status"
-    local options=(-o "Dir::State::status=$PWD/$apt/status" -o APT::Sandbox::User=root
-        -o "Dir::Cache::archives=$PWD/$apt/archives" -o Debug::NoLocking=1)
-    apt-get "${options[@]}" -qq --no-install-recommends --yes --download-only install "$@"
-    local name
-    # Others' archives lie there too, so the install is played through for the names.
-    apt-get "${options[@]}" -q --no-install-recommends --simulate install "$@" |
-        awk '/^Inst / { print $2 }' |
-        while read -r name; do
-            cp "$apt/archives/${name%%:*}"_*.deb "$debs/"
-        done
-}
-
 build() {
     local name=$1 base=$2 context=build/images/$1
     local arguments=(--build-arg BASE="$base")
@@ -40,7 +21,7 @@ build() {
     if [ "${OFFLINE:-}" = 1 ]; then
         local packages
         read -ra packages <<<"$(packages_of "$name")"
-        fetch "$base" "$context/debs" "${packages[@]}"
+        scripts/debs.sh "$base" "$context/debs" "${packages[@]}"
         arguments+=(--network none)
     fi
     docker build --quiet "${arguments[@]}" --tag "sandbox-runtime:$name" "$context" >/dev/null
