@@ -51,9 +51,7 @@ def _up(
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY", help="Its key; better in SANDKASTEN_API_KEY; else made."
-        ),
+        typer.Option(metavar="KEY", help="Its key; better in SANDKASTEN_API_KEY; else made."),
     ] = None,
     mode: Annotated[
         str, typer.Option(metavar="M", help="docker_socket, sidecar or remote.")

@@ -51,8 +51,8 @@ class Seen:
     state: str
     """`running`, `exited`, `created`, `restarting`, …"""
     started_at: str
-    published: tuple[str, ...]
-    """`host:port`."""
+    published: tuple[tuple[str, str], ...]
+    """Address and port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Host:
             state=str(found["State"]["Status"]),
             started_at=str(found["State"].get("StartedAt", "")),
             published=tuple(
-                f"{one.get('HostIp', '')}:{one.get('HostPort', '')}"
+                (str(one.get("HostIp", "")), str(one.get("HostPort", "")))
                 for several in bindings.values()
                 for one in several or ()
             ),

@@ -90,8 +90,9 @@ async def check_port(host: Host, wish: Wish, own: Seen | None) -> None:
             if port.get("PublicPort") == wish.port and _meet(str(port.get("IP", "")), wish.host):
                 name = str((one.get("Names") or ["?"])[0]).lstrip("/")
                 raise _taken(wish, f"container {name} publishes it")
-    mine = own is not None and own.state == "running"
-    if host.address.kind == "unix" and not (mine and f"{wish.host}:{wish.port}" in own.published):  # type: ignore[union-attr]
+    # Ours is free as soon as its container is replaced.
+    mine = own is not None and (wish.host, str(wish.port)) in own.published
+    if host.address.kind == "unix" and not mine:
         _try(wish)
 
 

@@ -48,7 +48,8 @@ def _options(container: Container) -> Iterator[str]:
         yield from ("--mount", _mount(mount))
     for port, places in host.get("PortBindings", {}).items():
         for one in places:
-            yield from ("--publish", f"{one['HostIp']}:{one['HostPort']}:{port}")
+            host = f"[{one['HostIp']}]" if ":" in one["HostIp"] else one["HostIp"]
+            yield from ("--publish", f"{host}:{one['HostPort']}:{port}")
     for pair in body["Env"]:
         secret = pair == f"{_KEY}_FILE={KEY_FILE}"
         yield from ("--env", _KEY if secret else pair)

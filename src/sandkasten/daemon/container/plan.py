@@ -269,6 +269,12 @@ def _far_from_an_engine(wish: Wish, found: Found) -> Plan:
     return _plan(wish, "remote", found.image_user, volumes, daemon)
 
 
+def url_of(host: str, port: int | str) -> str:
+    """By which it is reached from its own machine."""
+    host = "127.0.0.1" if host in ("", *_ANYWHERE) else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def _plan(
     wish: Wish,
     mode: Mode,
@@ -278,8 +284,6 @@ def _plan(
     before: tuple[Container, ...] = (),
     networks: tuple[str, ...] = (),
 ) -> Plan:
-    host = "127.0.0.1" if wish.host in _ANYWHERE else wish.host
-    url = f"http://{f'[{host}]' if ':' in host else host}:{wish.port}"
     containers = (*before, daemon)
     # What a second `up` compares: a daemon that stands as it was asked for needs no other.
     said = json.dumps([one.body for one in containers], sort_keys=True)
@@ -287,6 +291,7 @@ def _plan(
         LABEL_MODE: mode,
         LABEL_PLAN: hashlib.sha256(said.encode()).hexdigest()[:16],
     }
+    url = url_of(wish.host, wish.port)
     return Plan(mode, url, wish.image, tuple(volumes), networks, user, containers)
 
 

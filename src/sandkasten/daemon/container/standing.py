@@ -32,6 +32,7 @@ from sandkasten.daemon.container.plan import (
     Found,
     Wish,
     plan_of,
+    url_of,
 )
 from sandkasten.daemon.container.removal import owner_of, take_down
 from sandkasten.errors import BackendUnavailable
@@ -270,7 +271,7 @@ class Installation:
 
 
 def _url(seen: Seen) -> str:
-    return f"http://{seen.published[0]}" if seen.published else ""
+    return url_of(*seen.published[0]) if seen.published else ""
 
 
 def _mode(seen: Seen) -> str:
