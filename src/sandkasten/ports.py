@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterable,
+        AsyncIterator,
+        Callable,
+        Mapping,
+        Sequence,
+    )
     from collections.abc import Set as AbstractSet
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
@@ -210,11 +217,15 @@ class KeepsImages(Protocol):
         """
         ...
 
+    async def bring_image(self, image: Image) -> None:
+        """It has this image of the store when this returns; may take as long as a copy takes."""
+        ...
+
 
 class ImagePacker(Protocol):
     """Packs an image of the store for an engine that keeps its own copies."""
 
-    def archive(self, image: Image, reference: str) -> AsyncIterator[bytes]:
+    def archive(self, image: Image, reference: str) -> AsyncGenerator[bytes, None]:
         """A docker archive (`docker load`) of all of `image.layers` under that one reference."""
         ...
 

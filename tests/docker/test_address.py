@@ -9,7 +9,9 @@ from sandkasten.backends.docker.options import Options
 from sandkasten.backends.docker.tunnel import command
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 
-CERTS = {"tls_ca": "/c/ca.pem", "tls_cert": "/c/cert.pem", "tls_key": "/c/key.pem"}
+SECURE = Options(
+    host="tcp://engine.example", tls_ca="/c/ca.pem", tls_cert="/c/cert.pem", tls_key="/c/key.pem"
+)
 
 
 def test_a_socket():
@@ -19,7 +21,7 @@ def test_a_socket():
 
 
 def test_an_engine_over_tls_has_the_usual_port():
-    found = address_of(Options(host="tcp://engine.example", **CERTS))
+    found = address_of(SECURE)
     assert (found.kind, found.host, found.port) == ("tcp", "engine.example", 2376)
     assert found.tls == Tls("/c/ca.pem", "/c/cert.pem", "/c/key.pem")
 
@@ -46,7 +48,7 @@ def test_ssh_with_user_port_and_socket():
     assert found == Address(
         "ssh", "ssh://deploy@box:2222", "/run/user/1000/docker.sock", "box", 2222, "deploy"
     )
-    words = command(found, "/tmp/s")  # noqa: S108
+    words = command(found, "/tmp/s")
     assert words[words.index("--") + 1 :] == ["box", "cat"]
     assert words[words.index("-L") + 1] == "/tmp/s:/run/user/1000/docker.sock"
     assert words[words.index("-p") + 1] == "2222"

@@ -1,6 +1,6 @@
 """The container of a sandbox, snapshot by snapshot, and the rules that each of them must keep.
 
-`python -m tests.docker.test_config` writes the snapshots anew; the difference is for people to read.
+`python -m tests.docker.test_config` writes the snapshots anew; people read the difference.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_every_limit_is_told(mode: str):
     assert host["PidsLimit"] == 17
     assert host["NanoCpus"] == 500_000_000
     assert host["ShmSize"] == 1 << 20
-    assert "size=1048576" in host["Tmpfs"]["/tmp"]  # noqa: S108
+    assert "size=1048576" in host["Tmpfs"]["/tmp"]
     assert {one["Name"]: one["Hard"] for one in host["Ulimits"]} == {"core": 0, "nofile": 99}
 
 
@@ -92,7 +92,7 @@ def test_the_root_is_read_only_and_what_is_written_to_is_mounted(mode: str):
     assert mounted[names.BIN_DIR] is True
     assert mounted["/workspace"] is mounted["/home/sandbox"] is False
     everywhere = {*mounted, *host["Tmpfs"]}
-    assert {"/tmp", "/run", names.STATE_DIR, names.LISTEN_DIR} <= everywhere  # noqa: S108
+    assert {"/tmp", "/run", names.STATE_DIR, names.LISTEN_DIR} <= everywhere
 
 
 def test_no_engine_socket_and_no_device_is_ever_handed_in():

@@ -29,7 +29,6 @@ from sandkasten.model.image import Image
 from sandkasten.model.oneshot import RunRequest
 from sandkasten.model.policy import Policy
 from sandkasten.model.sandbox import CreateRequest
-from sandkasten.model.spec import CellSpec
 from sandkasten.ports import KeepsImages
 from sandkasten.store.memory import MemoryStore
 from tests.imagekit import docker_members, sketch, write_tar
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.spec import CellSpec
 
 pytestmark = pytest.mark.anyio
 

@@ -120,6 +120,16 @@ async def test_a_layer_that_comes_twice_is_sent_once(store, bring):
     assert names_in(archive).count(entry["Layers"][0]) == 1
 
 
+async def test_two_layers_that_are_the_same_once_unpacked_are_sent_once(store, bring):
+    one, two = {"x": b"1", "y": b"2"}, {"y": b"2", "x": b"1"}
+    image = await bring(layers=[layer(one), layer(two)])
+    assert image.layers[0] != image.layers[1]
+    archive = await packed(store, image)
+    entry, _, _ = opened(archive)
+    assert entry["Layers"][0] == entry["Layers"][1]
+    assert names_in(archive).count(entry["Layers"][0]) == 1
+
+
 async def test_no_piece_is_large_and_one_layer_at_a_time_lies_on_disk(store, bring):
     large = [layer({f"f{n}": os.urandom(3 << 20)}) for n in range(3)]
     image = await bring(layers=large)

@@ -81,7 +81,7 @@ def _backends(
         memory = MemoryBackend()
         return {"memory": memory}, MemoryStore(), memory.workspaces
     from sandkasten.backends.local import LocalBackend
-    from sandkasten.daemon.later import LaterBackend, LaterKeeper
+    from sandkasten.daemon.later import LaterBackend, LaterImages
     from sandkasten.linux.volumes import Volumes
     from sandkasten.store.directory import DirectoryStore
 
@@ -105,7 +105,7 @@ def _backends(
         "local": LocalBackend(data_dir),
         "oci": LaterBackend("oci", data_dir / "oci", oci),
         "gvisor": LaterBackend("gvisor", data_dir / "gvisor", gvisor),
-        "docker": LaterKeeper("docker", data_dir / "docker", docker),
+        "docker": LaterImages("docker", data_dir / "docker", docker),
     }
     return backends, DirectoryStore(data_dir / "ledger"), Volumes(data_dir / "workspaces")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import BackendUnavailable
+from sandkasten.errors import BackendUnavailable, InternalError
 from sandkasten.model.readiness import Readiness
 from sandkasten.ports import Closes, Discards, KeepsImages
 
@@ -68,9 +68,20 @@ class LaterBackend:
             await backend.aclose()
 
 
-class LaterKeeper(LaterBackend):
-    """One that has images of its own."""
+class LaterImages(LaterBackend):
+    """One whose backend is a `ports.KeepsImages`: the engine tells by looking at this class."""
+
+    @property
+    def _keeper(self) -> KeepsImages:
+        backend = self._backend
+        if not isinstance(backend, KeepsImages):
+            raise InternalError(
+                f"backend {self._name} keeps no images", hint="open it as a LaterBackend"
+            )
+        return backend
 
     async def find_image(self, names: Sequence[str]) -> Image | None:
-        backend = self._backend
-        return await backend.find_image(names) if isinstance(backend, KeepsImages) else None
+        return await self._keeper.find_image(names)
+
+    async def bring_image(self, image: Image) -> None:
+        await self._keeper.bring_image(image)

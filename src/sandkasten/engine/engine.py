@@ -37,7 +37,7 @@ from sandkasten.engine.updating import Updating
 from sandkasten.engine.watch import Watch
 from sandkasten.engine.workspace_files import WorkspaceFiles
 from sandkasten.engine.workspaces import Workspaces
-from sandkasten.errors import Conflict, SandkastenError
+from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
 from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
 from sandkasten.model.readiness import Tier
 from sandkasten.model.sandbox import (
@@ -78,6 +78,7 @@ Infos: TypeAlias = list[Info]
 Processes: TypeAlias = list[Process]
 Results: TypeAlias = list[ExecResult]
 Tiered: TypeAlias = list[Tier]
+Silences: TypeAlias = list[BackendUnavailable]
 
 # Late enough not to slow the first create, early enough that short-lived processes sweep.
 SWEEP_AFTER_S = 1.0
@@ -360,6 +361,10 @@ class Engine:
 
     async def probe(self, backend: str | None = None) -> Readiness:
         return await self._handles.backend(backend or self.backend_name).probe()
+
+    def degraded(self) -> Silences:
+        """Backends that did not answer when they were last asked, and why."""
+        return self._handles.reach.silent()
 
     async def tiers(self, *, measure: bool = True) -> Tiered:
         """Every way to have sandboxes here; `measure` makes a few of each and takes the time."""

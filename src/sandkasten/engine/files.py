@@ -62,8 +62,11 @@ class Files:
         fields = self._range(path, offset, count)
         if count is None:
             fields["max"] = MAX_WHOLE_READ
-        _, channel = await self._handles.connect(sandbox_id)
-        async with channel.stream("fs.read", fields) as call:
+        handle, channel = await self._handles.connect(sandbox_id)
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.read", fields) as call,
+        ):
             entry = await _opened(call)
             # Bounded: what a sandbox says of itself must not decide how much memory we take.
             left = min(max(0, entry.size - offset), MAX_WHOLE_READ)
@@ -82,8 +85,11 @@ class Files:
         """The entry and its bytes as they come; leaving early stops the transfer."""
         if limit is not None:
             limit = whole("limit", limit, low=0, high=_MAX_OFFSET)
-        _, channel = await self._handles.connect(sandbox_id)
-        async with channel.stream("fs.read", self._range(path, offset, limit)) as call:
+        handle, channel = await self._handles.connect(sandbox_id)
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.read", self._range(path, offset, limit)) as call,
+        ):
             entry = await _opened(call)
             yield _entry(entry), _bytes(call)
 
@@ -102,13 +108,16 @@ class Files:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
         if not overwrite:
             fields["overwrite"] = False
-        _, channel = await self._handles.connect(sandbox_id)
+        handle, channel = await self._handles.connect(sandbox_id)
         if isinstance(data, bytes | bytearray | memoryview):
             fields["size"] = len(data)
             return _entry(decode_entry(await channel.call("fs.write", fields, data=bytes(data))))
         if not isinstance(data, AsyncIterable):
             raise InvalidRequest("a file is written from bytes", hint="encode the text first")
-        async with channel.stream("fs.write", fields) as call:
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.write", fields) as call,
+        ):
             async for part in data:
                 await call.send(part)
             await call.end()
@@ -198,13 +207,16 @@ class Files:
         self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
     ) -> AsyncIterator[AsyncIterator[Change]]:
         """Inside the block nothing is missed any more; the iterator tells what happened."""
-        _, channel = await self._handles.connect(sandbox_id)
+        handle, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {
             "path": to_bytes_json(sandbox_path(path)),
             "recursive": recursive,
             **self._deny,
         }
-        async with channel.stream("fs.watch", fields) as call:
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.watch", fields) as call,
+        ):
             async for item in call:
                 if isinstance(item, Event) and item.name == "watching":
                     break
@@ -225,8 +237,11 @@ class Files:
             fields["max_bytes"] = whole("max_bytes", max_bytes, low=0, high=_MAX_OFFSET)
         if max_entries is not None:
             fields["max_entries"] = whole("max_entries", max_entries, low=0, high=_MAX_OFFSET)
-        _, channel = await self._handles.connect(sandbox_id)
-        async with channel.stream("fs.tar_in", fields) as call:
+        handle, channel = await self._handles.connect(sandbox_id)
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.tar_in", fields) as call,
+        ):
             if isinstance(data, bytes | bytearray | memoryview):
                 await call.send(data)
             else:
@@ -236,9 +251,12 @@ class Files:
             return _summary(await call.result())
 
     async def tar_out(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]:
-        _, channel = await self._handles.connect(sandbox_id)
+        handle, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._deny}
-        async with channel.stream("fs.tar_out", fields) as call:
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.tar_out", fields) as call,
+        ):
             async for data in _bytes(call):
                 yield data
 

@@ -2,7 +2,8 @@
 
 Any process with the same ledger can open any sandbox; nothing here is needed to find it
 again. Unknown ids raise SessionNotFound, dead cells SandboxLost or SessionExpired, and a
-dead cell is recorded as lost; a paused one is never dialled and raises Conflict.
+dead cell is recorded as lost; a paused one is never dialled and raises Conflict. A backend that
+does not answer raises BackendUnavailable, and nothing is recorded: only it knows who is dead.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.chronicle import Chronicle, expired
 from sandkasten.engine.owner import boot_id
+from sandkasten.engine.reach import LOOK_TIMEOUT_S, Reach
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -26,6 +29,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, sandbox_id
+from sandkasten.model.isolation import has_engine
 from sandkasten.model.lifecycle import State, may_move
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.codec import SAYS_ENDING
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
 
 # Slower than this and the host is starving, not the runner: attach and dial are local.
 ATTACH_TIMEOUT_S = 10.0
+# The first process of a sandbox goes within this time of its connections, if it goes.
+_DYING_S = 3.0
 _REMEMBERED = 256
 _REMEMBERED_ENDS = 4096
 _KILLED = "its processes were killed, from outside or for want of memory"
@@ -73,6 +79,10 @@ class Handle:
     """The kernel's counts when they were last read."""
     last_used: float = 0.0
     """Boot time of the last request made here."""
+    cut_at: float | None = None
+    """Boot time at which its connection ended otherwise than by us."""
+    outlived: Channel | None = None
+    """A connection whose end was not the sandbox's, or perhaps not."""
     dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: dict[str, Began] = field(default_factory=dict)
 
@@ -106,6 +116,7 @@ class Handles:
         self._chronicle = chronicle or Chronicle(None, clock, events)
         self._open: dict[str, Handle] = {}
         self._judged: dict[str, Judged] = {}
+        self.reach = Reach(clock, events)
         self.suspect: Callable[[SandboxId], None] | None = None
         """Told of every sandbox whose connection ended otherwise than by us."""
 
@@ -123,10 +134,16 @@ class Handles:
         channel, the_id = handle.channel, handle.record.id
         if channel is None:
             return
+        handle.cut_at = None
+        if has_engine(handle.record.backend):
+            channel.explain = partial(self._explained, handle)
 
         def ended() -> None:
-            if channel.cut_off and self.suspect is not None:
-                self.suspect(the_id)
+            if channel.cut_off:
+                if handle.channel is channel:
+                    handle.cut_at = self._clock.boottime()
+                if self.suspect is not None:
+                    self.suspect(the_id)
 
         channel.when_closed(ended)
 
@@ -164,21 +181,69 @@ class Handles:
             if handle.channel is not None:
                 await handle.channel.aclose()
             try:
-                async with asyncio.timeout(ATTACH_TIMEOUT_S):
-                    handle.channel = await Channel.open(await handle.cell.dial())
+                handle.channel = channel = await self._dialled(handle)
             except SandboxLost as exc:
+                raise await self.over(handle, exc) from exc
+            self.attend(handle)
+            return channel
+
+    async def over(self, handle: Handle, cause: SandboxLost) -> SandkastenError:
+        """`lost`, unless an engine has the last word: its runner is its first process, so it lives
+        as long as the engine says so, however it can be reached."""
+        if has_engine(handle.record.backend) and await self._there(handle):
+            return _no_answer(handle)
+        return await self.lost(handle.record, cause)
+
+    async def _dialled(self, handle: Handle) -> Channel:
+        """SandboxLost when it cannot be reached, and twice so where the cell itself is there."""
+        for last in (False, True):
+            try:
+                async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                    return await Channel.open(await handle.cell.dial())
+            except BackendUnavailable as exc:
+                self.reach.away(handle.record.backend, exc)
+                raise
+            except SandboxLost:
                 await self.refresh(handle)
                 check_not_paused(handle.record)
-                raise await self.lost(handle.record, exc) from exc
+                # What was cut may be the way there and not its end.
+                if last or not has_engine(handle.record.backend) or not await self._there(handle):
+                    raise
             except TimeoutError as exc:
                 await self.refresh(handle)
                 check_not_paused(handle.record)
-                raise Busy(
-                    f"sandbox {handle.record.id} did not answer within {ATTACH_TIMEOUT_S:g} s",
-                    hint="it may be starved of CPU; try again or destroy it",
-                ) from exc
-            self.attend(handle)
-            return handle.channel
+                if has_engine(handle.record.backend):
+                    await self._there(handle)
+                raise _no_answer(handle) from exc
+        raise AssertionError
+
+    async def _there(self, handle: Handle) -> bool:
+        """Whether the backend still has the cell; BackendUnavailable when it does not answer."""
+        name = handle.record.backend
+        try:
+            async with self.reach.asking(name, LOOK_TIMEOUT_S):
+                handle.cell = await handle.backend.attach(handle.record.id)
+        except BackendUnavailable:
+            handle.outlived = handle.channel
+            raise
+        except SandboxLost:
+            return False
+        return True
+
+    async def _explained(self, handle: Handle, cause: SandboxLost) -> SandkastenError:
+        """What the end of a connection meant, where that is for an engine to say."""
+        try:
+            await self.refresh(handle)
+            check_not_paused(handle.record)
+            if not await self._there(handle):
+                return cause
+        except SandkastenError as exc:
+            return exc
+        return BackendUnavailable(
+            f"the connection to sandbox {handle.record.id} was cut, and the sandbox lives",
+            hint="look what became of the request before you repeat it",
+            backend=handle.record.backend,
+        )
 
     async def connect(self, text: str) -> tuple[Handle, Channel]:
         handle = await self.get(text)
@@ -199,7 +264,9 @@ class Handles:
         """A connection that was closed because its sandbox was paused says so."""
         try:
             yield
-        except SandboxLost:
+        except SandboxLost as exc:
+            if has_engine(handle.record.backend):
+                raise await self._explained(handle, exc) from exc
             await self.refresh(handle)
             check_not_paused(handle.record)
             raise
@@ -262,6 +329,8 @@ class Handles:
             return Judged("lost", "the machine was restarted")
         handle = self._open.get(record.id)
         channel = handle.channel if handle is not None else None
+        if handle is not None and handle.outlived is channel:
+            channel = None
         now = self._clock.boottime()
         idle = Judged("expired", f"nothing was asked of it for {record.idle_timeout_s:g} s")
         if now - record.created_boottime >= record.lifetime_s or (
@@ -290,15 +359,24 @@ class Handles:
         handle = self._open.get(record.id)
         if handle is not None and handle.channel is not None and not handle.channel.closed:
             return True
+        backend = self.backend(record.backend)
         try:
-            async with asyncio.timeout(ATTACH_TIMEOUT_S):
-                await self.backend(record.backend).attach(record.id)
+            async with self.reach.looking(record.backend, ATTACH_TIMEOUT_S):
+                await backend.attach(record.id)
+        except BackendUnavailable:
+            if handle is not None:
+                handle.outlived = handle.channel
+            raise
         except SandboxLost as exc:
             await self.lost(record, exc)
             return False
         except TimeoutError:
             # Slow is not dead: a starved host must not make us forget living sandboxes.
             return True
+        cut_at = None if handle is None else handle.cut_at
+        if handle is not None and cut_at is not None:
+            dying = self._clock.boottime() - cut_at <= _DYING_S
+            handle.outlived = None if dying else handle.channel
         return True
 
     async def _attach(self, the_id: SandboxId) -> Handle:
@@ -321,7 +399,7 @@ class Handles:
             raise await self.lost(record, SandboxLost("its processes have ended"))
         backend = self.backend(record.backend)
         try:
-            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+            async with self.reach.asking(record.backend, ATTACH_TIMEOUT_S):
                 cell = await backend.attach(the_id)
                 # Counted from here: what was killed before we looked is not this command's doing.
                 counters = await cell.usage()
@@ -339,6 +417,13 @@ class Handles:
             self._events.emit(
                 event, {"sandbox": record.id, "backend": record.backend, "reason": reason}
             )
+
+
+def _no_answer(handle: Handle) -> Busy:
+    return Busy(
+        f"sandbox {handle.record.id} did not answer within {ATTACH_TIMEOUT_S:g} s",
+        hint="it may be starved of CPU; try again or destroy it",
+    )
 
 
 def check_not_paused(record: Record) -> None:

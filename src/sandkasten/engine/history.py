@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.handles import Handle, Handles, is_paused
 from sandkasten.engine.results import result_of
-from sandkasten.errors import Conflict, ExecNotFound, NotFound, SandkastenError
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    ExecNotFound,
+    NotFound,
+    SandkastenError,
+)
 from sandkasten.model.journal import ExecRow
 from sandkasten.model.output import Output
 from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs
@@ -33,6 +39,8 @@ _COMMAND_BYTES = 4096
 _ROUND_S = 2.0
 _CALL_TIMEOUT_S = 30.0
 _AGAIN_S = 0.5
+# Of a backend that is away; each time it is asked in vain the next is later.
+_AGAIN_LATER_S = 8.0
 
 
 @dataclass(slots=True)
@@ -112,10 +120,12 @@ class History:
 
     async def _watch(self, session_id: str) -> None:
         followed = self._followed[session_id]
+        away_s = _AGAIN_S
         try:
             while followed.rows:
                 try:
                     await self._round(session_id, followed)
+                    away_s = _AGAIN_S
                 except Conflict as exc:
                     if not is_paused(exc):
                         return
@@ -123,6 +133,9 @@ class History:
                 except NotFound:
                     # The end of a session is the end of its commands, and noted as that.
                     return
+                except BackendUnavailable:
+                    await asyncio.sleep(away_s)
+                    away_s = min(away_s * 2, _AGAIN_LATER_S)
                 except SandkastenError:
                     await asyncio.sleep(_AGAIN_S)
         finally:

@@ -155,7 +155,7 @@ class Pausing:
             await self._tell_running(handle)
             await self._store.put(running)
         except SandboxLost as exc:
-            raise await self._handles.lost(paused, exc) from exc
+            raise await self._handles.over(handle, exc) from exc
         except BaseException:
             with suppress(SandkastenError):
                 await cell.pause()

@@ -165,6 +165,8 @@ class Planner:
         if found is None:
             found = (await self._images.look_up(name, fetch=True)).image
         if found is not None:
+            if found.kind == "layers":
+                await keeper.bring_image(found)
             return found
         sought = " or ".join(there.names)
         last = there.names[-1]

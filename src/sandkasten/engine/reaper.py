@@ -2,17 +2,20 @@
 
 Works on a ledger that other processes use at the same moment, so it touches an id only with
 that id's lock in hand and after reading its row again. Who holds a lock is at work: skipped.
-What cannot be removed is left marked and reported; the next pass tries again.
+What cannot be removed is left marked and reported; the next pass tries again. A backend that does
+not answer keeps nobody waiting but its own sandboxes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.owner import owner_gone
+from sandkasten.engine.reach import silent
 from sandkasten.engine.sandboxes import Sandboxes, rebooted
 from sandkasten.errors import Busy, SandkastenError
 from sandkasten.model.ids import SandboxId
@@ -20,12 +23,16 @@ from sandkasten.model.lifecycle import State, is_there
 from sandkasten.model.sandbox import Swept
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.pausing import Pausing
     from sandkasten.model.record import Record
     from sandkasten.ports import Backend, Clock, EventSink, Store
 
 _AT_ONCE = 8
+# A list of names; one that takes longer is asked again in the next pass.
+OWNED_TIMEOUT_S = 10.0
 # The runner ends itself at its lifetime; we only step in when it did not.
 _LIFETIME_SLACK_S = 10.0
 
@@ -66,14 +73,14 @@ class Reaper:
     async def sweep(self, *, quick: bool = False) -> Swept:
         """One pass. `quick` trusts rows of sandboxes that are there and does not ask after each."""
         tally = _Tally()
-        gate = asyncio.Semaphore(_AT_ONCE)
+        gates: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
 
         async def row(record: Record) -> None:
-            async with gate:
+            async with gates[record.backend]:
                 await self._row(record, tally, quick=quick)
 
         async def litter(backend: Backend, the_id: SandboxId) -> None:
-            async with gate:
+            async with gates[backend.name]:
                 await self._orphan(backend, the_id, tally)
 
         # Owned first, rows second: an id that is owned and has no row *afterwards* has none
@@ -110,14 +117,25 @@ class Reaper:
         return bool(tally.dead or tally.expired or tally.finished)
 
     async def _owned(self) -> list[tuple[Backend, SandboxId]]:
-        held: list[tuple[Backend, SandboxId]] = []
-        for backend in self._backends.values():
+        async def one(backend: Backend) -> list[tuple[Backend, SandboxId]]:
             try:
-                held.extend((backend, the_id) for the_id in await backend.owned())
+                return [(backend, the_id) for the_id in await self._held(backend)]
             except SandkastenError as exc:
                 # A backend that cannot answer now keeps its litter until it can.
-                self._emit("reaper.backend_silent", {"backend": backend.name, "error": exc.code})
-        return held
+                if not self._handles.reach.knows(exc):
+                    told = {"backend": backend.name, "error": exc.code}
+                    self._emit("reaper.backend_silent", told)
+                return []
+
+        found = await asyncio.gather(*(one(backend) for backend in self._backends.values()))
+        return [pair for pairs in found for pair in pairs]
+
+    async def _held(self, backend: Backend) -> Sequence[SandboxId]:
+        try:
+            async with self._handles.reach.looking(backend.name, OWNED_TIMEOUT_S):
+                return await backend.owned()
+        except TimeoutError as exc:
+            raise silent(backend.name, OWNED_TIMEOUT_S) from exc
 
     async def _row(self, record: Record, tally: _Tally, *, quick: bool) -> None:
         if is_there(record.state) and not self._over(record):
@@ -141,6 +159,7 @@ class Reaper:
         over = self._over(record)
         if is_there(record.state) and not over:
             return
+        self._handles.reach.check(record.backend)
         await self._sandboxes.bury(record)
         if record.state in (State.CREATING, State.DESTROYING):
             tally.finished.append(the_id)
@@ -153,6 +172,7 @@ class Reaper:
         async def work(one: SandboxId, sums: _Tally) -> None:
             # Its row may have been written since we looked; a row always comes first.
             if await self._store.get(one) is None:
+                self._handles.reach.check(backend.name)
                 await self._sandboxes.remove(backend, one)
                 sums.orphans.append(one)
 
@@ -162,9 +182,16 @@ class Reaper:
         async def work(one: SandboxId, sums: _Tally) -> None:
             if await self._store.get(one) is not None:
                 return
+            unsure: SandkastenError | None = None
             for backend in self._backends.values():
-                if one in await backend.owned():
-                    await self._sandboxes.remove(backend, one)
+                try:
+                    if one in await self._held(backend):
+                        await self._sandboxes.remove(backend, one)
+                except SandkastenError as exc:
+                    unsure = exc
+            if unsure is not None:
+                # It may be that one's, and then its file is all that says so.
+                raise unsure
             await self._store.drop(one)
             sums.corrupt.append(one)
 
@@ -178,7 +205,8 @@ class Reaper:
             return
         except SandkastenError as exc:
             tally.failed.append(the_id)
-            self._emit("reaper.failed", {"sandbox": the_id, "error": exc.code})
+            if not self._handles.reach.knows(exc):
+                self._emit("reaper.failed", {"sandbox": the_id, "error": exc.code})
 
     def _over(self, record: Record) -> bool:
         if rebooted(record):

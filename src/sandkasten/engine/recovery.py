@@ -2,7 +2,8 @@
 
 The ledger says what was there and the backend what still is; the journal learns what became of
 each. Runs before anything new is begun, because a session that is being made here looks like one
-that somebody left half-made. What cannot be done now is left to the reaper.
+that somebody left half-made. What cannot be done now is left to the reaper; sandboxes of a backend
+that does not answer are left to the watch, which does the same for them when it is back.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Recovery:
         self._watch = watch
         self._clock = clock
         self._events = events
+        watch.settle = self._row
 
     async def run(self) -> Recovered:
         tally: Counter[str] = Counter()
@@ -61,7 +63,10 @@ class Recovery:
                 try:
                     tally[await self._row(record)] += 1
                 except SandkastenError as exc:
-                    self._emit("recovery.failed", sandbox=record.id, error=exc.code)
+                    if self._handles.reach.knows(exc):
+                        self._watch.unsettled.add(record.id)
+                    else:
+                        self._emit("recovery.failed", sandbox=record.id, error=exc.code)
 
         open_rows = await self._chronicle.open_rows()
         records = [row for row in await self._store.list() if not row.hidden]

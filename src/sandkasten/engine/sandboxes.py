@@ -31,6 +31,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
+from sandkasten.model.isolation import has_engine
 from sandkasten.model.lifecycle import State, is_there
 from sandkasten.model.record import Acquired, Record
 from sandkasten.model.tenancy import DEFAULT_TENANT
@@ -222,20 +223,31 @@ class Sandboxes:
         ]
 
     async def destroy(self, text: str) -> None:
-        """Gone when this returns. SessionNotFound when there is none; a failure leaves its row."""
+        """Gone when this returns. SessionNotFound when there is none; a failure leaves its row.
+
+        BackendUnavailable: it is marked, nobody gets at it any more, and it goes when it can.
+        """
         the_id = sandbox_id(text)
         async with self._store.lock(the_id, wait_s=LOCK_WAIT_S):
             record = await self._store.get(the_id)
             if record is None:
                 raise await self._handles.missing(the_id)
-            await finish(self.finish_destroy(record))
+            try:
+                await finish(self.finish_destroy(record))
+            except BackendUnavailable as exc:
+                marked = "it is marked, and removed as soon as that can be done"
+                raise BackendUnavailable(
+                    f"sandbox {the_id} could not be removed: {exc.message}",
+                    hint=f"{exc.hint}; {marked}" if exc.hint else marked,
+                    **exc.details,
+                ) from exc
 
     async def remove(self, backend: Backend, the_id: SandboxId) -> None:
         """Remove whatever a backend holds for an id, alive or not. Bounded by DESTROY_TIMEOUT_S."""
         handle = self._handles.peek(the_id)
         dying: asyncio.Future[None] | None = None
         try:
-            async with asyncio.timeout(DESTROY_TIMEOUT_S):
+            async with self._handles.reach.asking(backend.name, DESTROY_TIMEOUT_S):
                 try:
                     cell = handle.cell if handle is not None else await backend.attach(the_id)
                 except SandboxLost:
@@ -300,6 +312,11 @@ class Sandboxes:
         except SandkastenError as exc:
             # The caller gets the error that began this; the row says what is left to do.
             self._emit("sandbox.cleanup_failed", record, error=exc.code)
+            if isinstance(cause, BackendUnavailable) and has_engine(record.backend):
+                # An engine that is away makes nothing; were there anything, it would be found as
+                # what nobody owns. Rows of what never was must not pile up until it is back.
+                await self._chronicle.ended(record.id, "destroyed", not_made(cause))
+                await self._store.drop(record.id)
 
     async def bury(self, record: Record) -> None:
         """With the lock of the id held: take away one that is over, and write down how it ended."""
@@ -322,7 +339,13 @@ class Sandboxes:
             # leaves a row whose cell is dead, which the reaper also knows.
             with suppress(QuotaExceeded, InternalError):
                 await self._store.put(replace(record, state=State.DESTROYING))
-        await self.remove(backend, record.id)
+        try:
+            await self.remove(backend, record.id)
+        except BackendUnavailable:
+            # Its leftovers go later, by somebody who does not know any more what ended it.
+            if end != "destroyed":
+                await self._chronicle.ended(record.id, end, reason)
+            raise
         # Before its row goes, so that whoever asks finds one of the two.
         await self._chronicle.ended(record.id, end, reason)
         await self._store.drop(record.id, record)
@@ -352,7 +375,10 @@ class Sandboxes:
         try:
             alive = await self._handles.alive(record)
         except (BackendUnavailable, Busy):
-            return record
+            if not has_engine(record.backend):
+                return record
+            unsure = f"backend {record.backend} does not answer: this is what was last known"
+            return replace(record, warnings=(*record.warnings, unsure))
         return record if alive else replace(record, state=State.LOST)
 
     def _emit(self, event: str, record: Record, **more: str | float) -> None:

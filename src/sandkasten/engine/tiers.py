@@ -8,6 +8,7 @@ BackendUnavailable; measures by making and destroying real sandboxes.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,7 @@ from sandkasten.errors import (
     PolicyDenied,
     SandkastenError,
 )
-from sandkasten.model.isolation import ISOLATIONS, strength, weakest_of
+from sandkasten.model.isolation import ISOLATIONS, has_engine, strength, weakest_of
 from sandkasten.model.readiness import Readiness, Tier
 from sandkasten.model.sandbox import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _GVISOR: Final = "gvisor"
 _CREATES: Final = 3
+# A probe makes a trial sandbox at most, which takes seconds on a busy machine.
+_PROBE_TIMEOUT_S: Final = 60.0
 # Names that a machine with any image at all is likely to know.
 _LIKELY_IMAGES: Final = ("python", "linux", "node", "base")
 _NO_IMAGE: Final = "there is no image in the store"
@@ -94,9 +97,18 @@ class Tiers:
         return isolation
 
     async def _strongest(self, minimum: str | None) -> Backend:
-        """The default backend first among equals."""
+        """The default backend first among equals.
+
+        What runs on this machine and what is handed to an engine never stand in for each other:
+        they keep code and files in different places.
+        """
+        handed = has_engine(self._default)
         ranked = sorted(
-            self._backends.values(),
+            (
+                one
+                for one in self._backends.values()
+                if has_engine(one.name) is handed or strength(one.name) > strength(self._default)
+            ),
             key=lambda one: (-strength(one.name), one.name != self._default, one.name),
         )
         refusals: list[BackendUnavailable] = []
@@ -131,12 +143,13 @@ class Tiers:
         return backend
 
     async def _readiness(self, backend: Backend) -> Readiness:
-        """Remembered once it is good; what is missing may be mended at any time."""
+        """Remembered once it is good; what is missing may be mended at any time, and an engine may
+        go away at any time."""
         known = self._ready_ones.get(backend.name)
         if known is not None:
             return known
         readiness = await backend.probe()
-        if readiness.ready:
+        if readiness.ready and not has_engine(backend.name):
             self._ready_ones[backend.name] = readiness
         return readiness
 
@@ -185,7 +198,7 @@ class Survey:
                 lines.append(await self._tier("local on an image", on_image, measure))
             dev = CreateRequest(backend="local", image=image, profile="dev")
             lines.append(await self._tier("local, dev profile", dev, measure))
-        for name in ("oci", _GVISOR):
+        for name in ("oci", _GVISOR, "docker"):
             if name not in self._backends:
                 reason = f"this engine has no backend named {name}"
                 lines.append(
@@ -193,7 +206,9 @@ class Survey:
                 )
             elif name != default:
                 wanted = CreateRequest(backend=name, image=image)
-                lines.append(await self._tier(name, wanted, measure))
+                # Making sandboxes there would leave an image in an engine that others use too.
+                tried = measure and not has_engine(name)
+                lines.append(await self._tier(name, wanted, tried))
         return lines
 
     async def _tier(self, name: str, wanted: CreateRequest, measure: bool) -> Tier:
@@ -203,9 +218,14 @@ class Survey:
         try:
             if default:
                 backend = (await self._planner.plan(wanted)).backend.name
-            found = await self._backends[backend].probe()
+            found = await self._probed(backend)
             if found.ready:
                 plan = await self._planner.plan(wanted)
+                if has_engine(backend) and plan.spec.image.kind == "host":
+                    # This machine's own files are not there.
+                    return _missing(
+                        name or backend, backend, _NO_IMAGE, _GET_IMAGE, default=default
+                    )
                 create_ms = await self._create_ms(wanted) if measure else None
         except SandkastenError as exc:
             return _missing(name or backend, backend, exc.message, exc.hint, default=default)
@@ -221,6 +241,17 @@ class Survey:
             tried=measure,
             create_ms=create_ms,
         )
+
+    async def _probed(self, backend: str) -> Readiness:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                return await self._backends[backend].probe()
+        except TimeoutError:
+            return Readiness(
+                ready=False,
+                reason=f"it did not answer within {_PROBE_TIMEOUT_S:g} s",
+                remedy="see whether what it needs hangs, and run doctor again",
+            )
 
     async def _create_ms(self, wanted: CreateRequest) -> float:
         """The median of a few; the first one also makes what the others share, and is left out."""

@@ -3,17 +3,20 @@
 A connection that ends by itself is looked into at once; sandboxes that nobody is connected to are
 looked at every few seconds, as is what other processes of the same ledger made or destroyed
 meanwhile. What is over is written down and its leftovers are removed. Only a daemon keeps watch.
-Nothing here raises; what cannot be done now is tried in the next round.
+Nothing here raises; what cannot be done now is tried in the next round. The sandboxes of a backend
+that does not answer are left as they are, and those of the others do not wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.engine.chronicle import row_of
 from sandkasten.errors import SandkastenError
+from sandkasten.model.isolation import has_engine
 from sandkasten.model.lifecycle import State, is_there
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ ROUND_S = 2.0
 # The first process of a sandbox goes a moment after its connections do.
 _LOOKS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _AT_ONCE = 16
+# How long a round waits for a backend; what it asked there goes on, and is not asked twice.
+_PATIENCE_S = 1.0
 
 
 class Watch:
@@ -53,7 +58,12 @@ class Watch:
         self._chronicle = chronicle
         self._events = events
         self._rounds: asyncio.Task[None] | None = None
-        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._looking: dict[str, asyncio.Task[bool]] = {}
+        self._groups: dict[str, asyncio.Task[None]] = {}
+        self.unsettled: set[SandboxId] = set()
+        """Found at the start, with a backend that did not say what became of them."""
+        self.settle: Callable[[Record], Awaitable[object]] | None = None
+        """Does for one of those what the start would have done."""
 
     def start(self) -> None:
         if self._rounds is None:
@@ -62,7 +72,7 @@ class Watch:
 
     async def aclose(self) -> None:
         self._handles.suspect = None
-        tasks = [*self._looking.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._looking.values(), *self._groups.values()]
         if self._rounds is not None:
             tasks.append(self._rounds)
             self._rounds = None
@@ -79,14 +89,38 @@ class Watch:
         # it leaves the ledger.
         begun = await self._chronicle.open_rows()
         records = await self._store.list()
-        gate = asyncio.Semaphore(_AT_ONCE)
+        groups: dict[str, list[Record]] = {}
+        for record in records:
+            if self._is_ours(record):
+                groups.setdefault(record.backend, []).append(record)
+        for name, group in groups.items():
+            if name not in self._groups:
+                task = asyncio.get_running_loop().create_task(self._look_at(name, group))
+                self._groups[name] = task
+                task.add_done_callback(partial(self._group_done, name))
+        near = [task for name, task in self._groups.items() if not has_engine(name)]
+        if near:
+            await asyncio.wait(near)
+        if self._groups:
+            await asyncio.wait(self._groups.values(), timeout=_PATIENCE_S)
+        self.unsettled &= {record.id for record in records}
+        await self._reconcile(begun, {record.id: record for record in records})
+
+    def _group_done(self, name: str, _: object) -> None:
+        self._groups.pop(name, None)
+
+    async def _look_at(self, name: str, records: Sequence[Record]) -> None:
+        """Those of one backend. An engine that does not answer for one is not asked for others."""
+        gate = asyncio.Semaphore(1 if has_engine(name) else _AT_ONCE)
+        away = False
 
         async def one(record: Record) -> None:
+            nonlocal away
             async with gate:
-                await self._quietly(record.id, self._look, record)
+                if not away:
+                    away = not await self._quietly(record.id, self._look, record)
 
-        await asyncio.gather(*(one(record) for record in records if self._is_ours(record)))
-        await self._reconcile(begun, {record.id: record for record in records})
+        await asyncio.gather(*(one(record) for record in records))
 
     async def adopt(self, record: Record) -> bool:
         """A sandbox that another process made is known from now on; whether it is a new one."""
@@ -119,7 +153,14 @@ class Watch:
 
     async def _look(self, record: Record) -> None:
         dead = record.state is State.LOST
+        if record.state is State.DESTROYING and has_engine(record.backend):
+            # Somebody wanted it gone while its engine was away, or is at it and has its lock.
+            dead = True
         if is_there(record.state):
+            if record.id in self.unsettled and self.settle is not None:
+                await self.settle(record)
+                self.unsettled.discard(record.id)
+                return
             dead = not await self._handles.alive(record)
         if dead:
             await self._reaper.bury(record.id)
@@ -149,11 +190,15 @@ class Watch:
             except SandkastenError as exc:
                 self._emit("watch.failed", "", error=exc.code)
 
-    async def _quietly(self, the_id: str, work: Callable[[T], Awaitable[object]], about: T) -> None:
+    async def _quietly(self, the_id: str, work: Callable[[T], Awaitable[object]], about: T) -> bool:
+        """Whether whoever was asked answered."""
         try:
             await work(about)
         except SandkastenError as exc:
+            if self._handles.reach.knows(exc):
+                return False
             self._emit("watch.failed", the_id, error=exc.code)
+        return True
 
     def _emit(self, event: str, the_id: str, **more: str) -> None:
         if self._events is not None:

@@ -1,4 +1,4 @@
-"""The mounts of this process and of others, as the kernel lists them, and taking one away. Blocking.
+"""The mounts of this process and of others, as the kernel lists them; and the end of one. Blocking.
 
 Knows nothing of what is mounted or why. Raises OSError where the kernel refuses.
 """

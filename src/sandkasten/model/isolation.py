@@ -12,11 +12,17 @@ MINIMA: Final = ("standard", "gvisor")
 # One kernel shared with the host, or a second one in between. A backend that is not named here
 # isolates nothing that was examined.
 _STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "gvisor": 2}
+_ENGINES: Final = frozenset({"docker"})
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 
 def strength(backend: str) -> int:
     return _STRENGTH.get(backend, 0)
+
+
+def has_engine(backend: str) -> bool:
+    """Whether its sandboxes are in the hands of an engine that can go away while they live on."""
+    return backend in _ENGINES
 
 
 def weakest_of(minimum: str) -> int:

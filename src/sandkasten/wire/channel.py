@@ -37,7 +37,7 @@ from sandkasten.wire.outbox import Outbox
 from sandkasten.wire.streams import InPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from sandkasten.wire.streams import ByteStream
 
@@ -63,6 +63,8 @@ class Channel:
         self._failure: SandkastenError | None = None
         self.ending: str | None = None
         """Why the runner is about to end itself, once it has said so: idle or lifetime."""
+        self.explain: Callable[[SandboxLost], Awaitable[SandkastenError]] | None = None
+        """Where the end of the stream is no proof of the runner's end: what it was, asked later."""
         self._outbox = Outbox(stream, self._send_failed)
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
@@ -118,11 +120,15 @@ class Channel:
         we know then.
         """
         call = self._new(verb, fields, INITIAL_CREDIT, discard=True)
-        if timeout_s is None:
-            return await _one(call, data)
         try:
+            if timeout_s is None:
+                return await _one(call, data)
             async with asyncio.timeout(timeout_s):
                 return await _one(call, data)
+        except SandboxLost as exc:
+            if self.explain is None:
+                raise
+            raise await self.explain(exc) from exc
         except TimeoutError as exc:
             raise Busy(
                 f"{verb}: no answer from the sandbox within {timeout_s:g} s",

@@ -27,10 +27,20 @@ class Health(Answer):
     version: str
 
 
+class Degraded(Answer):
+    """A backend that did not answer when it was last asked. Its sessions are left as they are."""
+
+    backend: str
+    reason: str
+    hint: str
+
+
 class Ready(Answer):
     status: str
     version: str
     backend: str
+    degraded: list[Degraded]
+    """Empty on a good day; the default backend is not among them, or the daemon is not ready."""
 
 
 class Version(Answer):
@@ -53,8 +63,17 @@ async def readyz(call: Call) -> Response:
             f"backend {server.engine.backend_name} cannot make sandboxes: {reason}",
             hint="sandkasten doctor says what is missing",
         )
+    degraded = [
+        {"backend": str(one.details.get("backend", "")), "reason": one.message, "hint": one.hint}
+        for one in server.engine.degraded()
+    ]
     return answer(
-        {"status": "ready", "version": server.version, "backend": server.engine.backend_name}
+        {
+            "status": "ready",
+            "version": server.version,
+            "backend": server.engine.backend_name,
+            "degraded": degraded,
+        }
     )
 
 

@@ -1,8 +1,4 @@
-"""The docker backend. Knows a Docker Engine and isolation, and nothing of requests or of HTTP."""
+"""The docker backend. Knows a Docker Engine and isolation, and nothing of requests or of HTTP.
 
-from __future__ import annotations
-
-from .backend import DockerBackend
-from .options import Options
-
-__all__ = ["DockerBackend", "Options"]
+Nothing is imported here: settings need `options`, and most processes nothing else.
+"""

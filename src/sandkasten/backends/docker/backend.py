@@ -156,6 +156,9 @@ class DockerBackend:
         """See `ports.KeepsImages`."""
         return await self._images.find(names)
 
+    async def bring_image(self, image: Image) -> None:
+        await self._images.reference(image)
+
     async def aclose(self) -> None:
         if "_engine" in self.__dict__:
             await self._engine.aclose()

@@ -7,11 +7,15 @@ user. Raises InvalidImage, UnsupportedByBackend, QuotaExceeded, RegistryUnavaila
 from __future__ import annotations
 
 import asyncio
+import re
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.errors import (
+    BackendUnavailable,
     InvalidImage,
     RegistryUnavailable,
+    SandkastenError,
     Unauthorized,
     UnsupportedByBackend,
 )
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
     from .options import Options
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_VALUE_CHARS = 32 * 1024
 _DENIED = ("denied", "unauthorized", "authentication required")
 _UNKNOWN = ("not found", "manifest unknown", "does not exist", "no such image")
 
@@ -50,9 +56,15 @@ class EngineImages:
             )
         reference = names.store_reference(image.id)
         async with self._loading.setdefault(reference, asyncio.Lock()):
-            if await self._known(reference) is None:
+            if not await self._has(image, reference):
                 await self._load(image, reference)
         return reference
+
+    async def _has(self, image: Image, reference: str) -> bool:
+        """A name can be given to something else by whoever has the engine; the label says whose."""
+        found = await self._known(reference)
+        told = ((found or {}).get("Config") or {}).get("Labels") or {}
+        return bool(image.id) and told.get(names.LABEL_IMAGE) == image.id
 
     async def _load(self, image: Image, reference: str) -> None:
         if self._packer is None:
@@ -64,10 +76,13 @@ class EngineImages:
         if not image.id:
             raise InvalidImage(f"image {image.name} has no id", hint="import it again")
         try:
-            await self._engine.load(self._packer.archive(image, reference))
+            async with aclosing(self._packer.archive(image, reference)) as archive:
+                await self._engine.load(archive)
         except Refused as exc:
             raise translated(exc, f"image {image.name} could not be given to the engine") from exc
-        if await self._known(reference) is None:
+        except BackendUnavailable as exc:
+            raise _first_cause(exc) from exc
+        if not await self._has(image, reference):
             raise InvalidImage(
                 f"the engine took image {image.name} and does not know it",
                 hint="look into the engine's own log",
@@ -99,7 +114,7 @@ class EngineImages:
 
     async def _pulled(self, name: str) -> None:
         try:
-            await self._engine.pull(name if ":" in name.rpartition("/")[2] else f"{name}:latest")
+            await self._engine.pull(tagged(name))
         except Refused as exc:
             told = exc.message.lower()
             if any(words in told for words in _DENIED):
@@ -119,5 +134,24 @@ class EngineImages:
 
 def _shown(name: str, found: Mapping[str, Any]) -> Image:
     told = (found.get("Config") or {}).get("Env") or ()
-    env = dict(one.split("=", 1) for one in told if "=" in one)
-    return Image(name=name, kind="engine", id=str(found.get("Id", "")), env=env)
+    pairs = (one.split("=", 1) for one in told if "=" in one)
+    # Made by strangers: what no shell can say, or what is a file rather than a value, is left out.
+    env = {key: value for key, value in pairs if _NAME.match(key) and len(value) <= _VALUE_CHARS}
+    return Image(name=tagged(name), kind="engine", id=str(found.get("Id", "")), env=env)
+
+
+def tagged(name: str) -> str:
+    """With the tag that an engine takes it to have."""
+    if "@" in name or name.startswith("sha256:") or ":" in name.rpartition("/")[2]:
+        return name
+    return f"{name}:latest"
+
+
+def _first_cause(exc: BaseException) -> BaseException:
+    """What ended an upload may be what was to be sent: then that is the error, not the way."""
+    at: BaseException | None = exc.__cause__
+    while at is not None:
+        if isinstance(at, SandkastenError):
+            return at
+        at = at.__cause__ or at.__context__
+    return exc
