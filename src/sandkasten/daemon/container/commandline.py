@@ -34,6 +34,8 @@ def _options(container: Container) -> Iterator[str]:
     yield from ("--name", container.name)
     for label, value in body["Labels"].items():
         yield from ("--label", f"{label}={value}")
+    if "Hostname" in body:
+        yield from ("--hostname", body["Hostname"])
     if "User" in body:
         yield from ("--user", body["User"])
     for group in host.get("GroupAdd", ()):

@@ -198,6 +198,8 @@ def _on_the_socket(wish: Wish, found: Found) -> Plan:
 def _beside_an_engine(wish: Wish) -> Plan:
     engine: Body = {
         "Image": wish.engine_image,
+        # The name that stands in the certificate it makes for itself.
+        "Hostname": ENGINE_NAME,
         "Env": ["DOCKER_TLS_CERTDIR=/certs", f"DOCKER_TLS_SAN=DNS:{ENGINE_NAME}"],
         "Labels": _labels(ENGINE, wish.version),
         "HostConfig": {

@@ -210,17 +210,18 @@ class Installation:
             await host.make_volume(volume.name, labels)
         for network in plan.networks:
             await host.make_network(network, {LABEL: "network", LABEL_VERSION: here})
-        for before in plan.containers[:-1]:
-            await host.remove(before.name)
-            await host.create(before.name, before.body)
-            await host.start(before.name)
-        await host.create(NAME, plan.daemon.body)
         try:
+            for before in plan.containers[:-1]:
+                await host.remove(before.name)
+                await host.create(before.name, before.body)
+                await host.start(before.name)
+            await host.create(NAME, plan.daemon.body)
             made = await self._give_files(plan)
             await host.start(NAME)
         except BaseException:
             # Half made it would be taken for one that stands.
-            await asyncio.shield(host.remove(NAME))
+            for one in plan.containers:
+                await asyncio.shield(host.remove(one.name))
             raise
         return made
 
