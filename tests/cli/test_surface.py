@@ -164,7 +164,7 @@ def test_completion_knows_commands(monkeypatch, process):
     monkeypatch.setenv("_SANDKASTEN_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "sandkasten d")
     monkeypatch.setenv("COMP_CWORD", "1")
-    assert process().stdout.split() == [b"doctor"]
+    assert process().stdout.split() == [b"doctor", b"down"]
 
 
 def test_a_reader_that_leaves_ends_us_quietly():

@@ -16,9 +16,9 @@ from tests.engines import stock
 BUSYBOX = stock.reference("busybox")
 
 
-def failed(spoken, code: str) -> dict[str, object]:
+def failed(spoken, code: str) -> dict[str, str]:
     assert spoken.status == 125, spoken
-    told = spoken.document
+    told: dict[str, str] = spoken.document
     assert told["code"] == code, told
     assert told["hint"]
     return told
