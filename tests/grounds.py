@@ -49,13 +49,16 @@ class Ground:
     where: str = ""
     """Of docker: the workspace's mode, or the place the engine is seen from."""
     cells: Cells = "fresh"
+    kept: Literal["store", "engine"] = "store"
+    """Whose the image is: our store's, with our users in it, or the engine's own, as it is."""
 
     @property
     def traits(self) -> frozenset[str]:
         """What a test can be asked only of, or not of."""
         kind = "host" if self.image == "host" else "image"
         where = {f"docker/{self.where}"} if self.where else set()
-        return frozenset({self.backend, kind, self.image, self.profile, *where})
+        whose = {"engine's image"} if self.kept == "engine" else set()
+        return frozenset({self.backend, kind, self.image, self.profile, *where, *whose})
 
     @property
     def inside(self) -> bool:
@@ -83,11 +86,11 @@ GROUNDS = {
     "gvisor": Ground("gvisor"),
     "gvisor/debian": Ground("gvisor", "debian"),
     "docker/volume": Ground("docker", "debian", where="volume", cells="ahead"),
-    "docker/bind": Ground("docker", "debian", where="bind", cells=_OTHERS),
-    "docker/shared": Ground("docker", "debian", where="shared", cells=_OTHERS),
-    "docker/inside": Ground("docker", "debian", where="inside", cells=_OTHERS),
-    "docker/remote": Ground("docker", "debian", where="remote", cells=_OTHERS),
-    "docker/busybox": Ground("docker", "busybox", where="volume", cells="ahead"),
+    "docker/bind": Ground("docker", "debian", where="bind", cells=_OTHERS, kept="engine"),
+    "docker/shared": Ground("docker", "debian", where="shared", cells=_OTHERS, kept="engine"),
+    "docker/inside": Ground("docker", "debian", where="inside", cells=_OTHERS, kept="engine"),
+    "docker/remote": Ground("docker", "debian", where="remote", cells=_OTHERS, kept="engine"),
+    "docker/busybox": Ground("docker", "busybox", where="volume", cells="ahead", kept="engine"),
 }
 # Of the contract, as `-k` has it: what another kernel, another way into the namespaces or another
 # root could change. The rest is the runner's own work, and the same program everywhere.
@@ -125,11 +128,15 @@ def engine_of(ground: Ground) -> Reached:
     """The engine of this run that the ground stands on, with its image in it."""
     if ground.inside and not inside.is_inside():
         raise RuntimeError(f"docker/{ground.where} is for a run in a container: see tests/matrix")
-    return lent.engine("remote" if ground.where == "remote" else "local", ground.image)
+    images = (ground.image,) if ground.kept == "engine" else ()
+    return lent.engine("remote" if ground.where == "remote" else "local", *images)
 
 
 def _open_docker(ground: Ground, data_dir: Path) -> Backend:
-    from sandkasten.backends.docker import DockerBackend, Options
+    from sandkasten.backends.docker.backend import DockerBackend
+    from sandkasten.backends.docker.options import Options
+    from sandkasten.images.packing import StorePacker
+    from sandkasten.images.store import LayerStore
 
     engine = engine_of(ground)
     match ground.where:
@@ -146,25 +153,30 @@ def _open_docker(ground: Ground, data_dir: Path) -> Backend:
             options = Options()
         case mode:
             options = Options(host=engine.host, workspace=cast("WorkspaceMode", mode))
-    return DockerBackend(data_dir, options)
+    packer = StorePacker(LayerStore(_store())) if ground.kept == "store" else None
+    return DockerBackend(data_dir, options, packer=packer)
 
 
 def spec_on(ground: Ground, limits: Limits | None = None) -> CellSpec:
-    if ground.backend == "docker":
+    if ground.kept == "engine":
         image = Image(name=stock.reference(ground.image), kind="engine")
     else:
         image = image_named(ground.image)
     return CellSpec(image=image, limits=limits or Limits(), profile=ground.profile)
 
 
+def _store() -> Path:
+    own = os.environ.get(ARCHIVES) is not None
+    return Path(os.environ["HOME"]) / "images" if own else imagekit.CACHE / "store"
+
+
 @cache
 def image_named(name: str) -> Image:
     if name == "host":
         return Image("host")
-    lent = os.environ.get(ARCHIVES)
-    root = imagekit.CACHE / "store" if lent is None else Path(os.environ["HOME"]) / "images"
-    archive = _TARS[name]() if lent is None else Path(lent) / f"{name}.tar"
-    store = imagekit.store_with(root, (name, archive))
+    given = os.environ.get(ARCHIVES)
+    archive = _TARS[name]() if given is None else Path(given) / f"{name}.tar"
+    store = imagekit.store_with(_store(), (name, archive))
     found = store.find(name)
     assert found is not None
     return Image(

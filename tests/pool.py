@@ -58,12 +58,11 @@ class Pool:
         self._looks: dict[SandboxId, str] = {}
         self._uses: dict[SandboxId, int] = {}
         self._behind: list[Future[Any]] = []
+        self.thrown: list[str] = []
+        """Why places were thrown away, of those that were to be used again."""
         self._ready: deque[Future[SandboxId]] = deque(
             self._soon(self._make()) for _ in range(ahead)
         )
-        self.made = 0
-        self.thrown: list[str] = []
-        """Why places were thrown away, of those that were to be used again."""
 
     def take(self) -> SandboxId:
         coming = self._ready.popleft()
@@ -108,7 +107,6 @@ class Pool:
 
     async def _make(self) -> SandboxId:
         sandbox_id = new_sandbox_id()
-        self.made += 1
         cell = await self._on().create(sandbox_id, self._spec)
         if self._reuse:
             self._looks[sandbox_id] = await _looked_at(cell)

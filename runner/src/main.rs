@@ -248,6 +248,7 @@ fn run(options: Options) -> Result<i32, Stopped> {
         let _nobody_waits = sys::write_all(ready.as_raw_fd(), b"1");
     }
     let code = server.run();
+    server.part();
     server.tidy();
     Ok(code)
 }

@@ -19,9 +19,11 @@ use crate::timers::{Due, TimerId, Timers};
 use crate::work;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::os::unix::io::{AsRawFd, OwnedFd};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 const READ_BLOCK: usize = 256 << 10;
+/// How long a client may take to read our last words.
+const PARTING_NS: u64 = 200_000_000;
 
 pub enum Listen {
     Inherited(OwnedFd),
@@ -430,6 +432,21 @@ impl Server {
             connection.out.event(0, &said);
         }
         self.exit = Some(0);
+    }
+
+    /// Lets whoever is connected read our last words: a relay beside us dies when we do, and with
+    /// it what it has not passed on. They hang up as soon as they have seen the end.
+    pub fn part(&mut self) {
+        let until = sys::boot_ns() + PARTING_NS;
+        let shut = |fd: &RawFd| {
+            // SAFETY: a descriptor of ours; one that is no socket refuses.
+            unsafe { libc::shutdown(*fd, libc::SHUT_WR) == 0 }
+        };
+        let connections = self.connections.values();
+        let open: Vec<RawFd> = connections.map(|one| one.out.raw()).filter(shut).collect();
+        while open.iter().any(|fd| !sys::is_hung_up(*fd)) && sys::boot_ns() < until {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 
     pub fn arm_lease(&mut self) {

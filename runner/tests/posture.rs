@@ -314,12 +314,6 @@ const LIKE_AN_ENGINE: [&str; 5] = [
     "-all,+setuid,+setgid,+setpcap,+kill,+chown",
 ];
 
-fn give(path: &std::path::Path, uid: u32, gid: u32) {
-    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: `path` is NUL-terminated.
-    assert_eq!(unsafe { libc::chown(path.as_ptr(), uid, gid) }, 0);
-}
-
 fn owned(path: &std::path::Path) -> (u32, u32, u32) {
     use std::os::unix::fs::MetadataExt;
     let meta = std::fs::symlink_metadata(path).unwrap();
@@ -388,7 +382,10 @@ fn a_directory_that_cannot_be_had_stops_the_start_and_says_why() {
     std::os::unix::fs::symlink(path("real"), path("link")).unwrap();
     let start = |wrapper: &[&str], words: &[&str]| {
         let socket = path("socket");
-        let line = [wrapper, &[program(), "--listen", &socket], words].concat();
+        // One that starts after all must not be waited for.
+        let patience = ["timeout", "-s", "KILL", "20"];
+        let own = [program(), "--listen", &socket];
+        let line = [&patience, wrapper, &own, words].concat();
         let output = std::process::Command::new(line[0])
             .args(&line[1..])
             .output()

@@ -210,10 +210,9 @@ class KeepsImages(Protocol):
     """A backend with images of its own, beside those of the store; it cannot show the host's."""
 
     async def find_image(self, names: Sequence[str]) -> Image | None:
-        """The first of these that it has (kind `engine`, with its id); None when it has none.
+        """The first of these that it has (kind `engine`, with its id), or None.
 
-        Where its operator lets it, the last of them is fetched: an alias's target comes last.
-        RegistryUnavailable or InvalidImage when fetching was allowed and failed.
+        Where its operator lets it, the last is fetched; RegistryUnavailable when that failed.
         """
         ...
 

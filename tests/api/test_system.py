@@ -58,6 +58,17 @@ async def test_a_backend_that_cannot_is_told_once_in_a_while(daemon, monkeypatch
     assert len(looks) == 1
 
 
+async def test_a_backend_that_is_away_and_not_the_default_is_told_of(daemon, monkeypatch):
+    assert (await daemon.ask("GET", "/readyz")).json["degraded"] == []
+    away = BackendUnavailable("no engine answers", hint="start it", backend="docker")
+    monkeypatch.setattr(daemon.server.engine, "degraded", lambda: [away])
+    reply = await daemon.ask("GET", "/readyz")
+    assert reply.status == 200
+    assert reply.json["degraded"] == [
+        {"backend": "docker", "reason": "no engine answers", "hint": "start it"}
+    ]
+
+
 async def test_the_version_is_told(daemon):
     daemon.server.version = "1.2.3"
     assert (await daemon.ask("GET", "/v1/version")).json["version"] == "1.2.3"

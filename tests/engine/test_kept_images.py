@@ -53,6 +53,7 @@ class Keeper(MemoryBackend):
         self.images = {canonical_name(one): f"sha256:{n:064x}" for n, one in enumerate(images)}
         self.sought: list[tuple[str, ...]] = []
         self.shown: list[Image] = []
+        self.brought: list[str] = []
 
     async def find_image(self, names: Sequence[str]) -> Image | None:
         self.sought.append(tuple(names))
@@ -60,6 +61,9 @@ class Keeper(MemoryBackend):
             if one in self.images:
                 return Image(one, kind="engine", id=self.images[one])
         return None
+
+    async def bring_image(self, image: Image) -> None:
+        self.brought.append(image.name)
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Any:
         self.shown.append(spec.image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -186,18 +187,73 @@ async def test_the_survey_shows_every_tier_with_reason_remedy_and_time(opened):
         "local, dev profile",
         "oci",
         "gvisor",
+        "docker",
     ]
-    first, on_image, dev, oci, gvisor = tiers
+    first, on_image, dev, oci, gvisor, docker = tiers
     assert (first.ready, first.default, first.image, first.tried) == (True, True, "host", True)
     assert first.create_ms is not None
     assert first.create_ms >= 0
-    for one in (on_image, dev, oci, gvisor):
+    for one in (on_image, dev, oci, gvisor, docker):
         assert not one.ready
         assert one.reason
         assert one.remedy
         assert (one.create_ms, one.default) == (None, False)
     assert gvisor.reason == "runsc is too old"
     assert await engine.list() == []
+
+
+GONE = Readiness(False, "no engine answers at unix:///run/docker.sock", "start dockerd")
+
+
+async def test_strongest_never_falls_to_an_engine_nor_from_one(opened):
+    engine = opened(Named("gvisor", BROKEN), Named("docker"), Named("oci"))
+    assert await backend_of(engine, isolation="strongest") == "oci"
+    with pytest.raises(BackendUnavailable, match="runsc is too old"):
+        await opened(Named("gvisor", BROKEN), Named("docker")).create(
+            CreateRequest(isolation="strongest")
+        )
+    docker = Named("docker", GONE)
+    engine = opened(docker, Named("local"), Named("oci"), Named("gvisor", BROKEN))
+    with pytest.raises(BackendUnavailable, match="runsc is too old"):
+        await engine.create(CreateRequest(isolation="strongest"))
+    docker.broken = None
+    assert await backend_of(engine, isolation="strongest") == "docker"
+    assert await backend_of(engine, backend="local") == "local"
+    stronger = opened(Named("docker"), Named("local"), Named("gvisor"))
+    assert await backend_of(stronger, isolation="strongest") == "gvisor"
+
+
+async def test_that_an_engine_was_there_is_not_remembered(opened):
+    docker = Named("docker")
+    engine = opened(docker)
+    assert await backend_of(engine, isolation="strongest") == "docker"
+    docker.broken = GONE
+    with pytest.raises(BackendUnavailable, match="no engine answers") as refused:
+        await engine.create(CreateRequest(isolation="strongest"))
+    assert refused.value.hint == "start dockerd"
+
+
+async def test_an_engine_is_looked_at_and_only_tried_where_it_is_the_default(opened):
+    tiers = {one.name: one for one in await opened(Named("local"), Named("docker", GONE)).tiers()}
+    assert (tiers["docker"].reason, tiers["docker"].remedy) == (GONE.reason, GONE.remedy)
+    docker = Named("docker")
+    tiers = {one.name: one for one in await opened(Named("local"), docker).tiers()}
+    assert (tiers["docker"].ready, tiers["docker"].tried, docker.probes) == (True, False, 1)
+    assert await docker.owned() == ()
+
+
+async def test_a_survey_waits_for_nobody_for_ever(opened, monkeypatch):
+    monkeypatch.setattr("sandkasten.engine.tiers._PROBE_TIMEOUT_S", 0.05)
+    docker = Named("docker")
+
+    async def hang() -> Readiness:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(docker, "probe", hang)
+    tiers = {one.name: one for one in await opened(Named("local"), docker).tiers(measure=False)}
+    assert tiers["local"].ready
+    assert "did not answer" in tiers["docker"].reason
 
 
 async def test_a_survey_without_measuring_makes_nothing(opened):

@@ -1,4 +1,4 @@
-"""A store of its own for every test, and small images to put into it."""
+"""A store of its own for every test, and a registry for those that ask one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,30 @@ import pytest
 from sandkasten.images.store import LayerStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.images.registries import Front, Running
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path / "images")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Iterator[Running]:
+    from tests.images import registries
+    from tests.images.asking import MADE
+
+    with registries.docker_registry(tmp_path_factory.mktemp("plain")) as running:
+        registries.push(running.base, "team/app", "1", MADE)
+        yield running
+
+
+@pytest.fixture
+def before(plain) -> Iterator[Front]:
+    from tests.images import registries
+
+    with registries.front(plain) as standing:
+        yield standing

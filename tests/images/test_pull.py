@@ -27,7 +27,8 @@ from sandkasten.images.connections import Patience
 from sandkasten.images.pull import Puller
 from sandkasten.images.store import LayerStore
 from tests.images import registries
-from tests.images.registries import HERE, PASSWORD, USER, Asked, Front, Running
+from tests.images.asking import QUICK
+from tests.images.registries import HERE, PASSWORD, USER, Asked, Running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from sandkasten.model.images import ImageProgress
 
 OTHER = "s390x" if HERE != "s390x" else "amd64"
-QUICK = Patience(attempts=3, first_pause_s=0.01, connect_s=5, silence_s=5, whole_s=60)
 BOTTOM = registries.layer({"etc/motd": b"below\n", "both": b"below\n"})
 MIDDLE = registries.layer({"both": b"above\n", "big": os.urandom(2_000_000)})
 TOP = registries.layer({"top": b"top\n"})
@@ -47,17 +47,6 @@ def plain(tmp_path_factory) -> Iterator[Running]:
     with registries.docker_registry(tmp_path_factory.mktemp("plain")) as running:
         registries.push(running.base, "team/app", "1", MADE)
         yield running
-
-
-@pytest.fixture
-def before(plain) -> Iterator[Front]:
-    with registries.front(plain) as standing:
-        yield standing
-
-
-@pytest.fixture
-def store(tmp_path) -> LayerStore:
-    return LayerStore(tmp_path / "images")
 
 
 def puller(store: LayerStore, **access: Access) -> Puller:

@@ -52,6 +52,12 @@ def test_every_listed_call_has_the_answer_of_its_list():
     assert answer("a_call_of_tomorrow") == ENOSYS
 
 
+def test_what_programs_do_without_needs_no_default_that_an_older_engine_ignores():
+    rules: Any = profile("x86_64")["syscalls"]
+    assert [_outcome(r) for r in rules if _matches(r, "clone3", ())] == [ENOSYS]
+    assert {_outcome(r) for r in rules if _matches(r, "personality", (0x0040000,))} == {ENOSYS}
+
+
 def test_clone_may_make_threads_and_no_namespace():
     assert answer("clone", 0x003D_0F00) == "allow"
     for flag in syscalls.CLONE_NEW_FLAGS:

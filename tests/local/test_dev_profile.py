@@ -191,7 +191,7 @@ def test_no_process_inside_is_root_on_the_host(box):
     box.start(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sleep", "60"])
     box.exec("sleep 60 &")
     for pid in box.host_processes():
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         ids = [int(v) for line in status.splitlines() if line[:3] in ("Uid", "Gid")
                for v in line.split()[1:]]  # fmt: skip
         assert all(v in box.host_ids for v in ids), status

@@ -78,7 +78,7 @@ async def test_a_command_under_runc_is_as_closed_as_under_the_local_backend(box:
 
     def look() -> list[str]:
         for pid in posture.processes_in(first[0]):
-            if Path(f"/proc/{pid}/cmdline").read_text().startswith("sleep\0"):
+            if Path(f"/proc/{pid}/cmdline").read_text(errors="replace").startswith("sleep\0"):
                 return posture.deviations(posture.read(pid), host, ids=id_range(box))
         return ["not started yet"]
 

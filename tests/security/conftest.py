@@ -11,14 +11,16 @@ import secrets
 import shutil
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from sandkasten.model.limits import MIB, Limits
 from tests import asked
-from tests.grounds import GROUNDS, Ground, open_backend
+from tests.grounds import GROUNDS, Ground, open_backend, spec_on
+from tests.pool import Pool
 from tests.security.harness import ROOT, Box, Loop, poll
 
 if TYPE_CHECKING:
@@ -59,7 +61,11 @@ def planted_secret() -> Iterator[str]:
 def data_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir="/var/tmp"))
     yield path
-    left = [cell.name for place in ("cells", "*/cells") for cell in path.glob(f"{place}/*")]
+    left = [
+        cell.name
+        for place in ("cells", "*/cells", "pool/*/cells")
+        for cell in path.glob(f"{place}/*")
+    ]
     shutil.rmtree(path)
     assert left == []
 
@@ -77,8 +83,23 @@ def ground(request: pytest.FixtureRequest) -> Ground:
 
 
 @pytest.fixture(scope="session")
-def backend(data_dir: Path, planted_secret: str, ground: Ground) -> LocalBackend:
-    return cast("LocalBackend", open_backend(ground, data_dir))
+def backend(
+    data_dir: Path, planted_secret: str, ground: Ground, loop: Loop
+) -> Iterator[LocalBackend]:
+    opened = open_backend(ground, data_dir)
+    yield cast("LocalBackend", opened)
+    _close(loop, opened)
+
+
+def _close(loop: Loop, opened: Any) -> None:
+    if hasattr(opened, "aclose"):
+        loop.run(opened.aclose())
+
+
+def _limits(ground: Ground) -> Limits:
+    # gVisor's own memory counts too, and grows with the commands that were ever run.
+    memory = 768 if ground.backend == "gvisor" else 256
+    return Limits(memory_bytes=memory * MIB, workspace_bytes=64 * MIB)
 
 
 @pytest.fixture(scope="session")
@@ -89,9 +110,7 @@ def make_box(
 
     @contextmanager
     def make(limits: Limits | None = None) -> Iterator[Box]:
-        # gVisor's own memory counts too, and grows with the commands that were ever run.
-        memory = 768 if ground.backend == "gvisor" else 256
-        limits = limits or Limits(memory_bytes=memory * MIB, workspace_bytes=64 * MIB)
+        limits = limits or _limits(ground)
         box = Box(loop, backend, data_dir, limits, ground=ground)
         try:
             yield box
@@ -111,10 +130,49 @@ def neighbour(make_box: Callable[..., AbstractContextManager[Box]]) -> Iterator[
         yield box
 
 
+@pytest.fixture(scope="session")
+def lend_box(
+    loop: Loop, data_dir: Path, ground: Ground, planted_secret: str
+) -> Iterator[Callable[[bool], AbstractContextManager[Box]]]:
+    """As `make_box`, of a pool (see `tests.grounds.Cells`); what is left is looked for at the end.
+
+    `alone`: nobody may use it again.
+    """
+    place, limits = data_dir / "pool", _limits(ground)
+    spec = replace(spec_on(ground), limits=limits)
+    reuse = ground.cells == "reused"
+    pool = Pool(lambda: open_backend(ground, place), spec, reuse=reuse)
+    backend = cast("LocalBackend", open_backend(ground, place))
+    ended: list[Box] = []
+
+    @contextmanager
+    def lend(alone: bool) -> Iterator[Box]:
+        box = Box(loop, backend, place, limits, ground=ground, made=pool.take())
+        try:
+            yield box
+        finally:
+            if not box.destroyed:
+                box.leave()
+            if not reuse:
+                ended.append(box)
+            pool.give_back(box.id, spoilt=alone or box.destroyed)
+
+    yield lend
+    pool.close()
+    _close(loop, backend)
+    for box in ended:
+        poll(f"after destroying {box.id}", box.leftovers)
+
+
 @pytest.fixture
-def box(make_box: Callable[..., AbstractContextManager[Box]], neighbour: Box) -> Iterator[Box]:
+def box(request: pytest.FixtureRequest, neighbour: Box, ground: Ground) -> Iterator[Box]:
     """A fresh sandbox. When the test is over it and its neighbour still answer."""
-    with make_box() as box:
+    alone = request.node.get_closest_marker("own_cell") is not None
+    if ground.cells == "fresh":
+        place = request.getfixturevalue("make_box")()
+    else:
+        place = request.getfixturevalue("lend_box")(alone)
+    with place as box:
         yield box
         neighbour.answers()
         if not box.destroyed:

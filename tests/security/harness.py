@@ -33,7 +33,8 @@ from sandkasten.wire.messages import (
     decode_shells,
     to_bytes_json,
 )
-from tests.grounds import GROUNDS, Ground, spec_on
+from tests.engines import seen as engines
+from tests.grounds import GROUNDS, Ground, engine_of, spec_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -56,6 +57,15 @@ OWN_PROCESSES = "what runs inside gVisor is no process of the host; its own proc
 OWN_PROC = "/proc, /dev and /sys are gVisor's own and tell nothing of the host"
 ROOT_INSIDE = "the dev profile gives root inside and a root that can be written to"
 HOST_IMAGE = "an image brings its own files"
+ENGINE_SAYS = "the engine says what is alive, and no file of ours"
+AS_IT_IS = "an image of the engine's own is shown as it is, without our users"
+VOLUME_NAMES = "an engine's volume is named after its session, and mountinfo shows where it lies"
+NO_SIZES = "an engine limits the size of no volume; probe says so"
+ONE_USER = "an engine that maps no ids runs all sandboxes as one user, whose counts they share"
+ITS_TERMINALS = "an engine mounts terminals itself, and limits their number for all together"
+UNSIZED = ("docker/volume", "docker/shared", "docker/inside", "docker/remote")
+# An engine that maps no ids gives none of its own; probe says so.
+NO_USER_NAMESPACE = "the user namespace is the host's"
 WHOLE_SANDBOX = "at a limit of the host gVisor ends as a whole, with all that runs in it"
 # What one answer may hold on our side; the count of bytes goes on beyond it.
 KEPT_BYTES = 16 * 1024 * 1024
@@ -136,19 +146,29 @@ class Box:
         limits: Limits,
         spec: CellSpec | None = None,
         ground: Ground = GROUNDS["local"],
+        made: SandboxId | None = None,
     ) -> None:
+        """`made`: it is there already, and only found again."""
         self.loop = loop
         self.ground = ground
         self.backend = backend
         self.data_dir = data_dir
-        self.id: SandboxId = new_sandbox_id()
+        self.id: SandboxId = made or new_sandbox_id()
         self.limits = limits
         self.cell: LocalCell = loop.run(
             backend.create(self.id, replace(spec or spec_on(ground), limits=limits))
+            if made is None
+            else backend.attach(self.id)
         )
         self.channel: Channel = loop.run(self._dial())
-        self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
-        self.state: dict[str, Any] = json.loads((self.directory / "state").read_text())
+        self.state: dict[str, Any]
+        if self.docker:
+            self.host_pid = engines.first_process(engine_of(ground), self.id)
+            self.host_start = int(_stat(str(self.host_pid))[19])
+            self.state = {"slot": None, "cgroups": engines.cgroups(self.host_pid)}
+        else:
+            self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
+            self.state = json.loads((self.directory / "state").read_text())
         # gVisor's processes are in the host's; what runs inside is no process of the host at all.
         own = None if self.gvisor else os.readlink(f"/proc/{self.host_pid}/ns/pid")
         self.pid_namespace = own
@@ -166,6 +186,10 @@ class Box:
     @property
     def gvisor(self) -> bool:
         return self.ground.backend == "gvisor"
+
+    @property
+    def docker(self) -> bool:
+        return self.ground.backend == "docker"
 
     @property
     def uid(self) -> int:
@@ -195,9 +219,31 @@ class Box:
             assert self.host_ids is not None
             return posture.kernel_deviations(seen, host, ids=self.host_ids)
         mine = capabilities.bits(capabilities.DEV_USER) if self.dev else 0
+        if self.docker:
+            bare = replace(seen, mountinfo="")
+            found = posture.deviations(bare, host, ids=self.host_ids, capabilities=mine)
+            found.remove(NO_USER_NAMESPACE)
+            return found + self.mount_deviations(seen.mountinfo)
         return posture.deviations(
             seen, host, ids=self.host_ids, capabilities=mine, writable=self.writable
         )
+
+    def mount_deviations(self, mountinfo: str) -> list[str]:
+        if self.docker:
+            return engines.mount_deviations(mountinfo)
+        return posture.mount_deviations(mountinfo, self.writable)
+
+    @property
+    def runner(self) -> str:
+        """Where the runner's program lies inside."""
+        return "/run/sandkasten/bin/runner" if self.docker else "/run/sandkasten/runner"
+
+    @property
+    def identities(self) -> set[int] | None:
+        """Who its processes may be on the host; None where they are ourselves."""
+        if self.docker:
+            return {1000, 999}
+        return None if self.host_ids is None else set(self.host_ids)
 
     @property
     def writable(self) -> tuple[str, ...]:
@@ -380,12 +426,19 @@ class Box:
         self.loop.run(self.channel.aclose())
         self.loop.run(self.cell.destroy())
 
+    def leave(self) -> None:
+        """Somebody else removes it, from now on."""
+        self.ended_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.loop.run(self.channel.aclose())
+
     def leftovers(self) -> list[str]:
         """Whatever of this sandbox is still on the host; call it after `destroy`."""
         found = [f"process {pid}" for pid in self._living()]
         found += [f"cgroup {d}" for d in self.state["cgroups"] if os.path.exists(d)]
         if self.directory.exists():
             found.append(f"files in {self.directory}")
+        if self.docker:
+            found += engines.things(engine_of(self.ground), self.id)
         if ROOT and idranges.slot_of(idranges.HOST_DIRECTORY, self.id) is not None:
             found.append("a lease of an id range")
         backing = os.fspath(self.directory)
@@ -421,7 +474,10 @@ class Box:
         return found
 
 
+def _stat(pid: str) -> list[bytes]:
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+
+
 def _began(pid: str) -> float:
     """When a process began, in seconds since boot."""
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")

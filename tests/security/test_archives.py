@@ -17,6 +17,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
+from tests.security.harness import NO_SIZES, UNSIZED
 
 if TYPE_CHECKING:
     from tests.security.harness import Box
@@ -117,6 +118,7 @@ def test_owners_in_an_archive_are_not_taken(box):
     assert box.stat("/workspace/in/f").uid == box.uid
 
 
+@pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
 def test_a_bomb_of_bytes_meets_the_quota(box, neighbour):
     with pytest.raises(QuotaExceeded):
         box.tar_in("/workspace/in", _huge(box.limits.workspace_bytes + 10_000_000))

@@ -183,7 +183,7 @@ def _processes_of(uid: int) -> list[str]:
         if name.isdigit():
             try:
                 if os.stat(f"/proc/{name}").st_uid == uid:
-                    status = Path(f"/proc/{name}/status").read_text()
+                    status = Path(f"/proc/{name}/status").read_text(errors="replace")
                     if "State:\tZ" not in status:
                         found.append(status.splitlines()[0])
             except OSError:

@@ -15,7 +15,7 @@ MIB = 1024**2
 
 
 def _rss(pid: str | int = "self") -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     found = re.search(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)
     assert found is not None
     return int(found.group(1)) * 1024

@@ -154,7 +154,9 @@ def test_plain_tcp_to_another_machine_takes_a_word(tmp_path):
 
 def test_half_a_certificate_and_a_needless_insecure_are_refused(tmp_path):
     far = {"DOCKER_HOST": "tcp://far:2376"}
-    assert "go together" in refused(tmp_path, **far, SANDKASTEN_DOCKER_TLS_CERT="/c.pem").message
+    for one in ("TLS_CA", "TLS_CERT", "TLS_KEY"):
+        told = {f"SANDKASTEN_DOCKER_{one}": "/c.pem"}
+        assert "go together" in refused(tmp_path, **far, **told).message
     both = {"SANDKASTEN_DOCKER_INSECURE": "1", "DOCKER_CERT_PATH": "/c"}
     assert "insecure" in refused(tmp_path, **far, **both).message
 
@@ -165,7 +167,7 @@ def test_half_a_certificate_and_a_needless_insecure_are_refused(tmp_path):
         "npipe:////./pipe/docker_engine",
         "/run/docker.sock",
         "http://far:2375",
-        "tcp://far",
+        "tcp://far:0",
         "tcp://:2375",
         "tcp://far:2375/path",
         "tcp://far:99999",

@@ -1,6 +1,8 @@
 //! A small, blocking client of the runner protocol, and the runner it talks to.
 #![allow(dead_code)]
 
+pub mod shells;
+
 use serde_json::{json, Value};
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -33,6 +35,12 @@ pub fn serial() -> u64 {
 
 pub fn program() -> &'static str {
     env!("CARGO_BIN_EXE_sandkasten-runner")
+}
+
+pub fn give(path: &Path, uid: u32, gid: u32) {
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: `path` is NUL-terminated.
+    assert_eq!(unsafe { libc::chown(path.as_ptr(), uid, gid) }, 0);
 }
 
 /// A runner with its own directories; it and all it started are gone when this is dropped.

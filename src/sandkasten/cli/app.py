@@ -6,12 +6,27 @@ for code that only another command uses.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final
 
 import typer
 
+from sandkasten.cli import sandboxes
 from sandkasten.cli.imaging import image_app
 from sandkasten.cli.names import complete
+from sandkasten.cli.options import (
+    Backend,
+    Environment,
+    Id,
+    Image,
+    Isolation,
+    Json,
+    Limits,
+    Mounts,
+    Shared,
+    Timeout,
+    Workspace,
+    state_of,
+)
 from sandkasten.cli.state import State, go
 
 # Options after the first word belong to what runs inside, not to us.
@@ -26,40 +41,6 @@ _STATUSES: Final = (
     "operator acts for), SANDKASTEN_DATA_DIR, SANDKASTEN_CONFIG; each setting has one of its own "
     "(sandkasten config show)."
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Id = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID", help="A sandbox, or a unique beginning of its id.", autocompletion=complete
-    ),
-]
-Environment = Annotated[
-    list[str], typer.Option("--env", "-e", metavar="K=V", help="A variable inside; repeatable.")
-]
-Limits = Annotated[
-    list[str],
-    typer.Option("--limit", metavar="NAME=N", help="A limit, e.g. mem_limit_mb=256; repeatable."),
-]
-Image = Annotated[str | None, typer.Option("--image", "-i", metavar="I", help="The image.")]
-Workspace = Annotated[
-    str | None,
-    typer.Option("--workspace", metavar="NAME", help="A workspace that stays; made at first use."),
-]
-Shared = Annotated[
-    bool, typer.Option("--shared", help="Share that workspace with others that share it.")
-]
-Mounts = Annotated[
-    list[str],
-    typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
-]
-Isolation = Annotated[
-    str | None,
-    typer.Option("--isolation", metavar="I", help="standard, gvisor or strongest."),
-]
-Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
-]
 
 
 def build() -> typer.Typer:
@@ -76,17 +57,17 @@ def build() -> typer.Typer:
     )
     app.callback()(_before)
     app.command("run", context_settings=_PASSES_ON)(_run)
-    app.command("create")(_create)
+    app.command("create")(sandboxes.create)
     app.command("exec", context_settings=_PASSES_ON)(_exec)
     app.command("shell")(_shell)
     app.command("cp")(_cp)
-    app.command("ls")(_ls)
-    app.command("ps")(_ps)
-    app.command("stats")(_stats)
-    app.command("update")(_update)
-    app.command("pause")(_pause)
-    app.command("resume")(_resume)
-    app.command("rm")(_rm)
+    app.command("ls")(sandboxes.ls)
+    app.command("ps")(sandboxes.ps)
+    app.command("stats")(sandboxes.stats)
+    app.command("update")(sandboxes.update)
+    app.command("pause")(sandboxes.pause)
+    app.command("resume")(sandboxes.resume)
+    app.command("rm")(sandboxes.rm)
     app.command("doctor")(_doctor)
     app.command("version")(_version)
     config = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -113,12 +94,6 @@ def _nothing() -> None:
     """The settings in force."""
 
 
-def _state(context: typer.Context, *, json: bool = False) -> State:
-    state = cast("State", context.obj)
-    state.json = json
-    return state
-
-
 def _before(
     context: typer.Context,
     data_dir: Annotated[
@@ -142,7 +117,7 @@ def _before(
     ] = False,
 ) -> None:
     context.ensure_object(State)
-    state = _state(context)
+    state = state_of(context)
     state.data_dir, state.backend = data_dir, backend
     state.url, state.api_key, state.embedded = url, api_key, embedded
 
@@ -183,6 +158,7 @@ def _run(
     workspace: Workspace = None,
     shared: Shared = False,
     mount: Mounts = [],  # noqa: B006
+    backend: Backend = None,
     isolation: Isolation = None,
     json: Json = False,
 ) -> None:
@@ -206,48 +182,7 @@ def _run(
         mounts=tuple(mount),
         isolation=isolation,
     )
-    raise SystemExit(running.run(_state(context, json=json), job))
-
-
-def _create(
-    context: typer.Context,
-    image: Image = None,
-    ttl: Annotated[
-        float | None, typer.Option("--ttl", metavar="S", help="Seconds it lives without activity.")
-    ] = None,
-    env: Environment = [],  # noqa: B006
-    label: Annotated[
-        list[str], typer.Option("--label", "-l", metavar="K=V", help="A label; repeatable.")
-    ] = [],  # noqa: B006
-    limit: Limits = [],  # noqa: B006
-    profile: Annotated[str | None, typer.Option("--profile", metavar="P")] = None,
-    isolation: Isolation = None,
-    session_key: Annotated[
-        str | None,
-        typer.Option("--session-key", metavar="K", help="Take the one with this key if it lives."),
-    ] = None,
-    workspace: Workspace = None,
-    shared: Shared = False,
-    mount: Mounts = [],  # noqa: B006
-    json: Json = False,
-) -> None:
-    """Make a sandbox that stays; print its id."""
-    from sandkasten.cli import life, running
-
-    wish = life.Wish(
-        image=image,
-        ttl_s=ttl,
-        env=running.pairs(env, "--env"),
-        labels=running.pairs(label, "--label"),
-        limits=running.figures(limit),
-        profile=profile,
-        isolation=isolation,
-        session_key=session_key,
-        workspace=workspace,
-        workspace_mode="shared" if shared else None,
-        mounts=tuple(mount),
-    )
-    go(life.create(_state(context, json=json), wish))
+    raise SystemExit(running.run(state_of(context, json=json, backend=backend), job))
 
 
 def _exec(
@@ -284,7 +219,7 @@ def _exec(
         env=running.pairs(env, "--env"),
         shell=shell,
     )
-    raise SystemExit(go(executing.execute(_state(context, json=json), id, order)))
+    raise SystemExit(go(executing.execute(state_of(context, json=json), id, order)))
 
 
 def _shell(
@@ -302,7 +237,7 @@ def _shell(
     """An interactive terminal in a sandbox."""
     from sandkasten.cli import interactive
 
-    raise SystemExit(go(interactive.shell(_state(context), id, image)))
+    raise SystemExit(go(interactive.shell(state_of(context), id, image)))
 
 
 def _cp(
@@ -316,98 +251,7 @@ def _cp(
     """Copy files and directories into a sandbox or out of it."""
     from sandkasten.cli import copying
 
-    go(copying.copy(_state(context, json=json), source, destination))
-
-
-def _ls(
-    context: typer.Context,
-    all_: Annotated[
-        bool, typer.Option("--all", help="Also what is kept ready for the next one-shot.")
-    ] = False,
-    json: Json = False,
-) -> None:
-    """List sandboxes."""
-    from sandkasten.cli import showing
-
-    go(showing.sandboxes(_state(context, json=json), everything=all_))
-
-
-def _ps(context: typer.Context, id: Id, json: Json = False) -> None:
-    """List the processes of a sandbox."""
-    from sandkasten.cli import showing
-
-    go(showing.processes(_state(context, json=json), id))
-
-
-def _stats(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Show what a sandbox uses. Memory, cpu, processes, disk, network."""
-    from sandkasten.cli import showing
-
-    go(showing.stats(_state(context, json=json), id))
-
-
-def _update(
-    context: typer.Context,
-    id: Id,
-    ttl: Annotated[
-        float | None, typer.Option("--ttl", metavar="S", help="Seconds it lives without activity.")
-    ] = None,
-    lifetime: Annotated[
-        float | None, typer.Option("--lifetime", metavar="S", help="Seconds since its creation.")
-    ] = None,
-    label: Annotated[
-        list[str],
-        typer.Option("--label", "-l", metavar="K=V", help="A label; these replace all it has."),
-    ] = [],  # noqa: B006
-    no_labels: Annotated[bool, typer.Option("--no-labels", help="Take its labels away.")] = False,
-    json: Json = False,
-) -> None:
-    """Change how long a sandbox lives, or its labels."""
-    from sandkasten.cli import life, running
-    from sandkasten.model.sandbox import UpdateRequest
-
-    if ttl is None and lifetime is None and not label and not no_labels:
-        raise typer.BadParameter("say what to change: --ttl, --lifetime, --label or --no-labels")
-    labels = running.pairs(label, "--label") if label or no_labels else None
-    request = UpdateRequest(ttl_s=ttl, lifetime_s=lifetime, labels=labels)
-    go(life.update(_state(context, json=json), id, request))
-
-
-def _pause(
-    context: typer.Context,
-    id: Id,
-    reclaim: Annotated[
-        bool, typer.Option("--reclaim", help="Also give back the memory it can spare.")
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Stop everything in a sandbox until it is resumed."""
-    from sandkasten.cli import life
-
-    go(life.pause(_state(context, json=json), id, reclaim=reclaim))
-
-
-def _resume(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Let a paused sandbox go on where it stopped."""
-    from sandkasten.cli import life
-
-    go(life.resume(_state(context, json=json), id))
-
-
-def _rm(
-    context: typer.Context,
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID...", autocompletion=complete)
-    ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every sandbox.")] = False,
-    json: Json = False,
-) -> None:
-    """Destroy sandboxes."""
-    from sandkasten.cli import life
-
-    if bool(ids) == all_:
-        raise typer.BadParameter("name sandboxes, or say --all")
-    raise SystemExit(go(life.remove(_state(context, json=json), ids or [], everything=all_)))
+    go(copying.copy(state_of(context, json=json), source, destination))
 
 
 def _doctor(
@@ -421,7 +265,7 @@ def _doctor(
     """Say what sandboxes need here. Whether it is there, and what to do where it is not."""
     from sandkasten.cli import doctor
 
-    raise SystemExit(go(doctor.examine(_state(context, json=json), measure=measure)))
+    raise SystemExit(go(doctor.examine(state_of(context, json=json), measure=measure)))
 
 
 def _config_show(
@@ -434,14 +278,14 @@ def _config_show(
     """Print every setting in force."""
     from sandkasten.cli import showing
 
-    showing.configuration(_state(context, json=json), origin=origin)
+    showing.configuration(state_of(context, json=json), origin=origin)
 
 
 def _version(context: typer.Context, json: Json = False) -> None:
     """Print the version."""
     from sandkasten.cli import showing
 
-    showing.version(_state(context, json=json))
+    showing.version(state_of(context, json=json))
 
 
 def command_names() -> list[str]:

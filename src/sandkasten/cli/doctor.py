@@ -73,7 +73,8 @@ def _show_tier(tier: Tier) -> None:
     name = visible(tier.name) + (" (default)" if tier.default else "")
     if tier.ready:
         took = "" if tier.create_ms is None else f", create {tier.create_ms:.1f} ms"
-        put(f"ok    tier {name}: ready, image {visible(tier.image)}{took}")
+        image = f", image {visible(tier.image)}" if tier.image else ""
+        put(f"ok    tier {name}: ready{image}{took}")
         return
     mark = "MISS" if tier.default else "--  "
     put(f"{mark}  tier {name}: not ready: {visible(tier.reason)}")

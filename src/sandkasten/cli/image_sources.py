@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.state import State, go
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sandkasten.model.images import BuiltImage, ImageProgress
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def add_sources(app: typer.Typer) -> None:
@@ -39,7 +38,7 @@ def _pull(
     json: Json = False,
 ) -> None:
     """Bring an image from its registry into the store; print its name."""
-    go(pulled(_state(context, json=json), name, platform))
+    go(pulled(state_of(context, json=json), name, platform))
 
 
 def _build(
@@ -79,18 +78,12 @@ def _build(
     if file is not None:
         if include or mirror is not None or variant != "minbase":
             raise typer.BadParameter("--include, --variant and --mirror go with --debian")
-        go(stepped(_state(context, json=json), name, file, refresh=refresh))
+        go(stepped(state_of(context, json=json), name, file, refresh=refresh))
         return
     assert debian is not None
     packages = [one.strip() for words in include for one in words.split(",") if one.strip()]
-    state = _state(context, json=json)
+    state = state_of(context, json=json)
     go(bootstrapped(state, name, debian, packages, variant, mirror, refresh=refresh))
-
-
-def _state(context: typer.Context, *, json: bool) -> State:
-    state = cast("State", context.obj)
-    state.json = json
-    return state
 
 
 async def pulled(state: State, name: str, platform: str | None) -> None:

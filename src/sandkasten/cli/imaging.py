@@ -7,11 +7,12 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from sandkasten.cli.image_sources import add_sources
+from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.state import EXIT_OURS, State, go
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _SHORT: Final = 12
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="An image: its name, its id or a beginning of it.")
 ]
@@ -50,7 +50,7 @@ def _nothing() -> None:
 
 def _ls(context: typer.Context, json: Json = False) -> None:
     """List images."""
-    go(listed(_state(context, json=json)))
+    go(listed(state_of(context, json=json)))
 
 
 def _import(
@@ -75,7 +75,7 @@ def _import(
 ) -> None:
     """Bring the images of a file into the store; print their names."""
     # A directory (an OCI layout) cannot be sent to a daemon as it is.
-    state = _state(context, json=json)
+    state = state_of(context, json=json)
     images = images_here(state) if os.path.isdir(file) else images_of(state)
     go(imported(state, images, file, name, platform))
 
@@ -91,7 +91,7 @@ def _export(
     json: Json = False,
 ) -> None:
     """Write an image to one file."""
-    go(exported(_state(context, json=json), name, file, format))
+    go(exported(state_of(context, json=json), name, file, format))
 
 
 def _rm(
@@ -100,12 +100,12 @@ def _rm(
     json: Json = False,
 ) -> None:
     """Take names away; an image goes with its last name, unless a sandbox uses it."""
-    raise SystemExit(go(removed(_state(context, json=json), names)))
+    raise SystemExit(go(removed(state_of(context, json=json), names)))
 
 
 def _inspect(context: typer.Context, name: Name, json: Json = False) -> None:
     """Show an image: layers, configuration, who uses it."""
-    go(inspected(_state(context, json=json), name))
+    go(inspected(state_of(context, json=json), name))
 
 
 def _tag(
@@ -115,23 +115,17 @@ def _tag(
     json: Json = False,
 ) -> None:
     """Give an image another name."""
-    go(tagged(_state(context, json=json), name, new))
+    go(tagged(state_of(context, json=json), name, new))
 
 
 def _gc(context: typer.Context, json: Json = False) -> None:
     """Remove what no name leads to and no sandbox uses."""
-    go(collected(_state(context, json=json)))
+    go(collected(state_of(context, json=json)))
 
 
 def _du(context: typer.Context, json: Json = False) -> None:
     """Show what the images take on disk."""
-    go(measured(_state(context, json=json)))
-
-
-def _state(context: typer.Context, *, json: bool) -> State:
-    state = cast("State", context.obj)
-    state.json = json
-    return state
+    go(measured(state_of(context, json=json)))
 
 
 # ---- what they do

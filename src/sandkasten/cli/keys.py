@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say
 from sandkasten.cli.state import EXIT_OURS, State, go
 from sandkasten.errors import InvalidRequest, SandkastenError
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from sandkasten.model.journal import KeyRow
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -113,7 +113,7 @@ def _create(
             "requests_per_second": rate,
         },
     )
-    go(_make(_state(context, json), request))
+    go(_make(state_of(context, json=json), request))
 
 
 def _ls(
@@ -122,7 +122,7 @@ def _ls(
     json: Json = False,
 ) -> None:
     """List keys. Revoked and expired ones among them; never the keys themselves."""
-    go(_list(_state(context, json), tenant))
+    go(_list(state_of(context, json=json), tenant))
 
 
 def _revoke(
@@ -131,13 +131,7 @@ def _revoke(
     json: Json = False,
 ) -> None:
     """Revoke keys: they open nothing from then on."""
-    raise SystemExit(go(_end(_state(context, json), ids)))
-
-
-def _state(context: typer.Context, json: bool) -> State:
-    state = cast("State", context.obj)
-    state.json = json
-    return state
+    raise SystemExit(go(_end(state_of(context, json=json), ids)))
 
 
 def _bytes(size: str | None) -> int | None:

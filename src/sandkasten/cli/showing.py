@@ -29,21 +29,10 @@ def moment(unix: float) -> str:
 def described(info: Info) -> dict[str, Any]:
     """The create answer of the public contract, and what else is known of a sandbox."""
     from sandkasten.model.policy import public_limits
+    from sandkasten.model.sandbox import public_fields
 
     return {
-        "id": info.id,
-        "sandbox_id": info.id,
-        "session_id": info.id,
-        "session_key": info.session_key,
-        "image": info.image,
-        "backend": info.backend,
-        "status": info.status,
-        "cwd": info.cwd,
-        "workdir": info.workdir,
-        "created": info.created,
-        "acquire_source": info.acquire_source,
-        "acquire_detail": info.acquire_detail,
-        "workspace_id": info.workspace_id,
+        **public_fields(info),
         "workspace_mode": _mode(info),
         "mounts": [asdict(one) for one in info.mounts],
         "created_at": moment(info.created_at),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say, size
 from sandkasten.cli.state import EXIT_OURS, State, go
 from sandkasten.errors import FileNotFound, FileTrouble, InvalidRequest, SandkastenError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.model.journal import StoredFile
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="f_…, or the key it was given.")]
 _PIECE = 1 << 18
 
@@ -93,7 +93,7 @@ def _put(
 
     ttl_s = None if ttl is None else seconds(ttl)
     kind = type_ or (None if source == "-" else mimetypes.guess_type(source, strict=False)[0])
-    go(_store(_state(context, json), source, key, kind, ttl_s, overwrite=overwrite))
+    go(_store(state_of(context, json=json), source, key, kind, ttl_s, overwrite=overwrite))
 
 
 def _get(
@@ -105,7 +105,7 @@ def _get(
     json: Json = False,
 ) -> None:
     """Get a stored file."""
-    go(_fetch(_state(context, json), key, target))
+    go(_fetch(state_of(context, json=json), key, target))
 
 
 def _ls(
@@ -114,12 +114,12 @@ def _ls(
     json: Json = False,
 ) -> None:
     """List stored files."""
-    go(_list(_state(context, json), prefix))
+    go(_list(state_of(context, json=json), prefix))
 
 
 def _info(context: typer.Context, key: Key, json: Json = False) -> None:
     """Show what is known of a stored file."""
-    go(_describe(_state(context, json), key))
+    go(_describe(state_of(context, json=json), key))
 
 
 def _rm(
@@ -128,7 +128,7 @@ def _rm(
     json: Json = False,
 ) -> None:
     """Delete stored files."""
-    raise SystemExit(go(_remove(_state(context, json), keys)))
+    raise SystemExit(go(_remove(state_of(context, json=json), keys)))
 
 
 def _stage(
@@ -138,7 +138,7 @@ def _stage(
     json: Json = False,
 ) -> None:
     """Put a stored file into a sandbox."""
-    go(_into(_state(context, json), key, target))
+    go(_into(state_of(context, json=json), key, target))
 
 
 def _publish(
@@ -156,13 +156,7 @@ def _publish(
     from sandkasten.cli.keys import seconds
 
     ttl_s = None if ttl is None else seconds(ttl)
-    go(_out_of(_state(context, json), source, key, ttl_s))
-
-
-def _state(context: typer.Context, json: bool) -> State:
-    state = cast("State", context.obj)
-    state.json = json
-    return state
+    go(_out_of(state_of(context, json=json), source, key, ttl_s))
 
 
 async def _store(

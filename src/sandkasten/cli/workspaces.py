@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, size
 from sandkasten.cli.state import EXIT_OURS, State, go
 from sandkasten.errors import InvalidRequest, SandkastenError
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|[kmgt])(?:i?b)?\Z", re.IGNORECASE)
 _IN_MB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")]
 
@@ -61,12 +61,12 @@ def _nothing() -> None:
 
 def _ls(context: typer.Context, json: Json = False) -> None:
     """List workspaces."""
-    go(_list(_state(context, json), measured=None))
+    go(_list(state_of(context, json=json), measured=None))
 
 
 def _du(context: typer.Context, names: Names = None, json: Json = False) -> None:
     """Show what workspaces take: their size, what is used, what that costs on the host's disk."""
-    go(_list(_state(context, json), measured=names or []))
+    go(_list(state_of(context, json=json), measured=names or []))
 
 
 def _create(
@@ -78,7 +78,7 @@ def _create(
     json: Json = False,
 ) -> None:
     """Make an empty workspace."""
-    state = _state(context, json)
+    state = state_of(context, json=json)
     size_mb = None if size is None else megabytes(size)
 
     async def make(door: AsyncWorkspaces) -> Workspace:
@@ -94,7 +94,7 @@ def _cp(
     json: Json = False,
 ) -> None:
     """Copy a workspace to a new name."""
-    state = _state(context, json)
+    state = state_of(context, json=json)
 
     async def copy(door: AsyncWorkspaces) -> Workspace:
         return await door.copy(source, target)
@@ -109,7 +109,7 @@ def _resize(
     json: Json = False,
 ) -> None:
     """Make a workspace larger; never smaller."""
-    state = _state(context, json)
+    state = state_of(context, json=json)
     size_mb = megabytes(size)
 
     async def grow(door: AsyncWorkspaces) -> Workspace:
@@ -124,13 +124,7 @@ def _rm(
     json: Json = False,
 ) -> None:
     """Delete workspaces with everything in them."""
-    raise SystemExit(go(_remove(_state(context, json), names)))
-
-
-def _state(context: typer.Context, json: bool) -> State:
-    state = cast("State", context.obj)
-    state.json = json
-    return state
+    raise SystemExit(go(_remove(state_of(context, json=json), names)))
 
 
 def _door(state: State) -> AsyncWorkspaces:

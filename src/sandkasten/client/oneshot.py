@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.client import loop
 from sandkasten.client.places import connect, place_of
 from sandkasten.client.requests import bytes_of, names_of, one_workspace, seconds_of
 from sandkasten.client.results import Number, RunResult, run_result_of
+from sandkasten.client.twins import waiting_alone
 from sandkasten.model.oneshot import RunRequest
 
 if TYPE_CHECKING:
@@ -68,59 +68,4 @@ async def run_async(
     return run_result_of(await transport.run(request))
 
 
-def run(
-    code: str | bytes,
-    runtime: str = "python",
-    *,
-    files: Mapping[str, str | bytes] | None = None,
-    args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    stdin: str | bytes | None = None,
-    timeout_ms: float | None = None,
-    timeout_seconds: float | None = None,
-    artifacts: Sequence[str] = (),
-    image: str | None = None,
-    limits: Mapping[str, Number] | None = None,
-    profile: str | None = None,
-    workspace: str | None = None,
-    workspace_mode: str | None = None,
-    workspace_id: str | None = None,
-    mounts: Sequence[str] = (),
-    backend: str | None = None,
-    isolation: str | None = None,
-    data_dir: str | PathLike[str] | None = None,
-    url: str | None = None,
-    api_key: str | None = None,
-) -> RunResult:
-    """Run a piece of code in a sandbox of its own that is gone afterwards.
-
-    `files` are written first, `artifacts` are globs of files to bring back; both relative to
-    the workspace. Code that fails is a result; only what could not be run raises. With
-    `workspace` the run works in the workspace of that name, and what it writes there stays.
-    With `url` (or SANDKASTEN_URL) a daemon runs it, else this process does.
-    """
-    return loop.run(
-        run_async(
-            code,
-            runtime,
-            files=files,
-            args=args,
-            env=env,
-            stdin=stdin,
-            timeout_ms=timeout_ms,
-            timeout_seconds=timeout_seconds,
-            artifacts=artifacts,
-            image=image,
-            limits=limits,
-            profile=profile,
-            workspace=workspace,
-            workspace_mode=workspace_mode,
-            workspace_id=workspace_id,
-            mounts=mounts,
-            backend=backend,
-            isolation=isolation,
-            data_dir=data_dir,
-            url=url,
-            api_key=api_key,
-        )
-    )
+run = waiting_alone("run", run_async)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import builtins
 from os import PathLike
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.client import loop
 from sandkasten.client.admin import books_of
 from sandkasten.client.places import place_of
+from sandkasten.client.twins import arguments_of, waiting
 from sandkasten.errors import FileNotFound, InvalidRequest
 
 if TYPE_CHECKING:
@@ -81,52 +81,15 @@ class AsyncStoredFiles:
 class StoredFiles:
     """The stored files of one place. Holds nothing open; make as many as you like."""
 
-    def __init__(
-        self,
-        *,
-        data_dir: str | PathLike[str] | None = None,
-        url: str | None = None,
-        api_key: str | None = None,
-    ) -> None:
-        self._twin = AsyncStoredFiles(data_dir=data_dir, url=url, api_key=api_key)
+    @arguments_of(AsyncStoredFiles)
+    def __init__(self, **kwargs: Any) -> None:
+        self._twin = AsyncStoredFiles(**kwargs)
 
-    def put(
-        self,
-        data: bytes | PathLike[str],
-        *,
-        key: str | None = None,
-        content_type: str | None = None,
-        ttl_seconds: float | None = None,
-        metadata: Mapping[str, str] | None = None,
-        overwrite: bool = False,
-    ) -> StoredFile:
-        """Store bytes, or the file at a path, whole or not at all; without a key it gets one."""
-        return loop.run(
-            self._twin.put(
-                data,
-                key=key,
-                content_type=content_type,
-                ttl_seconds=ttl_seconds,
-                metadata=metadata,
-                overwrite=overwrite,
-            )
-        )
-
-    def get(self, key: str) -> bytes:
-        """The whole content; FileNotFound when there is none."""
-        return loop.run(self._twin.get(key))
-
-    def info(self, key: str) -> StoredFile:
-        """Size, type, checksum, when it came and when it goes."""
-        return loop.run(self._twin.info(key))
-
-    def list(self, prefix: str = "") -> builtins.list[StoredFile]:
-        """Those whose key begins like this, by key."""
-        return loop.run(self._twin.list(prefix))
-
-    def delete(self, key: str) -> None:
-        """FileNotFound when there is none."""
-        loop.run(self._twin.delete(key))
+    put = waiting(AsyncStoredFiles.put)
+    get = waiting(AsyncStoredFiles.get)
+    info = waiting(AsyncStoredFiles.info)
+    list = waiting(AsyncStoredFiles.list)
+    delete = waiting(AsyncStoredFiles.delete)
 
 
 async def _pieces(data: bytes | PathLike[str]) -> AsyncIterator[bytes]:

@@ -1,79 +1,29 @@
 """The same objects for code without an event loop: thin twins of the asynchronous ones.
 
-No logic of its own: every method is the asynchronous method of the same name, run on the
-process's loop thread, with the same arguments, answers and errors. May be used from several
-threads at once. What is not closed ends by its idle time, never by the garbage collector.
+No logic of its own: every method is the asynchronous method of the same name (`twins.py` says
+how), with the same arguments, answers and errors. May be used from several threads at once. What
+is not closed ends by its idle time, never by the garbage collector.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from sandkasten.client import loop
 from sandkasten.client.images import AsyncImages
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal, AsyncWatch
 from sandkasten.client.pump import Held, Pump
 from sandkasten.client.sandbox import AsyncSandbox
+from sandkasten.client.twins import arguments_of, giving, waiting, waiting_for
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
-    from sandkasten.client.results import Number, Output, Result
+    from sandkasten.client.results import Output, Result
     from sandkasten.model.files import Change
     from sandkasten.model.sandbox import Info
-
-A = TypeVar("A")
-P = ParamSpec("P")
-T = TypeVar("T")
-S = TypeVar("S")
-
-
-def waiting(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], T]:
-    """The method of the twin, run to its end."""
-
-    @functools.wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return loop.run(method(self._twin, *args, **kwargs))
-
-    return call
-
-
-def waiting_for(
-    kind: Callable[[T], S], method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
-) -> Callable[Concatenate[Any, P], S]:
-    """The same for a method whose answer has a twin of its own."""
-
-    @functools.wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> S:
-        return kind(loop.run(method(self._twin, *args, **kwargs)))
-
-    return _answering(call, kind)
-
-
-def giving(
-    kind: Callable[[T], S], method: Callable[Concatenate[A, P], T]
-) -> Callable[Concatenate[Any, P], S]:
-    """The same for a method that does not wait."""
-
-    @functools.wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> S:
-        return kind(method(self._twin, *args, **kwargs))
-
-    return _answering(call, kind)
-
-
-def _answering(call: Callable[P, S], kind: Callable[..., object]) -> Callable[P, S]:
-    """Have `inspect` and editors show the twin that really comes back."""
-    shown = inspect.signature(call).replace(return_annotation=kind.__name__)
-    call.__signature__ = shown  # type: ignore[attr-defined]
-    return call
 
 
 class ExecStream:
@@ -196,56 +146,15 @@ class Sandbox:
 
     _twin: AsyncSandbox
 
-    def __init__(
-        self,
-        image: str | None = None,
-        *,
-        ttl_seconds: float | None = None,
-        idle_timeout_seconds: float | None = None,
-        lifetime_seconds: float | None = None,
-        env: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        limits: Mapping[str, Number] | None = None,
-        network: str | None = None,
-        profile: str | None = None,
-        backend: str | None = None,
-        isolation: str | None = None,
-        session_key: str | None = None,
-        workspace: str | None = None,
-        workspace_mode: str | None = None,
-        workspace_id: str | None = None,
-        mounts: Sequence[str] = (),
-        data_dir: str | PathLike[str] | None = None,
-        url: str | None = None,
-        api_key: str | None = None,
-    ) -> None:
+    @arguments_of(AsyncSandbox)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Make it. `session_key` finds the live sandbox of that key or makes it.
 
         `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
         at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
         With `url` (or SANDKASTEN_URL) a daemon makes it, else this process does.
         """
-        self._twin = AsyncSandbox(
-            image,
-            ttl_seconds=ttl_seconds,
-            idle_timeout_seconds=idle_timeout_seconds,
-            lifetime_seconds=lifetime_seconds,
-            env=env,
-            labels=labels,
-            limits=limits,
-            network=network,
-            profile=profile,
-            backend=backend,
-            isolation=isolation,
-            session_key=session_key,
-            workspace=workspace,
-            workspace_mode=workspace_mode,
-            workspace_id=workspace_id,
-            mounts=mounts,
-            data_dir=data_dir,
-            url=url,
-            api_key=api_key,
-        )
+        self._twin = AsyncSandbox(*args, **kwargs)
         loop.run(self._twin.begin())
 
     @classmethod
@@ -274,18 +183,10 @@ class Sandbox:
         return box
 
     @classmethod
-    def list(
-        cls,
-        *,
-        data_dir: str | PathLike[str] | None = None,
-        backend: str | None = None,
-        url: str | None = None,
-        api_key: str | None = None,
-    ) -> builtins.list[Info]:
+    @arguments_of(AsyncSandbox.list)
+    def list(cls, **kwargs: Any) -> builtins.list[Info]:
         """Every sandbox that is there, oldest first."""
-        return loop.run(
-            AsyncSandbox.list(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
-        )
+        return loop.run(AsyncSandbox.list(**kwargs))
 
     def __repr__(self) -> str:
         return repr(self._twin).removeprefix("Async")
@@ -348,15 +249,9 @@ class Images:
     progress arrive on another thread, so they must be quick.
     """
 
-    def __init__(
-        self,
-        *,
-        data_dir: str | PathLike[str] | None = None,
-        backend: str | None = None,
-        url: str | None = None,
-        api_key: str | None = None,
-    ) -> None:
-        self._twin = AsyncImages(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
+    @arguments_of(AsyncImages)
+    def __init__(self, **kwargs: Any) -> None:
+        self._twin = AsyncImages(**kwargs)
 
     list = waiting(AsyncImages.list)
     inspect = waiting(AsyncImages.inspect)

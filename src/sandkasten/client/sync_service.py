@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Self
 
 from sandkasten.client import loop, service
 from sandkasten.client.service import AsyncSession
-from sandkasten.client.sync import Sandbox, waiting, waiting_for
+from sandkasten.client.sync import Sandbox
+from sandkasten.client.twins import waiting, waiting_for
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -7,10 +7,10 @@ What a workspace is and who may have it is the engine's business; every failure 
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sandkasten.client import loop
 from sandkasten.client.places import connect, place_of
+from sandkasten.client.twins import arguments_of, waiting
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -63,36 +63,13 @@ class AsyncWorkspaces:
 class Workspaces:
     """The named workspaces of one place. Holds nothing open; make as many as you like."""
 
-    def __init__(
-        self,
-        *,
-        data_dir: str | PathLike[str] | None = None,
-        backend: str | None = None,
-        url: str | None = None,
-        api_key: str | None = None,
-    ) -> None:
-        self._twin = AsyncWorkspaces(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
+    @arguments_of(AsyncWorkspaces)
+    def __init__(self, **kwargs: Any) -> None:
+        self._twin = AsyncWorkspaces(**kwargs)
 
-    def list(self) -> builtins.list[Workspace]:
-        """All of them by name, without what they take; a damaged one says its problem."""
-        return loop.run(self._twin.list())
-
-    def get(self, name: str) -> Workspace:
-        """One of them, measured: size, used, allocated on the host, used by whom."""
-        return loop.run(self._twin.get(name))
-
-    def create(self, name: str, *, size_mb: float | None = None) -> Workspace:
-        """An empty one; a sandbox that names one that is not there makes it by itself."""
-        return loop.run(self._twin.create(name, size_mb=size_mb))
-
-    def copy(self, source: str, target: str) -> Workspace:
-        """A new one with the same content and size; Conflict while a sandbox has the source."""
-        return loop.run(self._twin.copy(source, target))
-
-    def resize(self, name: str, size_mb: float) -> Workspace:
-        """Make it larger; Conflict while a sandbox has it."""
-        return loop.run(self._twin.resize(name, size_mb))
-
-    def delete(self, name: str) -> None:
-        """Delete it with everything in it; Conflict while a sandbox has it."""
-        loop.run(self._twin.delete(name))
+    list = waiting(AsyncWorkspaces.list)
+    get = waiting(AsyncWorkspaces.get)
+    create = waiting(AsyncWorkspaces.create)
+    copy = waiting(AsyncWorkspaces.copy)
+    resize = waiting(AsyncWorkspaces.resize)
+    delete = waiting(AsyncWorkspaces.delete)

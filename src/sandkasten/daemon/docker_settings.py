@@ -82,7 +82,7 @@ def engine_address(name: str, value: object) -> SplitResult:
         raise bad(name, "an address without a password, a query or a fragment", split.scheme)
     if split.scheme == "unix" and (split.netloc or not split.path.startswith("/")):
         raise bad(name, "unix:// with an absolute path, such as unix:///run/docker.sock", value)
-    bare = split.hostname and port is not None and split.path in ("", "/")
+    bare = split.hostname and port != 0 and split.path in ("", "/")
     if split.scheme == "tcp" and not bare:
         raise bad(name, "tcp://host:port", value)
     if split.scheme == "ssh" and not split.hostname:
@@ -178,12 +178,12 @@ def _check_mode(mode: str, split: SplitResult, environ: Mapping[str, str]) -> No
 
 
 def _check_tls(values: Mapping[str, Value], split: SplitResult, files: Mapping[str, str]) -> None:
-    if bool(files["tls_cert"]) != bool(files["tls_key"]):
-        raise _contradiction(
-            "tls_cert and tls_key go together, and one is missing",
-            "name both files, or neither, or a directory that has both (cert_path)",
-        )
     secured = any(files.values())
+    if secured and not all(files.values()):
+        raise _contradiction(
+            "tls_ca, tls_cert and tls_key go together, and not all are named",
+            "name all three files, or a directory that has them (cert_path)",
+        )
     if secured and values["insecure"] and split.scheme == "tcp":
         raise _contradiction(
             "insecure is set, and so are certificates",

@@ -14,9 +14,9 @@ from sandkasten.daemon.compose import prepare_data_dir
 from sandkasten.daemon.single import only_daemon
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.filestore import Filing
-from sandkasten.errors import NotFound
+from sandkasten.model.filekeys import UNKNOWN_TYPE
 from sandkasten.model.journal import AuditRow
-from sandkasten.model.keys import MadeKey, make_key, new_row
+from sandkasten.model.keys import MadeKey, make_key, new_row, no_such_key
 from sandkasten.model.tenancy import DEFAULT_TENANT
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _Keys:
     async def revoke(self, key_id: str) -> KeyRow:
         row = await self._books.keys.revoke(key_id, self._clock.now())
         if row is None:
-            raise NotFound("there is no key with that id", hint="list them: sandkasten key ls")
+            raise no_such_key()
         await _audit(self._books, self._clock, "key.revoke", key_id)
         return row
 
@@ -111,7 +111,7 @@ class _Files:
             DEFAULT_TENANT,
             key,
             data,
-            content_type=content_type or "application/octet-stream",
+            content_type=content_type or UNKNOWN_TYPE,
             expires_at=None if ttl_s is None else self._clock.now() + ttl_s,
             metadata=metadata,
             overwrite=overwrite,

@@ -12,6 +12,7 @@ import mimetypes
 from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.errors import Conflict, InternalError, NotRegular, QuotaExceeded
+from sandkasten.model.filekeys import UNKNOWN_TYPE
 from sandkasten.model.journal import StagedFile
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from sandkasten.ports import FileStore
 
 _STAGED_MODE = 0o644
-_UNKNOWN = "application/octet-stream"
 
 
 class SandboxFiles(Protocol):
@@ -86,7 +86,7 @@ class Filing:
                 tenant,
                 key,
                 _whole(entry, pieces),
-                content_type=content_type or guessed or _UNKNOWN,
+                content_type=content_type or guessed or UNKNOWN_TYPE,
                 expires_at=expires_at,
                 expect_sha256=expect_sha256,
                 overwrite=overwrite,

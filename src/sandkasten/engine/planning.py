@@ -174,8 +174,9 @@ class Planner:
             f"image {name} is neither in the store nor in the engine of backend {backend} "
             f"(looked for {sought})",
             hint=f"bring it into the store (sandkasten image build, import or pull) or into the "
-            f"engine ({backend} pull {last}), let the engine fetch it ({backend}.pull: missing), "
-            "or mean another one (default_image, where a request names none)",
+            f"engine ({backend} pull {last}), let the engine fetch it "
+            f"(backends.{backend}.pull: missing), or mean another one (default_image, where a "
+            "request names none)",
             image=name,
         )
 

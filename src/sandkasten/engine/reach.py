@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from sandkasten.errors import BackendUnavailable, SandboxLost, SandkastenError
 from sandkasten.model.isolation import has_engine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from types import TracebackType
 
     from sandkasten.ports import Clock, EventSink
 
@@ -76,38 +75,68 @@ class Reach:
         if self._silent.pop(backend, None) is not None and self._events is not None:
             self._events.emit("backend.back", {"backend": backend})
 
-    @asynccontextmanager
-    async def looking(self, backend: str, timeout_s: float) -> AsyncIterator[None]:
+    def looking(self, backend: str, timeout_s: float) -> _Asking:
         """`asking`, on nobody's behalf: few at a time, and not where it was in vain just now."""
         if not has_engine(backend):
-            async with self.asking(backend, timeout_s):
-                yield
-            return
-        async with self._turns[backend]:
-            self.check(backend)
-            async with self.asking(backend, LOOK_TIMEOUT_S):
-                yield
+            return self.asking(backend, timeout_s)
+        return _Asking(self, backend, LOOK_TIMEOUT_S, self._turns[backend])
 
-    @asynccontextmanager
-    async def asking(self, backend: str, timeout_s: float) -> AsyncIterator[None]:
+    def asking(self, backend: str, timeout_s: float) -> _Asking:
         """Notes whether it answers. TimeoutError passes where there is no engine to be blamed."""
+        return _Asking(self, backend, timeout_s, None)
+
+
+class _Asking:
+    """No generator: what is closed when a loop winds down may begin none any more."""
+
+    def __init__(
+        self, reach: Reach, backend: str, timeout_s: float, turns: asyncio.Semaphore | None
+    ) -> None:
+        self._reach = reach
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._turns = turns
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        if self._turns is not None:
+            await self._turns.acquire()
         try:
-            async with asyncio.timeout(timeout_s):
-                yield
-        except BackendUnavailable as exc:
-            self.away(backend, exc)
+            if self._turns is not None:
+                self._reach.check(self._backend)
+            self._timeout = asyncio.timeout(self._timeout_s)
+            await self._timeout.__aenter__()
+        except BaseException:
+            self._leave()
             raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as exc:
-            if not has_engine(backend):
+            error = exc
+            if not has_engine(self._backend):
                 raise
-            error = silent(backend, timeout_s)
-            self.away(backend, error)
-            raise error from exc
-        except SandboxLost:
-            # An answer.
-            self.back(backend)
-            raise
-        self.back(backend)
+        finally:
+            self._leave()
+        if isinstance(error, TimeoutError) and has_engine(self._backend):
+            late = silent(self._backend, self._timeout_s)
+            self._reach.away(self._backend, late)
+            raise late from error
+        if isinstance(error, BackendUnavailable):
+            self._reach.away(self._backend, error)
+        elif error is None or isinstance(error, SandboxLost):
+            # That it is gone is an answer, too.
+            self._reach.back(self._backend)
+
+    def _leave(self) -> None:
+        if self._turns is not None:
+            self._turns.release()
 
 
 def silent(backend: str, timeout_s: float) -> BackendUnavailable:

@@ -206,9 +206,10 @@ class Survey:
                 )
             elif name != default:
                 wanted = CreateRequest(backend=name, image=image)
-                # Making sandboxes there would leave an image in an engine that others use too.
-                tried = measure and not has_engine(name)
-                lines.append(await self._tier(name, wanted, tried))
+                if has_engine(name):
+                    lines.append(await self._looked_at(name))
+                else:
+                    lines.append(await self._tier(name, wanted, measure))
         return lines
 
     async def _tier(self, name: str, wanted: CreateRequest, measure: bool) -> Tier:
@@ -221,11 +222,6 @@ class Survey:
             found = await self._probed(backend)
             if found.ready:
                 plan = await self._planner.plan(wanted)
-                if has_engine(backend) and plan.spec.image.kind == "host":
-                    # This machine's own files are not there.
-                    return _missing(
-                        name or backend, backend, _NO_IMAGE, _GET_IMAGE, default=default
-                    )
                 create_ms = await self._create_ms(wanted) if measure else None
         except SandkastenError as exc:
             return _missing(name or backend, backend, exc.message, exc.hint, default=default)
@@ -241,6 +237,13 @@ class Survey:
             tried=measure,
             create_ms=create_ms,
         )
+
+    async def _looked_at(self, name: str) -> Tier:
+        """Only probed: a plan for a sandbox already brings an image into somebody's engine."""
+        found = await self._probed(name)
+        if not found.ready:
+            return _missing(name, name, found.reason, found.remedy)
+        return Tier(name=name, backend=name, ready=True)
 
     async def _probed(self, backend: str) -> Readiness:
         try:

@@ -110,6 +110,7 @@ def open_kept(
 def release(directory: Path, *, timeout_s: float = _DEADLINE_S) -> None:
     """Unmount it and remove `directory` with all that is in it. Twice is fine; so is half-made.
 
+    Whoever uses it has ended before: what was the sandbox's own refuses everything from here on.
     Returns when the loop device is gone, unless others have the same kept workspace. What still
     holds it is named by BackendUnavailable; the next try goes on from there.
     """
@@ -266,11 +267,12 @@ def _await_device(image: str, timeout_s: float, *, shared: bool) -> None:
         return
     if quota.await_detached(image, timeout_s):
         return
-    pids = mountinfo.holders(device)
+    pids = ", ".join(str(pid) for pid in mountinfo.holders(device))
     raise BackendUnavailable(
         f"loop device {device} still holds {image}",
-        hint="it is mounted in the mount namespace of "
-        + (f"process {', '.join(map(str, pids))}; end it" if pids else "nobody; a file is open"),
+        hint=f"it is mounted in the mount namespace of process {pids}: see /proc/<pid>/mountinfo"
+        if pids
+        else "a file in it is open; the next release goes on once it is closed",
     )
 
 
@@ -331,9 +333,12 @@ def _effective() -> int:
 
 
 def _passed_on(tags: tuple[str, ...]) -> bool:
-    """Whether the namespace of the first process sees what we mount: it is ours, or a peer."""
+    """Whether the machine itself sees what we mount: its mount namespace is ours, or has peers."""
     try:
-        if os.readlink("/proc/1/ns/mnt") == os.readlink("/proc/self/ns/mnt"):
+        # In the machine's own namespace for certain, and not to be seen from a container.
+        if Path("/proc/2/comm").read_text() != "kthreadd\n":
+            return True
+        if os.readlink("/proc/2/ns/mnt") == os.readlink("/proc/self/ns/mnt"):
             return True
     except OSError:
         return True

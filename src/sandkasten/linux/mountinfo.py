@@ -1,6 +1,6 @@
-"""The mounts of this process and of others, as the kernel lists them; and the end of one. Blocking.
+"""The mounts of this process and of others, as the kernel lists them, and taking one away.
 
-Knows nothing of what is mounted or why. Raises OSError where the kernel refuses.
+Blocking. Knows nothing of what is mounted or why. Raises OSError where the kernel refuses.
 """
 
 from __future__ import annotations

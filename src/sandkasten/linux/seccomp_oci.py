@@ -23,6 +23,10 @@ _ALLOWED = {"action": _ALLOW}
 _REFUSE = {"action": _ERRNO, "errnoRet": EPERM}
 _LOW_32 = 0xFFFF_FFFF
 _NAMES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+_UNKNOWN = {"action": _ERRNO, "errnoRet": ENOSYS}
+# What programs try first, and do without where the kernel does not know it. Engines before Docker
+# 23 take no default errno and answer EPERM, at which glibc would make no thread.
+_TRIED_FIRST = ("clone3",)
 _BY_ARGUMENT = frozenset({"clone", "ioctl", "personality", "socket", "socketpair"})
 
 
@@ -34,6 +38,7 @@ def profile(arch: Arch) -> dict[str, object]:
     rules: list[dict[str, object]] = [
         {"names": sorted(syscalls.ALLOWED - _BY_ARGUMENT), "action": _ALLOW},
         {"names": sorted(syscalls.REFUSED - _BY_ARGUMENT), **_REFUSE},
+        {"names": list(_TRIED_FIRST), **_UNKNOWN},
         _rule("clone", _ALLOWED, 0, _MASKED, new_namespaces, 0),
     ]
     rules += [_rule("clone", _REFUSE, 0, _MASKED, flag, flag) for flag in syscalls.CLONE_NEW_FLAGS]
@@ -44,6 +49,10 @@ def profile(arch: Arch) -> dict[str, object]:
     rules += [_rule("ioctl", _REFUSE, 1, _MASKED, _LOW_32, r) for r in syscalls.REFUSED_IOCTLS]
     rules += [
         _rule("personality", _ALLOWED, 0, _EQUAL, value) for value in syscalls.ALLOWED_PERSONALITIES
+    ]
+    rules += [
+        _rule("personality", _UNKNOWN, 0, _MASKED, mask, value)
+        for mask, value in all_but(syscalls.ALLOWED_PERSONALITIES, bits=32)
     ]
     for name in ("socket", "socketpair"):
         for family in range(syscalls.FAMILY_END):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_KEY_BYTES: Final = 512
+# Of a file whose content type nobody told.
+UNKNOWN_TYPE: Final = "application/octet-stream"
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 # Older programs write the keys we give as `files/f_…`.
 _OLD = re.compile(r"files/(f_[0-9A-Za-z]{8,64})\Z")

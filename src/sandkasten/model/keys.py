@@ -13,7 +13,7 @@ import secrets
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import InvalidRequest
+from sandkasten.errors import InvalidRequest, NotFound
 from sandkasten.model.journal import KeyRow
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.spelling import did_you_mean, shown
@@ -93,6 +93,10 @@ def id_of_key(text: str) -> str | None:
 
 def is_key_id(text: str) -> bool:
     return _KEY_ID.match(text) is not None
+
+
+def no_such_key() -> NotFound:
+    return NotFound("there is no key with that id", hint="list them: sandkasten key ls")
 
 
 def parse_scopes(names: Iterable[str]) -> frozenset[Scope]:

@@ -116,6 +116,25 @@ class Info:
         return self.id
 
 
+def public_fields(info: Info) -> dict[str, object]:
+    """How every answer about a sandbox begins, by the names of the public contract."""
+    return {
+        "id": info.id,
+        "sandbox_id": info.sandbox_id,
+        "session_id": info.session_id,
+        "session_key": info.session_key,
+        "image": info.image,
+        "backend": info.backend,
+        "status": info.status,
+        "cwd": info.cwd,
+        "workdir": info.workdir,
+        "created": info.created,
+        "acquire_source": info.acquire_source,
+        "acquire_detail": info.acquire_detail,
+        "workspace_id": info.workspace_id,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
     """One file system inside the sandbox."""

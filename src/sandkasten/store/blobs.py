@@ -25,6 +25,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.model.filekeys import (
+    UNKNOWN_TYPE,
     FileRules,
     checked_content_type,
     checked_metadata,
@@ -80,7 +81,7 @@ class BlobStore:
         key: str | None,
         data: AsyncIterable[bytes],
         *,
-        content_type: str = "application/octet-stream",
+        content_type: str = UNKNOWN_TYPE,
         expires_at: float | None = None,
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,

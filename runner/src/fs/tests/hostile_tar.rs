@@ -1,120 +1,11 @@
 //! Archives that want out, lie about themselves, or stop early. Each is refused with its reason, and
 //! afterwards the world outside is as it was.
 
-use super::{Place, Recorder};
-use crate::handler::Step;
+use super::tars::{
+    archive, assert_guarded, code, directory, extension, file, guarded, header, link, octal, pax,
+};
 use serde_json::json;
-use std::fs;
-use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
-
-/// A header block with a right checksum.
-pub fn header(name: &[u8], flag: u8, size: &[u8], target: &[u8], mode: &[u8]) -> Vec<u8> {
-    let mut block = vec![0u8; 512];
-    block[..name.len().min(100)].copy_from_slice(&name[..name.len().min(100)]);
-    block[100..100 + mode.len()].copy_from_slice(mode);
-    block[124..124 + size.len()].copy_from_slice(size);
-    block[136..147].copy_from_slice(b"00000000001");
-    block[156] = flag;
-    block[157..157 + target.len()].copy_from_slice(target);
-    block[257..265].copy_from_slice(b"ustar\x0000");
-    seal(&mut block);
-    block
-}
-
-pub fn seal(block: &mut [u8]) {
-    block[148..156].fill(b' ');
-    let sum: u32 = block[..512].iter().map(|&byte| u32::from(byte)).sum();
-    block[148..156].copy_from_slice(format!("{:06o}\0 ", sum).as_bytes());
-}
-
-fn octal(size: usize) -> Vec<u8> {
-    format!("{:011o}", size).into_bytes()
-}
-
-fn padded(mut bytes: Vec<u8>) -> Vec<u8> {
-    bytes.resize((bytes.len() + 511) / 512 * 512, 0);
-    bytes
-}
-
-pub fn file(name: &str, content: &[u8]) -> Vec<u8> {
-    let mut bytes = header(
-        name.as_bytes(),
-        b'0',
-        &octal(content.len()),
-        b"",
-        b"0000644",
-    );
-    bytes.extend(padded(content.to_vec()));
-    bytes
-}
-
-fn directory(name: &str) -> Vec<u8> {
-    header(name.as_bytes(), b'5', &octal(0), b"", b"0000755")
-}
-
-fn link(name: &str, flag: u8, target: &str) -> Vec<u8> {
-    header(
-        name.as_bytes(),
-        flag,
-        &octal(0),
-        target.as_bytes(),
-        b"0000777",
-    )
-}
-
-fn extension(flag: u8, data: &[u8]) -> Vec<u8> {
-    let mut bytes = header(b"ext", flag, &octal(data.len()), b"", b"0000644");
-    bytes.extend(padded(data.to_vec()));
-    bytes
-}
-
-fn pax(records: &[(&str, &str)]) -> Vec<u8> {
-    let mut data = Vec::new();
-    for (key, value) in records {
-        let rest = key.len() + value.len() + 3;
-        let mut length = rest + 1;
-        while length != rest + length.to_string().len() {
-            length = rest + length.to_string().len();
-        }
-        data.extend(format!("{} {}={}\n", length, key, value).into_bytes());
-    }
-    extension(b'x', &data)
-}
-
-fn archive(parts: &[Vec<u8>]) -> Vec<u8> {
-    let mut bytes = parts.concat();
-    bytes.extend([0; 1024]);
-    bytes
-}
-
-fn unpack(place: &Place, bytes: &[u8]) -> Recorder {
-    place.run_with("fs.tar_in", &json!({ "path": "in" }), bytes, 1000)
-}
-
-fn code(place: &Place, bytes: &[u8]) -> &'static str {
-    match unpack(place, bytes).outcome.unwrap() {
-        Ok(_) => "ok",
-        Err(failure) => failure.code,
-    }
-}
-
-/// A place with a canary beside the directory that is unpacked into.
-fn guarded() -> Place {
-    let place = Place::new();
-    place.put("out/canary", b"alive");
-    place.ok("fs.mkdir", json!({ "path": "in" }));
-    place
-}
-
-fn assert_guarded(place: &Place) {
-    assert_eq!(place.names("out"), ["canary"]);
-    assert_eq!(place.get("out/canary"), b"alive");
-    let meta = fs::metadata(place.path("out/canary")).unwrap();
-    assert_eq!(meta.nlink(), 1);
-    assert!(!place.path("evil").exists());
-    let temporary = |name: &String| name.starts_with(".sandkasten");
-    assert!(!place.names("in").iter().any(temporary));
-}
+use std::os::unix::fs::symlink;
 
 #[test]
 fn every_hostile_archive_is_refused_for_its_reason_and_the_outside_is_untouched() {
@@ -438,122 +329,6 @@ fn every_hostile_archive_is_refused_for_its_reason_and_the_outside_is_untouched(
 }
 
 #[test]
-fn the_innocent_twins_are_unpacked() {
-    let long = "n".repeat(200);
-    let cases: Vec<(&str, Vec<u8>, &str, &[u8])> = vec![
-        (
-            "dots in a name",
-            archive(&[file("..a/...", b"1")]),
-            "..a/...",
-            b"1",
-        ),
-        ("newline", archive(&[file("a\nb", b"2")]), "a\nb", b"2"),
-        ("leading dash", archive(&[file("-rf", b"3")]), "-rf", b"3"),
-        (
-            "twice the same name",
-            archive(&[file("a", b"old"), file("a", b"new")]),
-            "a",
-            b"new",
-        ),
-        (
-            "missing parents",
-            archive(&[file("x/y/z", b"4")]),
-            "x/y/z",
-            b"4",
-        ),
-        (
-            "symlink inside",
-            archive(&[file("t", b"5"), link("d/s", b'2', "../t")]),
-            "d/s",
-            b"5",
-        ),
-        (
-            "hard link inside",
-            archive(&[file("t", b"6"), link("h", b'1', "./t")]),
-            "h",
-            b"6",
-        ),
-        (
-            "hard link twice",
-            archive(&[file("t", b"6"), link("h", b'1', "t"), link("h", b'1', "t")]),
-            "h",
-            b"6",
-        ),
-        (
-            "file over a symlink",
-            archive(&[link("s", b'2', "x"), file("s", b"7")]),
-            "s",
-            b"7",
-        ),
-        (
-            "old directory form",
-            archive(&[
-                header(b"d/", 0, &octal(0), b"", b"0000755"),
-                file("d/f", b"8"),
-            ]),
-            "d/f",
-            b"8",
-        ),
-        (
-            "long name",
-            archive(&[extension(b'L', &[b'n'; 200]), file("short", b"9")]),
-            &long,
-            b"9",
-        ),
-        (
-            "global comment",
-            archive(&[extension(b'g', b"13 comment=x\n"), file("a", b"10")]),
-            "a",
-            b"10",
-        ),
-        (
-            "pax size",
-            archive(&[pax(&[("size", "2")]), file("a", b"11")]),
-            "a",
-            b"11",
-        ),
-        (
-            "spaces in numbers",
-            archive(&[header(b"a", b'0', b"        0 ", b"", b" 644 ")]),
-            "a",
-            b"",
-        ),
-        (
-            "volume label",
-            archive(&[
-                header(b"v", b'V', &octal(0), b"", b"0000644"),
-                file("a", b"12"),
-            ]),
-            "a",
-            b"12",
-        ),
-        (
-            "after the end",
-            [archive(&[file("a", b"13")]), vec![7; 5000]].concat(),
-            "a",
-            b"13",
-        ),
-    ];
-    for (what, bytes, name, content) in cases {
-        for piece in [1, 511, 512, 513, 1 << 20] {
-            let place = guarded();
-            let out = place.run_with("fs.tar_in", &json!({ "path": "in" }), &bytes, piece);
-            out.outcome
-                .unwrap()
-                .unwrap_or_else(|failure| panic!("{}: {:?}", what, failure));
-            assert_eq!(out.granted, bytes.len() as u64);
-            assert_eq!(
-                fs::read(place.path("in").join(name)).unwrap(),
-                content,
-                "{}",
-                what
-            );
-            assert_guarded(&place);
-        }
-    }
-}
-
-#[test]
 fn what_is_already_there_cannot_lead_a_member_outside() {
     let place = guarded();
     symlink("../out", place.path("in/way")).unwrap();
@@ -611,28 +386,6 @@ fn limits_hold_before_anything_is_written() {
 }
 
 #[test]
-fn set_id_bits_are_dropped_and_closed_directories_still_get_their_members() {
-    super::as_user(guarded(), |place| {
-        let bytes = archive(&[
-            header(b"suid", b'0', &octal(0), b"", b"0006755"),
-            header(b"shut", b'5', &octal(0), b"", b"0007500"),
-            file("shut/inside", b"x"),
-            header(b"closed/", b'5', &octal(0), b"", b"0000000"),
-            file("closed/inside", b"x"),
-        ]);
-        let out = place.run_with("fs.tar_in", &json!({ "path": "mine" }), &bytes, 1000);
-        out.outcome.unwrap().unwrap();
-        let mode =
-            |name: &str| fs::metadata(place.path(name)).unwrap().permissions().mode() & 0o7777;
-        assert_eq!(
-            (mode("mine/suid"), mode("mine/shut"), mode("mine/closed")),
-            (0o755, 0o500, 0o000)
-        );
-        assert_eq!(place.get("mine/shut/inside"), b"x");
-    });
-}
-
-#[test]
 fn a_denied_member_ends_the_archive() {
     let place = guarded();
     let bytes = archive(&[file("fine", b""), file("no/x", b""), file("late", b"")]);
@@ -640,20 +393,4 @@ fn a_denied_member_ends_the_archive() {
     let out = place.run_with("fs.tar_in", &request, &bytes, 4096);
     assert_eq!(out.outcome.unwrap().unwrap_err().code, "blocked");
     assert_eq!(place.names("in"), ["fine"]);
-}
-
-#[test]
-fn a_cancelled_archive_leaves_whole_members_and_no_temporary_file() {
-    let place = guarded();
-    let bytes = archive(&[file("whole", b"1"), file("half", &[2; 5000])]);
-    let mut handler = place.open("fs.tar_in", &json!({ "path": "in" })).unwrap();
-    let mut out = Recorder::new();
-    let mut step = handler.data(&bytes[..3000], &mut out);
-    while step == Step::Again {
-        step = handler.step(&mut out);
-    }
-    handler.cancel();
-    drop(handler);
-    assert_eq!(place.names("in"), ["whole"]);
-    assert_guarded(&place);
 }

@@ -1,11 +1,13 @@
 //! The verbs driven through `open` and a recording `Out`, on real files.
 
 mod hostile_tar;
+mod innocent_tar;
 mod large;
 mod races;
 mod reading;
 mod tar_fuzz;
 mod tar_round_trip;
+mod tars;
 mod watching;
 mod writing;
 

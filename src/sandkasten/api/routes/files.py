@@ -28,6 +28,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     UnsupportedByBackend,
 )
+from sandkasten.model.filekeys import UNKNOWN_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from sandkasten.ports import FileStore
 
 _FORM = "multipart/form-data"
-_OCTETS = "application/octet-stream"
 _MAX_FIELD = 16 * 1024
 _MAX_FIELDS = 16
 # Around the file: boundaries, headers and fields of a form.
@@ -91,7 +91,7 @@ async def put(call: Call) -> Response:
         call.principal.tenant,
         asked.key,
         _within(await room_of(call, store), data),
-        content_type=asked.content_type or part_type or _OCTETS,
+        content_type=asked.content_type or part_type or UNKNOWN_TYPE,
         expires_at=expiry_of(call, asked.ttl_seconds),
         metadata=_metadata(asked.metadata),
         expect_sha256=asked.checksum,

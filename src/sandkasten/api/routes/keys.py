@@ -10,7 +10,7 @@ from pydantic import Field, StrictFloat, StrictInt
 from sandkasten.api.printing import answer, moments
 from sandkasten.api.routing import Answer, Body, Query, Route
 from sandkasten.errors import InvalidRequest, NotFound, QuotaExceeded, UnsupportedByBackend
-from sandkasten.model.keys import KeyRequest, is_key_id, make_key, new_row
+from sandkasten.model.keys import KeyRequest, is_key_id, make_key, new_row, no_such_key
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -95,7 +95,7 @@ async def revoke(call: Call) -> Response:
     if is_key_id(key_id):
         row = await _keys(call).revoke(key_id, call.server.clock.now())
     if row is None:
-        raise NotFound("there is no key with that id", hint="list them: sandkasten key ls")
+        raise no_such_key()
     return answer({**key_fields(row), "ok": True})
 
 

@@ -21,7 +21,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.policy import public_limits
-from sandkasten.model.sandbox import CreateRequest, Info, UpdateRequest
+from sandkasten.model.sandbox import CreateRequest, Info, UpdateRequest, public_fields
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -187,19 +187,7 @@ async def destroy(call: Call) -> Response:
 
 def session_fields(info: Info) -> dict[str, object]:
     return {
-        "id": info.id,
-        "sandbox_id": info.id,
-        "session_id": info.id,
-        "session_key": info.session_key,
-        "image": info.image,
-        "backend": info.backend,
-        "status": info.status,
-        "cwd": info.cwd,
-        "workdir": info.workdir,
-        "created": info.created,
-        "acquire_source": info.acquire_source,
-        "acquire_detail": info.acquire_detail,
-        "workspace_id": info.workspace_id,
+        **public_fields(info),
         "workspace_shared": info.workspace_shared,
         "created_at": moment(info.created_at),
         "created_at_unix": info.created_at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.call import Call
-    from sandkasten.model.sandbox import DiskUsage, Process, Stats
+    from sandkasten.model.sandbox import Process, Stats
     from sandkasten.model.usage import Usage
 
 
@@ -93,7 +94,7 @@ async def stats(call: Call) -> Response:
     if query.quiet:
         told = dict.fromkeys(("uptime_ms", "processes", "running", "shells", "connections"))
         usage = usage_fields(await call.engine.usage(the_id))
-        return answer({**usage, **told, "disk": [], "network": _network(NetworkUsage())})
+        return answer({**usage, **told, "disk": [], "network": asdict(NetworkUsage())})
     return answer(stats_fields(await call.engine.stats(the_id)))
 
 
@@ -137,44 +138,14 @@ def stats_fields(stats: Stats) -> dict[str, object]:
         "running": stats.running,
         "shells": stats.shells,
         "connections": stats.connections,
-        "disk": [_disk(one) for one in stats.disk],
-        "network": _network(stats.network),
-    }
-
-
-def _network(network: NetworkUsage) -> dict[str, object]:
-    return {
-        "mode": network.mode,
-        "rx_bytes": network.rx_bytes,
-        "tx_bytes": network.tx_bytes,
-    }
-
-
-def _disk(disk: DiskUsage) -> dict[str, object]:
-    return {
-        "path": disk.path,
-        "total_bytes": disk.total_bytes,
-        "used_bytes": disk.used_bytes,
-        "free_bytes": disk.free_bytes,
-        "inodes": disk.inodes,
-        "inodes_free": disk.inodes_free,
+        "disk": [asdict(one) for one in stats.disk],
+        "network": asdict(stats.network),
     }
 
 
 def _process(one: Process) -> dict[str, object]:
-    return {
-        "pid": one.pid,
-        "ppid": one.ppid,
-        "uid": one.uid,
-        "state": one.state,
-        "name": _text(one.name),
-        "cmdline": [_text(part) for part in one.cmdline],
-        "rss_bytes": one.rss_bytes,
-        "cpu_ms": one.cpu_ms,
-        "started_at": one.started_at,
-        "threads": one.threads,
-        "exec_id": one.exec_id,
-    }
+    cmdline = [_text(part) for part in one.cmdline]
+    return {**asdict(one), "name": _text(one.name), "cmdline": cmdline}
 
 
 def _text(name: str) -> str:

@@ -346,6 +346,7 @@ class DockerBackend:
             image=image,
             mounts=mounted if archive else (self._injection.mount, *mounted),
             seccomp=seccomp_oci.profile(seccomp.machine()),
+            given=self._place.mode != "volume",
             writable_root=archive,
         )
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.linux import capabilities
 from sandkasten.model.spec import (
-    HOME,
     RUNNER_ID,
     TMP,
     WORKSPACE,
@@ -44,8 +43,8 @@ MASKED = (
     )),
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/irq", "/proc/sys")
-# To own what it is given, before it steps down; none of the runner's own.
-_AT_START = ("CAP_CHOWN",)
+# To give the user what an engine made for root, before the runner steps down.
+_TO_GIVE = ("CAP_CHOWN",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +82,8 @@ class Ground:
     image: str
     mounts: tuple[Mount, ...]
     seccomp: Mapping[str, object]
+    given: bool = False
+    """Whether its directories belong to the sandbox's user already."""
     writable_root: bool = False
     """Where no volume could be had, the container's own layer holds the workspace."""
     version: str = ""
@@ -92,9 +93,10 @@ def container(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str
     return {
         "Image": ground.image,
         "Hostname": spec.hostname,
-        "Entrypoint": runner_command(spec),
+        "Entrypoint": runner_command(spec, ground),
         "Cmd": [],
-        "Env": [f"{name}={value}" for name, value in base_environment(spec).items()],
+        # The engine sets HOSTNAME by itself; a name without a value takes it away again.
+        "Env": [*(f"{name}={value}" for name, value in base_environment(spec).items()), "HOSTNAME"],
         # Steps down by itself: an engine gives capabilities to nobody but root.
         "User": "0:0",
         "WorkingDir": "/",
@@ -117,30 +119,28 @@ def labels(kind: str, owner: str, sandbox_id: str = "", *, version: str = "") ->
     return made
 
 
-def runner_command(spec: CellSpec) -> list[str]:
+def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
     command = [
         names.RUNNER_PATH,
         "--listen", names.SOCKET_PATH,
         "--run-as", f"{RUNNER_ID}:{RUNNER_ID}",
-        "--own", WORKSPACE,
         "--state-dir", names.STATE_DIR,
         "--workspace", WORKSPACE,
         "--home", home(spec),
         "--user", f"{user_id(spec)}:{user_id(spec)}",
     ]  # fmt: skip
+    if not ground.given:
+        command += ["--own", WORKSPACE, "--own", home(spec)]
     if spec.profile == "dev":
-        return [
-            *command,
-            "--user-capabilities",
-            f"{capabilities.bits(capabilities.DEV_USER):x}",
-        ]
-    return [*command, "--own", HOME]
+        command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
+    return command
 
 
 def _host_config(spec: CellSpec, ground: Ground) -> dict[str, Any]:
     limits = spec.limits
     kept = capabilities.DEV_USER if spec.profile == "dev" else ()
-    held = sorted({*capabilities.RUNNER, *_AT_START, *kept})
+    to_give = () if ground.given else _TO_GIVE
+    held = sorted({*capabilities.RUNNER, *to_give, *kept})
     core = {"Name": "core", "Soft": 0, "Hard": 0}
     files = {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files}
     return {

@@ -9,7 +9,6 @@ thread. Raises BackendUnavailable, QuotaExceeded, Conflict.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import io
 import os
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 
 from sandkasten.errors import BackendUnavailable, QuotaExceeded, UnsupportedByBackend
 from sandkasten.linux import hostvolume
-from sandkasten.linux.emptying import remove_tree
 from sandkasten.model.spec import HOME, RUNNER_ID, USER_ID, WORKSPACE, user_id
 
 from . import names
@@ -148,27 +146,13 @@ def _make_one(path: Path, owner: int, mode: int) -> None:
 
 async def remove(place: Place, engine: EngineClient, sandbox_id: SandboxId) -> None:
     """All of it, whatever mode it was made in. Twice is fine. Its container is gone already."""
-    if place.sized:
+    if place.ours:
+        # Also where nothing is mounted.
         await asyncio.to_thread(hostvolume.release, place.directory(sandbox_id))
-    elif place.ours:
-        await asyncio.to_thread(_remove_directories, place.directory(sandbox_id))
     if place.mode == "volume":
         await remove_volumes(
             engine, names.volume_name(sandbox_id), names.home_volume_name(sandbox_id)
         )
-
-
-def _remove_directories(root: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            remove_tree(root)
-        except FileNotFoundError:
-            raise
-        except OSError as exc:
-            raise BackendUnavailable(
-                f"the files of a sandbox could not be removed: {exc.strerror or exc}",
-                hint=f"look at {root}; the next sweep tries again",
-            ) from exc
 
 
 async def remove_volumes(engine: EngineClient, *volumes: str) -> None:

@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.errors import BackendUnavailable, IsolationRefused
-from sandkasten.model.spec import HOME, TMP, WORKSPACE
+from sandkasten.model.spec import HOME, ROOT_HOME, TMP, WORKSPACE
 from sandkasten.wire.call import Output
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec
@@ -105,14 +105,15 @@ def deviations(
         found.append(f"supplementary groups were inherited: {status['Groups']}")
     if any(int(fd) > 2 for fd in seen.get("descriptors") or ()):
         found.append(f"descriptors were inherited: {seen['descriptors']}")
-    return found + mount_deviations(
-        str(seen.get("mountinfo", "")), writable_root=writable_root or dev
-    )
+    mounted = str(seen.get("mountinfo", ""))
+    return found + mount_deviations(mounted, writable_root=writable_root, dev=dev)
 
 
-def mount_deviations(mountinfo: str, *, writable_root: bool = False) -> list[str]:
-    with_root = ("/", *_KEPT_READ_ONLY) if writable_root else ()
-    open_to_all = {*_OURS, *_ENGINES_OWN, *with_root}
+def mount_deviations(
+    mountinfo: str, *, writable_root: bool = False, dev: bool = False
+) -> list[str]:
+    with_root = ("/", *_KEPT_READ_ONLY) if writable_root or dev else ()
+    open_to_all = {*_OURS, *_ENGINES_OWN, *with_root, *((ROOT_HOME,) if dev else ())}
     found: list[str] = []
     sys_hidden = False
     # From the last mounted to the first: what is mounted over cannot be reached any more.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import quote
 
-from sandkasten.client.http.connection import Order, reading
+from sandkasten.client.http.connection import Order, pieces
 from sandkasten.client.http.values import (
     Json,
     count,
@@ -23,7 +22,7 @@ from sandkasten.client.http.values import (
     text,
     texts,
 )
-from sandkasten.model.filekeys import known_file_key, no_such_file
+from sandkasten.model.filekeys import UNKNOWN_TYPE, known_file_key, no_such_file
 from sandkasten.model.journal import AuditRow, KeyRow, StagedFile, StoredFile
 from sandkasten.model.keys import MadeKey, parse_scopes
 from sandkasten.model.tenancy import TenantQuota
@@ -31,15 +30,12 @@ from sandkasten.model.tenancy import TenantQuota
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 
-    import aiohttp
-
     from sandkasten.client.http.connection import Connection
     from sandkasten.client.transport import FilesTransport
     from sandkasten.model.keys import KeyRequest
 
 _KEYS: Final = "/v1/keys"
 _FILES: Final = "/v1/files"
-_CHUNK: Final = 1 << 18
 _STALL_S: Final = 60.0
 
 KeyRows: TypeAlias = "Sequence[KeyRow]"
@@ -123,7 +119,7 @@ class HttpStored:
             _FILES,
             query=query,
             data=data,
-            headers={"Content-Type": content_type or "application/octet-stream"},
+            headers={"Content-Type": content_type or UNKNOWN_TYPE},
             answer_s=None,
         )
         return _file(record(await self._connection.ask(order)))
@@ -144,7 +140,7 @@ class HttpStored:
         row = await self.get(key)
         order = Order("GET", _path(key), repeatable=True, answer_s=None)
         async with self._connection.stream(order) as answer:
-            yield row, self._pieces(answer, key)
+            yield row, pieces(self._connection, answer, f"{key} was read", _STALL_S)
 
     async def list(self, prefix: str = "") -> Files:
         found: list[StoredFile] = []
@@ -206,15 +202,6 @@ class HttpStored:
         again = overwrite and key is not None
         order = Order("POST", path, body, repeatable=again, answer_s=None)
         return _file(record(await self._connection.ask(order)))
-
-    async def _pieces(self, answer: aiohttp.ClientResponse, key: str) -> AsyncGenerator[bytes]:
-        async with reading(self._connection, f"{key} was read"):
-            while True:
-                async with asyncio.timeout(_STALL_S):
-                    piece = await answer.content.read(_CHUNK)
-                if not piece:
-                    return
-                yield piece
 
 
 def _path(key: str) -> str:

@@ -41,6 +41,7 @@ CONNECT_S: Final = 10.0
 _KEEP_ALIVE_S: Final = 4.0
 _MAX_ERROR_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 1 << 18
+_PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,3 +346,16 @@ async def reading(connection: Connection, what: str) -> AsyncGenerator[None]:
             f"({type(exc).__name__})",
             hint="the daemon may have been restarted; ask again",
         ) from exc
+
+
+async def pieces(
+    connection: Connection, answer: aiohttp.ClientResponse, what: str, stall_s: float
+) -> AsyncGenerator[bytes]:
+    """The body as it comes; one that ends before its promised end is an error, never short."""
+    async with reading(connection, what):
+        while True:
+            async with asyncio.timeout(stall_s):
+                piece = await answer.content.read(_PIECE)
+            if not piece:
+                return
+            yield piece

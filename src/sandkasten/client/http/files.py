@@ -5,7 +5,6 @@ Nothing is held in memory beyond the piece at hand, but for `read`, which is bou
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -13,7 +12,7 @@ from urllib.parse import quote
 import aiohttp
 
 from sandkasten.client.http import mapping_files as mapping
-from sandkasten.client.http.connection import Order, reading
+from sandkasten.client.http.connection import Order, pieces, reading
 from sandkasten.client.http.patience import Patience
 from sandkasten.client.http.problems import body_error
 from sandkasten.client.http.streams import events, parsed
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from sandkasten.model.files import FileEntry, Listing, TarSummary
 
 MAX_WHOLE_READ: Final = 512 << 20
-CHUNK: Final = 1 << 20
 _HIGHEST: Final = 2**62
 _OCTETS: Final = {"Content-Type": "application/octet-stream"}
 _TAR: Final = "application/x-tar"
@@ -102,7 +100,7 @@ class HttpFiles:
             return
         async with self._connection.stream(self._part(sandbox_id, path, offset, most)) as answer:
             _not_a_tree(answer, path)
-            yield entry, self._pieces(answer, f"{path} was read")
+            yield entry, pieces(self._connection, answer, f"{path} was read", _STALL_S)
 
     async def write(
         self,
@@ -236,7 +234,7 @@ class HttpFiles:
             answer_s=None,
         )
         async with self._connection.stream(order) as answer:
-            async for piece in self._pieces(answer, f"{path} was packed"):
+            async for piece in pieces(self._connection, answer, f"{path} was packed", _STALL_S):
                 yield piece
 
     # ---- below
@@ -250,16 +248,6 @@ class HttpFiles:
             repeatable=True,
             answer_s=None,
         )
-
-    async def _pieces(self, answer: aiohttp.ClientResponse, what: str) -> AsyncGenerator[bytes]:
-        """The body as it comes; one that ends before its promised end is an error, never short."""
-        async with reading(self._connection, what):
-            while True:
-                async with asyncio.timeout(_STALL_S):
-                    piece = await answer.content.read(CHUNK)
-                if not piece:
-                    return
-                yield piece
 
     async def _get(self, sandbox_id: str, verb: str, query: Mapping[str, str]) -> Any:
         order = Order("GET", _path(sandbox_id, verb), query=query, repeatable=True)

@@ -1,0 +1,156 @@
+//! What a runner and a supervisor say to each other: packets of a few words on a socket of their own.
+
+use crate::sys::{self, Errno};
+use std::os::unix::io::RawFd;
+
+/// Runner → supervisor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// A shell's command is about to begin: everything alive now is not part of it.
+    Begin,
+    /// To every process of the command.
+    Signal(i32),
+    /// The same; to a shell itself when it runs nothing but itself.
+    SignalShell(i32),
+    /// To the command's first process alone.
+    SignalRoot(i32),
+    /// Kill every process of the command (a shell itself survives).
+    Sweep,
+    /// Kill everything, a shell included.
+    End,
+}
+
+/// Supervisor → runner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    Started {
+        pid: i32,
+    },
+    Failed {
+        stage: i64,
+        errno: i32,
+    },
+    /// `last`: and nobody is left below.
+    Exited {
+        status: i32,
+        usage: Usage,
+        last: bool,
+    },
+    Begun,
+    Swept,
+    /// Nobody is left below, though the command itself ended before.
+    Free,
+}
+
+impl Report {
+    /// The supervisor of a command waits for another one.
+    pub fn is_last(&self) -> bool {
+        matches!(
+            self,
+            Report::Failed { .. } | Report::Exited { last: true, .. } | Report::Free
+        )
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    pub cpu_ms: u64,
+    pub peak_rss_bytes: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+}
+
+const WORDS: usize = 6;
+pub(super) type Message = [i64; WORDS];
+
+pub(super) fn send(fd: RawFd, message: Message) -> Result<(), Errno> {
+    // SAFETY: the pointer and length describe `message`.
+    let rc = unsafe {
+        libc::send(
+            fd,
+            message.as_ptr().cast(),
+            std::mem::size_of::<Message>(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
+    if rc < 0 {
+        Err(sys::errno())
+    } else {
+        Ok(())
+    }
+}
+
+/// `Ok(None)` when the other side is gone.
+pub(super) fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
+    let mut message: Message = [0; WORDS];
+    let mut reset = false;
+    loop {
+        // SAFETY: the pointer and length describe `message`.
+        let rc = unsafe {
+            libc::recv(
+                fd,
+                message.as_mut_ptr().cast(),
+                std::mem::size_of::<Message>(),
+                0,
+            )
+        };
+        if rc < 0 {
+            match sys::errno() {
+                libc::EINTR => continue,
+                // The other side closed with orders unread. Linux says that once, and before what it
+                // had sent; its last words are still to come. gVisor says it afterwards, for ever.
+                libc::ECONNRESET if !reset => {
+                    reset = true;
+                    continue;
+                }
+                libc::ECONNRESET => return Ok(None),
+                errno => return Err(errno),
+            }
+        }
+        return Ok((rc as usize == std::mem::size_of::<Message>()).then_some(message));
+    }
+}
+
+pub fn give(fd: RawFd, order: Order) -> Result<(), Errno> {
+    let message = match order {
+        Order::Begin => [1, 0, 0, 0, 0, 0],
+        Order::Signal(signal) => [2, i64::from(signal), 0, 0, 0, 0],
+        Order::SignalShell(signal) => [2, i64::from(signal), 1, 0, 0, 0],
+        Order::SignalRoot(signal) => [2, i64::from(signal), 2, 0, 0, 0],
+        Order::Sweep => [3, 0, 0, 0, 0, 0],
+        Order::End => [4, 0, 0, 0, 0, 0],
+    };
+    send(fd, message)
+}
+
+/// The next report; `Ok(None)` when the supervisor is gone, EAGAIN when it has nothing to say.
+pub fn hear(fd: RawFd) -> Result<Option<Report>, Errno> {
+    let message = match receive(fd)? {
+        Some(message) => message,
+        None => return Ok(None),
+    };
+    let count = |word: i64| word.max(0) as u64;
+    Ok(match message[0] {
+        1 => Some(Report::Started {
+            pid: message[1] as i32,
+        }),
+        2 => Some(Report::Failed {
+            stage: message[1],
+            errno: message[2] as i32,
+        }),
+        kind @ (3 | 7) => Some(Report::Exited {
+            last: kind == 7,
+            status: message[1] as i32,
+            usage: Usage {
+                cpu_ms: count(message[2]),
+                peak_rss_bytes: count(message[3]),
+                read_bytes: count(message[4]),
+                write_bytes: count(message[5]),
+            },
+        }),
+        4 => Some(Report::Begun),
+        5 => Some(Report::Swept),
+        6 => Some(Report::Free),
+        _ => None,
+    })
+}

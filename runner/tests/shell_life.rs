@@ -1,0 +1,212 @@
+//! How a persistent shell and its commands end, and who waits for whom: it cannot be wedged.
+
+mod client;
+
+use client::shells::{with_shell, SHELLS};
+use client::*;
+use serde_json::{json, Value};
+use std::time::{Duration, Instant};
+
+#[test]
+fn what_ends_the_shell_is_reported_and_the_next_command_finds_cwd_and_environment() {
+    for shell in SHELLS {
+        let runner = with_shell(shell);
+        let mut client = runner.connect();
+        for (command, code, signal) in [
+            ("exit 7", 7, Value::Null),
+            ("exec false", 1, Value::Null),
+            ("set -e; false; echo never", 1, Value::Null),
+            ("kill $$; sleep 5", -1, json!(15)),
+            ("kill -9 $$; sleep 5", -1, json!(9)),
+        ] {
+            client.shell("cd /usr; export KEPT=\"a'b\n$(printf '\\377')c\"; LOST=1");
+            let outcome = client.shell(command);
+            assert_eq!(outcome.verdict(), (code, true), "{shell}: {command}");
+            assert_eq!(outcome.exec()["signal"], signal, "{shell}: {command}");
+            let next = client.shell("printf '%s|%s|%s' \"$KEPT\" \"$LOST\" \"$PWD\"");
+            assert_eq!(next.verdict(), (0, false), "{shell}: {command}");
+            assert_eq!(next.bytes(1), b"a'b\n\xffc||/usr", "{shell}: {command}");
+        }
+        let unset = client.shell("set -u; echo $no_such_variable");
+        assert!(unset.verdict().1 && unset.verdict().0 > 0, "{shell}");
+        assert_eq!(client.shell("echo ok").stdout(), "ok\n");
+    }
+}
+
+#[test]
+fn a_deadline_keeps_the_shell_when_it_answers_and_replaces_it_when_not() {
+    for shell in SHELLS {
+        let runner = with_shell(shell);
+        let mut client = runner.connect();
+        client.shell("V=1");
+        let timed = |client: &mut Client, command: &str| {
+            let begin = Instant::now();
+            let outcome = client.exec(
+                json!({"shell": "main", "command": command, "deadline_ms": 200, "grace_ms": 100}),
+            );
+            assert!(
+                begin.elapsed() < Duration::from_secs(5),
+                "{shell}: {command}"
+            );
+            assert_eq!(
+                outcome.exec()["timed_out"],
+                json!(true),
+                "{shell}: {command}"
+            );
+            outcome
+        };
+        assert_eq!(
+            timed(&mut client, "echo before; sleep 100").verdict(),
+            (143, false),
+            "{shell}"
+        );
+        assert_eq!(client.shell("echo $V").stdout(), "1\n");
+        assert_eq!(
+            timed(&mut client, "trap '' TERM INT HUP; sleep 1000").verdict(),
+            (137, false),
+            "{shell}"
+        );
+        assert_eq!(client.shell("trap - TERM INT HUP; echo $V").stdout(), "1\n");
+        assert_eq!(
+            timed(&mut client, "while :; do :; done").verdict(),
+            (-1, true),
+            "{shell}"
+        );
+        assert_eq!(client.shell("echo [$V]").stdout(), "[]\n");
+        assert_eq!(
+            timed(&mut client, "while :; do sleep 0.01; done").verdict(),
+            (-1, true),
+            "{shell}"
+        );
+        assert_eq!(client.shell("echo fine").stdout(), "fine\n");
+    }
+}
+
+#[test]
+fn kill_by_signal_ends_the_command_and_what_is_queued_can_be_withdrawn() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    client.shell("V=1");
+    let first = client.start(json!({"exec_id": "k1", "shell": "main", "command": "sleep 1000"}));
+    client.started(first);
+    let second = client.start(json!({"exec_id": "k2", "shell": "main", "command": "echo second"}));
+    let third = client.start(json!({"exec_id": "k3", "shell": "main", "command": "echo third $V"}));
+    let queued = client
+        .call("exec.wait", json!({"exec_id": "k2", "timeout_ms": 0}))
+        .unwrap();
+    assert_eq!(queued["state"], "queued");
+    client
+        .call("exec.signal", json!({"exec_id": "k2", "signal": 15}))
+        .unwrap();
+    let withdrawn = client.finish(second);
+    assert_eq!(
+        (&withdrawn.exec()["state"], &withdrawn.exec()["killed"]),
+        (&json!("signaled"), &json!(true))
+    );
+    client
+        .call("exec.signal", json!({"exec_id": "k1", "signal": 9}))
+        .unwrap();
+    let killed = client.finish(first);
+    assert_eq!(
+        (
+            killed.verdict(),
+            &killed.exec()["killed"],
+            &killed.exec()["oom_suspect"]
+        ),
+        ((137, false), &json!(true), &json!(false))
+    );
+    assert_eq!(client.finish(third).stdout(), "third 1\n");
+}
+
+#[test]
+fn commands_of_one_shell_run_strictly_in_order_and_of_two_at_once() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let streams: Vec<u32> = (0..20)
+        .map(|i| {
+            client.start(
+                json!({"shell": "main", "command": format!("echo {i} >> order; sleep 0.01")}),
+            )
+        })
+        .collect();
+    let other = client.exec(json!({"shell": "side", "command": "echo side"}));
+    assert_eq!(other.stdout(), "side\n");
+    for stream in streams {
+        assert_eq!(client.finish(stream).verdict(), (0, false));
+    }
+    let order = std::fs::read_to_string(runner.workspace().join("order")).unwrap();
+    let want: String = (0..20).map(|i| format!("{i}\n")).collect();
+    assert_eq!(order, want);
+}
+
+#[test]
+fn an_answer_that_is_too_large_ends_the_shell_and_not_the_runner() {
+    let mut runner = Runner::start();
+    let mut client = runner.connect();
+    let outcome = client.shell(
+        "x=$(head -c 100000 /dev/zero | tr '\\0' x); for i in {1..50}; do export V$i=$x; done",
+    );
+    assert_eq!(outcome.verdict(), (-1, true));
+    assert_eq!(outcome.exec()["state"], "lost");
+    assert_eq!(client.shell("echo ok").stdout(), "ok\n");
+    runner.assert_alive();
+}
+
+#[test]
+fn a_closed_shell_is_gone_with_its_jobs_and_its_queue_is_told() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let mark = format!("close{}", std::process::id());
+    client.shell(&format!("MARK={mark} sleep 1000 &"));
+    let running = client.start(json!({"shell": "main", "command": "sleep 1000"}));
+    client.started(running);
+    let queued = client.start(json!({"shell": "main", "command": "echo never"}));
+    client.call("shell.close", json!({"name": "main"})).unwrap();
+    assert_eq!(client.finish(queued).code(), "closed");
+    let ended = client.finish(running);
+    assert_eq!(
+        (&ended.exec()["state"], &ended.exec()["killed"]),
+        (&json!("signaled"), &json!(true))
+    );
+    assert_nobody(&mark);
+    assert_eq!(client.shell("echo new").stdout(), "new\n");
+    assert_eq!(
+        client.refused("shell.close", json!({"name": "nobody"})),
+        "not_found"
+    );
+    assert_eq!(
+        client.refused("shell.close", json!({"name": "a/b"})),
+        "invalid"
+    );
+}
+
+#[test]
+fn input_for_a_queued_command_waits_with_it() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let first = client.start(json!({"shell": "main", "command": "sleep 0.3"}));
+    client.started(first);
+    let second =
+        client.start(json!({"exec_id": "q", "shell": "main", "command": "cat", "stdin": "stream"}));
+    let mut other = runner.connect();
+    let feed = other.open("exec.stdin", json!({"exec_id": "q", "close": true}));
+    other.send(DATA, feed, b"for later");
+    other.send(END, feed, b"");
+    assert_eq!(other.finish(feed).end, Ok(json!({"bytes": 9})));
+    assert_eq!(client.finish(second).stdout(), "for later");
+}
+
+#[test]
+fn input_that_is_there_before_the_command_is_not_lost() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    for (data, want) in [("", "0\n"), ("early", "5\n")] {
+        for _ in 0..50 {
+            let stream =
+                client.start(json!({"shell": "main", "stdin": "stream", "command": "wc -c"}));
+            client.send(DATA, stream, data.as_bytes());
+            client.send(END, stream, b"");
+            assert_eq!(client.finish(stream).stdout(), want);
+        }
+    }
+}

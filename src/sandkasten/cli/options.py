@@ -1,0 +1,58 @@
+"""Options and arguments that several commands share, and the state they all begin with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from sandkasten.cli.names import complete
+
+if TYPE_CHECKING:
+    from sandkasten.cli.state import State
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="A sandbox, or a unique beginning of its id.", autocompletion=complete
+    ),
+]
+Environment = Annotated[
+    list[str], typer.Option("--env", "-e", metavar="K=V", help="A variable inside; repeatable.")
+]
+Limits = Annotated[
+    list[str],
+    typer.Option("--limit", metavar="NAME=N", help="A limit, e.g. mem_limit_mb=256; repeatable."),
+]
+Image = Annotated[str | None, typer.Option("--image", "-i", metavar="I", help="The image.")]
+Workspace = Annotated[
+    str | None,
+    typer.Option("--workspace", metavar="NAME", help="A workspace that stays; made at first use."),
+]
+Shared = Annotated[
+    bool, typer.Option("--shared", help="Share that workspace with others that share it.")
+]
+Mounts = Annotated[
+    list[str],
+    typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
+]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="B", help="local, oci, gvisor or docker."),
+]
+Isolation = Annotated[
+    str | None,
+    typer.Option("--isolation", metavar="I", help="standard, gvisor or strongest."),
+]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
+]
+
+
+def state_of(context: typer.Context, *, json: bool = False, backend: str | None = None) -> State:
+    """`backend` given after the command counts more than the one before it."""
+    state = cast("State", context.obj)
+    state.json = json
+    state.backend = backend or state.backend
+    return state

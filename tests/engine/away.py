@@ -1,0 +1,144 @@
+"""A backend that is in the hands of an engine, behind the port, around the one in memory.
+
+The engine can be there, away (every verb says so), hang (no verb returns) or have forgotten
+everything. Connections go through it: they are cut when it leaves, and the sandboxes live on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal
+
+from sandkasten.backends.memory import MemoryBackend
+from sandkasten.engine.engine import Engine
+from sandkasten.errors import BackendUnavailable, SandboxLost
+from sandkasten.images.host import HostImages
+from sandkasten.model.policy import Policy
+from sandkasten.store.memory import MemoryJournal, MemoryStore
+from tests.engine.injections import Events, TestClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.readiness import Readiness
+    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.usage import Usage
+    from sandkasten.ports import ByteStream, Cell
+
+Mode = Literal["there", "away", "hanging", "forgetful"]
+HINT = "start it"
+
+
+class FarBackend:
+    name = "docker"
+
+    def __init__(self) -> None:
+        self.real = MemoryBackend()
+        self.mode: Mode = "there"
+        self.asked: Counter[str] = Counter()
+        self.asking = 0
+        self.most = 0
+        """At once, ever."""
+        self.streams: list[ByteStream] = []
+        self.closed = 0
+
+    async def turn(self, mode: Mode) -> None:
+        self.mode = mode
+        if mode != "there":
+            cut, self.streams = self.streams, []
+            for stream in cut:
+                await stream.aclose()
+            # Whoever read from them notices.
+            await asyncio.sleep(0.01)
+
+    async def ask(self, verb: str) -> None:
+        self.asked[verb] += 1
+        self.asking += 1
+        self.most = max(self.most, self.asking)
+        try:
+            if self.mode == "hanging":
+                await asyncio.Event().wait()
+            if self.mode == "away":
+                raise BackendUnavailable("no engine answers at unix:///far.sock", hint=HINT)
+        finally:
+            self.asking -= 1
+
+    async def probe(self) -> Readiness:
+        await self.ask("probe")
+        return await self.real.probe()
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> FarCell:
+        await self.ask("create")
+        return FarCell(self, await self.real.create(sandbox_id, spec))
+
+    async def attach(self, sandbox_id: SandboxId) -> FarCell:
+        await self.ask("attach")
+        if self.mode == "forgetful":
+            raise SandboxLost("the engine knows no such container", hint="create a new one")
+        return FarCell(self, await self.real.attach(sandbox_id))
+
+    async def owned(self) -> Sequence[SandboxId]:
+        await self.ask("owned")
+        return await self.real.owned()
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        await self.ask("discard")
+        await self.real.discard(sandbox_id)
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class FarCell:
+    def __init__(self, backend: FarBackend, real: Any) -> None:
+        self._backend = backend
+        self.real: Cell = real
+
+    async def dial(self) -> ByteStream:
+        await self._backend.ask("dial")
+        stream = await self.real.dial()
+        self._backend.streams.append(stream)
+        return stream
+
+    async def usage(self) -> Usage:
+        await self._backend.ask("usage")
+        return await self.real.usage()
+
+    async def destroy(self) -> None:
+        await self._backend.ask("destroy")
+        await self.real.destroy()
+
+
+class Nearby(MemoryBackend):
+    """The machine's own."""
+
+    name = "local"
+
+
+class FarWorld:
+    def __init__(self) -> None:
+        self.far, self.near = FarBackend(), Nearby()
+        self.store, self.journal = MemoryStore(), MemoryJournal()
+        self.events, self.clock = Events(), TestClock()
+        self.policy = Policy()
+        self.engine = self.another()
+
+    def another(self) -> Engine:
+        return Engine(
+            backends={"docker": self.far, "local": self.near},
+            default_backend="local",
+            store=self.store,
+            images=HostImages(),
+            policy=self.policy,
+            clock=self.clock,
+            events=self.events,
+            journal=self.journal,
+        )
+
+    async def state(self, the_id: str) -> str:
+        """In the ledger, and in the journal."""
+        record = await self.store.get(the_id)  # type: ignore[arg-type]
+        row = await self.journal.session(the_id)
+        return f"{None if record is None else record.state.value}/{row and row.status}"

@@ -1,0 +1,372 @@
+"""A backend whose engine is away, hangs or has forgotten everything: told as what it is.
+
+Not answering is no news of a sandbox. Nothing is declared lost, crashed or destroyed for it,
+nothing is dropped, nobody else waits for it, and all of it works again when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandkasten.engine import handles, reach, reaper, sandboxes, watch
+from sandkasten.errors import BackendUnavailable, NotFound, SessionExpired
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.lifecycle import State
+from sandkasten.model.sandbox import CreateRequest, Recovered
+from tests.engine.away import HINT, FarWorld
+from tests.engine.test_journal import until
+
+pytestmark = pytest.mark.anyio
+
+FAR = CreateRequest(backend="docker")
+RUNS = "running/running"
+
+
+@pytest.fixture
+async def world(monkeypatch):
+    monkeypatch.setattr(watch, "ROUND_S", 0.02)
+    monkeypatch.setattr(watch, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(reach, "QUIET_S", 0.01)
+    for module in (reach, handles):
+        monkeypatch.setattr(module, "LOOK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(handles, "ATTACH_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(reaper, "OWNED_TIMEOUT_S", 0.3)
+    one = FarWorld()
+    yield one
+    await one.far.turn("there")
+    await one.engine.aclose()
+    for backend in (one.far.real, one.near):
+        for the_id in await backend.owned():
+            await backend.discard(the_id)
+
+
+async def gone(world, the_id) -> None:
+    async def over() -> bool:
+        return await world.store.get(the_id) is None
+
+    await until(over)
+
+
+@pytest.mark.parametrize("mode", ["away", "hanging"])
+async def test_requests_say_that_the_backend_is_away_and_work_when_it_is_back(world, mode):
+    engine = world.engine
+    the_id = (await engine.create(FAR)).id
+    await engine.exec(the_id, ExecRequest("cd /tmp; X=1"))
+    await world.far.turn(mode)
+    for refused in (
+        engine.exec(the_id, ExecRequest("true")),
+        engine.exec_start(the_id, ExecRequest(("true",))),
+        engine.files.read(the_id, "/workspace/x"),
+        engine.files.stat(the_id, "/workspace"),
+        engine.stats(the_id),
+    ):
+        with pytest.raises(BackendUnavailable) as error:
+            await refused
+        assert error.value.retryable
+        assert error.value.hint
+        if mode == "away":
+            assert error.value.hint == HINT
+    assert await world.state(the_id) == RUNS
+    await world.far.turn("there")
+    result = await engine.exec(the_id, ExecRequest("echo $X; pwd"))
+    assert result.stdout == b"1\n/tmp\n"
+    assert "sandbox.crashed" not in world.events.names()
+
+
+@pytest.mark.parametrize("mode", ["away", "hanging"])
+async def test_a_process_that_is_not_connected_is_told_the_same(world, mode):
+    the_id = (await world.engine.create(FAR)).id
+    other = world.another()
+    await world.far.turn(mode)
+    with pytest.raises(BackendUnavailable):
+        await other.exec(the_id, ExecRequest("true"))
+    await world.far.turn("there")
+    assert (await other.exec(the_id, ExecRequest("echo ok"))).stdout == b"ok\n"
+    await other.aclose()
+
+
+async def test_an_engine_that_goes_between_the_dial_and_the_hello_ends_nothing(world, monkeypatch):
+    the_id = (await world.engine.create(FAR)).id
+    cell = world.engine._handles.peek(the_id).cell
+    await world.far.turn("away")
+    await world.far.turn("there")
+    dial = type(cell).dial
+
+    async def cut(self):
+        stream = await dial(self)
+        await world.far.turn("away")
+        return stream
+
+    monkeypatch.setattr(type(cell), "dial", cut)
+    with pytest.raises(BackendUnavailable):
+        await world.engine.exec(the_id, ExecRequest("true"))
+    assert await world.state(the_id) == RUNS
+
+
+async def test_what_is_under_way_when_it_goes_is_no_loss_and_its_end_is_learnt_later(world):
+    engine = world.engine
+    the_id = (await engine.create(FAR)).id
+    chunks = engine.exec_stream(the_id, ExecRequest("echo a; sleep 0.3; echo b"))
+    assert (await anext(chunks)).data == b"a\n"
+    waiting = asyncio.create_task(engine.files.read(the_id, "/workspace/none"))
+    await world.far.turn("away")
+    with pytest.raises(BackendUnavailable):
+        await anext(chunks)
+    with pytest.raises(BackendUnavailable):
+        await waiting
+    await world.far.turn("there")
+
+    async def ended() -> bool:
+        (row,) = await world.journal.execs(the_id)
+        return row.status == "completed"
+
+    await until(ended)
+    (known,) = await engine.execs(the_id)
+    assert (await engine.exec_get(the_id, known.exec_id)).stdout == b"a\nb\n"
+
+
+async def test_a_cut_connection_to_a_sandbox_that_lives_is_no_loss(world):
+    engine = world.engine
+    the_id = (await engine.create(FAR)).id
+    await engine.exec_start(the_id, ExecRequest(("sleep", "60")))
+    (running,) = await engine.execs(the_id)
+    waiting = asyncio.create_task(engine.exec_get(the_id, running.exec_id, wait_s=60))
+    await asyncio.sleep(0.05)
+    for stream in world.far.streams:
+        await stream.aclose()
+    with pytest.raises(BackendUnavailable, match="was cut"):
+        await waiting
+    assert (await engine.exec_get(the_id, running.exec_id)).status == "running"
+
+
+@pytest.mark.parametrize("mode", ["away", "hanging"])
+async def test_a_destroy_is_refused_and_done_when_it_is_back(world, mode):
+    await world.engine.recover()
+    the_id = (await world.engine.create(FAR)).id
+    await world.far.turn(mode)
+    with pytest.raises(BackendUnavailable) as error:
+        await world.engine.destroy(the_id)
+    assert "it is marked" in error.value.hint
+    assert await world.state(the_id) == "destroying/running"
+    assert (await world.engine.get(the_id)).status == "destroying"
+    with pytest.raises(NotFound):
+        await world.engine.exec(the_id, ExecRequest("true"))
+    await asyncio.sleep(0.2)
+    assert await world.state(the_id) == "destroying/running"
+    await world.far.turn("there")
+    await gone(world, the_id)
+    assert await world.state(the_id) == "None/destroyed"
+    assert list(await world.far.real.owned()) == []
+
+
+async def test_a_process_without_a_watch_finishes_it_by_its_sweep(world):
+    the_id = (await world.engine.create(FAR)).id
+    await world.far.turn("away")
+    with pytest.raises(BackendUnavailable):
+        await world.engine.destroy(the_id)
+    assert the_id in (await world.engine.sweep()).failed
+    await world.far.turn("there")
+    await asyncio.sleep(0.02)
+    assert (await world.engine.sweep()).finished == (the_id,)
+    assert list(await world.far.real.owned()) == []
+
+
+async def test_a_lifetime_that_ends_meanwhile_is_an_expiry_and_its_leftovers_go(world):
+    the_id = (await world.engine.create(CreateRequest(backend="docker", lifetime_s=60))).id
+    await world.far.turn("away")
+    world.clock.ahead_s = 100
+    assert not await world.engine._reaper.bury(the_id)
+    assert await world.state(the_id) == "destroying/expired"
+    assert the_id in (await world.engine.sweep()).failed
+    await world.far.turn("there")
+    world.clock.ahead_s = 200
+    await world.engine.sweep()
+    assert await world.state(the_id) == "None/expired"
+    assert list(await world.far.real.owned()) == []
+
+
+async def test_one_that_ended_itself_meanwhile_did_not_crash(world):
+    await world.engine.recover()
+    the_id = (await world.engine.create(CreateRequest(backend="docker", ttl_s=60))).id
+    await world.far.turn("away")
+    await asyncio.sleep(0.1)
+    world.clock.ahead_s = 61
+    await world.far.real.discard(the_id)
+    await world.far.turn("there")
+    await gone(world, the_id)
+    assert await world.state(the_id) == "None/expired"
+
+
+async def test_a_daemon_that_starts_meanwhile_serves_the_others_and_finds_them_later(world):
+    far = (await world.engine.create(FAR)).id
+    near = (await world.engine.create(CreateRequest())).id
+    started = await world.engine.exec_start(far, ExecRequest("sleep 0.2; echo late"))
+    await world.engine.aclose()
+    await world.far.turn("away")
+    engine = world.engine = world.another()
+    assert await engine.recover() == Recovered(kept=1)
+    assert (await engine.exec(near, ExecRequest("echo ok"))).stdout == b"ok\n"
+    (silent,) = engine.degraded()
+    assert (silent.details["backend"], silent.hint) == ("docker", HINT)
+    assert await world.state(far) == RUNS
+    await asyncio.sleep(0.1)
+    await world.far.turn("there")
+
+    async def followed() -> bool:
+        row = await world.journal.exec(far, started.exec_id)
+        return row.status == "completed"
+
+    await until(followed)
+    assert engine.degraded() == []
+    assert [one for one in world.events.names() if one.startswith("backend.")] == [
+        "backend.away",
+        "backend.back",
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+async def test_a_start_does_not_wait_long_for_an_engine_that_hangs(world, count):
+    """However many it has: the first ones find out for all."""
+    for _ in range(count):
+        await world.engine.create(FAR)
+    await world.engine.aclose()
+    await world.far.turn("hanging")
+    world.far.asked.clear()
+    engine = world.engine = world.another()
+    assert await engine.recover() == Recovered()
+    assert sum(world.far.asked.values()) <= 12
+
+
+async def test_a_hanging_engine_is_asked_once_at_a_time_and_keeps_nobody_waiting(world):
+    await world.engine.recover()
+    far = [(await world.engine.create(FAR)).id for _ in range(30)]
+    near = (await world.engine.create(CreateRequest())).id
+    await world.engine.aclose()
+    engine = world.engine = world.another()
+    await world.far.turn("hanging")
+    await engine.recover()
+    world.far.most = 0
+    machine = world.near._machines[near]
+    await machine.die()
+
+    async def buried() -> bool:
+        return await world.store.get(near) is None
+
+    await until(buried, 1)
+    await asyncio.sleep(0.5)
+    assert world.far.most <= 1
+    for the_id in far:
+        assert await world.state(the_id) == RUNS
+    await world.far.turn("there")
+    await until(lambda: _answers(engine), 5)
+
+
+async def _answers(engine) -> bool:
+    return engine.degraded() == []
+
+
+async def test_many_cut_connections_at_once_do_not_storm_the_engine(world):
+    await world.engine.recover()
+    for _ in range(30):
+        await world.engine.create(FAR)
+    world.far.most = 0
+    await world.far.turn("hanging")
+    await asyncio.sleep(0.5)
+    assert world.far.most <= 5
+
+
+async def test_a_sweep_of_the_others_goes_on(world):
+    litter = new_sandbox_id()
+    info = await world.engine.create(CreateRequest())
+    record = await world.store.get(info.id)
+    far = (await world.engine.create(FAR)).id
+    from sandkasten.model.image import Image
+    from sandkasten.model.spec import CellSpec
+
+    await world.near.create(litter, CellSpec(image=Image("host")))
+    for mode in ("away", "hanging"):
+        await world.far.turn(mode)
+        swept = await world.engine.sweep()
+        assert far in swept.failed
+        assert swept.orphans == ((litter,) if mode == "away" else ())
+    assert await world.state(far) == RUNS
+    assert record.state is State.RUNNING
+
+
+async def test_a_row_that_cannot_be_read_is_kept_while_it_may_be_the_silent_ones(
+    world, monkeypatch
+):
+    corrupt = new_sandbox_id()
+    dropped: list[str] = []
+
+    async def those():
+        return [] if dropped else [corrupt]
+
+    async def drop(the_id, record=None):
+        dropped.append(the_id)
+
+    monkeypatch.setattr(world.store, "corrupt", those)
+    monkeypatch.setattr(world.store, "drop", drop)
+    await world.far.turn("away")
+    assert (await world.engine.sweep()).failed == (corrupt,)
+    assert dropped == []
+    await world.far.turn("there")
+    await asyncio.sleep(0.02)
+    assert (await world.engine.sweep()).corrupt == (corrupt,)
+
+
+async def test_lists_show_what_was_last_known_and_say_so(world):
+    the_id = (await world.engine.create(FAR)).id
+    near = (await world.engine.create(CreateRequest())).id
+    for mode in ("away", "hanging"):
+        await world.far.turn(mode)
+        shown = {one.id: one for one in await world.engine.list()}
+        assert shown[the_id].status == "running"
+        assert "does not answer" in shown[the_id].warnings[-1]
+        assert shown[near].warnings == ()
+    await world.far.turn("there")
+    await asyncio.sleep(0.02)
+    assert (await world.engine.get(the_id)).warnings == ()
+
+
+async def test_creates_in_vain_leave_no_rows(world):
+    await world.far.turn("away")
+    for _ in range(3):
+        with pytest.raises(BackendUnavailable) as error:
+            await world.engine.create(FAR)
+        assert error.value.hint == HINT
+    assert await world.store.list() == []
+    assert await world.journal.open_sessions() == []
+
+
+async def test_a_session_key_makes_no_second_one_meanwhile(world):
+    asked = CreateRequest(backend="docker", session_key="k")
+    the_id = (await world.engine.create(asked)).id
+    await world.far.turn("away")
+    with pytest.raises(BackendUnavailable):
+        await world.engine.create(asked)
+    await world.far.turn("there")
+    await asyncio.sleep(0.02)
+    again = await world.engine.create(asked)
+    assert (again.id, again.created) == (the_id, False)
+
+
+async def test_an_engine_that_forgot_everything_ends_its_sessions_and_no_others(world):
+    await world.engine.recover()
+    the_id = (await world.engine.create(FAR)).id
+    near = (await world.engine.create(CreateRequest())).id
+    await world.far.turn("forgetful")
+    await gone(world, the_id)
+    assert await world.state(the_id) == "None/crashed"
+    with pytest.raises(SessionExpired):
+        await world.engine.exec(the_id, ExecRequest("true"))
+    assert (await world.engine.exec(near, ExecRequest("echo ok"))).stdout == b"ok\n"
+
+
+async def test_a_backend_is_closed_with_the_engine(world):
+    await world.engine.aclose()
+    assert world.far.closed == 1

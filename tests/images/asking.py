@@ -1,0 +1,36 @@
+"""An image that lies in a registry, and a client that asks for it and is soon impatient."""
+
+from __future__ import annotations
+
+import os
+
+from sandkasten.images.auth import Access
+from sandkasten.images.connections import Errand, Patience
+from sandkasten.images.manifests import Manifest
+from sandkasten.images.reference import Reference, parse_reference
+from sandkasten.images.registry import Registry
+from tests.images import registries
+from tests.images.registries import PASSWORD, USER
+
+# Three attempts a few milliseconds apart: what is waited for here never comes.
+QUICK = Patience(attempts=3, first_pause_s=0.01, connect_s=5, silence_s=5, whole_s=60)
+BIG = os.urandom(3_000_000)
+MADE = registries.image(registries.layer({"hello": b"hi", "big": BIG}))
+LOGIN = Access(username=USER, password=PASSWORD)
+BASIC = {"Authorization": LOGIN.basic() or ""}
+
+
+def at(host: str, rest: str = "team/app:1") -> Reference:
+    return parse_reference(f"{host}/{rest}")
+
+
+def open_registry(host: str, access: Access | None = None, **more) -> Registry:
+    errand = more.pop("errand", None) or Errand(QUICK)
+    rest = more.pop("rest", "team/app:1")
+    return Registry(at(host, rest), access or Access(), errand, environ={})
+
+
+def manifest_of(registry: Registry, wanted: str = "1") -> Manifest:
+    found, _ = registry.manifest(wanted)
+    assert isinstance(found, Manifest)
+    return found

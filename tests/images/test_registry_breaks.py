@@ -1,0 +1,236 @@
+"""Registries that are overloaded, break off, lie about what they send, or drip."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from sandkasten.errors import Cancelled, InvalidImage, RegistryUnavailable
+from sandkasten.images.connections import Errand, Patience
+from sandkasten.images.manifests import Manifest
+from tests.images import registries
+from tests.images.asking import MADE, QUICK, manifest_of, open_registry
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_overloaded_registry_is_asked_again(before, status):
+    refusals = [status, status]
+
+    def rule(asked: registries.Asked) -> None:
+        if "/manifests/" in asked.path and refusals:
+            asked.answer(refusals.pop(), {"Retry-After": "0"}, b"later")
+        else:
+            asked.pass_on()
+
+    before.rule = rule
+    with open_registry(before.host) as registry:
+        manifest_of(registry)
+    assert len(before.paths("/manifests/")) == 3
+
+
+def test_a_registry_that_stays_overloaded_is_unavailable(before):
+    before.rule = lambda asked: (
+        asked.pass_on() if asked.path == "/v2/" else asked.answer(503, {}, b"")
+    )
+    with open_registry(before.host) as registry, pytest.raises(RegistryUnavailable) as refused:
+        registry.manifest("1")
+    assert "answered 503" in refused.value.message
+    assert len(before.paths("/manifests/")) == QUICK.attempts
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_broken_download_goes_on_where_it_broke(before, ranges):
+    size = len(MADE.blobs[MADE.layers[0]])
+    before.rule = lambda asked: asked.pass_on(
+        at_most=None if "/blobs/" not in asked.path else size // 3 + 1, ranges=ranges
+    )
+    if not ranges:
+        # Without ranges every attempt starts over, so each must come further.
+        lengths = iter([size // 3, size // 2, size])
+        before.rule = lambda asked: asked.pass_on(
+            at_most=next(lengths) if "/blobs/" in asked.path else None, ranges=False
+        )
+    with open_registry(before.host) as registry:
+        blob = manifest_of(registry).layers[0]
+        assert registry.blob(blob).readall() == MADE.blobs[blob.digest]
+    begun = [one.headers.get("Range") for one in before.seen if "/blobs/" in one.path]
+    assert len(begun) == 3
+    assert begun[0] is None
+    assert all(one is not None and one.startswith("bytes=") for one in begun[1:])
+
+
+def test_a_download_that_breaks_without_getting_further_is_given_up(before):
+    before.rule = lambda asked: asked.pass_on(at_most=0 if "/blobs/" in asked.path else None)
+    with open_registry(before.host) as registry:
+        blob = manifest_of(registry).layers[0]
+        with pytest.raises(RegistryUnavailable) as refused:
+            registry.blob(blob).readall()
+    assert "broke off at byte 0" in refused.value.message
+    assert len(before.paths("/blobs/")) == QUICK.attempts
+
+
+def test_a_manifest_that_is_not_what_its_digest_says_is_refused(before):
+    before.rule = lambda asked: (
+        asked.pass_on()
+        if asked.path == "/v2/"
+        else asked.answer(200, {"Content-Type": MADE.media_type}, MADE.manifest + b" ")
+    )
+    with open_registry(before.host) as registry:
+        with pytest.raises(InvalidImage) as refused:
+            registry.manifest(MADE.digest)
+        assert f"not {MADE.digest}" in refused.value.message
+        # By a tag, and without a word about its digest, there is nothing to compare it with.
+        assert isinstance(registry.manifest("1")[0], Manifest)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), "has digest"),
+        (lambda blob: blob + b"x", "another size"),
+        (lambda blob: blob[:-1], "another size"),
+    ],
+)
+def test_a_blob_that_is_not_what_its_digest_says_is_refused_at_its_end(before, damage, said):
+    def rule(asked: registries.Asked) -> None:
+        if "/blobs/" in asked.path:
+            asked.answer(200, {}, damage(MADE.blobs[asked.path.rpartition("/")[2]]))
+        else:
+            asked.pass_on()
+
+    before.rule = rule
+    with open_registry(before.host) as registry:
+        blob = manifest_of(registry).layers[0]
+        with pytest.raises(InvalidImage) as refused:
+            registry.blob(blob).readall()
+    assert said in refused.value.message
+
+
+def test_a_blob_without_an_end_is_cut_at_its_size(before):
+    def rule(asked: registries.Asked) -> None:
+        if "/blobs/" in asked.path:
+            body = MADE.blobs[asked.path.rpartition("/")[2]] * 2
+            packed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+            asked.answer(200, {"Transfer-Encoding": "chunked", "Content-Length": None}, packed)
+        else:
+            asked.pass_on()
+
+    before.rule = rule
+    with open_registry(before.host) as registry:
+        blob = manifest_of(registry).layers[0]
+        stream = registry.blob(blob)
+        with pytest.raises(InvalidImage) as refused:
+            stream.readall()
+    assert "more came than" in refused.value.message
+    assert stream.got <= blob.size
+
+
+def test_a_pull_that_is_called_off_stops_within_a_chunk(before):
+    errand = Errand(QUICK)
+    with open_registry(before.host, errand=errand) as registry:
+        stream = registry.blob(manifest_of(registry).layers[0])
+        assert stream.read(10)
+        errand.called_off.set()
+        with pytest.raises(Cancelled):
+            stream.read(10)
+        stream.close()
+
+
+def test_a_whole_pull_has_a_deadline(before):
+    def slow(asked: registries.Asked) -> None:
+        time.sleep(0.3)
+        asked.pass_on()
+
+    before.rule = slow
+    errand = Errand(Patience(attempts=99, first_pause_s=0.01, silence_s=0.1, whole_s=0.5))
+    began = time.monotonic()
+    with pytest.raises(RegistryUnavailable) as late, open_registry(before.host, errand=errand):
+        pass
+    assert "within 0.5 s" in late.value.message
+    assert time.monotonic() - began < 5
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """A byte now and then, which no timeout of a socket ever notices."""
+
+    part = "body"
+
+    def do_GET(self) -> None:
+        if self.path == "/v2/":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            return
+        if self.path.startswith("/token") or self.part != "token":
+            length = "" if self.part == "endless" else "Content-Length: 4000000\r\n"
+            end = "X: " if self.part == "headers" else "\r\n"
+            self.wfile.write(f"HTTP/1.1 200 OK\r\n{length}{end}".encode())
+            # Much longer than any of these tests, and yet an end.
+            for _ in range(200):
+                self.wfile.write(b" ")
+                time.sleep(0.1)
+            return
+        realm = f"http://{self.headers['Host']}/token"
+        self.wfile.write(
+            f'HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer realm="{realm}"\r\n'
+            "Content-Length: 0\r\n\r\n".encode()
+        )
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
+def test_a_registry_that_drips_does_not_outlive_the_deadline(part):
+    handler = type("Handler", (Dripping,), {"part": part})
+    errand = Errand(replace(QUICK, whole_s=1.0))
+    began = time.monotonic()
+    with (
+        registries.served(handler) as port,
+        pytest.raises(RegistryUnavailable) as late,
+        open_registry(f"127.0.0.1:{port}", errand=errand) as registry,
+    ):
+        manifest_of(registry)
+    assert "within 1 s" in late.value.message
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
+def test_a_pull_from_a_registry_that_drips_can_be_called_off(part):
+    handler = type("Handler", (Dripping,), {"part": part})
+    errand = Errand(QUICK)
+    threading.Timer(0.5, errand.called_off.set).start()
+    began = time.monotonic()
+    with (
+        registries.served(handler) as port,
+        pytest.raises(Cancelled),
+        open_registry(f"127.0.0.1:{port}", errand=errand) as registry,
+    ):
+        manifest_of(registry)
+    assert time.monotonic() - began < 5
+
+
+def test_a_token_server_that_breaks_off_is_named():
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.startswith("/token"):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
+                return
+            realm = f"http://{self.headers['Host']}/token"
+            self.wfile.write(
+                f'HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer realm="{realm}"\r\n'
+                "Content-Length: 0\r\n\r\n".encode()
+            )
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with (
+        registries.served(Handler) as port,
+        pytest.raises(RegistryUnavailable) as broken,
+        open_registry(f"127.0.0.1:{port}") as registry,
+    ):
+        manifest_of(registry)
+    assert "broke off" in broken.value.message

@@ -1,0 +1,51 @@
+"""The kernel's list of mounts, as this machine and others print it."""
+
+from __future__ import annotations
+
+import os
+
+from sandkasten.linux import mountinfo
+from sandkasten.linux.mountinfo import Mount
+
+# Linux 6.1 under systemd, cut to what matters; the third has a blank and a backslash in its name.
+LINES = rb"""22 29 0:21 / /proc rw,nosuid shared:13 - proc proc rw
+29 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+46 29 7:3 / /srv/a\040b\134c/mnt rw,nosuid,nodev,noatime shared:1 master:7 - ext4 /dev/loop3 rw
+47 46 7:3 / /srv/x rw - fuse.sshfs somebody@somewhere:/ rw
+broken
+"""
+
+
+def test_points_devices_and_tags_are_read_and_names_are_unescaped():
+    assert mountinfo.parse(LINES) == [
+        Mount("/proc", "0:21", "proc", ("shared:13",)),
+        Mount("/", "254:0", "ext4", ("shared:1",)),
+        Mount("/srv/a b\\c/mnt", "7:3", "ext4", ("shared:1", "master:7")),
+        Mount("/srv/x", "7:3", "fuse.sshfs", ()),
+    ]
+
+
+def test_what_lies_under_a_path_is_not_what_merely_begins_like_it(monkeypatch):
+    monkeypatch.setattr(mountinfo, "own", lambda: mountinfo.parse(LINES))
+    assert [m.point for m in mountinfo.under("/srv/x")] == ["/srv/x"]
+    assert mountinfo.under("/sr") == []
+    assert [m.point for m in mountinfo.under("/srv")] == ["/srv/a b\\c/mnt", "/srv/x"]
+
+
+def test_the_longest_mount_point_covers_a_path(monkeypatch):
+    monkeypatch.setattr(mountinfo, "own", lambda: mountinfo.parse(LINES))
+    found = [mountinfo.covering(path) for path in ("/srv/x/y", "/srv/xy", "/proc")]
+    assert [one.point for one in found if one is not None] == ["/srv/x", "/", "/proc"]
+
+
+def test_our_own_namespace_is_among_those_that_hold_a_device():
+    # Of the root: every namespace has that one.
+    root = mountinfo.covering("/")
+    assert root is not None
+    namespaces = set()
+    for pid in mountinfo.holders(root.device):
+        try:
+            namespaces.add(os.readlink(f"/proc/{pid}/ns/mnt"))
+        except OSError:
+            continue  # gone meanwhile
+    assert os.readlink("/proc/self/ns/mnt") in namespaces

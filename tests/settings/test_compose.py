@@ -1,0 +1,93 @@
+"""Backends that are opened late: what cannot be opened says why, and what was opened is closed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from sandkasten.backends.memory import MemoryBackend
+from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.later import LaterBackend, LaterImages
+from sandkasten.daemon.settings import load
+from sandkasten.errors import BackendUnavailable, SandboxLost
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.ports import Closes, Discards, KeepsImages
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def opened(tmp_path):
+    async def open_with(**environ: str):
+        return await open_engine(load({"data_dir": str(tmp_path / "data")}, environ, tmp_path))
+
+    return open_with
+
+
+class Keeper(MemoryBackend):
+    closed = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+    async def find_image(self, names):
+        return Image(names[0], kind="engine")
+
+    async def bring_image(self, image) -> None:
+        return None
+
+
+async def test_a_missing_library_is_a_reason_and_a_remedy(opened, monkeypatch):
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, "aiodocker", None)
+    for name in [one for one in sys.modules if one.startswith("sandkasten.backends.docker.")]:
+        if not name.endswith((".options", ".names")):
+            monkeypatch.delitem(sys.modules, name)
+    engine = await opened()
+    found = await engine.probe("docker")
+    assert (found.ready, found.remedy) == (False, "pip install 'sandkasten[docker]'")
+    assert "aiodocker" in found.reason
+    with pytest.raises(BackendUnavailable) as refused:
+        await engine.create(CreateRequest(backend="docker"))
+    assert refused.value.hint == "pip install 'sandkasten[docker]'"
+    assert await engine.list() == []
+    await engine.aclose()
+
+
+async def test_a_foreign_variable_that_cannot_be_used_is_told_when_docker_is_asked_for(opened):
+    engine = await opened(DOCKER_HOST="tcp://far.example:2375")
+    found = await engine.probe("docker")
+    assert not found.ready
+    assert "plain tcp" in found.reason
+    assert "TLS" in found.remedy
+    with pytest.raises(BackendUnavailable, match="plain tcp"):
+        await engine.create(CreateRequest(backend="docker"))
+    assert (await engine.sweep()).failed == ()
+    await engine.aclose()
+
+
+async def test_a_backend_that_was_never_used_is_neither_opened_nor_closed(tmp_path):
+    def opener():
+        raise AssertionError
+
+    later = LaterBackend("x", tmp_path / "none", opener)
+    assert await later.owned() == ()
+    await later.discard(new_sandbox_id())
+    await later.aclose()
+    assert isinstance(later, Closes)
+    assert isinstance(later, Discards)
+    assert not isinstance(later, KeepsImages)
+
+
+async def test_one_that_was_used_is_closed_and_shows_its_images(tmp_path):
+    real = Keeper()
+    later = LaterImages("x", tmp_path, lambda: real)
+    assert isinstance(later, KeepsImages)
+    assert await later.find_image(["a"]) == Image("a", kind="engine")
+    with pytest.raises(SandboxLost):
+        await later.attach(new_sandbox_id())
+    await later.aclose()
+    assert real.closed == 1
