@@ -22,6 +22,7 @@ def test_every_command_of_the_contract_is_there():
         "cp",
         "create",
         "doctor",
+        "down",
         "exec",
         "files get",
         "files info",
@@ -53,6 +54,7 @@ def test_every_command_of_the_contract_is_there():
         "serve",
         "shell",
         "stats",
+        "up",
         "update",
         "version",
         "workspace cp",
@@ -162,7 +164,7 @@ def test_completion_knows_commands(monkeypatch, process):
     monkeypatch.setenv("_SANDKASTEN_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "sandkasten d")
     monkeypatch.setenv("COMP_CWORD", "1")
-    assert process().stdout.split() == [b"doctor"]
+    assert process().stdout.split() == [b"doctor", b"down"]
 
 
 def test_a_reader_that_leaves_ends_us_quietly():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.client.admin import BooksTransport
+    from sandkasten.client.installing import Installer
     from sandkasten.client.transport import Transport
     from sandkasten.daemon.settings import Settings
 
@@ -70,6 +71,14 @@ def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
     return offline_books(loaded)
 
 
+def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[Installer]:
+    """A daemon that stands, or is to stand, on an engine; this machine need not be Linux."""
+    with _installed():
+        from sandkasten.daemon.container.standing import installation
+        from sandkasten.daemon.settings import load
+    return installation(load(flags, os.environ, Path.cwd()))
+
+
 @contextmanager
 def _installed() -> Iterator[None]:
     """The client alone can be installed without what the engine needs."""
@@ -90,4 +99,13 @@ def _require_linux() -> None:
         )
 
 
-__all__ = ["Place", "aclose", "connect", "open_books", "open_engine", "serve", "settings"]
+__all__ = [
+    "Place",
+    "aclose",
+    "connect",
+    "open_books",
+    "open_engine",
+    "open_installation",
+    "serve",
+    "settings",
+]

@@ -1,0 +1,24 @@
+"""A daemon on an engine, as whoever puts it there sees it: `client.embedded` opens one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sandkasten.model.installation import (
+        Drawn,
+        InstallationRequest,
+        Installed,
+        Removed,
+        Standing,
+    )
+
+
+class Installer(Protocol):
+    async def up(self, asked: InstallationRequest) -> Installed: ...
+
+    async def drawn(self, asked: InstallationRequest) -> Drawn: ...
+
+    async def status(self) -> Standing: ...
+
+    async def down(self, *, keep_sessions: bool, volumes: bool) -> Removed: ...

@@ -1,0 +1,77 @@
+"""A daemon that stands on an engine as a container: what is asked of it and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Begun = Literal["created", "replaced", "running"]
+
+
+@dataclass(frozen=True, slots=True)
+class InstallationRequest:
+    """Left empty: what the settings say, or what the engine shows."""
+
+    image: str = ""
+    mode: str = "docker_socket"
+    socket: str = ""
+    """Of the engine, on the engine's machine."""
+    engine_image: str = ""
+    """In mode sidecar."""
+    engine: str = ""
+    engine_certs: str = ""
+    """In mode remote: the other engine, and the directory of our certificate for it."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    recreate: bool = False
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    begun: Begun
+    url: str
+    image: str
+    mode: str
+    machine: str = ""
+    """The engine's address, where its machine is another."""
+    api_key: str | None = field(default=None, repr=False)
+    """Only when it was made just now: nobody is told it twice."""
+    changed: bool = False
+    """It was running already, and not as it was asked for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What would be made."""
+
+    document: Mapping[str, Any]
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    state: str
+    """As the engine calls it; `absent` when there is no container."""
+    ready: bool = False
+    reason: str = ""
+    remedy: str = ""
+    url: str = ""
+    image: str = ""
+    mode: str = ""
+    version: str = ""
+    started_at: str = ""
+    sandboxes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """By name; empty where there was nothing."""
+
+    containers: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    """Volumes of ours that are still there."""

@@ -1,0 +1,119 @@
+"""An engine on a machine of its own, with the daemon's image, and the command line against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import built
+from tests.engines import stock
+from tests.engines.engine import Engine, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+KEY = "sk-test-of-containers"
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+class Host:
+    """One engine, and `sandkasten` as its operator types it."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.environment = {
+            **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
+            "DOCKER_HOST": f"unix://{engine.socket}",
+            "DOCKER_CONFIG": str(folder / "config"),
+            "SANDKASTEN_DATA_DIR": str(folder / "data"),
+        }
+
+    @property
+    def listen(self) -> str:
+        """An address of the engine's machine that we can reach."""
+        return f"{self.engine.machine.address}:8080"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.listen}"
+
+    def cli(self, *words: str, **env: str) -> Spoken:
+        done = self.run(sys.executable, "-m", "sandkasten.cli", *words, env=env, check=False)
+        return Spoken(done.returncode, done.stdout, done.stderr)
+
+    def up(self, *words: str, image: str = "", **env: str) -> Spoken:
+        """With a key of the test's own and an image that is there."""
+        env = {"SANDKASTEN_API_KEY": KEY, **env}
+        default = ("--env", f"SANDKASTEN_DEFAULT_IMAGE={stock.reference('debian')}")
+        named = ("--image", image) if image else ()
+        return self.cli("up", "--listen", self.listen, *default, *named, *words, **env)
+
+    def mine(self) -> tuple[list[str], list[str]]:
+        """Containers and volumes."""
+        return self.engine.reached.containers(), self.engine.reached.volumes()
+
+    # As tests.built asks for it.
+
+    def docker(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.run("docker", *words, check=check)
+
+    def run(
+        self, *words: str, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            words,
+            env={**self.environment, **(env or {})},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr[-3000:]}")
+        return done
+
+
+@pytest.fixture(scope="session")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    why = missing()
+    if why:
+        pytest.skip(why)
+    with Engine(tcp="mtls", bridge=True) as engine:
+        host = Host(engine, tmp_path_factory.mktemp("operator"))
+        stock.put(engine.reached, "busybox", "debian")
+        yield host
+
+
+@pytest.fixture
+def host(started: Host) -> Iterator[Host]:
+    """Nothing of ours is there before a test; and after it, nothing stays."""
+    yield started
+    for name in started.engine.reached.containers():
+        started.docker("rm", "--force", "--volumes", name)
+    for name in started.engine.reached.volumes():
+        started.docker("volume", "rm", name)
+
+
+@pytest.fixture(scope="session")
+def daemon_image(started: Host) -> str:
+    return built.daemon(started)  # type: ignore[arg-type]

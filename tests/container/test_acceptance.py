@@ -1,0 +1,239 @@
+"""A daemon in a container, from `up` to `down`, on an engine that is not in that container.
+
+The engine of the machine makes the sandboxes, and sees nothing of the container's own files: that
+is where a path of the daemon's, given to the engine, means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import secrets
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten import Sandbox, StoredFiles
+from tests import built
+from tests.container.conftest import KEY
+from tests.deploy.test_compose import _lacks
+from tests.engines import stock
+
+if TYPE_CHECKING:
+    from tests.container.conftest import Host
+
+DEBIAN = stock.reference("debian")
+DATA, SHARED = "sandkasten-data", "station-sandboxes"
+
+
+@pytest.fixture
+def standing(host: Host, daemon_image: str) -> Host:
+    spoken = host.up()
+    assert spoken.status == 0, spoken
+    assert spoken.out == f"export SANDKASTEN_URL={host.url}\n"
+    assert "created: " in spoken.err
+    return host
+
+
+def sandbox(host: Host) -> Sandbox:
+    return Sandbox(url=host.url, api_key=KEY, image=DEBIAN)
+
+
+def of_sessions(host: Host) -> list[str]:
+    containers, volumes = host.mine()
+    return [name for name in (*containers, *volumes) if "sbx_" in name]
+
+
+def test_everything_of_a_session_works_in_a_daemon_that_is_a_container(standing):
+    with sandbox(standing) as box:
+        assert box.id in standing.engine.reached.containers()
+        assert box.exec("cd /tmp && export A=1").exit_code == 0
+        assert box.exec("echo $A; pwd; id -u").output == "1\n/tmp\n1000\n"
+        box.write("notes/a.txt", b"written from far away")
+        assert box.read("/workspace/notes/a.txt") == b"written from far away"
+        assert box.exec("cat /workspace/notes/a.txt").output == "written from far away"
+        assert [one.name for one in box.ls("notes")] == ["a.txt"]
+        box.remove("notes", recursive=True)
+        assert not box.exists("notes")
+        stored = StoredFiles(url=standing.url, api_key=KEY)
+        stored.put(b"6 * 7", key="sum")
+        box.stage("sum", "sum.txt")
+        assert box.exec("cd /workspace; tr 6 7 < sum.txt > r").exit_code == 0
+        box.publish("r", "result")
+        assert stored.get("result") == b"7 * 7"
+    assert of_sessions(standing) == []
+    assert standing.engine.reached.containers() == ["sandkasten"]
+
+
+def test_a_plain_bind_of_the_daemons_path_fails_and_ours_does_not(standing):
+    """What a daemon in a container meets when it offers the engine a directory of its own."""
+    path = f"/tmp/station-sandboxes/sbx_{secrets.token_hex(8)}"
+    standing.docker("exec", "sandkasten", "mkdir", "-p", path)
+    bind = {"Type": "bind", "Source": path, "Target": "/workspace"}
+    body = {"Image": DEBIAN, "Cmd": ["true"], "HostConfig": {"Mounts": [bind]}}
+    with pytest.raises(RuntimeError, match="bind source path does not exist: " + path):
+        standing.engine.reached.ask("POST", "/containers/create", body)
+    with sandbox(standing) as box:
+        box.write("there", b"1")
+        assert box.exec("cat there").output == "1"
+
+
+def test_the_daemon_itself_is_confined(standing):
+    status = standing.docker("exec", "sandkasten", "cat", "/proc/1/status").stdout
+    told = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    # CHOWN, DAC_OVERRIDE and FOWNER.
+    assert (int(told["CapBnd"], 16), int(told["CapEff"], 16)) == (0b1011, 0b1011)
+    assert told["NoNewPrivs"] == "1"
+    written = standing.docker("exec", "sandkasten", "touch", "/opt/x", check=False)
+    assert "Read-only file system" in written.stderr
+    shown = standing.docker("inspect", "sandkasten").stdout
+    assert KEY not in shown
+    kept = standing.docker("exec", "sandkasten", "stat", "-c", "%a %u", "/var/lib/sandkasten")
+    assert kept.stdout == "700 0\n"
+
+
+def test_sessions_outlive_the_container_of_their_daemon(standing):
+    with sandbox(standing) as box:
+        box.exec("cd /tmp; echo kept > /workspace/f")
+        again = standing.up("--json").document
+        assert (again["begun"], again["changed"]) == ("running", False)
+        assert standing.up("--workspace", "shared", "--json").document["changed"] is True
+        replaced = standing.up("--recreate", "--json")
+        assert replaced.document["begun"] == "replaced", replaced
+        assert box.exec("pwd; cat /workspace/f").output == "/tmp\nkept\n"
+        assert standing.cli("down", "--keep-sessions", "--json").document["kept"] == [DATA]
+        assert standing.engine.reached.containers() == [box.id]
+        assert standing.up().status == 0
+        assert box.exec("pwd; cat /workspace/f").output == "/tmp\nkept\n"
+        standing.docker("stop", "sandkasten")
+        assert standing.up("--json").document["begun"] == "replaced"
+        told = standing.cli("up", "--status", "--json")
+        assert (told.status, told.document["ready"], told.document["sandboxes"]) == (0, True, 1)
+
+
+def test_down_takes_sessions_along_and_nothing_that_is_not_its_own(standing):
+    standing.docker("create", "--name", "bystander", DEBIAN, "true")
+    standing.docker("volume", "create", "theirs")
+    foreign = {"sandkasten": "cell", "sandkasten.owner": "somebody-else"}
+    labels = [word for name, value in foreign.items() for word in ("--label", f"{name}={value}")]
+    standing.docker("create", "--name", "neighbour", *labels, DEBIAN, "true")
+    box = sandbox(standing)
+    box.exec("echo alive")
+    box.detach()
+    told = standing.cli("down", "--json").document
+    assert "sandkasten" in told["containers"]
+    assert told["kept"] == [DATA]
+    assert standing.mine() == (["bystander", "neighbour"], [DATA, "theirs"])
+    assert standing.cli("down", "--json").document == {
+        "containers": [],
+        "volumes": [],
+        "networks": [],
+        "kept": [DATA],
+    }
+    assert standing.cli("down", "--volumes", "--yes").out == f"removed volume {DATA}\n"
+    assert standing.mine() == (["bystander", "neighbour"], ["theirs"])
+    assert standing.cli("down").status == 0
+
+
+def test_down_finds_sessions_whose_daemon_is_gone_already(standing):
+    box = sandbox(standing)
+    box.exec("true")
+    name = box.detach()
+    standing.docker("rm", "--force", "sandkasten")
+    assert name in standing.engine.reached.containers()
+    assert name in standing.cli("down", "--json").document["containers"]
+    assert of_sessions(standing) == []
+    assert standing.engine.reached.containers() == []
+
+
+def test_a_key_is_made_told_once_and_kept(host, daemon_image):
+    made = host.up("--json", SANDKASTEN_API_KEY="")
+    assert made.status == 0, made
+    key = made.document["api_key"]
+    assert _asked(host, key) == 200
+    assert _asked(host, "sk-another-key") == 401
+    assert host.up("--json", SANDKASTEN_API_KEY="").document["api_key"] is None
+    assert host.up("--recreate", "--json", SANDKASTEN_API_KEY="").document["api_key"] is None
+    assert _asked(host, key) == 200
+    assert host.up("--recreate", "--api-key", KEY, SANDKASTEN_API_KEY="").status == 0
+    assert (_asked(host, key), _asked(host, KEY)) == (401, 200)
+
+
+def test_without_files_of_sandboxes_the_daemon_is_no_root(host, daemon_image):
+    assert host.up("--workspace", "volume").status == 0
+    assert host.docker("exec", "sandkasten", "id", "-u").stdout == "10001\n"
+    with sandbox(host) as box:
+        assert f"station-sandbox-{box.id}" in host.engine.reached.volumes()
+        box.write("f", b"1")
+        assert box.exec("cat f").output == "1"
+    assert of_sessions(host) == []
+    refused = host.up("--recreate", "--json")
+    assert refused.document["code"] == "CONFLICT"
+    assert "belongs to user 10001:10001" in refused.document["message"]
+    assert host.cli("up", "--status").status == 0
+
+
+def test_a_daemon_that_uses_an_engine_elsewhere(host, daemon_image):
+    reached = host.engine.reached
+    engine = ("--engine", reached.host, "--engine-certs", reached.certificates)
+    spoken = host.up("--mode", "remote", *engine)
+    assert spoken.status == 0, spoken
+    assert host.docker("exec", "sandkasten", "id", "-u").stdout == "10001\n"
+    key = Path(reached.certificates, "key.pem").read_text()
+    assert json.dumps(key)[1:-1] not in host.docker("inspect", "sandkasten").stdout
+    with sandbox(host) as box:
+        assert box.exec("echo there").output == "there\n"
+    assert host.cli("down", "--volumes", "--yes").status == 0
+    assert host.mine() == ([], [])
+
+
+def test_a_daemon_with_an_engine_of_its_own_beside_it(host, daemon_image):
+    """By the commands of a dry run: where this machine lacks a capability, it can give none away,
+    and what `--privileged` stands for must be said piece by piece."""
+    mode = ("--mode", "sidecar", "--engine-image", built.sidecar(host), "--json")
+    for line in host.up(*mode, "--dry-run").document["commands"]:
+        words = shlex.split(line)
+        if "--privileged" in words:
+            at = words.index("--privileged")
+            words[at : at + 1] = _privileged()
+        host.run(*words, env={"SANDKASTEN_API_KEY": KEY})
+    spoken = host.up(*mode)
+    assert spoken.status == 0, spoken
+    assert (spoken.document["begun"], spoken.document["changed"]) == ("running", False)
+    assert host.engine.reached.containers() == ["sandkasten", "sandkasten-engine"]
+    archive = str(host.folder / "debian.tar")
+    host.docker("save", "--output", archive, DEBIAN)
+    host.docker("cp", archive, "sandkasten-engine:/debian.tar")
+    host.docker("exec", "sandkasten-engine", "docker", "load", "--input", "/debian.tar")
+    with sandbox(host) as box:
+        assert box.exec("echo inside").output == "inside\n"
+        # On the engine beside the daemon, and not on the machine's.
+        assert of_sessions(host) == []
+    gone = host.cli("down", "--json").document
+    assert gone["containers"] == ["sandkasten", "sandkasten-engine"]
+    assert gone["kept"] == [DATA, "sandkasten-engine"]
+    assert host.cli("down", "--volumes", "--yes").status == 0
+    assert host.mine() == ([], [])
+    assert "sandkasten" not in host.docker("network", "ls", "--format", "{{.Name}}").stdout
+
+
+def _privileged() -> list[str]:
+    """`--privileged`, less the capabilities that this machine has not got itself."""
+    lacking = _lacks()
+    if not lacking:
+        return ["--privileged"]
+    return [
+        *("--cap-add", "ALL", *(word for name in lacking for word in ("--cap-drop", name))),
+        *("--security-opt", "seccomp=unconfined", "--security-opt", "systempaths=unconfined"),
+        *("--device-cgroup-rule", "a *:* rwm"),
+    ]
+
+
+def _asked(host: Host, key: str) -> int:
+    connection = http.client.HTTPConnection(host.listen, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/sessions", headers={"Authorization": f"Bearer {key}"})
+        return connection.getresponse().status

@@ -1,0 +1,146 @@
+"""What `up` makes, snapshot by snapshot, and the rules that each of them must keep.
+
+`python -m tests.container.test_plan` writes the snapshots anew; the difference is for people to
+read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandkasten.daemon.container.commandline import commands_of
+from sandkasten.daemon.container.packing import packed
+from sandkasten.daemon.container.plan import Certificates, Found, Plan, User, Wish, plan_of
+from sandkasten.daemon.settings import documented
+from sandkasten.errors import InvalidRequest
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+SOCKET = Wish(image="sandkasten:1.2.3", version="1.2.3")
+CERTIFICATES = Certificates(b"the authority", b"the certificate", b"the secret key")
+CASES = {
+    "socket": (SOCKET, Found(socket_gid=998)),
+    "socket-volume": (replace(SOCKET, workspace="volume"), Found(socket_gid=998)),
+    "socket-volume-elsewhere": (replace(SOCKET, workspace="volume"), Found()),
+    "socket-remapped": (replace(SOCKET, host="0.0.0.0", port=9000), Found(remapped=True)),
+    "sidecar": (replace(SOCKET, mode="sidecar", host="192.0.2.7"), Found()),
+    "remote": (
+        replace(
+            SOCKET,
+            mode="remote",
+            host="::1",
+            engine_host="tcp://box:2376",
+            certificates=CERTIFICATES,
+            env={"SANDKASTEN_ALLOWED_IMAGES": "python"},
+        ),
+        Found(image_user=User(7, 8)),
+    ),
+}
+
+
+def shown(plan: Plan) -> dict[str, Any]:
+    return {
+        "mode": plan.mode,
+        "url": plan.url,
+        "user": str(plan.user),
+        "volumes": [[one.name, one.kind, one.keep] for one in plan.volumes],
+        "networks": list(plan.networks),
+        "containers": [
+            {"name": one.name, "files": sorted(one.files), "config": one.body}
+            for one in plan.containers
+        ],
+        "commands": list(commands_of(plan)),
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_is_the_one_that_was_agreed(case):
+    assert shown(plan_of(*CASES[case])) == json.loads((SNAPSHOTS / f"{case}.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_daemon_is_confined_whatever_the_mode(case):
+    host = plan_of(*CASES[case]).daemon.body["HostConfig"]
+    assert host["CapDrop"] == ["ALL"]
+    assert set(host.get("CapAdd", ())) <= {"CHOWN", "DAC_OVERRIDE", "FOWNER"}
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["ReadonlyRootfs"] is True
+    assert "Privileged" not in host
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_capabilities_go_to_root_alone(case):
+    """An ordinary user would not get them, and then the mode would fail at the first sandbox."""
+    body = plan_of(*CASES[case]).daemon.body
+    assert not body["HostConfig"].get("CapAdd") or body["User"] == "0:0"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_variable_is_one_that_the_daemon_reads(case):
+    known = {name for _, variables, _ in documented() for name in variables}
+    pairs = plan_of(*CASES[case]).daemon.body["Env"]
+    assert {pair.partition("=")[0] for pair in pairs} <= known
+
+
+def test_no_secret_is_in_what_an_engine_shows():
+    plan = plan_of(*CASES["remote"])
+    said = json.dumps(shown(plan)) + repr(plan) + repr(CASES["remote"])
+    assert "secret key" not in said
+    assert b"the secret key" in plan.daemon.files.values()
+
+
+def test_the_mark_changes_with_what_was_asked_for_and_with_nothing_else():
+    wish, found = CASES["socket"]
+    mark = plan_of(wish, found).mark
+    assert plan_of(wish, found).mark == mark
+    others = (
+        replace(wish, image="other"),
+        replace(wish, port=9),
+        replace(wish, env={"A": "b"}),
+        replace(wish, workspace="shared"),
+        replace(wish, mode="sidecar"),
+    )
+    assert len({mark, *(plan_of(one, found).mark for one in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said", "hint"),
+    [
+        (replace(SOCKET, mode="sidcar"), "no mode 'sidcar'", "sidecar"),
+        (replace(SOCKET, mode="remote"), "--engine says nothing", "--engine tcp://HOST:2376"),
+        (replace(SOCKET, mode="remote", engine_host="ssh://box"), "ssh://box", "DOCKER_HOST"),
+        (
+            replace(SOCKET, mode="remote", engine_host="tcp://box:2376"),
+            "no client certificate for tcp://box:2376",
+            "--engine-certs",
+        ),
+    ],
+)
+def test_a_mode_without_what_it_needs_is_refused(wish, said, hint):
+    with pytest.raises(InvalidRequest) as refused:
+        plan_of(wish, Found())
+    assert said in refused.value.message
+    assert hint in refused.value.hint
+
+
+def test_files_belong_to_the_daemon_alone():
+    archive = packed({"/data/key": b"k", "/data/certs/ca.pem": b"c"}, "/data", User(7, 8))
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        found = [(one.name, one.isdir(), oct(one.mode), one.uid, one.gid) for one in opened]
+    assert found == [
+        ("certs", True, "0o700", 7, 8),
+        ("certs/ca.pem", False, "0o600", 7, 8),
+        ("key", False, "0o600", 7, 8),
+    ]
+
+
+if __name__ == "__main__":
+    for name, given in CASES.items():
+        text = json.dumps(shown(plan_of(*given)), indent=2)
+        (SNAPSHOTS / f"{name}.json").write_text(text + "\n")

@@ -1,0 +1,160 @@
+"""`sandkasten up` on an engine: what it checks, what it says, and what it leaves when it fails."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.container.conftest import KEY, Host
+from tests.engines import stock
+
+BUSYBOX = stock.reference("busybox")
+
+
+def failed(spoken, code: str) -> dict[str, str]:
+    assert spoken.status == 125, spoken
+    told: dict[str, str] = spoken.document
+    assert told["code"] == code, told
+    assert told["hint"]
+    return told
+
+
+def test_an_engine_that_is_not_there_is_told_with_a_remedy(host):
+    told = failed(
+        host.up("--json", DOCKER_HOST="unix:///nonexistent/docker.sock"), "BACKEND_UNAVAILABLE"
+    )
+    assert "/nonexistent/docker.sock" in told["message"]
+    assert host.cli("down", DOCKER_HOST="unix:///nonexistent/docker.sock").status == 125
+
+
+def test_an_image_that_is_not_there_is_told_with_a_remedy(host):
+    told = failed(host.up("--json", image="nothing:here"), "INVALID_IMAGE")
+    assert "nothing:here" in told["message"]
+    assert "make image" in told["hint"]
+    assert "docker pull nothing:here" in told["hint"]
+    assert host.mine() == ([], [])
+
+
+def test_a_mode_that_is_none_is_refused_before_anybody_is_asked(host):
+    spoken = host.up("--mode", "docker", DOCKER_HOST="unix:///nonexistent/docker.sock")
+    assert spoken.status == 125
+    assert "there is no mode 'docker'" in spoken.err
+    assert "hint: " in spoken.err
+
+
+def test_a_container_of_somebody_elses_with_our_name_is_left_alone(host):
+    host.docker("create", "--name", "sandkasten", BUSYBOX, "true")
+    for words in (("up", "--image", BUSYBOX), ("down",), ("up", "--status")):
+        told = failed(host.cli(*words, "--json"), "CONFLICT")
+        assert "not ours" in told["message"]
+    assert host.mine() == (["sandkasten"], [])
+
+
+def test_a_port_that_a_program_here_has_is_told_before_anything_is_made(host):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        spoken = host.cli("up", "--image", BUSYBOX, "--listen", f"127.0.0.1:{port}", "--json")
+    told = failed(spoken, "CONFLICT")
+    assert f"127.0.0.1:{port} is taken" in told["message"]
+    assert "--listen" in told["hint"]
+    assert host.mine() == ([], [])
+
+
+def test_a_port_that_another_container_has_is_told_with_its_name(host):
+    published = ("--publish", f"{host.listen}:80")
+    host.docker("run", "--detach", "--name", "other", *published, BUSYBOX, "sleep", "100")
+    told = failed(host.up("--json", image=BUSYBOX), "CONFLICT")
+    assert "container other publishes it" in told["message"]
+    assert host.mine() == (["other"], [])
+
+
+def test_a_port_that_only_the_engine_knows_to_be_taken_leaves_nothing_half_made(host):
+    """A program on the engine's machine has it, and that is not this one."""
+    address, port = host.listen.split(":")
+    serve = f"import socket; s = socket.create_server(({address!r}, {port})); print(1); s.accept()"
+    machine = host.engine.machine
+    log = Path(host.folder, "listening")
+    taken = machine.start(["python3", "-uc", serve], log)
+    try:
+        while "1" not in log.read_text():
+            assert taken.poll() is None
+        image = _ending(host)
+        told = failed(host.up("--json", image=image), "CONFLICT")
+    finally:
+        taken.kill()
+        taken.wait()
+    assert "--listen" in told["hint"]
+    assert host.engine.reached.containers() == []
+
+
+def test_a_socket_that_the_engines_machine_has_not_is_told_with_a_remedy(host):
+    image = _ending(host)
+    told = failed(host.up("--json", "--socket", "/nowhere.sock", image=image), "INVALID_REQUEST")
+    assert "bind source path does not exist: /nowhere.sock" in told["message"]
+    assert "--socket" in told["hint"]
+    assert host.engine.reached.containers() == []
+
+
+def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(host):
+    image = _ending(host)
+    spoken = host.up(image=image)
+    assert spoken.status == 125
+    assert "  I cannot go on" in spoken.err
+    assert "did not become ready: it ended" in spoken.err
+    standing = host.cli("up", "--status", "--json")
+    assert (standing.status, standing.document["state"]) == (1, "exited")
+    assert host.cli("down", "--volumes", "--yes").status == 0
+    assert host.mine() == ([], [])
+
+
+def test_a_dry_run_needs_no_engine_and_makes_nothing(host):
+    spoken = host.up("--dry-run", "--json", DOCKER_HOST="unix:///nonexistent/docker.sock")
+    assert spoken.status == 0, spoken.err
+    assert [one["name"] for one in spoken.document["containers"]] == ["sandkasten"]
+    assert spoken.document["engine"].startswith("not asked: ")
+    there = host.up("--dry-run")
+    assert json.loads(there.out)["engine"].endswith("Docker 20.10.24+dfsg1")
+    assert "docker run --detach --name sandkasten " in there.err
+    assert KEY not in spoken.out + there.out + there.err
+    assert host.mine() == ([], [])
+
+
+def test_what_a_dry_run_says_to_type_makes_a_daemon_that_is_ours(host, daemon_image):
+    drawn = host.up("--dry-run", "--json").document
+    for line in drawn["commands"]:
+        host.run(*shlex.split(line), env={"SANDKASTEN_API_KEY": KEY})
+    again = host.up("--json")
+    assert again.status == 0, again
+    wanted = {"begun": "running", "changed": False, "url": host.url, "mode": "docker_socket"}
+    assert {name: again.document[name] for name in wanted} == wanted
+    assert host.cli("down", "--volumes", "--yes").status == 0
+
+
+def test_removing_data_is_never_done_unasked(host):
+    spoken = host.cli("down", "--volumes", "--json")
+    assert "--yes" in failed(spoken, "INVALID_REQUEST")["hint"]
+    both = host.cli("down", "--volumes", "--keep-sessions", "--yes", "--json")
+    assert "exclude each other" in failed(both, "INVALID_REQUEST")["message"]
+
+
+def _ending(host: Host) -> str:
+    """An image whose program says something and ends."""
+    name = f"ending-{secrets.token_hex(4)}:test"
+    command = 'CMD ["sh", "-c", "echo I cannot go on; exit 3"]'
+    made = host.docker("create", BUSYBOX, "true").stdout.strip()
+    host.docker("commit", "--change", command, made, name)
+    host.docker("rm", made)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def without_images_of_ours(host):
+    yield
+    for name in host.engine.reached.images():
+        if name.startswith("ending-"):
+            host.docker("rmi", "--force", name)
