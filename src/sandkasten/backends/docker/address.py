@@ -6,6 +6,7 @@ clear; BackendUnavailable when none was given and no socket is there.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import stat
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 Kind = Literal["unix", "tcp", "ssh"]
 
 _SOCKET = "/var/run/docker.sock"
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PLAIN_PORT, _TLS_PORT = 2375, 2376
 _MAX_PORT = 65535
 _SETTING = "backends.docker.host"
@@ -55,7 +55,7 @@ def address_of(options: Options) -> Address:
     match parts.scheme:
         case "unix":
             return _unix(options.host, parts.path)
-        case "tcp" | "http" | "https":
+        case "tcp":
             return _tcp(options)
         case "ssh":
             return _ssh(options.host)
@@ -89,7 +89,7 @@ def _tcp(options: Options) -> Address:
     if user or path.strip("/"):
         raise _wrong(options.host, "write tcp://host:port and nothing else")
     tls = _tls(options)
-    if tls is None and host not in _LOOPBACK and not _trusted(options):
+    if tls is None and not _is_loopback(host) and not _trusted(options):
         raise InvalidConfiguration(
             f"the engine at {host} would be spoken to without TLS: whoever is in between is root",
             hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or set "
@@ -100,6 +100,13 @@ def _tcp(options: Options) -> Address:
     return Address("tcp", f"tcp://{host}:{port}", host=host, port=port, tls=tls)
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _trusted(options: Options) -> bool:
     """A sidecar shares our network namespace, or a network of its own with us."""
     return options.insecure or options.engine == "sidecar"
@@ -108,8 +115,6 @@ def _trusted(options: Options) -> bool:
 def _tls(options: Options) -> Tls | None:
     given = (options.tls_ca, options.tls_cert, options.tls_key)
     if not any(given):
-        if options.host.startswith("https:"):
-            raise _wrong(options.host, "https needs tls_ca, tls_cert and tls_key")
         return None
     if not all(given):
         raise InvalidConfiguration(
