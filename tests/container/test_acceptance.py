@@ -25,6 +25,8 @@ from tests.engines import stock
 if TYPE_CHECKING:
     from tests.container.conftest import Host
 
+# The first of a checkout builds the images.
+pytestmark = pytest.mark.timeout(400)
 DEBIAN = stock.reference("debian")
 DATA, SHARED = "sandkasten-data", "station-sandboxes"
 

@@ -13,6 +13,8 @@ import pytest
 from tests.container.conftest import KEY, Host
 from tests.engines import stock
 
+# The first of a checkout builds the image.
+pytestmark = pytest.mark.timeout(400)
 BUSYBOX = stock.reference("busybox")
 
 
