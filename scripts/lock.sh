@@ -27,6 +27,7 @@ compile dev.txt "${@}" pyproject.toml --extra server --extra docker --extra dev 
 compile server.txt pyproject.toml --extra server --constraint requirements/dev.txt
 compile docker.txt pyproject.toml --extra docker --constraint requirements/dev.txt
 compile build.txt requirements/build.in --constraint requirements/dev.txt
+compile image.txt requirements/image.in
 compile bench.txt pyproject.toml --extra bench --constraint requirements/dev.txt
 # In environments of their own: an example, and a client that has the name of ours.
 compile examples.txt requirements/examples.in --constraint requirements/dev.txt

@@ -115,7 +115,8 @@ def _check_exposure(settings: Settings, *, keyed: bool) -> None:
         return
     raise InvalidConfiguration(
         f"{rules.host}:{rules.port} can be reached from other machines, and there is no key",
-        hint="set api_key (or make one: sandkasten key create), or listen on 127.0.0.1",
+        hint="set api_key (SANDKASTEN_API_KEY), make one with sandkasten key create, or listen "
+        "on 127.0.0.1",
         setting="listen",
     )
 

@@ -1,0 +1,39 @@
+"""Asks the daemon of this container how it is; ends with 0 when it lives.
+
+By its Unix socket, which answers whatever address, port or certificate the daemon was given. The
+standard library alone, and nothing of ours: it runs every few seconds and must cost little.
+"""
+
+import http.client
+import os
+import socket
+import sys
+
+PATH = os.environ.get("SANDKASTEN_SOCKET") or os.path.join(
+    os.environ.get("SANDKASTEN_DATA_DIR") or "/var/lib/sandkasten", "daemon.sock"
+)
+TIMEOUT_S = 4.0  # below the timeout of the HEALTHCHECK, so that the reason is told
+
+
+class Connection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(PATH)
+
+
+def main() -> int:
+    connection = Connection("localhost", timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        said = answer.read(1000).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as exc:
+        sys.stdout.write(f"{PATH}: {exc}\n")
+        return 1
+    sys.stdout.write(f"{answer.status} {said}\n")
+    return 0 if answer.status == 200 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""One engine for the suite, with the images of this checkout in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import built
+from tests.deploy.engine import Docker, started
+from tests.engines.engine import missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Docker]:
+    if why := missing():
+        pytest.skip(why)
+    with started() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def daemon_image(engine: Docker) -> str:
+    return built.daemon(engine)
+
+
+@pytest.fixture(scope="session")
+def runtime_images(engine: Docker) -> tuple[str, ...]:
+    return built.runtime(engine)
+
+
+@pytest.fixture(scope="session")
+def sidecar_image(engine: Docker) -> str:
+    return built.sidecar(engine)

@@ -1,0 +1,65 @@
+"""An engine that images are built in, and the `docker` program on it, as an operator drives both.
+
+Its data is in memory: an image is ten thousand small files, which take a disk a minute to remove.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.engines import engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Docker:
+    """The programs of an operator, with an engine as their DOCKER_HOST."""
+
+    socket: Path
+
+    def docker(
+        self, *words: str, check: bool = True, timeout_s: float = 110
+    ) -> subprocess.CompletedProcess[str]:
+        return self.run("docker", *words, check=check, timeout_s=timeout_s)
+
+    def run(
+        self,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout_s: float = 110,
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            words,
+            env={**os.environ, "DOCKER_HOST": f"unix://{self.socket}", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{words}:\n{done.stdout}{done.stderr}"
+        return done
+
+
+class _InMemory(engine.Engine):
+    def start(self) -> None:
+        data = self.machine.inside / "data"
+        words = ["sh", "-c", 'mkdir "$1" && mount -t tmpfs -o size=8g data "$1"', "sh", str(data)]
+        mounting = self.machine.start(words, self.folder / "mount.log")
+        assert mounting.wait(timeout=30) == 0, (self.folder / "mount.log").read_text()
+        super().start()
+
+
+@contextmanager
+def started() -> Iterator[Docker]:
+    """With docker's own networks, which the compose files use."""
+    with _InMemory(bridge=True) as running:
+        yield Docker(running.socket)
