@@ -11,10 +11,12 @@ BIN := src/sandkasten/_bin
 # One pip at a time in one environment, also under -j.
 PIP := flock $(VENV) $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --no-input
 RUNNER_SOURCES := $(shell find runner \( -name target -o -name build \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.sh' \) -print 2>/dev/null)
+# Said on make's command line, and read by the scripts that build images.
+export BASE OFFLINE
 # A host's own settings must not leak into what is tested.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 
-.PHONY: help setup dev demo test test-long bench lint fmt wheel lock clean packages packages-test packages-bench lint-python lint-rust
+.PHONY: help setup dev demo test test-long bench lint fmt wheel image images lock clean packages packages-test packages-bench lint-python lint-rust
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +94,12 @@ fmt: dev packages-test  ## let the formatters write
 
 wheel: dev  ## dist/*.whl with the runner in it
 	@$(VENV)/bin/python -m hatchling build -t wheel
+
+image: setup  ## the daemon as sandkasten:<version> in the engine of DOCKER_HOST (BASE=…)
+	@scripts/image.sh
+
+images:  ## sandbox-runtime:base, :python and :node there (BASE=…, OFFLINE=1)
+	@scripts/images.sh
 
 lock:  ## compile requirements/*.txt anew (ARGS=--upgrade)
 	@scripts/lock.sh $(ARGS)

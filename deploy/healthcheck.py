@@ -29,9 +29,9 @@ def main() -> int:
         answer = connection.getresponse()
         said = answer.read(1000).decode(errors="replace")
     except (OSError, http.client.HTTPException) as exc:
-        print(f"{PATH}: {exc}")
+        sys.stdout.write(f"{PATH}: {exc}\n")
         return 1
-    print(f"{answer.status} {said}")
+    sys.stdout.write(f"{answer.status} {said}\n")
     return 0 if answer.status == 200 else 1
 
 

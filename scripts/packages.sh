@@ -31,6 +31,7 @@ test=(
     runc                      # the oci backend
     docker.io iptables iproute2   # engines of the docker backend, each on a machine of its own
     openssh-server openssh-client # an engine that is reached by ssh
+    docker-compose            # what reads deploy/compose
 )
 bench=(
     docker.io runc            # the peers

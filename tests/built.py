@@ -11,15 +11,17 @@ import fcntl
 import hashlib
 import shutil
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests import imagekit
+from tests.engines.engine import missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
 
-    from tests.deploy.engine import Engine
+    from tests.deploy.engine import Docker
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "built-images"
@@ -28,91 +30,122 @@ BASE = "sandkasten-base:bookworm"
 DAEMON = f"sandkasten:{VERSION}"
 RUNTIMES = tuple(f"sandbox-runtime:{name}" for name in ("base", "python", "node"))
 SIDECAR = "sandkasten-test-sidecar:latest"
+# The first build of all three fetches and unpacks for a minute or two.
+PATIENCE_S = 900
 
 
-def daemon(engine: Engine) -> str:
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    name: str
+    sources: tuple[str, ...]
+    """Files and directories of the repository."""
+    tags: tuple[str, ...]
+    build: Callable[[Docker], None]
+
+    @property
+    def archive(self) -> Path:
+        whole = hashlib.sha256(str(imagekit.debian_tar().stat().st_mtime_ns).encode())
+        for path in sorted(self._files()):
+            whole.update(f"{path.relative_to(ROOT)} {path.stat().st_mode:o}\0".encode())
+            whole.update(hashlib.sha256(path.read_bytes()).digest())
+        return CACHE / f"{self.name}-{whole.hexdigest()[:16]}.tar"
+
+    def _files(self) -> Iterator[Path]:
+        for source in self.sources:
+            path = ROOT / source
+            for one in (path, *path.rglob("*")):
+                if one.is_file() and "__pycache__" not in one.parts:
+                    yield one
+
+    def ensure(self, engine: Docker) -> None:
+        """In the engine, and as an archive for the next."""
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with (CACHE / f".{self.name}.lock").open("w") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            archive = self.archive
+            if archive.exists():
+                engine.docker("load", "--input", str(archive))
+                return
+            self.build(engine)
+            for older in CACHE.glob(f"{self.name}-*.tar"):
+                older.unlink()
+            making = CACHE / f".{self.name}.making"
+            engine.docker("save", "--output", str(making), *self.tags)
+            making.rename(archive)
+
+
+def daemon(engine: Docker) -> str:
     """The daemon of this checkout, as `make image` builds it."""
-    sources = [
-        *_files("deploy/Dockerfile", "deploy/healthcheck.py", "scripts/image.sh"),
-        *_files("pyproject.toml", "README.md", "LICENSE", "scripts/wheel_hook.py"),
-        *_files("requirements/server.txt", "requirements/docker.txt", "requirements/image.txt"),
-        *(path for path in (ROOT / "src").rglob("*") if "__pycache__" not in path.parts),
-    ]
-    _ensure(engine, "daemon", sources, (DAEMON, "sandkasten:latest"), _build_daemon)
+    _DAEMON.ensure(engine)
     return DAEMON
 
 
-def _build_daemon(engine: Engine) -> None:
-    _base(engine)
-    engine.run(str(ROOT / "scripts" / "image.sh"), env={"BASE": BASE})
-
-
-def runtime(engine: Engine) -> tuple[str, ...]:
+def runtime(engine: Docker) -> tuple[str, ...]:
     """What sandboxes are made from, as `make images` builds it."""
-    sources = [*_files("scripts/images.sh", "scripts/debs.sh"), *(ROOT / "images").rglob("*")]
-    _ensure(engine, "runtime", sources, RUNTIMES, _build_runtime)
+    _RUNTIME.ensure(engine)
     return RUNTIMES
 
 
-def _build_runtime(engine: Engine) -> None:
-    _base(engine)
-    engine.run(str(ROOT / "scripts" / "images.sh"), env={"BASE": BASE, "OFFLINE": "1"})
-
-
-def sidecar(engine: Engine) -> str:
+def sidecar(engine: Docker) -> str:
     """A Docker Engine in a container, with mutual TLS."""
-    folder = ROOT / "tests" / "deploy" / "sidecar"
-    sources = [folder / "Dockerfile", folder / "entrypoint.sh", *_files("scripts/debs.sh")]
-    _ensure(engine, "sidecar", sources, (SIDECAR,), _build_sidecar)
+    _SIDECAR.ensure(engine)
     return SIDECAR
 
 
-def _build_sidecar(engine: Engine) -> None:
-    _base(engine)
-    context = CACHE / "sidecar"
-    shutil.rmtree(context, ignore_errors=True)
-    shutil.copytree(ROOT / "tests" / "deploy" / "sidecar", context)
-    wanted = ("docker.io", "iptables", "openssl")
-    engine.run(str(ROOT / "scripts" / "debs.sh"), BASE, str(context / "debs"), *wanted)
-    tagged = ("--network", "none", "--build-arg", f"BASE={BASE}", "--tag", SIDECAR)
-    engine.docker("build", "--quiet", *tagged, str(context))
-    shutil.rmtree(context)
+def archives() -> Path:
+    """All of them built, in an engine that is started only when one is missing."""
+    from tests.deploy.engine import started
+
+    lacking = [one for one in (_DAEMON, _RUNTIME, _SIDECAR) if not one.archive.exists()]
+    if lacking and not missing():
+        with started() as engine:
+            for one in lacking:
+                one.ensure(engine)
+    return CACHE
 
 
-def _base(engine: Engine) -> None:
+def _base(engine: Docker) -> None:
     if engine.docker("image", "inspect", BASE, check=False).returncode != 0:
         engine.docker("import", str(imagekit.debian_tar()), BASE)
 
 
-def _files(*names: str) -> Iterable[Path]:
-    return (ROOT / name for name in names)
+def _build_daemon(engine: Docker) -> None:
+    _base(engine)
+    script = str(ROOT / "scripts" / "image.sh")
+    engine.run(script, env={"BASE": BASE}, timeout_s=PATIENCE_S)
 
 
-def _ensure(
-    engine: Engine,
-    name: str,
-    sources: Iterable[Path],
-    tags: tuple[str, ...],
-    build: Callable[[Engine], None],
-) -> None:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    archive = CACHE / f"{name}-{_digest(sources)}.tar"
-    with (CACHE / f".{name}.lock").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        if archive.exists():
-            engine.docker("load", "--input", str(archive))
-            return
-        build(engine)
-        for older in CACHE.glob(f"{name}-*.tar"):
-            older.unlink()
-        making = archive.with_suffix(".making")
-        engine.docker("save", "--output", str(making), *tags)
-        making.rename(archive)
+def _build_runtime(engine: Docker) -> None:
+    _base(engine)
+    script = str(ROOT / "scripts" / "images.sh")
+    engine.run(script, env={"BASE": BASE, "OFFLINE": "1"}, timeout_s=PATIENCE_S)
 
 
-def _digest(sources: Iterable[Path]) -> str:
-    whole = hashlib.sha256(imagekit.debian_tar().stat().st_mtime_ns.to_bytes(8, "big"))
-    for path in sorted(path for path in sources if path.is_file()):
-        whole.update(f"{path.relative_to(ROOT)} {path.stat().st_mode:o}\0".encode())
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
-    return whole.hexdigest()[:16]
+def _build_sidecar(engine: Docker) -> None:
+    _base(engine)
+    context = CACHE / "sidecar"
+    shutil.rmtree(context, ignore_errors=True)
+    shutil.copytree(ROOT / "tests" / "deploy" / "sidecar", context)
+    fetch = (str(ROOT / "scripts" / "debs.sh"), BASE, str(context / "debs"))
+    engine.run(*fetch, "docker.io", "iptables", "openssl", timeout_s=PATIENCE_S)
+    tagged = ("--network", "none", "--build-arg", f"BASE={BASE}", "--tag", SIDECAR)
+    engine.docker("build", "--quiet", *tagged, str(context), timeout_s=PATIENCE_S)
+    shutil.rmtree(context)
+
+
+_DAEMON = Recipe(
+    "daemon",
+    (
+        "deploy/Dockerfile", "deploy/healthcheck.py", "scripts/image.sh", "scripts/wheel_hook.py",
+        "pyproject.toml", "src", "requirements/server.txt",
+        "requirements/docker.txt", "requirements/image.txt",
+    ),
+    (DAEMON, "sandkasten:latest"),
+    _build_daemon,
+)  # fmt: skip
+_RUNTIME = Recipe(
+    "runtime", ("images", "scripts/images.sh", "scripts/debs.sh"), RUNTIMES, _build_runtime
+)
+_SIDECAR = Recipe(
+    "sidecar", ("tests/deploy/sidecar", "scripts/debs.sh"), (SIDECAR,), _build_sidecar
+)

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from tests import environments, imagekit
+from tests import built, environments, imagekit
 from tests.local import trees
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _IMAGES: tuple[Callable[[], Path], ...] = (
     imagekit.busybox_tar,
     imagekit.empty_tar,
     imagekit.odd_tar,
+    built.archives,
 )
 
 
@@ -34,8 +35,8 @@ def main() -> int:
         sys.stdout.write("images for tests are built by root alone; tests that need them say so\n")
         return 0
     with ThreadPoolExecutor(2) as pool:
-        for built in pool.map(_timed, _IMAGES):
-            sys.stdout.write(built + "\n")
+        for told in pool.map(_timed, _IMAGES):
+            sys.stdout.write(told + "\n")
     return 0
 
 

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.deploy.engine import Engine
+from tests import built
 
+if TYPE_CHECKING:
+    from tests.deploy.engine import Docker
+
+pytestmark = pytest.mark.timeout(built.PATIENCE_S)
 PROGRAMS = {
     "base": ("bash --version | head -c 8", "ps --version | head -c 4"),
-    "python": ("python3 -c 'print(1 + 1)'", "python3 -m venv /tmp/v && /tmp/v/bin/pip --version"),
+    "python": ("python3 -c 'print(1 + 1)'", "python3 -m pip --version"),
     "node": ("node -e 'console.log(1 + 1)'",),
 }
 SAID = {"base": "GNU bashps f", "python": "2\npip", "node": "2\n"}
 
 
-def inside(engine: Engine, image: str, script: str) -> str:
+def inside(engine: Docker, image: str, script: str) -> str:
     """As little as a sandbox has: no network, a root that cannot be written, no capability."""
     hard = ("--network", "none", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL")
     return engine.docker("run", "--rm", *hard, image, "/bin/bash", "-c", script).stdout
@@ -26,7 +29,7 @@ def inside(engine: Engine, image: str, script: str) -> str:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_its_programs_work_where_nothing_is_allowed(
-    engine: Engine, runtime_images: tuple[str, ...], name: str
+    engine: Docker, runtime_images: tuple[str, ...], name: str
 ) -> None:
     said = inside(engine, f"sandbox-runtime:{name}", " && ".join(PROGRAMS[name]))
     assert said.startswith(SAID[name])
@@ -34,7 +37,7 @@ def test_its_programs_work_where_nothing_is_allowed(
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_belongs_to_an_ordinary_user_and_brings_no_runner(
-    engine: Engine, runtime_images: tuple[str, ...], name: str
+    engine: Docker, runtime_images: tuple[str, ...], name: str
 ) -> None:
     image = f"sandbox-runtime:{name}"
     (found,) = json.loads(engine.docker("image", "inspect", image).stdout)
@@ -47,11 +50,11 @@ def test_it_belongs_to_an_ordinary_user_and_brings_no_runner(
     script = (
         "id -u; stat -c %u /workspace; ls -A /tmp/debs /var/lib/apt/lists /workspace 2>/dev/null"
     )
-    said = inside(engine, image, f"{script}; find / -xdev -name '*runner*' -path '*sandkasten*'")
+    said = inside(engine, image, f"{script}; find / -xdev -path '*sandkasten*' 2>/dev/null; true")
     assert said == "1000\n1000\n/var/lib/apt/lists:\n\n/workspace:\n"
 
 
-def test_python_and_node_stand_on_the_base(engine: Engine, runtime_images: tuple[str, ...]) -> None:
+def test_python_and_node_stand_on_the_base(engine: Docker, runtime_images: tuple[str, ...]) -> None:
     shown = [
         json.loads(engine.docker("image", "inspect", image).stdout)[0]["RootFS"]["Layers"]
         for image in runtime_images

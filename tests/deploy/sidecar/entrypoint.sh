@@ -15,8 +15,8 @@ for who in server client; do
 done
 chmod 0644 "$at/client/key.pem"
 # A privileged container has these writable by itself.
-for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/*; do
-    mount -o remount,rw,bind "$hierarchy" 2>/dev/null || true
+for place in /proc/sys /sys/fs/cgroup /sys/fs/cgroup/*; do
+    mount -o remount,rw,bind "$place" 2>/dev/null || true
 done
 rm -f /var/run/docker.pid
 exec dockerd --host unix:///var/run/docker.sock --host tcp://0.0.0.0:2376 --tlsverify \
