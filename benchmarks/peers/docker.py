@@ -8,46 +8,28 @@ BENCH_DOCKER_NETWORK=none they get no network, which makes docker about twice as
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import os
-import shutil
-import signal
 import subprocess
 import tarfile
-import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.bare import CODE
+from tests.engines import engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAME = "docker"
-_READY_S = 30.0
 _IMAGE = "bench:latest"
 _NETWORK = os.environ.get("BENCH_DOCKER_NETWORK", "")
 
-# dockerd and containerd write a key to /etc, sockets to /run and folders to /opt whatever their
-# settings say; here these are layers and a tmpfs that end with the daemon.
-_PRIVATE_HOST = """
-set -e
-for at in etc opt; do
-    mkdir -p "$1/over/$at" "$1/over/$at.work"
-    mount -t overlay -o "lowerdir=/$at,upperdir=$1/over/$at,workdir=$1/over/$at.work" bench "/$at"
-done
-mount -t tmpfs bench /run
-# Forwarding is a setting of the network namespace; the daemon turns it on in its own.
-ip link set lo up
-shift
-exec "$@"
-"""
-
 
 def missing() -> str:
-    if os.geteuid() != 0:
-        return "starting dockerd needs root"
-    if not shutil.which("dockerd"):
-        return "docker.io is not installed"
+    why = engine.missing()
+    if why:
+        return why
     try:
         importlib.import_module("docker")
     except ImportError:
@@ -59,58 +41,23 @@ class Docker:
     """`with Docker(folder, rootfs) as docker:` starts the daemon and takes it down again."""
 
     def __init__(self, folder: Path, rootfs: Path) -> None:
-        self._folder = folder
+        self._engine = engine.Engine(folder, bridge=True)
         self._rootfs = rootfs
-        self._cgroup = f"sandkasten-bench-{os.getpid()}"
-        self._daemon: subprocess.Popen[bytes] | None = None
         self._client: Any = None
 
     def __enter__(self) -> Docker:
-        self._folder.mkdir(parents=True)
-        socket = self._folder / "docker.sock"
-        private = ["unshare", "--net", "--mount", "--propagation", "private"]
-        with (self._folder / "log").open("wb") as log:
-            self._daemon = subprocess.Popen(
-                [
-                    *(*private, "/bin/sh", "-c", _PRIVATE_HOST, "sh", str(self._folder)),
-                    "dockerd",
-                    *("--host", f"unix://{socket}"),
-                    *("--data-root", str(self._folder / "data")),
-                    *("--exec-root", str(self._folder / "exec")),
-                    *("--pidfile", str(self._folder / "pid")),
-                    *("--cgroup-parent", f"/{self._cgroup}"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._engine.__enter__()
         try:
-            self._connect(socket)
+            docker = importlib.import_module("docker")
+            self._client = docker.DockerClient(base_url=self._engine.host, timeout=60)
             self._import_image()
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _connect(self, socket: Path) -> None:
-        docker = importlib.import_module("docker")
-        deadline = time.monotonic() + _READY_S
-        while True:
-            try:
-                self._client = docker.DockerClient(base_url=f"unix://{socket}", timeout=60)
-                self._client.ping()
-            except (docker.errors.DockerException, OSError) as exc:
-                assert self._daemon is not None
-                if self._daemon.poll() is not None or time.monotonic() > deadline:
-                    tail = (self._folder / "log").read_text(errors="replace")[-2000:]
-                    raise RuntimeError(f"dockerd did not start:\n{tail}") from exc
-                time.sleep(0.1)
-            else:
-                return
-
     def _import_image(self) -> None:
-        environment = {**os.environ, "DOCKER_HOST": f"unix://{self._folder / 'docker.sock'}"}
+        environment = {**os.environ, **self._engine.reached.environment}
         with subprocess.Popen(
             ["tar", "-C", str(self._rootfs), "-c", "."], stdout=subprocess.PIPE
         ) as packing:
@@ -171,17 +118,5 @@ class Docker:
 
     def __exit__(self, *_: object) -> None:
         if self._client is not None:
-            with contextlib.suppress(Exception):
-                for container in self._client.containers.list(all=True):
-                    container.remove(force=True)
             self._client.close()
-        if self._daemon is not None and self._daemon.poll() is None:
-            self._daemon.send_signal(signal.SIGTERM)
-            try:
-                self._daemon.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._daemon.pid, signal.SIGKILL)
-                self._daemon.wait()
-        for hierarchy in (Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()):
-            with contextlib.suppress(OSError):
-                (hierarchy / self._cgroup).rmdir()
+        self._engine.__exit__()

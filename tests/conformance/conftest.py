@@ -87,6 +87,7 @@ def standing(backend_name: str) -> None:
     ground = GROUNDS.get(backend_name)
     if ground is not None and ground.backend == "docker":
         engine_of(ground)
+        importlib.import_module("aiodocker")
 
 
 @pytest.fixture

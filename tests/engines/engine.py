@@ -14,14 +14,12 @@ import shutil
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from tests.engines import certificates
 from tests.engines.machine import Machine
 from tests.engines.reached import Reached
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _READY_S = 60.0
 _STOP_S = 30.0
@@ -133,6 +131,16 @@ class Engine:
             # A name without a listener would look like an engine that refuses.
             self.socket.unlink(missing_ok=True)
             (self.folder / "pid").unlink(missing_ok=True)
+            self._outwait()
+
+    def _outwait(self) -> None:
+        """Its containerd dies with it; one that nobody has reaped yet would pass for alive."""
+        noted = self.folder / "exec" / "containerd" / "containerd.pid"
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            left = Path("/proc", str(int(noted.read_text())))
+            deadline = time.monotonic() + _STOP_S
+            while left.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
 
     def __exit__(self, *_: object) -> None:
         # All of it at once: nothing of a machine that is thrown away needs to end in good order.

@@ -50,7 +50,7 @@ class Inside:
         }
         mounted = {SOCKET: urlsplit(self.engine.host).path, **self.volumes}
         return [
-            *("docker", "run", "--rm", "--init", "--network", "none"),
+            *("docker", "run", "--rm", "--network", "none"),
             *(word for path in readable() for word in ("-v", f"{path}:{path}:ro")),
             *(word for at, what in mounted.items() for word in ("-v", f"{what}:{at}")),
             *(word for name, value in told.items() for word in ("-e", f"{name}={value}")),

@@ -179,8 +179,10 @@ def test_blocked_paths_hold_after_links_are_resolved(box):
         "ln -s /proc/self/fd/0 in;"
         "ln -s etc two; ln -s ../etc/passwd rel"
     )
+    # An image of an engine's own has no link of ours to the workspace.
+    by_link = () if "engine's image" in box.ground.traits else ("/work/p",)
     for path in (
-        *("/etc/passwd", "etc/passwd", "p", "two/passwd", "rel", "/work/p", "in"),
+        *("/etc/passwd", "etc/passwd", "p", "two/passwd", "rel", *by_link, "in"),
         *("proc/self/environ", "/proc/1/environ", "/proc/self/root/etc/passwd"),
         *("/etc/../etc/passwd", "//etc//passwd", "/etc/./passwd", "/dev/shm/../../etc/passwd"),
     ):

@@ -265,8 +265,8 @@ class EngineClient:
         docker, self._docker = self._docker, None
         if docker is not None:
             await docker.close()
-            # Ours, so the client leaves it open.
-            await docker.connector.close()
+            # Ours, so the client leaves it open. TLS would wait for the other side's goodbye.
+            await docker.connector.close(abort_ssl=True)
         if self._tunnel is not None:
             await self._tunnel.aclose()
 

@@ -6,6 +6,7 @@ with OSError and nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ _STDOUT = 1
 _TOLD_BYTES = 400
 # Pieces of a call are small next to this; joined, they are one packet.
 _JOIN_BELOW = 64 * 1024
+# For what was sent and lies in a buffer still.
+_FLUSH_STEPS, _FLUSH_STEP_S = 200, 0.005
 
 
 class ExecStream:
@@ -76,8 +79,25 @@ class ExecStream:
         if self._closed:
             return
         self._closed = True
+        transport = self._transport()
         with contextlib.suppress(Exception):
             await self._stream.close()
+        if transport is not None:
+            # TLS says goodbye and waits for an answer, which an engine gives late or never; until
+            # then the relay would believe in us.
+            for _ in range(_FLUSH_STEPS):
+                if not transport.get_write_buffer_size():
+                    break
+                await asyncio.sleep(_FLUSH_STEP_S)
+            transport.abort()
+
+    def _transport(self) -> asyncio.WriteTransport | None:
+        """What is left of the connection, where it is one of TLS."""
+        connection = getattr(self._stream._resp, "connection", None)
+        transport: asyncio.WriteTransport | None = getattr(connection, "transport", None)
+        if transport is None or transport.get_extra_info("sslcontext") is None:
+            return None
+        return transport
 
 
 class Begun:

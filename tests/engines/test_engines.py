@@ -1,0 +1,215 @@
+"""The engines other tests stand on: alone on their machine, and gone with whoever began them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines import keeper, stock
+from tests.engines.engine import Engine
+from tests.engines.inside import Inside
+from tests.engines.machine import PLACE, PREFIX, Machine, sweep
+from tests.engines.ssh import Ssh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.root
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine() as made:
+        stock.put(made.reached, "busybox", "empty")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[Engine]:
+    with Engine(tcp="mtls", apart=True) as made:
+        stock.put(made.reached, "busybox")
+        yield made
+
+
+def _eventually(what: str, look: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while seen := look():
+        assert time.monotonic() < deadline, f"{what}: {seen}"
+        time.sleep(0.05)
+
+
+def _of(folder: Path, cgroup: str) -> list[str]:
+    """Whatever of a machine can still be seen on the host."""
+    found = [f"process {pid}" for pid in keeper._marked(folder)]
+    found += [str(path) for path in keeper._groups(cgroup)]
+    found += [str(folder)] if folder.exists() else []
+    mounts = Path("/proc/self/mountinfo").read_text()
+    return found + (["a mount"] if str(folder) in mounts else [])
+
+
+def _sleeping(engine: Engine, name: str) -> None:
+    words = ("run", "-d", "--network", "none", "--name", name)
+    engine.docker(*words, stock.reference("busybox"), "/bin/sleep", "1000")
+
+
+def test_an_engine_changes_nothing_of_the_machine(engine):
+    for path in ("/etc/docker/key.json", "/run/docker", "/run/containerd", "/opt/containerd"):
+        assert not Path(path).exists()
+    assert engine.docker("run", "--rm", "--network", "none", stock.reference("empty"), "/prog", "a")
+
+
+def test_it_sees_our_directories_and_we_reach_a_socket_that_is_bound_there(engine, tmp_path):
+    words = ["run", "--rm", "--network", "none", "-v", f"{tmp_path}:/here"]
+    engine.docker(*words, stock.reference("busybox"), "/bin/sh", "-c", "echo seen >/here/file")
+    assert (tmp_path / "file").read_text() == "seen\n"
+
+
+def test_what_we_mount_later_in_a_shared_directory_appears_there(tmp_path):
+    with Engine(shares=tmp_path) as engine:
+        stock.put(engine.reached, "busybox")
+        inner = tmp_path / "inner"
+        inner.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "test", str(inner)], check=True)
+        try:
+            (inner / "late").write_text("seen")
+            words = ("run", "--rm", "--network", "none", "-v", f"{inner}:/here")
+            told = engine.docker(*words, stock.reference("busybox"), "/bin/cat", "/here/late")
+        finally:
+            subprocess.run(["umount", str(inner)], check=True)
+        assert told == "seen"
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_one_that_is_far_away_has_nothing_of_our_scratch_and_wants_a_certificate(far, tmp_path):
+    mount = f"type=bind,source={tmp_path},target=/here"
+    words = ("run", "--rm", "--network", "none", "--mount", mount)
+    refused = far.reached.run_docker(*words, stock.reference("busybox"), "/bin/true")
+    assert "bind source path does not exist" in refused.stderr
+    stranger: Any = {**os.environ, "DOCKER_HOST": far.host, "DOCKER_TLS": "1"}
+    done = subprocess.run(["docker", "version"], env=stranger, capture_output=True, check=False)
+    assert done.returncode != 0
+
+
+def test_ssh_leads_to_the_machine_of_its_engine(far):
+    with Ssh(far) as ssh:
+        path = f"{ssh.programs}{os.pathsep}{os.environ['PATH']}"
+        told = subprocess.run(
+            ["docker", "info", "--format", "{{.ID}}"],
+            env={**os.environ, "PATH": path, "DOCKER_HOST": ssh.host},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        assert told.stdout.strip() == far.ask("GET", "/info")["ID"]
+
+
+def test_a_container_of_ours_has_the_socket_and_not_our_scratch(engine, tmp_path):
+    stock.put(engine.reached, "debian")
+    code = f"""
+    import os
+    from tests.engines import lent
+    assert not os.path.exists({str(tmp_path)!r})
+    engine = lent.engine("local")
+    print(engine.ask("GET", "/containers/" + os.uname().nodename + "/json")["State"]["Status"])
+    """
+    done = Inside(engine.reached).python("-c", textwrap.dedent(code))
+    assert done.stdout == "running\n"
+
+
+def test_containers_outlive_a_crash_of_their_engine_and_a_restart_that_lets_them():
+    with Engine(live_restore=True) as engine:
+        stock.put(engine.reached, "busybox")
+        _sleeping(engine, "kept")
+        for end in (engine.kill9, engine.stop):
+            end()
+            with pytest.raises(OSError, match=r".*"):
+                engine.ask("GET", "/_ping", raw=True)
+            engine.start()
+            assert engine.reached.containers(everything=False) == ["kept"]
+
+
+def test_an_engine_that_is_stopped_ends_its_containers():
+    with Engine() as engine:
+        stock.put(engine.reached, "busybox")
+        _sleeping(engine, "ended")
+        engine.restart()
+        assert engine.reached.containers(everything=False) == []
+        assert engine.reached.containers() == ["ended"]
+
+
+_STARTS = """
+import sys, time
+from tests.engines import stock
+from tests.engines.engine import Engine
+engine = Engine().__enter__()
+stock.put(engine.reached, "busybox")
+words = ("run", "-d", "--network", "none", stock.reference("busybox"), "/bin/sleep", "1000")
+engine.docker(*words)
+print(engine.folder, engine.machine.cgroup, engine.machine._keeper.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@contextlib.contextmanager
+def _starter() -> Iterator[tuple[subprocess.Popen[str], Path, str, int]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", _STARTS],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    ) as starter:
+        try:
+            assert starter.stdout is not None
+            folder, cgroup, watching = starter.stdout.readline().split()
+            yield starter, Path(folder), cgroup, int(watching)
+        finally:
+            starter.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_engine_goes_with_whoever_started_it(number):
+    with _starter() as (starter, folder, cgroup, _):
+        assert _of(folder, cgroup)
+        starter.send_signal(number)
+        starter.wait(PATIENCE_S)
+        _eventually("what a killed run left", lambda: _of(folder, cgroup))
+
+
+def test_the_next_run_takes_away_what_was_killed_together_with_its_keeper():
+    with _starter() as (starter, folder, cgroup, watching):
+        os.kill(watching, signal.SIGKILL)
+        starter.kill()
+        starter.wait(PATIENCE_S)
+        assert _of(folder, cgroup)
+        assert folder in sweep()
+        _eventually("what the sweep left", lambda: _of(folder, cgroup))
+
+
+def test_a_sweep_leaves_those_alone_that_somebody_holds(engine):
+    assert engine.folder not in sweep()
+    assert engine.ask("GET", "/_ping", raw=True) == b"OK"
+    assert engine.folder.parent == PLACE
+    assert engine.folder.name.startswith(PREFIX)
+
+
+def test_a_machine_is_gone_with_its_link_and_its_cgroup():
+    with Machine(network=True) as machine:
+        link = f"sk{machine.token}"
+        assert Path(f"/sys/class/net/{link}").exists()
+        with machine.start(["sleep", "1000"], machine.folder / "log"):
+            machine.__exit__()
+    assert not Path(f"/sys/class/net/{link}").exists()
+    assert _of(machine.folder, machine.cgroup) == []
