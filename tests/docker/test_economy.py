@@ -1,0 +1,144 @@
+"""What a sandbox costs an engine in calls, and that nothing is forgotten for having saved some."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import aiohttp
+import pytest
+
+from sandkasten.backends.docker.backend import DockerBackend
+from sandkasten.backends.docker.options import Options
+from sandkasten.errors import BackendUnavailable
+from sandkasten.images.packing import StorePacker
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+from tests import grounds, imagekit
+from tests.engines import lent, seen, stock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sandkasten.backends.docker.options import WorkspaceMode
+    from tests.engines.reached import Reached
+
+ID = SandboxId("sbx_00000000ec000001")
+SPEC = CellSpec(image=Image(name=stock.reference("busybox"), kind="engine"))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Reached:
+    return lent.engine("local", "busybox")
+
+
+@pytest.fixture(params=["bind", "volume"])
+async def backend(
+    request: pytest.FixtureRequest, engine: Reached, tmp_path: Path
+) -> AsyncIterator[DockerBackend]:
+    made = opened(engine, tmp_path, request.param)
+    yield made
+    await made.discard(ID)
+    await made.aclose()
+    assert seen.things(engine, ID) == []
+
+
+def opened(engine: Reached, data_dir: Path, mode: str, **more: Any) -> DockerBackend:
+    options = Options(host=engine.host, workspace=cast("WorkspaceMode", mode))
+    return DockerBackend(data_dir, options, **more)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As they go over the wire: the verb, and what follows the version."""
+    told: list[str] = []
+    real = aiohttp.ClientSession._request
+
+    async def counted(self: Any, method: str, url: Any, **options: Any) -> Any:
+        told.append(f"{method} {str(url).split('/v1.', 1)[-1].partition('/')[2]}")
+        return await real(self, method, url, **options)
+
+    monkeypatch.setattr(aiohttp.ClientSession, "_request", counted)
+    return told
+
+
+async def test_a_sandbox_is_two_calls_and_a_way_in_and_one_call_and_its_volumes(
+    backend: DockerBackend, calls: list[str]
+):
+    await (await backend.create(ID, SPEC)).destroy()  # the first looks at the engine
+    calls.clear()
+    cell = await backend.create(ID, SPEC)
+    made, relayed = list(calls), cell.place.listener(ID) is None
+    calls.clear()
+    await cell.destroy()
+    gone = list(calls)
+    at = f"containers/{cell.container}"
+    assert made[:2] == ["POST containers/create", f"POST {at}/start"]
+    assert made[2:3] == ([f"POST {at}/exec"] if relayed else [])
+    assert len(made) == (4 if relayed else 2)
+    assert gone[0] == f"DELETE {at}"
+    volumes = [f"station-sandbox-{ID}", f"station-sandbox-{ID}-home"] if relayed else []
+    # An engine that has not let go of a volume yet is asked for it again.
+    assert sorted(set(gone[1:])) == [f"DELETE volumes/{name}" for name in volumes]
+
+
+async def test_what_lost_its_record_is_found_by_its_labels(
+    backend: DockerBackend, engine: Reached, tmp_path: Path
+):
+    cell = await backend.create(ID, SPEC)
+    (tmp_path / "docker" / "records" / f"{ID}.json").unlink()
+    await cell.destroy()
+    assert seen.things(engine, ID) == []
+
+
+async def test_volumes_whose_container_a_stranger_removed_are_still_ours(
+    engine: Reached, tmp_path: Path
+):
+    backend = opened(engine, tmp_path, "volume")
+    cell = await backend.create(ID, SPEC)
+    (tmp_path / "docker" / "records" / f"{ID}.json").unlink()
+    engine.docker("rm", "-f", ID)
+    assert await backend.owned() == [ID]
+    await backend.discard(cell.id)
+    await backend.aclose()
+    assert seen.things(engine, ID) == []
+
+
+async def test_an_image_that_was_removed_from_the_engine_is_given_to_it_again(
+    engine: Reached, tmp_path: Path, calls: list[str]
+):
+    image = grounds.image_named("busybox")
+    store = imagekit.store_with(imagekit.CACHE / "store", ("busybox", imagekit.busybox_tar()))
+    backend = opened(engine, tmp_path, "volume", packer=StorePacker(store))
+    spec = CellSpec(image=image)
+    await (await backend.create(ID, spec)).destroy()
+    calls.clear()
+    await (await backend.create(ID, spec)).destroy()
+    assert not [one for one in calls if "images/" in one]
+    given = next(name for name in engine.images() if name.startswith("sandkasten-store:"))
+    engine.docker("image", "rm", given)
+    await (await backend.create(ID, spec)).destroy()
+    assert given in engine.images()
+    # A name that somebody gives to another image does not mean that image to us.
+    engine.docker("tag", stock.reference("busybox"), given)
+    cell = await backend.create(ID, spec)
+    used = engine.ask("GET", f"/containers/{ID}/json")["Image"]
+    assert used != engine.ask("GET", f"/images/{given}/json")["Id"]
+    await cell.destroy()
+    engine.docker("image", "rm", given)
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("mode", ["bind", "volume"])
+async def test_a_runner_that_ends_at_once_is_told_with_its_last_words(
+    engine: Reached, tmp_path: Path, mode: str
+):
+    broken = tmp_path / "runner"
+    broken.write_text("#!/bin/sh\necho nothing works here >&2\nexit 3\n")
+    broken.chmod(0o755)
+    backend = opened(engine, tmp_path / "data", mode, runner=broken)
+    with pytest.raises(BackendUnavailable, match="ended as soon as it began.*nothing works here"):
+        await backend.create(ID, SPEC)
+    await backend.aclose()
+    assert seen.things(engine, ID) == []
