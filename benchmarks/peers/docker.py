@@ -3,7 +3,8 @@
 The daemon has its own socket, data and state below one folder, and its own mount and network
 namespaces, so that it changes nothing on the host and goes with that folder. Containers are made as
 the SDK makes them by default, on docker's bridge (inside that network namespace); with
-BENCH_DOCKER_NETWORK=none they get no network, which makes docker about twice as fast.
+BENCH_DOCKER_NETWORK=none they get no network, which makes docker about twice as fast. Where our own
+sandboxes are containers of this daemon, it is asked for none as well.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.peers.bare import CODE
 
 NAME = "docker"
 _READY_S = 30.0
-_IMAGE = "bench:latest"
+IMAGE = "bench:latest"
 _NETWORK = os.environ.get("BENCH_DOCKER_NETWORK", "")
 
 # dockerd and containerd write a key to /etc, sockets to /run and folders to /opt whatever their
@@ -64,17 +65,21 @@ class Docker:
         self._cgroup = f"sandkasten-bench-{os.getpid()}"
         self._daemon: subprocess.Popen[bytes] | None = None
         self._client: Any = None
+        self.socket = folder / "docker.sock"
+        self.shared = folder / "shared"
+        """What is mounted below it is seen by the daemon, as all is on a machine with systemd."""
 
     def __enter__(self) -> Docker:
-        self._folder.mkdir(parents=True)
-        socket = self._folder / "docker.sock"
-        private = ["unshare", "--net", "--mount", "--propagation", "private"]
+        self.shared.mkdir(parents=True)
+        for words in (("--bind", str(self.shared)), ("--make-shared",)):
+            subprocess.run(["mount", *words, str(self.shared)], check=True)
+        private = ["unshare", "--net", "--mount", "--propagation", "slave"]
         with (self._folder / "log").open("wb") as log:
             self._daemon = subprocess.Popen(
                 [
                     *(*private, "/bin/sh", "-c", _PRIVATE_HOST, "sh", str(self._folder)),
                     "dockerd",
-                    *("--host", f"unix://{socket}"),
+                    *("--host", f"unix://{self.socket}"),
                     *("--data-root", str(self._folder / "data")),
                     *("--exec-root", str(self._folder / "exec")),
                     *("--pidfile", str(self._folder / "pid")),
@@ -86,19 +91,19 @@ class Docker:
                 start_new_session=True,
             )
         try:
-            self._connect(socket)
+            self._connect()
             self._import_image()
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _connect(self, socket: Path) -> None:
+    def _connect(self) -> None:
         docker = importlib.import_module("docker")
         deadline = time.monotonic() + _READY_S
         while True:
             try:
-                self._client = docker.DockerClient(base_url=f"unix://{socket}", timeout=60)
+                self._client = docker.DockerClient(base_url=f"unix://{self.socket}", timeout=60)
                 self._client.ping()
             except (docker.errors.DockerException, OSError) as exc:
                 assert self._daemon is not None
@@ -110,28 +115,34 @@ class Docker:
                 return
 
     def _import_image(self) -> None:
-        environment = {**os.environ, "DOCKER_HOST": f"unix://{self._folder / 'docker.sock'}"}
+        environment = {**os.environ, "DOCKER_HOST": f"unix://{self.socket}"}
         with subprocess.Popen(
             ["tar", "-C", str(self._rootfs), "-c", "."], stdout=subprocess.PIPE
         ) as packing:
             subprocess.run(
-                ["docker", "import", "-", _IMAGE],
+                ["docker", "import", "-", IMAGE],
                 stdin=packing.stdout,
                 env=environment,
                 check=True,
                 capture_output=True,
             )
 
-    def create(self) -> Any:
+    def create(self, network: str = _NETWORK) -> Any:
         return self._client.containers.run(
-            _IMAGE, ["/bin/sleep", "1000000"], detach=True, **self._options()
+            IMAGE, ["/bin/sleep", "1000000"], detach=True, **self._options(network)
+        )
+
+    def start(self, command: list[str], **options: Any) -> Any:
+        """A container for another purpose, without a network."""
+        return self._client.containers.run(
+            IMAGE, command, detach=True, network_mode="none", **options
         )
 
     @staticmethod
-    def _options() -> dict[str, Any]:
+    def _options(network: str = _NETWORK) -> dict[str, Any]:
         """The limits our own sandboxes have by default; the network as the SDK has it."""
         return {
-            **({"network_mode": _NETWORK} if _NETWORK else {}),
+            **({"network_mode": network} if network else {}),
             "mem_limit": "512m",
             "pids_limit": 256,
             "nano_cpus": 1_000_000_000,
@@ -148,7 +159,7 @@ class Docker:
 
     def oneshot(self) -> None:
         output = self._client.containers.run(
-            _IMAGE, ["/usr/bin/python3", "-c", CODE], remove=True, **self._options()
+            IMAGE, ["/usr/bin/python3", "-c", CODE], remove=True, **self._options()
         )
         assert output == b"42\n"
 
@@ -182,6 +193,7 @@ class Docker:
             except subprocess.TimeoutExpired:
                 os.killpg(self._daemon.pid, signal.SIGKILL)
                 self._daemon.wait()
+        subprocess.run(["umount", "--lazy", str(self.shared)], check=False)
         for hierarchy in (Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()):
             with contextlib.suppress(OSError):
                 (hierarchy / self._cgroup).rmdir()
