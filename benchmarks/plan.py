@@ -19,6 +19,11 @@ class Plan:
     idle_peers: int
     """Fewer of the slow peers: a figure per session needs no two hundred of them."""
     output_bytes: int
+    engine_rounds: int
+    """Of create, exec and destroy on docker, where each takes a tenth of a second and more."""
+    engine_file_rounds: int
+    contained_rounds: int
+    """Of file operations and commands by a daemon in a container; each takes milliseconds."""
     section_s: float
     """A section stops after its current round when this has passed, whatever is left of it."""
 
@@ -32,6 +37,9 @@ FULL = Plan(
     idle_sessions=200,
     idle_peers=20,
     output_bytes=1 << 30,
+    engine_rounds=12,
+    engine_file_rounds=5,
+    contained_rounds=200,
     section_s=75,
 )
 QUICK = Plan(
@@ -43,5 +51,8 @@ QUICK = Plan(
     idle_sessions=50,
     idle_peers=5,
     output_bytes=1 << 28,
+    engine_rounds=4,
+    engine_file_rounds=2,
+    contained_rounds=40,
     section_s=20,
 )

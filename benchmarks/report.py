@@ -12,10 +12,12 @@ from benchmarks.thresholds import (
     MIB,
     OURS,
     RATIOS,
+    WITHIN,
     Verdict,
     at_most,
     judge,
     judge_added,
+    judge_within,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def verdicts(found: Findings) -> list[Verdict]:
     return [
         *(judge(ratio, found.samples) for ratio in RATIOS),
         *(judge_added(added, found.samples) for added in ADDED),
+        *(judge_within(within, found.samples) for within in WITHIN),
         at_most("an idle session <= 2 MB", ours.by_available if ours else None, IDLE_BYTES),
         at_most(
             f"embedding process flat under {found.output_bytes / 1e9:.1f} GB of output",

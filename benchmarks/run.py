@@ -19,7 +19,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from benchmarks import files, footprint, gvisor, http, images, latency, load, report
+from benchmarks import (
+    contained,
+    files,
+    footprint,
+    gvisor,
+    http,
+    images,
+    latency,
+    load,
+    ondocker,
+    report,
+)
 from benchmarks.peers import Peers, bwrap, rootfs
 from benchmarks.peers import docker as docker_peer
 from benchmarks.peers import runc as runc_peer
@@ -30,7 +41,10 @@ from benchmarks.samples import Samples
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SECTIONS = ("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http")
+SECTIONS = (
+    *("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http"),
+    *("docker", "contained"),
+)
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -135,6 +149,12 @@ def _measure(
     if "http" in only:
         _say("commands over HTTP")
         http.measure(found.samples, plan, scratch)
+    if "docker" in only and peers.docker is not None:
+        _say("sandboxes on docker")
+        ondocker.measure(found.samples, peers.docker, plan, scratch / "rootfs")
+    if "contained" in only and peers.docker is not None:
+        _say("a daemon in a container")
+        contained.measure(found.samples, peers.docker, plan)
 
 
 def _say(text: str) -> None:

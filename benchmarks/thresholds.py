@@ -34,11 +34,55 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
+class Within:
+    """The p95 of each of these, over every peer that is ours, is at most so many milliseconds."""
+
+    operations: tuple[str, ...]
+    peers: tuple[str, ...]
+    most_ms: float
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     what: str
     measured: str
     ok: bool | None
     """None: the run did not measure it."""
+
+
+def _on_docker(mode: str) -> tuple[Ratio, ...]:
+    """A sandbox that is a container, against the SDK on the same engine; nobody has a network."""
+    return (
+        *(
+            Ratio(
+                f"exec true on docker ({how}, {mode})",
+                "docker",
+                1 / 5,
+                f"{how} command on docker ({mode}) <= 1/5 of docker exec",
+            )
+            for how in ("shell", "argv")
+        ),
+        *(
+            Ratio(
+                f"{verb} on docker ({mode})",
+                "docker",
+                most,
+                f"{verb} on docker ({mode}) <= {most:g} x the SDK's",
+            )
+            for verb, most in (("create", 1.5), ("destroy", 1.5))
+        ),
+        *(
+            Ratio(
+                f"{verb} {size} on docker ({mode})",
+                "docker",
+                1.0,
+                f"{verb} {size} on docker ({mode}) <= an archive copy",
+            )
+            for size in ("1 MB", "50 MB")
+            for verb in ("write", "read")
+        ),
+    )
 
 
 RATIOS = (
@@ -58,12 +102,26 @@ RATIOS = (
     Ratio(
         "exec true on gVisor (shell)", "runsc", 1 / 3, "gVisor exec in a shell <= 1/3 of runsc exec"
     ),
+    *(ratio for mode in ("bind", "volume") for ratio in _on_docker(mode)),
 )
 
 _HTTP = "exec true, one session (argv)"
 ADDED = (
     Added(_HTTP, "raw HTTP", 1.0, "HTTP adds <= 1 ms to an embedded exec (raw client)"),
     Added(_HTTP, "SDK over HTTP", None, "what the SDK over HTTP adds to an embedded exec"),
+)
+
+_CONTAINED = "daemon in a container"
+WITHIN = (
+    Within(
+        tuple(
+            f"{verb}, {_CONTAINED}"
+            for verb in ("write 4 KB", "read 4 KB", "list a directory", "delete a file")
+        ),
+        ("sandkasten", "sandkasten, volumes"),
+        500.0,
+        f"p95 of file operations, {_CONTAINED} <= 500 ms",
+    ),
 )
 
 IDLE_BYTES = 2 * MIB
@@ -93,6 +151,21 @@ def judge_added(added: Added, samples: Samples) -> Verdict:
         f"{more:.2f} ms ({theirs:.2f} ms, {ours:.2f} ms)",
         added.most_ms is None or more <= added.most_ms,
     )
+
+
+def judge_within(within: Within, samples: Samples) -> Verdict:
+    """One that was not measured leaves all of them undecided."""
+    found = [
+        (samples.p95(operation, peer), samples.p50(operation, peer))
+        for operation in within.operations
+        for peer in within.peers
+    ]
+    slow = [p95 for p95, _ in found if p95 is not None]
+    middle = [p50 for _, p50 in found if p50 is not None]
+    if len(slow) < len(found):
+        return Verdict(within.said, "not measured", None)
+    said = f"{max(slow):.2f} ms (p50 {min(middle):.2f} to {max(middle):.2f} ms)"
+    return Verdict(within.said, said, max(slow) <= within.most_ms)
 
 
 def at_most(what: str, measured: float | None, most: float) -> Verdict:

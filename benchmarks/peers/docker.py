@@ -3,7 +3,8 @@
 The daemon has its own socket, data and state below one folder, and its own mount and network
 namespaces, so that it changes nothing on the host and goes with that folder. Containers are made as
 the SDK makes them by default, on docker's bridge (inside that network namespace); with
-BENCH_DOCKER_NETWORK=none they get no network, which makes docker about twice as fast.
+BENCH_DOCKER_NETWORK=none they get no network, which makes docker about twice as fast. Where our own
+sandboxes are containers of this daemon, it is asked for none as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "docker"
-_IMAGE = "bench:latest"
+IMAGE = "bench:latest"
 _NETWORK = os.environ.get("BENCH_DOCKER_NETWORK", "")
 
 
@@ -41,9 +42,16 @@ class Docker:
     """`with Docker(folder, rootfs) as docker:` starts the daemon and takes it down again."""
 
     def __init__(self, folder: Path, rootfs: Path) -> None:
-        self._engine = engine.Engine(folder, bridge=True)
+        self.shared = folder / "shared"
+        """What is mounted below it is seen by the daemon, as all is on a machine with systemd."""
+        self.shared.mkdir(parents=True)
+        self._engine = engine.Engine(folder, bridge=True, shares=self.shared)
         self._rootfs = rootfs
         self._client: Any = None
+
+    @property
+    def socket(self) -> Path:
+        return self._engine.socket
 
     def __enter__(self) -> Docker:
         self._engine.__enter__()
@@ -62,23 +70,29 @@ class Docker:
             ["tar", "-C", str(self._rootfs), "-c", "."], stdout=subprocess.PIPE
         ) as packing:
             subprocess.run(
-                ["docker", "import", "-", _IMAGE],
+                ["docker", "import", "-", IMAGE],
                 stdin=packing.stdout,
                 env=environment,
                 check=True,
                 capture_output=True,
             )
 
-    def create(self) -> Any:
+    def create(self, network: str = _NETWORK) -> Any:
         return self._client.containers.run(
-            _IMAGE, ["/bin/sleep", "1000000"], detach=True, **self._options()
+            IMAGE, ["/bin/sleep", "1000000"], detach=True, **self._options(network)
+        )
+
+    def start(self, command: list[str], **options: Any) -> Any:
+        """A container for another purpose, without a network."""
+        return self._client.containers.run(
+            IMAGE, command, detach=True, network_mode="none", **options
         )
 
     @staticmethod
-    def _options() -> dict[str, Any]:
+    def _options(network: str = _NETWORK) -> dict[str, Any]:
         """The limits our own sandboxes have by default; the network as the SDK has it."""
         return {
-            **({"network_mode": _NETWORK} if _NETWORK else {}),
+            **({"network_mode": network} if network else {}),
             "mem_limit": "512m",
             "pids_limit": 256,
             "nano_cpus": 1_000_000_000,
@@ -95,7 +109,7 @@ class Docker:
 
     def oneshot(self) -> None:
         output = self._client.containers.run(
-            _IMAGE, ["/usr/bin/python3", "-c", CODE], remove=True, **self._options()
+            IMAGE, ["/usr/bin/python3", "-c", CODE], remove=True, **self._options()
         )
         assert output == b"42\n"
 
