@@ -52,37 +52,23 @@ class Verdict:
 
 
 def _on_docker(mode: str) -> tuple[Ratio, ...]:
-    """A sandbox that is a container, against the SDK on the same engine; nobody has a network."""
-    return (
-        *(
-            Ratio(
-                f"exec true on docker ({how}, {mode})",
-                "docker",
-                1 / 5,
-                f"{how} command on docker ({mode}) <= 1/5 of docker exec",
-            )
-            for how in ("shell", "argv")
-        ),
-        *(
-            Ratio(
-                f"{verb} on docker ({mode})",
-                "docker",
-                most,
-                f"{verb} on docker ({mode}) <= {most:g} x the SDK's",
-            )
-            for verb, most in (("create", 1.5), ("destroy", 1.5))
-        ),
-        *(
-            Ratio(
-                f"{verb} {size} on docker ({mode})",
-                "docker",
-                1.0,
-                f"{verb} {size} on docker ({mode}) <= an archive copy",
-            )
-            for size in ("1 MB", "50 MB")
-            for verb in ("write", "read")
-        ),
+    """A sandbox that is a container, against the SDK on the same engine; nobody has a network.
+
+    In the mode `volume` each byte of a file goes through the engine, its supervisor's pipes and
+    our relay; an archive goes from the engine to its disk. Large files show that.
+    """
+    large = 1.0 if mode == "bind" else 2.0
+    rules = (
+        (f"exec true on docker (shell, {mode})", 1 / 5, "1/5 of docker exec"),
+        (f"exec true on docker (argv, {mode})", 1 / 5, "1/5 of docker exec"),
+        (f"create on docker ({mode})", 1.3, "1.3 x the SDK's"),
+        (f"destroy on docker ({mode})", 1.5, "1.5 x the SDK's"),
+        (f"write 1 MB on docker ({mode})", 1.0, "an archive copy"),
+        (f"read 1 MB on docker ({mode})", 1.0, "an archive copy"),
+        (f"write 50 MB on docker ({mode})", large, f"{large:g} x an archive copy"),
+        (f"read 50 MB on docker ({mode})", large, f"{large:g} x an archive copy"),
     )
+    return tuple(Ratio(name, "docker", most, f"{name} <= {said}") for name, most, said in rules)
 
 
 RATIOS = (

@@ -32,6 +32,34 @@ Every route can answer 400 and 422 (`INVALID_REQUEST`), 401 (`UNAUTHORIZED`), 40
 also 408, 413 and 415. Only what a route can answer beyond that stands with it. Every failing
 answer is an [ErrorBody](#errorbody).
 """
+_BENCHMARKS_HEAD = """\
+`make bench` measures Sandkasten and its peers in turns, in one run on one machine, and prints a
+table (p50, p95, and how many times ours) and a verdict on each promise; the same as JSON is in
+`benchmarks/results/latest.json`. No time is promised by itself: a promise is a ratio to a peer of
+the same run, or a bound that a slow machine keeps as well. `ARGS="--quick --check"` is the short
+run that fails on a missed promise, and `--only docker contained` names the parts to run.
+
+`docker` is the docker SDK on a dockerd of the run's own; `bare`, `pipe` and `tar` are the plain
+program with nothing around it; `runc`, `bwrap` and `runsc` are those programs.
+
+## What the rows on docker mean
+
+Our sandboxes are containers of the same dockerd as the SDK's, of the same image and limits, and
+both are without a network. Ours are closed as everywhere (read-only root, no capabilities,
+seccomp filter), and their first process is the runner.
+
+- **create, destroy**: `Sandbox(backend="docker")` until the runner has spoken, and `close()`;
+  against `containers.run(detach=True)` and `remove(force=True)`.
+- **exec true**: a command in a live session, in its shell (`shell`) and as a list (`argv`);
+  against `exec_run`, which has one way.
+- **write, read**: `box.write` and `box.read`; against `put_archive` and `get_archive`.
+- **(bind)**: we see the directory in which the runner listens, and dial its socket. **(volume)**:
+  we do not, and reach it through a stream of the engine, as on a remote engine.
+- **first use of a store image**: a create that has to give the image to the engine; told only.
+- **daemon in a container**: the daemon runs in a container with the engine's socket, and is asked
+  over HTTP by the SDK. `sandkasten` has the volume of all sessions mounted, `sandkasten, volumes`
+  reaches each session's own volume through the engine. The bound is on the slowest p95 of both.
+"""
 _EXAMPLE_HEAD = """\
 # Settings of sandkasten, every one with its default. Made by scripts/reference.py.
 # Uncomment what should be otherwise (a key and the line of its group), and put the file where
@@ -54,6 +82,23 @@ def commands() -> str:
         inner = command.make_context(name, [], resilient_parsing=True)  # type: ignore[attr-defined]
         lines.append(_help(name, command, inner))
     return "\n".join(lines)
+
+
+def benchmarks() -> str:
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.thresholds import ADDED, FLAT_BYTES, IDLE_BYTES, MIB, OURS, RATIOS, WITHIN
+
+    lines = [NOTE, "# Benchmarks\n", _BENCHMARKS_HEAD]
+    lines += ["## What is held\n", "| row | against | promise |", "|---|---|---|"]
+    lines += [f"| {one.operation} | {one.peer} | {one.said} |" for one in RATIOS]
+    lines += [f"| {one.operation} | {OURS} | {one.said} |" for one in ADDED]
+    for one in WITHIN:
+        lines += [f"| {operation} | – | {one.said} |" for operation in one.operations]
+    lines += [
+        f"| idle session (machine / cgroup) | – | {IDLE_BYTES // MIB} MiB a session |",
+        f"| growth, … GB of output | – | {FLAT_BYTES // MIB} MiB, however much is written |",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _walk(prefix: str, group: object, context: object) -> Iterator[tuple[str, object]]:
@@ -293,6 +338,7 @@ def main() -> int:
         PAGES / "settings.md": settings,
         PAGES / "sdk.md": sdk,
         PAGES / "http.md": http,
+        PAGES / "benchmarks.md": benchmarks,
         ROOT / "deploy" / "sandkasten.yaml": example,
         ROOT / "spec" / "openapi.json": openapi,
     }

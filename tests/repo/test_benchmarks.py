@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import contained, ondocker
 from benchmarks.footprint import Idle
 from benchmarks.report import Findings, document, judgement, table, verdicts
 from benchmarks.samples import Samples, percentile
-from benchmarks.thresholds import ADDED, MIB, RATIOS, Ratio, at_most, judge, judge_added
+from benchmarks.thresholds import (
+    ADDED,
+    MIB,
+    RATIOS,
+    WITHIN,
+    Ratio,
+    Within,
+    at_most,
+    judge,
+    judge_added,
+    judge_within,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +60,33 @@ def test_what_http_adds_is_the_difference_of_the_medians(raw, ok):
     assert told[1].measured == "7.00 ms (9.00 ms, 2.00 ms)"
 
 
+@pytest.mark.parametrize(("slowest", "ok"), [(500.0, True), (500.1, False)])
+def test_the_slowest_of_all_operations_and_peers_is_held(slowest, ok):
+    within = Within(("write", "read"), ("near", "far"), 500.0, "files")
+    samples = Samples()
+    for operation in within.operations:
+        for peer in within.peers:
+            samples.add(operation, peer, 2.0)
+    del samples._values["read"]["far"]
+    assert judge_within(within, samples).ok is None
+    samples.add("read", "far", slowest)
+    assert judge_within(within, samples).ok is ok
+
+
+def test_what_is_judged_on_docker_is_what_is_measured_there():
+    judged = {ratio.operation for ratio in RATIOS if "on docker" in ratio.operation}
+    one_each = (ondocker.create, ondocker.destroy, ondocker.shell, ondocker.argv)
+    measured = {named(mode) for mode in ondocker.MODES for named in one_each}
+    for size in ondocker.SIZES:
+        for mode in ondocker.MODES:
+            measured |= {ondocker.write(size, mode), ondocker.read(size, mode)}
+    assert judged == measured
+    assert [within.operations for within in WITHIN] == [contained.FILES]
+    assert [within.peers for within in WITHIN] == [tuple(contained.MODES.values())]
+
+
 def test_what_was_not_measured_is_no_pass():
+    assert [judge_within(one, Samples()).ok for one in WITHIN] == [None] * len(WITHIN)
     assert [judge_added(one, Samples()).ok for one in ADDED] == [None, None]
     assert [judge(ratio, Samples()).ok for ratio in RATIOS] == [None] * len(RATIOS)
     assert at_most("idle", None, 1).ok is None

@@ -9,15 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import importlib.util
-import json
-import platform
-import secrets
-import socket
-from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -27,21 +20,18 @@ from sandkasten.errors import (
     InvalidImage,
     SandboxLost,
     SandkastenError,
-    UnsupportedByBackend,
 )
-from sandkasten.linux import processes, requirements, seccomp, seccomp_oci
+from sandkasten.linux import processes, seccomp, seccomp_oci
 from sandkasten.linux.layout import CellState, write_state
 from sandkasten.linux.programs import Programs
-from sandkasten.linux.turns import turn
-from sandkasten.model.ids import SandboxId
 from sandkasten.model.readiness import Readiness, Requirement
 from sandkasten.model.spec import CellSpec, home
 
-from . import config, names, places, probe, trial
+from . import config, names, places
 from .address import address_of
 from .cell import DockerCell, is_running
-from .client import EngineClient, Refused, translated
-from .detection import Detection, user_namespaces
+from .client import EngineClient, Refused, asked, translated
+from .footing import TRIAL, Footing
 from .images import EngineImages
 from .injection import Injection
 from .options import Options
@@ -50,12 +40,13 @@ from .state import CellRecord, Home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from sandkasten.model.ids import SandboxId
     from sandkasten.model.image import Image
     from sandkasten.ports import ImagePacker
 
 _LIBRARY = "aiodocker"
-_TRIAL = "trial_"
 _NO_RUNNER = "no such file or directory"
 
 
@@ -74,11 +65,6 @@ class DockerBackend:
         self._home = Home(data_dir / self.name)
         self._packer = packer
         self._runner = Programs.found(runner, None).runner
-        self._owner = ""
-        self._place: Place | None = None
-        self._info: Mapping[str, Any] = {}
-        self._prepared: set[str] = set()
-        self._preparing = asyncio.Lock()
         # Each may still hold the connection that greeted it, when somebody else removes it.
         self._made: WeakValueDictionary[SandboxId, DockerCell] = WeakValueDictionary()
 
@@ -103,17 +89,21 @@ class DockerBackend:
     def _injection(self) -> Injection:
         return Injection(self._engine, self._runner)
 
+    @cached_property
+    def _footing(self) -> Footing:
+        return Footing(self._engine, self._options, self._home, self._injection)
+
     # ---- the verbs
 
     async def probe(self) -> Readiness:
         try:
-            return await self._look()
+            return await self._footing.look()
         except SandkastenError as exc:
             line = Requirement("engine", False, exc.message, exc.hint)
             return Readiness(False, exc.message, exc.hint, (line,))
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
-        await self._prepare(spec)
+        await self._footing.prepare(spec, self._create, self._remove)
         making = asyncio.ensure_future(self._create(sandbox_id, spec))
         try:
             return await asyncio.shield(making)
@@ -137,15 +127,15 @@ class DockerBackend:
             return ()
         mine = await self._mine()
         containers, volumes = await asyncio.gather(
-            self._ask(self._engine.containers(*mine), "containers"),
-            self._ask(self._engine.volumes(*mine), "volumes"),
+            asked(self._engine.containers(*mine), "containers"),
+            asked(self._engine.volumes(*mine), "volumes"),
         )
         told = {
             names.id_in((one.get("Labels") or {}).get(names.LABEL_ID, ""))
             for one in (*containers, *volumes)
         }
         return sorted(
-            one for one in {*written, *told} if one is not None and not one.startswith(_TRIAL)
+            one for one in {*written, *told} if one is not None and not one.startswith(TRIAL)
         )
 
     async def discard(self, sandbox_id: SandboxId) -> None:
@@ -163,106 +153,11 @@ class DockerBackend:
         if "_engine" in self.__dict__:
             await self._engine.aclose()
 
-    # ---- before the first
-
-    async def _look(self) -> Readiness:
-        engine = self._engine
-        version, info = await asyncio.gather(
-            self._ask(engine.version(), "its version"), self._ask(engine.info(), "its state")
-        )
-        lines = [
-            probe.reachable(engine.address, version),
-            probe.api_version(version),
-            probe.engine_mode(engine.address, self._options.engine),
-            probe.operating_system(info, platform.machine()),
-            probe.storage_driver(info),
-            probe.cgroup_version(info),
-            probe.seccomp(info),
-            probe.user_ids(info),
-        ]
-        found = requirements.verdict(lines, probe.unenforced(info, sized=False))
-        if not found.ready:
-            return found
-        try:
-            await self._settle(info)
-        except SandkastenError as exc:
-            lines.append(Requirement("workspaces", False, exc.message, exc.hint))
-            return requirements.verdict(lines, ())
-        assert self._place is not None
-        lines.append(probe.workspace(self._place))
-        return requirements.verdict(lines, probe.unenforced(info, sized=self._place.sized))
-
-    async def _settle(self, info: Mapping[str, Any] | None = None) -> None:
-        """Where files lie and that the runner is there: once for this object."""
-        if self._place is not None:
-            return
-        info = await self._ask(self._engine.info(), "its state") if info is None else info
-        self._owner = await asyncio.to_thread(self._home.prepare)
-        detection = Detection(self._engine, self._options, self._home.cells, self._owner)
-        mark = self._home.root / f"place-{self._key(info)}"
-        known = await asyncio.to_thread(_read_place, mark)
-        if known is None:
-            known = await detection.find(info)
-            if known.mode != "archive":
-                await self._injection.ensure(detection)
-            await asyncio.to_thread(self._home.mark, mark.name, json.dumps(asdict(known)))
-        self._info, self._place = info, known
-
-    async def _prepare(self, spec: CellSpec) -> None:
-        """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
-        async with self._preparing:
-            await self._settle()
-            assert self._place is not None
-            _refuse(spec, self._info, self._place)
-            if spec.profile in self._prepared:
-                return
-            mark = self._home.root / f"trial-{self._key(self._info)}-{spec.profile}"
-            async with turn(self._home.root / "trial"):
-                if not await asyncio.to_thread(mark.exists):
-                    await self._try(spec)
-                    await asyncio.to_thread(self._home.mark, mark.name, "")
-            self._prepared.add(spec.profile)
-
-    async def _try(self, spec: CellSpec) -> None:
-        # One at a time, so what is there was left by a process that was killed meanwhile.
-        for left in self._home.ids():
-            if left.startswith(_TRIAL):
-                await self._remove(left)
-        sandbox_id = SandboxId(_TRIAL + secrets.token_hex(8))
-        # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
-        cell = await self._create(sandbox_id, CellSpec(image=spec.image, profile=spec.profile))
-        try:
-            assert self._place is not None
-            await trial.examine(
-                cell, writable_root=self._place.mode == "archive", dev=spec.profile == "dev"
-            )
-        finally:
-            await asyncio.shield(cell.destroy())
-
-    def _key(self, info: Mapping[str, Any]) -> str:
-        """All that a verdict about an engine depends on; another engine has another id."""
-        parts = [
-            processes.boot_id(),
-            # In a container: another one, with other mounts, has another name.
-            socket.gethostname(),
-            str(info.get("ID", "")),
-            str(info.get("ServerVersion", "")),
-            repr(self._options),
-            self._injection.digest,
-            str(self._home.root),
-        ]
-        for module in (trial, config, places):
-            found = Path(str(module.__file__)).stat()
-            parts.append(f"{found.st_mtime_ns}:{found.st_size}")
-        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
-
     # ---- one sandbox
 
     async def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
-        assert self._place is not None
-        unenforced = probe.unenforced(self._info, sized=self._place.sized)
-        lost = tuple((u.limit, u.reason, u.remedy) for u in unenforced)
-        record = CellRecord(self._place, lost)
+        lost = tuple((u.limit, u.reason, u.remedy) for u in self._footing.unenforced)
+        record = CellRecord(self._footing.place, lost)
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         await asyncio.to_thread(self._home.begin, sandbox_id, record)
         try:
@@ -288,9 +183,7 @@ class DockerBackend:
                     raise _unstarted(sandbox_id, exc) from exc
                 # Somebody cleared away volumes that nothing used: the runner was in one of them.
                 await self._engine.remove(container)
-                await self._injection.ensure(
-                    Detection(self._engine, self._options, self._home.cells, self._owner)
-                )
+                await self._injection.ensure(await self._footing.detection())
             else:
                 break
         cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
@@ -311,7 +204,7 @@ class DockerBackend:
     async def _make(self, sandbox_id: SandboxId, spec: CellSpec, *, again: bool = True) -> str:
         name = names.container_name(sandbox_id)
         image = await self._images.reference(spec.image)
-        told = config.container(sandbox_id, spec, self._ground(sandbox_id, spec, image))
+        told = config.container(sandbox_id, spec, await self._ground(sandbox_id, spec, image))
         try:
             return await self._engine.create(name, told)
         except Refused as exc:
@@ -339,19 +232,19 @@ class DockerBackend:
         if started is not None:
             (directory / "pid").write_text(f"{cell.pid} {started}")
 
-    def _ground(self, sandbox_id: SandboxId, spec: CellSpec, image: str) -> config.Ground:
-        assert self._place is not None
-        archive = self._place.mode == "archive"
+    async def _ground(self, sandbox_id: SandboxId, spec: CellSpec, image: str) -> config.Ground:
+        place, owner = self._footing.place, await self._footing.owner()
+        archive = place.mode == "archive"
         mounted = (
-            *places.mounts(self._place, sandbox_id, self._owner, home=home(spec)),
-            *places.host_mounts(self._place, spec.mounts),
+            *places.mounts(place, sandbox_id, owner, home=home(spec)),
+            *places.host_mounts(place, spec.mounts),
         )
         return config.Ground(
-            owner=self._owner,
+            owner=owner,
             image=image,
             mounts=mounted if archive else (self._injection.mount, *mounted),
             seccomp=seccomp_oci.profile(seccomp.machine()),
-            given=self._place.mode != "volume",
+            given=place.mode != "volume",
             writable_root=archive,
         )
 
@@ -371,7 +264,7 @@ class DockerBackend:
                 ) from exc
             raise translated(exc, f"sandbox {sandbox_id} cannot be looked at") from exc
         told = (found.get("Config") or {}).get("Labels") or {}
-        if told.get(names.LABEL_OWNER) != await self._whose() or not is_running(found):
+        if told.get(names.LABEL_OWNER) != await self._footing.owner() or not is_running(found):
             raise SandboxLost(f"sandbox {sandbox_id} is not running", hint="create a new one")
         return found
 
@@ -389,55 +282,22 @@ class DockerBackend:
         found = [container]
         whole = bool(container) and record is not None
         if not whole:
-            containers = await self._ask(self._engine.containers(*labels), "containers")
+            containers = await asked(self._engine.containers(*labels), "containers")
             found = [str(one["Id"]) for one in containers]
         for one in found:
-            await self._ask(self._engine.remove(one), "a container")
+            await asked(self._engine.remove(one), "a container")
         if record is not None:
             await places.remove(record.place, self._engine, sandbox_id)
         if not whole:
-            volumes = await self._ask(self._engine.volumes(*labels), "volumes")
+            volumes = await asked(self._engine.volumes(*labels), "volumes")
             await places.remove_volumes(self._engine, *(str(one["Name"]) for one in volumes))
         await asyncio.to_thread(self._home.end, sandbox_id)
 
     # ---- small things
 
-    async def _whose(self) -> str:
-        if not self._owner:
-            self._owner = await asyncio.to_thread(self._home.prepare)
-        return self._owner
-
     async def _mine(self) -> tuple[str, ...]:
-        return (f"{names.LABEL}={names.CELL}", f"{names.LABEL_OWNER}={await self._whose()}")
-
-    async def _ask(self, question: Any, about: str) -> Any:
-        try:
-            return await question
-        except Refused as exc:
-            raise translated(exc, f"the engine was asked about {about}") from exc
-
-
-def _refuse(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
-    """What cannot be had of this engine, said before anything is made."""
-    if spec.workspace is not None and not place.sized:
-        raise UnsupportedByBackend(
-            "named workspaces cannot be had of this engine: they are files of our machine",
-            hint="run the daemon as root on the engine's machine (workspace_mode bind), or use "
-            "the file store to carry files from one session to the next",
-        )
-    if spec.profile == "dev" and not user_namespaces(info):
-        raise UnsupportedByBackend(
-            "the dev profile would be root of the engine's own machine: the engine maps no ids",
-            hint="start dockerd with --userns-remap=default, or use the local backend",
-        )
+        return (f"{names.LABEL}={names.CELL}", f"{names.LABEL_OWNER}={await self._footing.owner()}")
 
 
 def _unstarted(sandbox_id: SandboxId, exc: Refused) -> SandkastenError:
     return translated(exc, f"sandbox {sandbox_id} could not be started")
-
-
-def _read_place(mark: Path) -> Place | None:
-    try:
-        return Place(**json.loads(mark.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None

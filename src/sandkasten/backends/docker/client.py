@@ -12,7 +12,7 @@ import io
 import json
 import ssl
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.errors import (
     BackendUnavailable,
@@ -26,7 +26,7 @@ from sandkasten.errors import (
 from .tunnel import Tunnel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Mapping, Sequence
 
     import aiodocker
     import aiohttp
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .address import Address, Tls
 
 _OK, _NOT_MODIFIED, _FORBIDDEN, _NOT_THERE, _CONFLICT = 200, 304, 403, 404, 409
+T = TypeVar("T")
 _UNREACHABLE = 900
 _NO_SPACE = "no space left on device"
 
@@ -72,6 +73,14 @@ def translated(exc: Refused, what: str) -> SandkastenError:
             "Docker lists them",
         )
     return BackendUnavailable(f"{what}: {exc.message}", hint="look into the engine's own log")
+
+
+async def asked(question: Awaitable[T], about: str) -> T:
+    """For a question to which no is no answer that its asker could use."""
+    try:
+        return await question
+    except Refused as exc:
+        raise translated(exc, f"the engine was asked about {about}") from exc
 
 
 class EngineClient:

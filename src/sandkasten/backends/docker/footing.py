@@ -1,0 +1,188 @@
+"""What sandboxes stand on at an engine: looked at, found out once, and tried before it is used.
+
+Verdicts are kept in files that are named after all they depend on, so that another process of the
+same installation need not ask again. Knows how a sandbox is made only by a function it is given.
+Raises BackendUnavailable, IsolationRefused and UnsupportedByBackend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import platform
+import secrets
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.errors import SandkastenError, UnsupportedByBackend
+from sandkasten.linux import processes, requirements
+from sandkasten.linux.turns import turn
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.readiness import Readiness, Requirement
+from sandkasten.model.spec import CellSpec
+
+from . import config, places, probe, trial
+from .client import asked
+from .detection import Detection, user_namespaces
+from .places import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sandkasten.model.limits import Unenforced
+
+    from .cell import DockerCell
+    from .client import EngineClient
+    from .injection import Injection
+    from .options import Options
+    from .state import Home
+
+    Create = Callable[[SandboxId, CellSpec], Awaitable[DockerCell]]
+    Remove = Callable[[SandboxId], Awaitable[None]]
+
+TRIAL = "trial_"
+
+
+class Footing:
+    def __init__(
+        self, engine: EngineClient, options: Options, home: Home, injection: Injection
+    ) -> None:
+        self._engine = engine
+        self._options = options
+        self._home = home
+        self._injection = injection
+        self._place: Place | None = None
+        self._info: Mapping[str, Any] = {}
+        self._prepared: set[str] = set()
+        self._preparing = asyncio.Lock()
+        self._owner = ""
+
+    @property
+    def place(self) -> Place:
+        assert self._place is not None, "settle first"
+        return self._place
+
+    @property
+    def unenforced(self) -> tuple[Unenforced, ...]:
+        return probe.unenforced(self._info, sized=self.place.sized)
+
+    async def owner(self) -> str:
+        """Whose the things in an engine are that this installation made."""
+        if not self._owner:
+            self._owner = await asyncio.to_thread(self._home.prepare)
+        return self._owner
+
+    async def detection(self) -> Detection:
+        return Detection(self._engine, self._options, self._home.cells, await self.owner())
+
+    async def look(self) -> Readiness:
+        engine = self._engine
+        version, info = await asyncio.gather(
+            asked(engine.version(), "its version"), asked(engine.info(), "its state")
+        )
+        lines = [
+            probe.reachable(engine.address, version),
+            probe.api_version(version),
+            probe.engine_mode(engine.address, self._options.engine),
+            probe.operating_system(info, platform.machine()),
+            probe.storage_driver(info),
+            probe.cgroup_version(info),
+            probe.seccomp(info),
+            probe.user_ids(info),
+        ]
+        found = requirements.verdict(lines, probe.unenforced(info, sized=False))
+        if not found.ready:
+            return found
+        try:
+            await self._settle(info)
+        except SandkastenError as exc:
+            lines.append(Requirement("workspaces", False, exc.message, exc.hint))
+            return requirements.verdict(lines, ())
+        lines.append(probe.workspace(self.place))
+        return requirements.verdict(lines, self.unenforced)
+
+    async def _settle(self, info: Mapping[str, Any] | None = None) -> None:
+        """Where files lie and that the runner is there: once for this object."""
+        if self._place is not None:
+            return
+        info = await asked(self._engine.info(), "its state") if info is None else info
+        detection = await self.detection()
+        mark = self._home.root / f"place-{self._key(info)}"
+        known = await asyncio.to_thread(_read_place, mark)
+        if known is None:
+            known = await detection.find(info)
+            if known.mode != "archive":
+                await self._injection.ensure(detection)
+            await asyncio.to_thread(self._home.mark, mark.name, json.dumps(asdict(known)))
+        self._info, self._place = info, known
+
+    async def prepare(self, spec: CellSpec, create: Create, remove: Remove) -> None:
+        """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
+        async with self._preparing:
+            await self._settle()
+            _refuse(spec, self._info, self.place)
+            if spec.profile in self._prepared:
+                return
+            mark = self._home.root / f"trial-{self._key(self._info)}-{spec.profile}"
+            async with turn(self._home.root / "trial"):
+                if not await asyncio.to_thread(mark.exists):
+                    await self._try(spec, create, remove)
+                    await asyncio.to_thread(self._home.mark, mark.name, "")
+            self._prepared.add(spec.profile)
+
+    async def _try(self, spec: CellSpec, create: Create, remove: Remove) -> None:
+        # One at a time, so what is there was left by a process that was killed meanwhile.
+        for left in self._home.ids():
+            if left.startswith(TRIAL):
+                await remove(left)
+        sandbox_id = SandboxId(TRIAL + secrets.token_hex(8))
+        # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
+        cell = await create(sandbox_id, CellSpec(image=spec.image, profile=spec.profile))
+        try:
+            await trial.examine(
+                cell, writable_root=self.place.mode == "archive", dev=spec.profile == "dev"
+            )
+        finally:
+            await asyncio.shield(cell.destroy())
+
+    def _key(self, info: Mapping[str, Any]) -> str:
+        """All that a verdict about an engine depends on; another engine has another id."""
+        parts = [
+            processes.boot_id(),
+            # In a container: another one, with other mounts, has another name.
+            socket.gethostname(),
+            str(info.get("ID", "")),
+            str(info.get("ServerVersion", "")),
+            repr(self._options),
+            self._injection.digest,
+            str(self._home.root),
+        ]
+        for module in (trial, config, places):
+            found = Path(str(module.__file__)).stat()
+            parts.append(f"{found.st_mtime_ns}:{found.st_size}")
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
+
+
+def _refuse(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
+    """What cannot be had of this engine, said before anything is made."""
+    if spec.workspace is not None and not place.sized:
+        raise UnsupportedByBackend(
+            "named workspaces cannot be had of this engine: they are files of our machine",
+            hint="run the daemon as root on the engine's machine (workspace_mode bind), or use "
+            "the file store to carry files from one session to the next",
+        )
+    if spec.profile == "dev" and not user_namespaces(info):
+        raise UnsupportedByBackend(
+            "the dev profile would be root of the engine's own machine: the engine maps no ids",
+            hint="start dockerd with --userns-remap=default, or use the local backend",
+        )
+
+
+def _read_place(mark: Path) -> Place | None:
+    try:
+        return Place(**json.loads(mark.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
