@@ -9,9 +9,10 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.errors import BackendUnavailable, SandboxLost
+from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandboxLost
 from sandkasten.model.limits import Unenforced
 from sandkasten.model.spec import RUNNER_ID
+from sandkasten.wire.codec import FROM_RUNNER, Decoder
 from sandkasten.wire.unix import connect_unix
 
 from . import figures, names
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _START_S, _LOOK_AGAIN_S, _ASK_AGAIN_S = 20.0, 0.004, 0.1
 _HELLO_S = 20.0
 _FIRST_BYTES = 64 * 1024
+_SAID_CHARS = 300
 _RELAY = (names.RUNNER_PATH, "--relay", names.SOCKET_PATH)
 _WHO = f"{RUNNER_ID}:{RUNNER_ID}"
 # What the relay says of a socket that nobody has bound yet.
@@ -220,6 +222,7 @@ async def _spoken(stream: ByteStream) -> ByteStream:
             first = await stream.receive(_FIRST_BYTES)
         if not first:
             raise ConnectionResetError(_SILENT)
+        _check(first)
     except TimeoutError as exc:
         await stream.aclose()
         raise TimeoutError(_SILENT) from exc
@@ -227,6 +230,14 @@ async def _spoken(stream: ByteStream) -> ByteStream:
         await stream.aclose()
         raise
     return Begun(first, stream)
+
+
+def _check(first: bytes) -> None:
+    """An engine that could not start the relay says so where its output would be."""
+    try:
+        Decoder(FROM_RUNNER).feed(first)
+    except ProtocolViolation as exc:
+        raise ConnectionResetError(first.decode(errors="replace").strip()[:_SAID_CHARS]) from exc
 
 
 async def _connect(path: Path) -> ByteStream:
