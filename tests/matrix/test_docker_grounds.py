@@ -36,9 +36,13 @@ RUNS = [
 def runs() -> Iterator[dict[Run, Future[Outcome]]]:
     for run in RUNS:
         engine_of(GROUNDS[run.ground], outside=True)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
         yield {run: pool.submit(ran, run) for run in RUNS}
-    lent.close()
+    finally:
+        # Somebody who interrupts does not wait for what has not begun.
+        pool.shutdown(cancel_futures=True)
+        lent.close()
 
 
 @pytest.mark.root
