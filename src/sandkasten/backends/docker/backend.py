@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 
 _LIBRARY = "aiodocker"
 _TRIAL = "trial_"
-_NO_RUNNER = "no such file or directory"
+# How long what could not be made is waited for, to be taken away at once.
+_UNDO_S = 15.0
+_TOO_LONG = "argument list too long"
 
 
 class DockerBackend:
@@ -118,10 +120,15 @@ class DockerBackend:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            # What the engine is at cannot be stopped half-way; wait for its end, then undo it.
-            with contextlib.suppress(SandkastenError):
-                await asyncio.shield(making)
-                await asyncio.shield(self._remove(sandbox_id))
+            # What the engine is at cannot be stopped half-way; wait for its end, then undo it. One
+            # that hangs is not waited for: the record says what is left, to whoever comes next.
+            with contextlib.suppress(SandkastenError, TimeoutError):
+                async with asyncio.timeout(_UNDO_S):
+                    await asyncio.shield(making)
+                    await asyncio.shield(self._remove(sandbox_id))
+            if not making.done():
+                making.cancel()
+                making.add_done_callback(_seen)
             raise
 
     async def attach(self, sandbox_id: SandboxId) -> DockerCell:
@@ -198,7 +205,7 @@ class DockerBackend:
             return
         info = await self._ask(self._engine.info(), "its state") if info is None else info
         self._owner = await asyncio.to_thread(self._home.prepare)
-        detection = Detection(self._engine, self._options, self._home.cells, self._owner)
+        detection = self._detection
         mark = self._home.root / f"place-{self._key(info)}"
         known = await asyncio.to_thread(_read_place, mark)
         if known is None:
@@ -267,9 +274,12 @@ class DockerBackend:
         await asyncio.to_thread(self._home.begin, sandbox_id, record)
         try:
             return await self._fill(sandbox_id, spec, record)
-        except BaseException:
-            with contextlib.suppress(SandkastenError):
-                await asyncio.shield(self._remove(sandbox_id))
+        except BaseException as exc:
+            # An engine that did not answer just now is not asked the next thing.
+            if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
+                with contextlib.suppress(SandkastenError, TimeoutError):
+                    async with asyncio.timeout(_UNDO_S):
+                        await asyncio.shield(self._remove(sandbox_id))
             raise
 
     async def _fill(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
@@ -277,22 +287,28 @@ class DockerBackend:
         image = await self._images.reference(spec.image)
         await places.make(place, self._engine, sandbox_id, self._owner, spec)
         told = config.container(sandbox_id, spec, self._ground(sandbox_id, spec, image))
-        for again in (True, False):
-            container = await self._make(sandbox_id, spec, told)
-            try:
-                if place.mode == "archive":
-                    await self._injection.put_into(container)
-                await self._engine.start(container)
-            except Refused as exc:
-                if not again or place.mode == "archive" or _NO_RUNNER not in exc.message.lower():
-                    raise _unstarted(sandbox_id, exc) from exc
-                # Somebody cleared away volumes that nothing used: the runner was in one of them.
-                await self._engine.remove(container)
-                await self._injection.ensure(
-                    Detection(self._engine, self._options, self._home.cells, self._owner)
-                )
-            else:
-                break
+        try:
+            cell = await self._begun(sandbox_id, spec, record, told)
+        except BackendUnavailable:
+            if place.mode == "archive" or not await self._mended():
+                raise
+            await self._engine.remove(names.container_name(sandbox_id))
+            cell = await self._begun(sandbox_id, spec, record, told)
+        if spec.workspace is not None:
+            await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
+        return cell
+
+    async def _begun(
+        self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord, told: dict[str, Any]
+    ) -> DockerCell:
+        """Made, started, and answering."""
+        container = await self._make(sandbox_id, spec, told)
+        try:
+            if record.place.mode == "archive":
+                await self._injection.put_into(container)
+            await self._engine.start(container)
+        except Refused as exc:
+            raise _unstarted(sandbox_id, spec, exc) from exc
         cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
         self._made[sandbox_id] = cell
         try:
@@ -304,9 +320,21 @@ class DockerBackend:
                 f"sandbox {sandbox_id} ended as soon as it began: {told_by or exc.message}",
                 hint="run sandkasten doctor",
             ) from exc
-        if spec.workspace is not None:
-            await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
         return cell
+
+    async def _mended(self) -> bool:
+        """Whether the runner was at fault that nothing began, and is whole again.
+
+        Somebody clears away volumes that nothing uses; a copy ends half-way with its engine.
+        """
+        try:
+            return await self._injection.ensure(self._detection, whole=True)
+        except SandkastenError:
+            return False
+
+    @property
+    def _detection(self) -> Detection:
+        return Detection(self._engine, self._options, self._home.cells, self._owner)
 
     async def _make(self, sandbox_id: SandboxId, spec: CellSpec, told: dict[str, Any]) -> str:
         name = names.container_name(sandbox_id)
@@ -381,7 +409,8 @@ class DockerBackend:
         for one in containers:
             await self._ask(self._engine.remove(str(one["Id"])), "a container")
         if record is not None:
-            await places.remove(record.place, self._engine, sandbox_id)
+            await places.remove_directories(record.place, sandbox_id)
+        # By what they say of themselves, and never by name: somebody else may use such a one.
         volumes = await self._ask(self._engine.volumes(*labels), "volumes")
         await places.remove_volumes(self._engine, *(str(one["Name"]) for one in volumes))
         await asyncio.to_thread(self._home.end, sandbox_id)
@@ -418,7 +447,19 @@ def _refuse(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
         )
 
 
-def _unstarted(sandbox_id: SandboxId, exc: Refused) -> SandkastenError:
+def _seen(task: asyncio.Future[DockerCell]) -> None:
+    """Its failure is of no more interest: whoever wanted it has gone."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _unstarted(sandbox_id: SandboxId, spec: CellSpec, exc: Refused) -> SandkastenError:
+    if _TOO_LONG in exc.message.lower():
+        return InvalidImage(
+            f"the environment of image {spec.image.name} is too long for any program",
+            hint="take large values out of its ENV",
+            image=spec.image.name,
+        )
     return translated(exc, f"sandbox {sandbox_id} could not be started")
 
 

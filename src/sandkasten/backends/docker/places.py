@@ -17,7 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.errors import BackendUnavailable, QuotaExceeded, UnsupportedByBackend
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    QuotaExceeded,
+    UnsupportedByBackend,
+)
 from sandkasten.linux import hostvolume
 from sandkasten.model.spec import HOME, RUNNER_ID, USER_ID, WORKSPACE, user_id
 
@@ -102,12 +107,19 @@ async def make(
     if place.mode == "volume":
         told = labels(names.CELL, owner, sandbox_id)
         try:
-            await asyncio.gather(
+            made = await asyncio.gather(
                 engine.make_volume(names.volume_name(sandbox_id), told),
                 engine.make_volume(names.home_volume_name(sandbox_id), told),
             )
         except Refused as exc:
             raise translated(exc, "a volume could not be made") from exc
+        for one in made:
+            # An engine answers with what is there already, whoever made it and whatever is in it.
+            if (one.get("Labels") or {}).get(names.LABEL_OWNER) != owner:
+                raise Conflict(
+                    f"the engine has a volume named {one.get('Name')} already, which is not ours",
+                    hint="remove it (docker volume rm), or use another id",
+                )
     elif place.ours:
         await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
 
@@ -144,15 +156,11 @@ def _make_one(path: Path, owner: int, mode: int) -> None:
     path.chmod(mode)
 
 
-async def remove(place: Place, engine: EngineClient, sandbox_id: SandboxId) -> None:
-    """All of it, whatever mode it was made in. Twice is fine. Its container is gone already."""
+async def remove_directories(place: Place, sandbox_id: SandboxId) -> None:
+    """What we made on our own disk. Twice is fine. Its container is gone already."""
     if place.ours:
         # Also where nothing is mounted.
         await asyncio.to_thread(hostvolume.release, place.directory(sandbox_id))
-    if place.mode == "volume":
-        await remove_volumes(
-            engine, names.volume_name(sandbox_id), names.home_volume_name(sandbox_id)
-        )
 
 
 async def remove_volumes(engine: EngineClient, *volumes: str) -> None:
