@@ -135,6 +135,16 @@ def engine_of(ground: Ground, *, outside: bool = False) -> Reached:
     return lent.engine("remote" if ground.where == "remote" else "local", *images)
 
 
+def place_for(ground: Ground, scratch: Path) -> Path:
+    """A directory of that name where the ground can do all that it can do.
+
+    An engine sees what we mount only where its machine shares that with ours.
+    """
+    if ground.where != "bind":
+        return scratch
+    return Path(engine_of(ground).shares) / scratch.name
+
+
 def _open_docker(ground: Ground, data_dir: Path) -> Backend:
     from sandkasten.backends.docker.backend import DockerBackend
     from sandkasten.backends.docker.options import Options

@@ -24,7 +24,7 @@ import pytest
 from sandkasten.model.ids import new_sandbox_id
 from tests import asked
 from tests.conformance.box import Box
-from tests.grounds import GROUNDS, Ground, engine_of, spec_on
+from tests.grounds import GROUNDS, Ground, engine_of, place_for, spec_on
 from tests.grounds import open_backend as open_ground
 from tests.pool import Pool, taken_away
 
@@ -68,12 +68,13 @@ def scratch() -> Iterator[Path]:
     """Where a backend keeps its things; one for the run, as a user has one for all sandboxes."""
     path = Path(tempfile.mkdtemp(prefix="skc-", dir="/var/tmp"))
     yield path
-    shutil.rmtree(path, ignore_errors=True)
+    for made in (path, _pool_place(path)):
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def open_backend(name: str, scratch: Path) -> Backend:
     if name in GROUNDS:
-        return open_ground(GROUNDS[name], scratch)
+        return open_ground(GROUNDS[name], place_for(GROUNDS[name], scratch))
     module, _, factory = name.partition(":")
     if not factory:
         pytest.fail(f"--backend {name}: known are {', '.join(GROUNDS)} and package.module:factory")
@@ -114,6 +115,10 @@ def spec(backend_name: str) -> CellSpec:
     return _spec(backend_name)
 
 
+def _pool_place(scratch: Path) -> Path:
+    return scratch.with_name(f"{scratch.name}-pool")
+
+
 @pytest.fixture(scope="session")
 def pools(scratch: Path) -> Iterator[Callable[[str], Pool]]:
     """One for each ground that has one; below a directory of its own, so that no test counts it."""
@@ -122,7 +127,7 @@ def pools(scratch: Path) -> Iterator[Callable[[str], Pool]]:
     def pool(name: str) -> Pool:
         if name not in opened:
             reuse = GROUNDS[name].cells == "reused"
-            place = scratch / "pool"
+            place = _pool_place(scratch)
             opened[name] = Pool(lambda: open_backend(name, place), _spec(name), reuse=reuse)
         return opened[name]
 
@@ -146,7 +151,7 @@ async def cell(
         yield made
         await made.destroy()
         return
-    pool, beside = pools(backend_name), open_backend(backend_name, scratch / "pool")
+    pool, beside = pools(backend_name), open_backend(backend_name, _pool_place(scratch))
     sandbox_id = await asyncio.to_thread(pool.take)
     try:
         yield await beside.attach(sandbox_id)

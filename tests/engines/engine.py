@@ -50,7 +50,7 @@ class Engine:
         apart: bool = False,
         bridge: bool = False,
         live_restore: bool = False,
-        shares: Path | None = None,
+        shares: Path | Literal[True] | None = None,
     ) -> None:
         self.machine = Machine(folder, apart=apart, network=bool(tcp), shares=shares)
         self._tcp = tcp
@@ -162,6 +162,8 @@ class Engine:
     @property
     def reached(self) -> Reached:
         told = {"cgroup": self.machine.cgroup, "folder": str(self.machine.inside)}
+        if self.machine.shares is not None:
+            told["shares"] = str(self.machine.shares)
         match self._tcp:
             case "mtls":
                 host, certs = f"tcp://{self.machine.address}:{TLS_PORT}", str(self.folder / "certs")

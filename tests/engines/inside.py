@@ -36,6 +36,7 @@ class Inside:
     """Named volumes of the engine, or directories of its machine, by where they are seen."""
     options: Sequence[str] = ()
     """Further words for `docker run`."""
+    network: str = "none"
 
     def words(self, *command: str, env: Mapping[str, str] | None = None) -> list[str]:
         """What to run, with `Reached.environment` in the environment."""
@@ -50,7 +51,7 @@ class Inside:
         }
         mounted = {SOCKET: urlsplit(self.engine.host).path, **self.volumes}
         return [
-            *("docker", "run", "--rm", "--network", "none"),
+            *("docker", "run", "--rm", "--network", self.network),
             *(word for path in readable() for word in ("-v", f"{path}:{path}:ro")),
             *(word for at, what in mounted.items() for word in ("-v", f"{what}:{at}")),
             *(word for name, value in told.items() for word in ("-e", f"{name}={value}")),

@@ -49,7 +49,7 @@ def _start(kind: Kind) -> Engine:
         raise RuntimeError(why)
     if not _ours:
         sweep()
-    made = Engine() if kind == "local" else Engine(tcp="mtls", apart=True)
+    made = Engine(shares=True) if kind == "local" else Engine(tcp="mtls", apart=True)
     _ours[kind] = made.__enter__()
     return _ours[kind]
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tests.engines import keeper
 
@@ -56,7 +56,7 @@ class Machine:
 
     `apart`: it sees nothing of our scratch folders, as a machine far away would not; its own folder
     is then somewhere else (`inside`). `network`: it has an address that we can reach.
-    `shares`: a directory in which what we mount later appears there too.
+    `shares`: a directory in which what we mount later appears there too; True is one of its own.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Machine:
         *,
         apart: bool = False,
         network: bool = False,
-        shares: Path | None = None,
+        shares: Path | Literal[True] | None = None,
     ) -> None:
         self.token = secrets.token_hex(4)
         self.folder = folder or Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
@@ -75,13 +75,13 @@ class Machine:
         self.address = ""
         self._apart = apart
         self._network = network
-        self._shares = shares
+        self.shares = self.folder / "shares" if shares is True else shares
         self._holder: subprocess.Popen[str] | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Machine:
         link = f"sk{self.token}" if self._network else ""
-        shares = None if self._shares is None else str(self._shares)
+        shares = None if self.shares is None else str(self.shares)
         noted = {"cgroup": self.cgroup, "link": link, "shares": shares, "owner": keeper.who()}
         (self.folder / keeper.NOTE).write_text(json.dumps(noted))
         try:
@@ -90,9 +90,10 @@ class Machine:
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
-            if self._shares is not None:
-                _run("mount", "--bind", str(self._shares), str(self._shares))
-                _run("mount", "--make-shared", str(self._shares))
+            if self.shares is not None:
+                self.shares.mkdir(exist_ok=True)
+                _run("mount", "--bind", str(self.shares), str(self.shares))
+                _run("mount", "--make-shared", str(self.shares))
             self._hold()
             if link:
                 self._connect(link)

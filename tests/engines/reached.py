@@ -31,6 +31,8 @@ class Reached:
     """The parent of its containers' own."""
     folder: str = ""
     """What it keeps lies below this, as its own machine sees it."""
+    shares: str = ""
+    """Where it sees what we mount, at any time."""
 
     def told(self) -> str:
         return json.dumps(asdict(self))

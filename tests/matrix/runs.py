@@ -99,7 +99,8 @@ def _inside(run: Run, command: list[str], scratch: str) -> subprocess.CompletedP
     volumes = {scratch: scratch}
     if ground.where == "shared":
         volumes[SHARED_AT] = "station-sandboxes"
-    there = Inside(engine, volumes=volumes, options=OVERSIGHT)
+    # With none, docker takes even the loopback of IPv6 away, which the suite asks for.
+    there = Inside(engine, volumes=volumes, options=OVERSIGHT, network="host")
     known = {name: os.environ[name] for name in (MARKER, "SANDKASTEN_LONG") if name in os.environ}
     words = there.words(*command, env=known)
     return _here(words, {**os.environ, **engine.environment})

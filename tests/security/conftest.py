@@ -19,7 +19,7 @@ import pytest
 
 from sandkasten.model.limits import MIB, Limits
 from tests import asked
-from tests.grounds import GROUNDS, Ground, open_backend, spec_on
+from tests.grounds import GROUNDS, Ground, open_backend, place_for, spec_on
 from tests.pool import Pool
 from tests.security.harness import ROOT, Box, Loop, poll
 
@@ -58,8 +58,9 @@ def planted_secret() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir="/var/tmp"))
+def data_dir(ground: Ground) -> Iterator[Path]:
+    around = place_for(ground, Path("/var/tmp/x")).parent
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir=around))
     yield path
     left = [
         cell.name

@@ -62,7 +62,9 @@ def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(wa
     answer = bomb.result(40)
     assert answer.reply.timed_out
     if ROOT:
-        assert box.usage().pids_refused > 0
+        refused = box.usage().pids_refused
+        # An engine does not count them, and in a container its files cannot be seen.
+        assert (refused is None and box.docker) or refused > 0
         assert box.usage().pids <= 5
     box.answers()
     assert box.exec("echo shell").text == "shell\n"

@@ -1,0 +1,91 @@
+"""Places that are made ahead are fresh, and places that are used again are as they were."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import SandboxLost
+from tests.conformance.box import Box
+from tests.grounds import GROUNDS, open_backend, spec_on
+from tests.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sandkasten.model.ids import SandboxId
+
+GROUND = GROUNDS["local"]
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Callable[[bool], Pool]:
+    def make(reuse: bool) -> Pool:
+        return Pool(lambda: open_backend(GROUND, tmp_path), spec_on(GROUND), reuse=reuse, ahead=1)
+
+    return make
+
+
+async def _on(tmp_path: Path, sandbox_id: SandboxId, *commands: str) -> list[bytes]:
+    box = await Box.open(await open_backend(GROUND, tmp_path).attach(sandbox_id))
+    try:
+        return [(await box.run(command)).stdout for command in commands]
+    finally:
+        await box.aclose()
+
+
+async def test_a_place_that_is_used_again_is_as_it_was(pool, tmp_path):
+    made = await asyncio.to_thread(pool, True)
+    first = await asyncio.to_thread(made.take)
+    spoil = "echo a >/workspace/.a; mkdir -p ~/b/c; chmod 0 ~/b; echo t >/tmp/t; chmod 700 ."
+    await _on(tmp_path, first, spoil, "x=1; sleep 1000 & cd /tmp")
+    made.give_back(first)
+    again = await asyncio.to_thread(made.take)
+    assert made.thrown == []
+    assert again == first
+    look = "find /workspace ~ /tmp | sort; stat -c %a /workspace", "echo $x$PWD", "ps -A -o comm"
+    files, shell, running = await _on(tmp_path, again, *look)
+    assert files == b"/home/sandbox\n/tmp\n/workspace\n755\n"
+    assert shell == b"/workspace\n"
+    assert b"sleep" not in running
+    made.give_back(again)
+    await asyncio.to_thread(made.close)
+
+
+async def test_a_place_that_cannot_be_put_back_is_thrown_away(pool, tmp_path):
+    made = await asyncio.to_thread(pool, True)
+    first = await asyncio.to_thread(made.take)
+    # Nothing that the reset knows of: a file that was there is gone.
+    made._looks[first] += "/tmp/what-was-there 644 1000 1000\n"
+    made.give_back(first)
+    other = await asyncio.to_thread(made.take)
+    assert other != first
+    assert "what-was-there" in made.thrown[0]
+    made.give_back(other, spoilt=True)
+    await asyncio.to_thread(made.close)
+
+
+async def test_one_that_its_test_has_ended_is_replaced(pool, tmp_path):
+    made = await asyncio.to_thread(pool, True)
+    first = await asyncio.to_thread(made.take)
+    await (await open_backend(GROUND, tmp_path).attach(first)).destroy()
+    made.give_back(first)
+    other = await asyncio.to_thread(made.take)
+    assert (other != first, len(made.thrown)) == (True, 1)
+    made.give_back(other)
+    await asyncio.to_thread(made.close)
+
+
+async def test_what_is_made_ahead_is_used_once(pool, tmp_path):
+    made = await asyncio.to_thread(pool, False)
+    first = await asyncio.to_thread(made.take)
+    made.give_back(first)
+    second = await asyncio.to_thread(made.take)
+    assert second != first
+    made.give_back(second)
+    await asyncio.to_thread(made.close)
+    with pytest.raises(SandboxLost):
+        await open_backend(GROUND, tmp_path).attach(first)
