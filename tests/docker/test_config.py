@@ -35,7 +35,7 @@ DEV = CellSpec(image=Image("python"), profile="dev")
 
 def made(mode: str, spec: CellSpec = SPEC) -> dict[str, Any]:
     archive = mode == "archive"
-    mounted = places.mounts(PLACES[mode], ID, "0011", home=home(spec))
+    mounted = places.mounts(PLACES[mode], ID, home=home(spec))
     ground = Ground(
         owner="0011",
         image="python:3",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.harness import PYTHON, Box, paced, sized
+from tests.security.harness import NAMED, PYTHON, Box, paced, sized
 
 GIB = 1024**3
 MIB = 1024**2
@@ -27,6 +27,7 @@ def _rss_of_runner(box: Box) -> int:
     return _rss(box.host_pid)
 
 
+@pytest.mark.own_cell(NAMED)
 @pytest.mark.slow_loop
 @pytest.mark.parametrize("way", ["argv", "shell"])
 def test_a_gigabyte_of_output_is_counted_and_nobodys_memory_grows(way, box):
@@ -48,6 +49,7 @@ def test_a_gigabyte_of_output_is_counted_and_nobodys_memory_grows(way, box):
     assert _rss_of_runner(box) - runners < 16 * MIB
 
 
+@pytest.mark.own_cell(NAMED)
 @pytest.mark.needs_program("python3")
 def test_head_and_tail_are_kept_byte_for_byte(box):
     code = "import sys; sys.stdout.buffer.write(b''.join(b'%07d\\n' % n for n in range(200000)))"
@@ -57,6 +59,7 @@ def test_head_and_tail_are_kept_byte_for_byte(box):
     assert box.kept("long").stdout == whole[:501] + whole[-500:]
 
 
+@pytest.mark.own_cell(NAMED)
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 1002, 65536, 65537])
 def test_the_edge_of_the_cap_is_exact(size, box):
     answer = box.exec(["head", "-c", str(size), "/dev/zero"], exec_id="edge", cap=1000)
@@ -108,6 +111,7 @@ def test_a_thousand_finished_commands_do_not_fill_the_runner(box):
     assert _rss_of_runner(box) < 32 * MIB
 
 
+@pytest.mark.own_cell(NAMED)
 def test_a_reader_that_stops_reading_does_not_stop_the_command(box):
     """Follows the output and takes nothing: the command ends all the same."""
 

@@ -14,6 +14,7 @@ from sandkasten.errors import SandboxLost
 from sandkasten.model.limits import MIB, Limits
 from tests.security.harness import (
     ITS_TERMINALS,
+    NAMED,
     NO_SIZES,
     ONE_USER,
     PYTHON,
@@ -70,6 +71,7 @@ def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(wa
     assert box.exec("echo shell").text == "shell\n"
 
 
+@pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 def test_a_fork_bomb_that_was_let_go_can_be_ended_by_the_command_it_came_from(box, neighbour):
     calm = box.usage().pids if ROOT else 0
@@ -82,6 +84,7 @@ def test_a_fork_bomb_that_was_let_go_can_be_ended_by_the_command_it_came_from(bo
         poll("the bomb", lambda: box.usage().pids > calm + 1, timeout_s=3)
 
 
+@pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 def test_listing_processes_beside_a_fork_bomb_works(box):
     box.start(["sh", "-c", FORK_BOMB], exec_id="bomb", timeout_s=20)
@@ -115,6 +118,7 @@ def _several(box: Box) -> None:
         box.exec(["true"])
 
 
+@pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 def test_a_full_process_table_is_an_error_with_a_name_and_not_a_result(box):
@@ -174,6 +178,7 @@ time.sleep(3)
     box.answers()
 
 
+@pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 def test_small_processes_that_fill_the_memory_leave_the_runner(box, neighbour):

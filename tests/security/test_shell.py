@@ -7,7 +7,7 @@ import time
 import pytest
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
-from tests.security.harness import PYTHON, WHOLE_SANDBOX, Box, poll
+from tests.security.harness import NAMED, PYTHON, WHOLE_SANDBOX, Box, poll
 
 
 def _works(box: Box, *, shell: str = "default") -> None:
@@ -301,6 +301,7 @@ def test_a_command_of_a_megabyte_works_and_more_is_refused(box):
     _works(box)
 
 
+@pytest.mark.own_cell(NAMED)
 def test_a_nul_in_a_command_is_refused_on_both_sides(box):
     with pytest.raises(InvalidRequest):
         box.exec("echo a\0b")
@@ -376,6 +377,7 @@ def test_shells_of_two_names_run_side_by_side(box):
     assert slow.result(10).code == 0
 
 
+@pytest.mark.own_cell(NAMED)
 def test_a_key_used_twice_runs_once(box):
     box.exec("echo run >>/tmp/runs", key="same")
     box.exec("echo run >>/tmp/runs", key="same")
@@ -383,6 +385,7 @@ def test_a_key_used_twice_runs_once(box):
     assert box.read("/tmp/runs") == b"run\n"
 
 
+@pytest.mark.own_cell(NAMED)
 def test_a_client_that_goes_away_loses_nothing(box):
     async def start_and_leave() -> None:
         from sandkasten.wire.channel import Channel

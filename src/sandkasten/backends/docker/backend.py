@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     from sandkasten.ports import ImagePacker
 
 _LIBRARY = "aiodocker"
-_NO_RUNNER = "no such file or directory"
+# How long what could not be made is waited for, to be taken away at once.
+_UNDO_S = 15.0
+_TOO_LONG = "argument list too long"
 
 
 class DockerBackend:
@@ -108,10 +110,15 @@ class DockerBackend:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            # What the engine is at cannot be stopped half-way; wait for its end, then undo it.
-            with contextlib.suppress(SandkastenError):
-                await asyncio.shield(making)
-                await asyncio.shield(self._remove(sandbox_id))
+            # What the engine is at cannot be stopped half-way; wait for its end, then undo it. One
+            # that hangs is not waited for: the record says what is left, to whoever comes next.
+            with contextlib.suppress(SandkastenError, TimeoutError):
+                async with asyncio.timeout(_UNDO_S):
+                    await asyncio.shield(making)
+                    await asyncio.shield(self._remove(sandbox_id))
+            if not making.done():
+                making.cancel()
+                making.add_done_callback(_seen)
             raise
 
     async def attach(self, sandbox_id: SandboxId) -> DockerCell:
@@ -162,30 +169,41 @@ class DockerBackend:
         await asyncio.to_thread(self._home.begin, sandbox_id, record)
         try:
             return await self._fill(sandbox_id, spec, record)
-        except BaseException:
-            with contextlib.suppress(SandkastenError):
-                await asyncio.shield(self._remove(sandbox_id))
+        except BaseException as exc:
+            # An engine that did not answer just now is not asked the next thing.
+            if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
+                with contextlib.suppress(SandkastenError, TimeoutError):
+                    async with asyncio.timeout(_UNDO_S):
+                        await asyncio.shield(self._remove(sandbox_id))
             raise
 
     async def _fill(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
         place = record.place
         # Before anything is made for it; kept for the container that follows.
         await self._images.reference(spec.image)
-        await places.make(place, sandbox_id, spec)
-        for again in (True, False):
-            container = await self._make(sandbox_id, spec)
-            try:
-                if place.mode == "archive":
-                    await self._injection.put_into(container)
-                await self._engine.start(container)
-            except Refused as exc:
-                if not again or place.mode == "archive" or _NO_RUNNER not in exc.message.lower():
-                    raise _unstarted(sandbox_id, exc) from exc
-                # Somebody cleared away volumes that nothing used: the runner was in one of them.
-                await self._engine.remove(container)
-                await self._injection.ensure(await self._footing.detection())
-            else:
-                break
+        owner = await self._footing.owner()
+        await places.make(place, self._engine, sandbox_id, owner, spec)
+        try:
+            cell = await self._begun(sandbox_id, spec, record)
+        except BackendUnavailable:
+            if place.mode == "archive" or not await self._mended():
+                raise
+            await asked(self._engine.remove(names.container_name(sandbox_id)), "a container")
+            cell = await self._begun(sandbox_id, spec, record)
+        if spec.workspace is not None:
+            await cell.check_alive()
+            await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
+        return cell
+
+    async def _begun(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
+        """Made, started, and answering."""
+        container = await self._make(sandbox_id, spec)
+        try:
+            if record.place.mode == "archive":
+                await self._injection.put_into(container)
+            await self._engine.start(container)
+        except Refused as exc:
+            raise _unstarted(sandbox_id, spec, exc) from exc
         cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
         self._made[sandbox_id] = cell
         try:
@@ -196,10 +214,17 @@ class DockerBackend:
                 f"sandbox {sandbox_id} ended as soon as it began: {told_by or exc.message}",
                 hint="run sandkasten doctor",
             ) from exc
-        if spec.workspace is not None:
-            await cell.check_alive()
-            await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
         return cell
+
+    async def _mended(self) -> bool:
+        """Whether the runner was at fault that nothing began, and is whole again.
+
+        Somebody clears away volumes that nothing uses; a copy ends half-way with its engine.
+        """
+        try:
+            return await self._injection.ensure(await self._footing.detection(), whole=True)
+        except SandkastenError:
+            return False
 
     async def _make(self, sandbox_id: SandboxId, spec: CellSpec, *, again: bool = True) -> str:
         name = names.container_name(sandbox_id)
@@ -236,7 +261,7 @@ class DockerBackend:
         place, owner = self._footing.place, await self._footing.owner()
         archive = place.mode == "archive"
         mounted = (
-            *places.mounts(place, sandbox_id, owner, home=home(spec)),
+            *places.mounts(place, sandbox_id, home=home(spec)),
             *places.host_mounts(place, spec.mounts),
         )
         return config.Ground(
@@ -286,9 +311,12 @@ class DockerBackend:
             found = [str(one["Id"]) for one in containers]
         for one in found:
             await asked(self._engine.remove(one), "a container")
-        if record is not None:
+        if record is not None and whole:
             await places.remove(record.place, self._engine, sandbox_id)
+        elif record is not None:
+            await places.remove_directories(record.place, sandbox_id)
         if not whole:
+            # By what they say of themselves, and not by name: somebody else may use such a one.
             volumes = await asked(self._engine.volumes(*labels), "volumes")
             await places.remove_volumes(self._engine, *(str(one["Name"]) for one in volumes))
         await asyncio.to_thread(self._home.end, sandbox_id)
@@ -299,5 +327,17 @@ class DockerBackend:
         return (f"{names.LABEL}={names.CELL}", f"{names.LABEL_OWNER}={await self._footing.owner()}")
 
 
-def _unstarted(sandbox_id: SandboxId, exc: Refused) -> SandkastenError:
+def _seen(task: asyncio.Future[DockerCell]) -> None:
+    """Its failure is of no more interest: whoever wanted it has gone."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _unstarted(sandbox_id: SandboxId, spec: CellSpec, exc: Refused) -> SandkastenError:
+    if _TOO_LONG in exc.message.lower():
+        return InvalidImage(
+            f"the environment of image {spec.image.name} is too long for any program",
+            hint="take large values out of its ENV",
+            image=spec.image.name,
+        )
     return translated(exc, f"sandbox {sandbox_id} could not be started")

@@ -9,7 +9,13 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandboxLost
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    ProtocolViolation,
+    SandboxLost,
+    SandkastenError,
+)
 from sandkasten.model.limits import Unenforced
 from sandkasten.model.spec import RUNNER_ID
 from sandkasten.wire.codec import FROM_RUNNER, Decoder
@@ -111,6 +117,10 @@ class DockerCell:
         if listener is None:
             return await self._relayed()
         try:
+            if self._paused_by_others:
+                # It takes connections, and never says a word; if it still is.
+                await self.check_alive()
+                self._check_not_paused()
             return await _connect(listener)
         except OSError as exc:
             await self.check_alive()
@@ -124,7 +134,7 @@ class DockerCell:
         while True:
             try:
                 return await self._relayed()
-            except BackendUnavailable as exc:
+            except Busy as exc:
                 if _TOO_EARLY not in exc.message or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -140,20 +150,33 @@ class DockerCell:
         except OSError as exc:
             raise await self._no_way_in(stream.told or str(exc)) from exc
 
-    async def _no_way_in(self, why: str) -> SandboxLost | BackendUnavailable:
-        """What it means that no command can be started in it."""
+    async def _no_way_in(self, why: str) -> SandkastenError:
+        """What it means that no command can be started in it: news of it, not of the engine."""
         try:
             await self.check_alive()
         except SandboxLost as lost:
             return lost
+        self._check_not_paused()
         if any(words in why.lower() for words in _FULL):
-            return BackendUnavailable(
+            return Busy(
                 f"sandbox {self.id} is full: the engine can start nothing in it",
                 hint="its processes have used up pids_limit or memory; try again, or destroy it",
             )
-        return BackendUnavailable(
+        return Busy(
             f"sandbox {self.id} does not answer: {why[:300]}", hint="try again, or destroy it"
         )
+
+    @property
+    def _paused_by_others(self) -> bool:
+        """When it was last looked at. Nobody dials what we paused."""
+        return bool(((self._seen or {}).get("State") or {}).get("Paused"))
+
+    def _check_not_paused(self) -> None:
+        if self._paused_by_others:
+            raise Busy(
+                f"sandbox {self.id} was paused by somebody else",
+                hint=f"resume it, or docker unpause {names.container_name(self.id)}",
+            )
 
     async def check_alive(self) -> None:
         """SandboxLost when it has ended; BackendUnavailable when nobody can say."""

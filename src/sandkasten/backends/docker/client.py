@@ -11,6 +11,7 @@ import base64
 import io
 import json
 import ssl
+import tarfile
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 
+from .pulse import Pulse
 from .tunnel import Tunnel
 
 if TYPE_CHECKING:
@@ -92,8 +94,16 @@ class EngineClient:
         self._docker: aiodocker.Docker | None = None
         self._tunnel = Tunnel(address) if address.kind == "ssh" else None
         self._opening = asyncio.Lock()
+        self._pulse = Pulse(self.ping, timeout_s)
 
     # ---- the engine itself
+
+    async def ping(self) -> None:
+        """Returns when it has answered, whatever it said."""
+        async with self._asked() as docker:
+            url = docker._canonicalize_url("_ping", versioned_api=False)
+            async with docker.session.get(url) as response:
+                await response.read()
 
     async def version(self) -> Mapping[str, Any]:
         async with self._asked() as docker:
@@ -177,6 +187,7 @@ class EngineClient:
             )
             stream = made.start(detach=False)
             await stream._init()
+            self._pulse.follow(stream)
             return stream
 
     async def put(self, container: str, path: str, archive: bytes) -> None:
@@ -206,6 +217,17 @@ class EngineClient:
                     raise Refused(response.status, response.reason or "")
                 told = response.headers.get("X-Docker-Container-Path-Stat", "")
             return int(json.loads(base64.b64decode(told))["size"])
+
+    async def file(self, container: str, path: str) -> bytes:
+        """One that is there, small enough to be held."""
+        async with (
+            self._asked() as docker,
+            docker._query(f"containers/{container}/archive", params={"path": path}) as response,
+        ):
+            packed = await response.read()
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            found = tar.extractfile(tar.getmembers()[0])
+            return b"" if found is None else found.read()
 
     # ---- volumes
 
@@ -271,6 +293,7 @@ class EngineClient:
     # ---- the connection
 
     async def aclose(self) -> None:
+        await self._pulse.aclose()
         docker, self._docker = self._docker, None
         if docker is not None:
             await docker.close()

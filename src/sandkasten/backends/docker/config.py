@@ -56,8 +56,6 @@ class Mount:
     read_only: bool = False
     engines_own: bool = False
     """The source lies among the engine's own files, for which it allows no private bind."""
-    labels: tuple[tuple[str, str], ...] = ()
-    """Of a volume that the engine has to make."""
 
     def told(self) -> dict[str, Any]:
         made: dict[str, Any] = {
@@ -73,8 +71,6 @@ class Mount:
         else:
             # An image that has something in that place must not fill the workspace with it.
             made["VolumeOptions"] = {"NoCopy": True}
-            if self.labels:
-                made["VolumeOptions"]["Labels"] = dict(self.labels)
         return made
 
 

@@ -52,8 +52,11 @@ class Injection:
     def mount(self) -> Mount:
         return Mount("volume", self.volume, names.BIN_DIR, read_only=True)
 
-    async def ensure(self, detection: Detection) -> None:
-        """The volume holds the whole runner; filled when it does not."""
+    async def ensure(self, detection: Detection, *, whole: bool = False) -> bool:
+        """The volume holds the whole runner; filled when it does not, which is what it answers.
+
+        `whole`: every byte of it is looked at, and not only its size.
+        """
         await asyncio.to_thread(lambda: self.digest)
         async with self._filling:
             try:
@@ -61,12 +64,19 @@ class Injection:
                 await self._engine.make_volume(self.volume, {names.LABEL: names.RUNNER})
                 mount = Mount("volume", self.volume, names.BIN_DIR)
                 async with detection.probe_container(mount) as container:
-                    size = await self._engine.size_of(container, names.RUNNER_PATH)
-                    if size != len(self._program):
-                        packed = places.archive(self._program, layer=False)
-                        await self._engine.put(container, names.BIN_DIR, packed)
+                    if await self._is_good(container, whole=whole):
+                        return False
+                    packed = places.archive(self._program, layer=False)
+                    await self._engine.put(container, names.BIN_DIR, packed)
+                    return True
             except Refused as exc:
                 raise translated(exc, "the runner could not be given to the engine") from exc
+
+    async def _is_good(self, container: str, *, whole: bool) -> bool:
+        size = await self._engine.size_of(container, names.RUNNER_PATH)
+        if size != len(self._program) or not whole:
+            return size == len(self._program)
+        return await self._engine.file(container, names.RUNNER_PATH) == self._program
 
     async def put_into(self, container: str) -> None:
         """Where there are no volumes: into the container's own layer, with the directories."""

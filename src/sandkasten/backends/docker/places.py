@@ -17,7 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.errors import BackendUnavailable, QuotaExceeded, UnsupportedByBackend
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    QuotaExceeded,
+    UnsupportedByBackend,
+)
 from sandkasten.linux import hostvolume
 from sandkasten.model.spec import HOME, RUNNER_ID, USER_ID, WORKSPACE, user_id
 
@@ -68,17 +73,13 @@ class Place:
         return self.directory(sandbox_id) / "listen" / names.SOCKET
 
 
-def mounts(
-    place: Place, sandbox_id: SandboxId, owner: str, *, home: str = HOME
-) -> tuple[Mount, ...]:
+def mounts(place: Place, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mount, ...]:
     if place.mode == "archive":
         return ()
     if place.mode == "volume":
-        # Made by the engine together with the container, and found again by the same labels.
-        told = tuple(labels(names.CELL, owner, sandbox_id).items())
         return (
-            Mount("volume", names.volume_name(sandbox_id), WORKSPACE, labels=told),
-            Mount("volume", names.home_volume_name(sandbox_id), home, labels=told),
+            Mount("volume", names.volume_name(sandbox_id), WORKSPACE),
+            Mount("volume", names.home_volume_name(sandbox_id), home),
         )
     root = f"{place.engine}/{sandbox_id}"
     files = f"{root}/{hostvolume.POINT}" if place.sized else root
@@ -99,9 +100,27 @@ def host_mounts(place: Place, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
     return tuple(Mount("bind", one.source, one.target, read_only=True) for one in wanted)
 
 
-async def make(place: Place, sandbox_id: SandboxId, spec: CellSpec) -> None:
+async def make(
+    place: Place, engine: EngineClient, sandbox_id: SandboxId, owner: str, spec: CellSpec
+) -> None:
     """What must be there before the container is made."""
-    if place.ours:
+    if place.mode == "volume":
+        told = labels(names.CELL, owner, sandbox_id)
+        try:
+            made = await asyncio.gather(
+                engine.make_volume(names.volume_name(sandbox_id), told),
+                engine.make_volume(names.home_volume_name(sandbox_id), told),
+            )
+        except Refused as exc:
+            raise translated(exc, "a volume could not be made") from exc
+        for one in made:
+            # An engine answers with what is there already, whoever made it and whatever is in it.
+            if (one.get("Labels") or {}).get(names.LABEL_OWNER) != owner:
+                raise Conflict(
+                    f"the engine has a volume named {one.get('Name')} already, which is not ours",
+                    hint="remove it (docker volume rm), or use another id",
+                )
+    elif place.ours:
         await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
 
 
@@ -137,11 +156,16 @@ def _make_one(path: Path, owner: int, mode: int) -> None:
     path.chmod(mode)
 
 
-async def remove(place: Place, engine: EngineClient, sandbox_id: SandboxId) -> None:
-    """All of it, whatever mode it was made in. Twice is fine. Its container is gone already."""
+async def remove_directories(place: Place, sandbox_id: SandboxId) -> None:
+    """What we made on our own disk. Twice is fine. Its container is gone already."""
     if place.ours:
         # Also where nothing is mounted.
         await asyncio.to_thread(hostvolume.release, place.directory(sandbox_id))
+
+
+async def remove(place: Place, engine: EngineClient, sandbox_id: SandboxId) -> None:
+    """All of a session that was made to its end, so that what has its names is its own."""
+    await remove_directories(place, sandbox_id)
     if place.mode == "volume":
         await remove_volumes(
             engine, names.volume_name(sandbox_id), names.home_volume_name(sandbox_id)

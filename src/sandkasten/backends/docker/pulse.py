@@ -1,0 +1,70 @@
+"""Whether an engine still moves what goes through it: asked now and then while streams are open.
+
+A stream through an engine that hangs is silent, and so is one to a command that has nothing to say;
+only the engine can tell which it is. One that does not answer has its streams cut, so that whoever
+waits is told at once instead of at a deadline of his own. Knows no sandbox and raises nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiodocker.stream import Stream
+
+# Of the time that one request may take: both together are less than that.
+_BEAT_SHARE, _ANSWER_SHARE = 0.25, 0.5
+_BEAT_MAX_S = 15.0
+
+
+class Pulse:
+    """`ask` returns when the engine has answered anything, and raises SandkastenError if not."""
+
+    def __init__(self, ask: Callable[[], Awaitable[object]], timeout_s: float) -> None:
+        self._ask = ask
+        self._beat_s = min(timeout_s * _BEAT_SHARE, _BEAT_MAX_S)
+        self._answer_s = timeout_s * _ANSWER_SHARE
+        self._streams: WeakSet[Stream] = WeakSet()
+        self._beating: asyncio.Task[None] | None = None
+
+    def follow(self, stream: Stream) -> None:
+        self._streams.add(stream)
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.get_running_loop().create_task(self._beat())
+
+    async def aclose(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait({self._beating})
+
+    def _open(self) -> list[Stream]:
+        return [one for one in self._streams if not one._closed]
+
+    async def _beat(self) -> None:
+        while self._open():
+            await asyncio.sleep(self._beat_s)
+            held = self._open()
+            try:
+                async with asyncio.timeout(self._answer_s):
+                    await self._ask()
+            except (TimeoutError, SandkastenError) as exc:
+                for stream in held:
+                    _cut(stream, f"the engine does not answer ({exc or 'in time'})")
+
+
+def _cut(stream: Stream, why: str) -> None:
+    queue, response = stream._queue, stream._resp
+    if queue is not None:
+        queue.set_exception(ConnectionResetError(why))
+    transport = (
+        None if response is None or response.connection is None else (response.connection.transport)
+    )
+    if transport is not None:
+        # What was not sent yet would wait for an engine that reads nothing.
+        transport.abort()

@@ -1,0 +1,63 @@
+"""Engines for what can go wrong with them. Tests that restart one have it for themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+# Here, where no event loop waits for it.
+import aiodocker  # noqa: F401
+import pytest
+
+from tests.docker.site import revive
+from tests.engines import lent, stock
+from tests.engines.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.engines.reached import Reached
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def engine() -> Reached:
+    """The run's own, which others use at other times: nothing of ours may stay in it."""
+    return lent.engine("local", "busybox")
+
+
+@pytest.fixture(scope="session")
+def _mortal() -> Iterator[Engine]:
+    with Engine() as found:
+        stock.put(found.reached, "busybox")
+        yield found
+
+
+@pytest.fixture(scope="session")
+def _lasting() -> Iterator[Engine]:
+    with Engine(live_restore=True) as found:
+        stock.put(found.reached, "busybox")
+        yield found
+
+
+@pytest.fixture
+def mortal(_mortal: Engine) -> Iterator[Engine]:
+    """One that may be stopped, and takes its containers with it."""
+    yield _mortal
+    revive(_mortal)
+
+
+@pytest.fixture
+def lasting(_lasting: Engine) -> Iterator[Engine]:
+    """One that may be stopped, and whose containers outlive it."""
+    yield _lasting
+    revive(_lasting)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"

@@ -1,0 +1,138 @@
+"""An installation of ours on an engine of the run, and what it has left there.
+
+What is left is told by the engine, the kernel and the data directory; never by our own code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.settings import load
+from sandkasten.errors import SandkastenError
+from sandkasten.model.execution import ExecRequest
+from sandkasten.model.sandbox import CreateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.execution import ExecResult
+    from tests.engines.engine import Engine as Dockerd
+    from tests.engines.reached import Reached
+
+LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+IMAGE = "busybox:test"
+FAR = CreateRequest(backend="docker")
+_RUNNER = "sandkasten-runner-"
+
+
+def environment(engine: Reached, mode: str = "volume", **more: str) -> dict[str, str]:
+    """What an operator says, as variables."""
+    told = {
+        "DOCKER_HOST": engine.host,
+        "SANDKASTEN_DOCKER_WORKSPACE_MODE": mode,
+        "SANDKASTEN_DEFAULT_IMAGE": IMAGE,
+    }
+    return {**told, **{f"SANDKASTEN_{name.upper()}": value for name, value in more.items()}}
+
+
+@asynccontextmanager
+async def opened(
+    data_dir: Path, engine: Reached, mode: str = "volume", **more: str
+) -> AsyncIterator[Engine]:
+    """Everything that it still has is destroyed at the end."""
+    environ = {"HOME": str(data_dir), **environment(engine, mode, **more)}
+    found = await open_engine(load({"data_dir": str(data_dir)}, environ, data_dir.parent))
+    try:
+        yield found
+    finally:
+        try:
+            for one in await found.list(all=True):
+                try:
+                    await found.destroy(one.id)
+                except SandkastenError:
+                    continue
+        finally:
+            await found.aclose()
+
+
+async def sh(engine: Engine, sandbox_id: str, command: str, **more: Any) -> ExecResult:
+    return await engine.exec(sandbox_id, ExecRequest(command, **more))
+
+
+def left(engine: Reached, *data_dirs: Path) -> list[str]:
+    """All that is there of any sandbox; the runner's volume is nobody's and stays."""
+    found = [f"container {name}" for name in engine.containers()]
+    found += [f"volume {name}" for name in engine.volumes() if not name.startswith(_RUNNER)]
+    for data_dir in data_dirs:
+        for place in ("docker/cells", "docker/records", "ledger/rows"):
+            at = data_dir / place
+            found += [f"{place}/{name}" for name in (os.listdir(at) if at.is_dir() else ())]
+        found += [
+            f"mount {line.split()[4]}"
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if line.split()[4].startswith(f"{data_dir}/")
+        ]
+        found += [f"loop {one}" for one in loops(data_dir)]
+    return found
+
+
+def loops(below: Path) -> list[str]:
+    """Files below it that are loop devices' now."""
+    found = []
+    for at in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            backing = at.read_text().strip()
+        except OSError:
+            continue
+        if backing.startswith(f"{below}/"):
+            found.append(backing)
+    return found
+
+
+def crash(engine: Dockerd) -> None:
+    """`kill -9`. Its containerd dies with it, and on a machine whose first process buries nobody
+    would look alive to the next dockerd for ever."""
+    engine.kill9()
+    (engine.folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
+
+
+def freeze(engine: Dockerd) -> None:
+    """It hangs when this returns: connections are taken by the kernel, and never answered."""
+    assert engine._daemon is not None
+    engine._daemon.send_signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{engine._daemon.pid}/task")
+    while any(" T " not in (at / "stat").read_text() for at in tasks.iterdir()):
+        time.sleep(0.005)
+
+
+def revive(engine: Dockerd) -> None:
+    """It runs, whatever a test did to it."""
+    if engine._daemon is None or engine._daemon.poll() is not None:
+        engine.start()
+    else:
+        engine._daemon.send_signal(signal.SIGCONT)
+
+
+async def until(check: Callable[[], Awaitable[bool]], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not await check():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.05)
+
+
+async def nothing_left(engine: Reached, *data_dirs: Path, within_s: float = 30.0) -> list[str]:
+    """What is still there after a while; empty as soon as nothing is."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = await asyncio.to_thread(left, engine, *data_dirs)
+        if not found or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.1)

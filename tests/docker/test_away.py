@@ -1,0 +1,129 @@
+"""dockerd is stopped or hangs: requests say so in time, nothing is lost, others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import aiohttp
+
+from tests.daemon.process import DaemonProcess, ask, running
+from tests.docker.site import environment, freeze, nothing_left, revive, until
+from tests.engines.engine import Engine
+
+# Of one request to the engine; what is asked of us may take a few of them.
+TIMEOUT_S = 2
+SOON_S = 5 * TIMEOUT_S
+
+
+class Client:
+    def __init__(self, daemon: DaemonProcess, http: aiohttp.ClientSession) -> None:
+        self.daemon = daemon
+        self.http = http
+
+    async def __call__(self, method: str, path: str, body: object = None) -> tuple[int, object]:
+        return await ask(self.http, method, f"{self.daemon.url}/v1/sessions{path}", body)
+
+    async def good(self, method: str, path: str, body: object = None):
+        status, answer = await self(method, path, body)
+        assert status < 300, answer
+        return answer
+
+    async def sh(self, the_id: str, command: str) -> str:
+        return (await self.good("POST", f"/{the_id}/exec", {"cmd": command}))["stdout"]
+
+    async def refused(self, method: str, path: str, body: object = None) -> None:
+        began = time.monotonic()
+        status, answer = await self(method, path, body)
+        took_s = time.monotonic() - began
+        assert status == 503, (method, path, answer)
+        error: Any = answer
+        assert error["code"] == "BACKEND_UNAVAILABLE"
+        assert error["retryable"] is True
+        assert error["hint"]
+        assert took_s < SOON_S, f"{method} {path} took {took_s:.1f} s"
+
+
+async def test_an_engine_that_is_away_or_hangs_costs_its_own_sessions_patience_and_no_more(
+    lasting, data, monkeypatch
+):
+    told = environment(lasting.reached, docker_timeout_seconds=str(TIMEOUT_S))
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    async with running(data) as daemon, aiohttp.ClientSession() as http:
+        client = Client(daemon, http)
+        far = {"backend": "docker"}
+        kept = (await client.good("POST", "", far))["id"]
+        doomed = (await client.good("POST", "", far))["id"]
+        near = (await client.good("POST", "", {"backend": "local", "image": "host"}))["id"]
+        assert await client.sh(kept, "cd /tmp; X=kept; echo $X") == "kept\n"
+        await client.sh(near, "X=near")
+
+        async def requests_are_refused() -> None:
+            await asyncio.gather(
+                client.refused("POST", "", far),
+                client.refused("POST", f"/{kept}/exec", {"cmd": "true"}),
+                client.refused("POST", f"/{kept}/fs/write", {"path": "/x", "content": "x"}),
+                others_do_not_notice(),
+            )
+            assert (await client.good("GET", f"/{kept}"))["status"] == "running"
+
+        async def others_do_not_notice() -> None:
+            began = time.monotonic()
+            assert await client.sh(near, "echo $X") == "near\n"
+            made = (await client.good("POST", "", {"backend": "local", "image": "host"}))["id"]
+            await client.good("DELETE", f"/{made}")
+            assert time.monotonic() - began < TIMEOUT_S
+
+        await asyncio.to_thread(freeze, lasting)
+        await requests_are_refused()
+        revive(lasting)
+        assert await client.sh(kept, "echo $X $PWD") == "kept /tmp\n"
+
+        await asyncio.to_thread(lasting.stop)
+        await requests_are_refused()
+        await client.refused("DELETE", f"/{doomed}")
+        # One that starts while it is away serves the others, and forgets nothing.
+        await daemon.kill()
+        await daemon.start()
+        await requests_are_refused()
+
+        await asyncio.to_thread(lasting.start)
+        assert await client.sh(kept, "echo $X $PWD") == "kept /tmp\n"
+
+        async def finished() -> bool:
+            return await asyncio.to_thread(lasting.reached.containers) == [kept]
+
+        await until(finished)
+        status, answer = await client("GET", f"/{doomed}")
+        assert status == 410, answer
+        new = (await client.good("POST", "", far))["id"]
+        assert await client.sh(new, "echo new") == "new\n"
+        for one in (kept, new, near):
+            await client.good("DELETE", f"/{one}")
+        assert await nothing_left(lasting.reached, data) == []
+
+
+async def test_the_daemon_tells_that_sessions_died_with_their_engine(mortal, data, monkeypatch):
+    for name, value in environment(mortal.reached).items():
+        monkeypatch.setenv(name, value)
+    async with running(data) as daemon, aiohttp.ClientSession() as http:
+        client = Client(daemon, http)
+        dead = (await client.good("POST", "", {"backend": "docker"}))["id"]
+        command = {"cmd": ["sleep", "60"], "background": True}
+        begun = await client.good("POST", f"/{dead}/exec", command)
+        await asyncio.to_thread(Engine.restart, mortal)
+
+        async def over() -> bool:
+            return (await client("POST", f"/{dead}/exec", {"cmd": "true"}))[0] == 410
+
+        await until(over)
+        listed = await client.good("GET", "?status=running")
+        assert [one["id"] for one in listed] == []
+        told = await client.good("GET", f"/{dead}/execs/{begun['exec_id']}")
+        assert (told["status"], told["exit_code"]) == ("lost", None)
+        new = (await client.good("POST", "", {"backend": "docker"}))["id"]
+        assert await client.sh(new, "echo new") == "new\n"
+        await client.good("DELETE", f"/{new}")
+        assert await nothing_left(mortal.reached, data) == []

@@ -1,0 +1,208 @@
+"""What others do to an engine under us, and what they find there: told by name, left untouched."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+
+import pytest
+
+from sandkasten.backends.docker import names
+from sandkasten.backends.docker.backend import DockerBackend
+from sandkasten.backends.docker.options import Options
+from sandkasten.errors import Busy, Conflict, SandboxLost, SessionExpired
+from sandkasten.model.ids import SandboxId, new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+from tests.docker.site import FAR, IMAGE, left, nothing_left, opened, sh
+
+SPEC = CellSpec(image=Image(name=IMAGE, kind="engine"))
+
+
+@pytest.fixture
+async def backend(engine, data):
+    made = DockerBackend(data, Options(host=engine.host, workspace="volume", timeout_s=10))
+    yield made
+    for the_id in await made.owned():
+        await made.discard(the_id)
+    await made.aclose()
+
+
+async def test_volumes_of_a_create_that_crashed_are_owned_and_go(backend, engine, data):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    await cell.destroy()
+    whose = (data / "docker" / "owner").read_text()
+    half = new_sandbox_id()
+    for name in (names.volume_name(half), names.home_volume_name(half)):
+        told = {names.LABEL: names.CELL, names.LABEL_OWNER: whose, names.LABEL_ID: half}
+        engine.ask("POST", "/volumes/create", {"Name": name, "Labels": told})
+    assert await backend.owned() == [half]
+    await backend.discard(half)
+    assert left(engine, data) == []
+
+
+async def test_something_foreign_under_our_name_is_a_conflict_and_stays_as_it_is(
+    backend, engine, data
+):
+    the_id = new_sandbox_id()
+    theirs = ("container", names.container_name(the_id)), ("volume", names.volume_name(the_id))
+    for what, name in theirs:
+        if what == "container":
+            engine.docker("create", "--name", name, IMAGE, "true")
+        else:
+            engine.docker("volume", "create", name)
+        with pytest.raises(Conflict) as refused:
+            await backend.create(the_id, SPEC)
+        assert name in refused.value.message
+        assert refused.value.hint
+        with pytest.raises(SandboxLost):
+            await backend.attach(the_id)
+        await backend.discard(the_id)
+        assert left(engine, data) == [f"{what} {name}"]
+        engine.docker(what, "rm", name)
+
+
+async def test_one_that_somebody_stopped_or_removed_is_lost_and_leaves_nothing(engine, data):
+    async with opened(data, engine) as sand:
+        ids = [(await sand.create(FAR)).id for _ in range(2)]
+        for the_id in ids:
+            await sh(sand, the_id, "true")
+        await asyncio.to_thread(engine.docker, "rm", "-f", ids[0])
+        await asyncio.to_thread(engine.docker, "stop", "-t", "1", ids[1])
+        for the_id in ids:
+            with pytest.raises((SandboxLost, SessionExpired)):
+                await sh(sand, the_id, "true")
+            assert (await sand.get(the_id)).status == "lost"
+        assert sorted((await sand.sweep()).dead) == sorted(ids)
+    assert await nothing_left(engine, data) == []
+
+
+@pytest.mark.parametrize("mode", ["volume", "bind"])
+async def test_one_that_somebody_paused_says_so_and_goes_on_later(engine, data, mode, monkeypatch):
+    monkeypatch.setattr("sandkasten.engine.handles.ATTACH_TIMEOUT_S", 2.0)
+    async with opened(data, engine, mode) as sand:
+        the_id, other = [(await sand.create(FAR)).id for _ in range(2)]
+        await sh(sand, the_id, "X=kept")
+        # One that is open already is silent until the request's own deadline.
+        await sand._handles.forget(the_id)
+        await asyncio.to_thread(engine.docker, "pause", the_id)
+        with pytest.raises(Busy) as refused:
+            await sh(sand, the_id, "true")
+        assert "unpause" in (refused.value.hint or "")
+        # That is news of one sandbox, and none of the engine.
+        assert sand._handles.reach.silent() == []
+        assert (await sh(sand, other, "echo other")).stdout == b"other\n"
+        assert (await sand.get(the_id)).status == "running"
+        await asyncio.to_thread(engine.docker, "unpause", the_id)
+        assert (await sh(sand, the_id, "echo $X")).stdout == b"kept\n"
+        await asyncio.to_thread(engine.docker, "pause", the_id)
+        await sand.destroy(the_id)
+    assert await nothing_left(engine, data) == []
+
+
+async def test_a_runner_that_was_cleared_away_or_damaged_is_put_there_again(engine, data):
+    async with opened(data, engine) as sand:
+
+        async def works() -> None:
+            the_id = (await sand.create(FAR)).id
+            assert (await sh(sand, the_id, "echo works")).stdout == b"works\n"
+            await sand.destroy(the_id)
+
+        await works()
+        (volume,) = [one for one in engine.volumes() if one.startswith("sandkasten-runner-")]
+        await asyncio.to_thread(engine.docker, "volume", "prune", "-f")
+        assert engine.volumes() == []
+        await works()
+        size = await asyncio.to_thread(_size, engine, volume)
+        for damaged in (b"\x7fELF", b"x" * size):
+            await asyncio.to_thread(_put, engine, volume, damaged)
+            await works()
+            assert await asyncio.to_thread(_size, engine, volume) == size
+    assert await nothing_left(engine, data) == []
+
+
+def _put(engine, volume: str, program: bytes) -> None:
+    """As its runner, into a volume."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        entry = tarfile.TarInfo("runner")
+        entry.size, entry.mode = len(program), 0o755
+        tar.addfile(entry, io.BytesIO(program))
+    with _holding(engine, volume) as container:
+        connection = engine._connection(30)
+        connection.request("PUT", f"/containers/{container}/archive?path=/v", archive.getvalue())
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def _size(engine, volume: str) -> int:
+    with _holding(engine, volume) as container:
+        connection = engine._connection(30)
+        connection.request("GET", f"/containers/{container}/archive?path=/v/runner")
+        with tarfile.open(fileobj=io.BytesIO(connection.getresponse().read())) as tar:
+            found = tar.getmembers()[0].size
+        connection.close()
+        return found
+
+
+class _holding:
+    """A container that is never started and has the volume at /v."""
+
+    def __init__(self, engine, volume: str) -> None:
+        self._engine, self._volume = engine, volume
+
+    def __enter__(self) -> str:
+        words = ("create", "-v", f"{self._volume}:/v", IMAGE, "true")
+        self._made = self._engine.docker(*words).strip()
+        return self._made
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.docker("rm", self._made)
+
+
+async def test_a_system_prune_takes_nothing_that_lives(mortal, data):
+    engine = mortal.reached
+    async with opened(data, engine) as sand:
+        the_id = (await sand.create(FAR)).id
+        await sh(sand, the_id, "X=kept; echo kept > file")
+        words = ("system", "prune", "-f", "--volumes")
+        await asyncio.to_thread(engine.docker, *words)
+        assert (await sh(sand, the_id, "echo $X; cat file")).stdout == b"kept\nkept\n"
+        other = (await sand.create(FAR)).id
+        assert (await sh(sand, other, "echo new")).stdout == b"new\n"
+    assert await nothing_left(engine, data) == []
+
+
+async def test_two_installations_on_one_engine_never_touch_each_others(engine, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    async with opened(one, engine) as mine, opened(two, engine) as theirs:
+        ours = (await mine.create(FAR)).id
+        others = (await theirs.create(FAR)).id
+        await sh(theirs, others, "X=kept")
+        for sand in (mine, theirs):
+            swept = await sand.sweep()
+            assert (swept.dead, swept.orphans, swept.failed) == ((), (), ())
+        stranger = DockerBackend(one, Options(host=engine.host, workspace="volume"))
+        assert await stranger.owned() == [ours]
+        with pytest.raises(SandboxLost):
+            await stranger.attach(SandboxId(others))
+        await stranger.discard(SandboxId(others))
+        await stranger.aclose()
+        assert (await sh(theirs, others, "echo $X")).stdout == b"kept\n"
+    assert await nothing_left(engine, one, two) == []
+
+
+async def test_labels_that_make_no_sense_are_nobodys_id(backend, engine, data):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    whose = (data / "docker" / "owner").read_text()
+    made = []
+    for odd in ("", "../../etc", "sbx_", "sbx_" + "x" * 16, "sbx_0123456789abcdef\n", "ü" * 300):
+        told = {names.LABEL: names.CELL, names.LABEL_OWNER: whose, names.LABEL_ID: odd}
+        body = {"Image": IMAGE, "Cmd": ["true"], "Labels": told}
+        made.append(engine.ask("POST", "/containers/create", body)["Id"])
+    assert await backend.owned() == [cell.id]
+    await cell.destroy()
+    assert len(engine.containers()) == len(made)
+    await asyncio.to_thread(engine.docker, "rm", *made)
+    assert left(engine, data) == []

@@ -1,0 +1,92 @@
+"""dockerd restarts under living sessions: what lives on is found again, what died is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import SandboxLost, SandkastenError, SessionExpired
+from sandkasten.model.execution import ExecRequest
+from tests.docker.site import FAR, crash, nothing_left, opened, sh
+from tests.engines.engine import Engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sandkasten.engine.engine import Engine as Ours
+
+# With the one our sockets are the runner's own, with the other all goes through the engine.
+MODES = ("bind", "volume")
+COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
+
+
+async def begun(stack: AsyncExitStack, data: Path, engine: Engine) -> list[tuple[Ours, str, str]]:
+    """In each mode a session with a state, and a command that counts aloud in it."""
+    found = []
+    for mode in MODES:
+        sand = await stack.enter_async_context(opened(data / mode, engine.reached, mode))
+        the_id = (await sand.create(FAR)).id
+        await sh(sand, the_id, "mkdir d; cd d; X=kept; echo kept > /workspace/file")
+        counting = await sand.exec_start(the_id, ExecRequest(("sh", "-c", COUNT)))
+        found.append((sand, the_id, counting.exec_id))
+    await asyncio.sleep(0.3)
+    return found
+
+
+async def test_sessions_of_an_engine_that_lets_them_live_are_found_again(lasting, data):
+    async with AsyncExitStack() as stack:
+        sessions = await begun(stack, data, lasting)
+        await asyncio.to_thread(lasting.restart)
+        for sand, the_id, counting in sessions:
+            found = await sh(sand, the_id, "echo $X $PWD")
+            assert found.stdout == b"kept /workspace/d\n"
+            assert (await sand.get(the_id)).status == "running"
+            result = await sand.exec_get(the_id, counting)
+            assert result.status == "running"
+            numbers = result.stdout.split()
+            assert numbers == [str(n).encode() for n in range(1, len(numbers) + 1)]
+            assert len(numbers) > 5
+            await sand.exec_signal(the_id, counting, signal.SIGKILL)
+        _, the_id, _ = sessions[1]
+        # A process that comes after it finds them too, and what it makes is like any other.
+        later = await stack.enter_async_context(opened(data / "volume", lasting.reached))
+        assert (await sh(later, the_id, "echo $X")).stdout == b"kept\n"
+        other = (await later.create(FAR)).id
+        assert (await sh(later, other, "echo new")).stdout == b"new\n"
+    assert await nothing_left(lasting.reached, *(data / mode for mode in MODES)) == []
+
+
+@pytest.mark.parametrize("end", [Engine.stop, crash])
+async def test_sessions_that_died_with_their_engine_are_lost_and_leave_nothing(mortal, data, end):
+    async with AsyncExitStack() as stack:
+        sessions = await begun(stack, data, mortal)
+        waiting = [
+            asyncio.ensure_future(sh(sand, the_id, "sleep 60; true"))
+            for sand, the_id, _ in sessions
+        ]
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(end, mortal)
+        await asyncio.to_thread(mortal.start)
+        for told in await asyncio.gather(*waiting, return_exceptions=True):
+            if isinstance(told, SandkastenError):
+                assert isinstance(told, SandboxLost | SessionExpired) or told.retryable, told
+            else:
+                assert not isinstance(told, BaseException), told
+                assert (told.status, told.exit_code) == ("lost", None)
+        for sand, the_id, counting in sessions:
+            assert (await sand.get(the_id)).status == "lost"
+            with pytest.raises((SandboxLost, SessionExpired)):
+                await sh(sand, the_id, "true")
+            with pytest.raises((SandboxLost, SessionExpired)):
+                await sand.exec_get(the_id, counting)
+            other = (await sand.create(FAR)).id
+            assert (await sh(sand, other, "cat file || echo new")).stdout == b"new\n"
+            await sand.destroy(other)
+            swept = await sand.sweep()
+            assert (swept.dead, swept.failed) == ((the_id,), ())
+            assert await sand.list(all=True) == []
+        assert await nothing_left(mortal.reached, *(data / mode for mode in MODES)) == []
