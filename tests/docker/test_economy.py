@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
@@ -9,8 +10,9 @@ import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
 from sandkasten.backends.docker.options import Options
-from sandkasten.errors import BackendUnavailable
+from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
 from sandkasten.images.packing import StorePacker
+from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec
@@ -19,7 +21,6 @@ from tests.engines import lent, seen, stock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from sandkasten.backends.docker.options import WorkspaceMode
     from tests.engines.reached import Reached
@@ -141,8 +142,35 @@ async def test_a_runner_that_ends_at_once_is_told_with_its_last_words(
     broken = tmp_path / "runner"
     broken.write_text("#!/bin/sh\necho nothing works here >&2\nexit 3\n")
     broken.chmod(0o755)
+    before = engine.volumes()
     backend = opened(engine, tmp_path / "data", mode, runner=broken)
     with pytest.raises(BackendUnavailable, match="ended as soon as it began.*nothing works here"):
         await backend.create(ID, SPEC)
     await backend.aclose()
     assert seen.things(engine, ID) == []
+    # Others who use this engine count the runners in it.
+    engine.docker("volume", "rm", *(one for one in engine.volumes() if one not in before))
+
+
+async def test_what_the_engine_says_in_place_of_the_runner_is_not_taken_for_it(
+    engine: Reached, tmp_path: Path
+):
+    own = tmp_path / "runner"
+    own.write_bytes(Programs.found(None, None).runner.read_bytes() + b"ours")
+    before = engine.volumes()
+    backend = opened(engine, tmp_path / "data", "volume", runner=own)
+    cell = await backend.create(ID, SPEC)
+    await (await cell.dial()).aclose()
+    (volume,) = [one for one in engine.volumes() if one not in before and "-runner-" in one]
+    place = Path(engine.ask("GET", f"/volumes/{volume}")["Mountpoint"])
+    (place / "runner").rename(place / "away")
+    with pytest.raises(Busy, match="does not answer: OCI runtime exec failed"):
+        await cell.dial()
+    (place / "away").rename(place / "runner")
+    await (await cell.dial()).aclose()
+    engine.docker("kill", ID)
+    with pytest.raises(SandboxLost):
+        await cell.dial()
+    await cell.destroy()
+    await backend.aclose()
+    engine.docker("volume", "rm", volume)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # instead is asked of the engine now and then.
 _START_S, _LOOK_AGAIN_S, _ASK_AGAIN_S = 20.0, 0.004, 0.1
 _HELLO_S = 20.0
+_NOTICED_S = 0.2
 _FIRST_BYTES = 64 * 1024
 _SAID_CHARS = 300
 _RELAY = (names.RUNNER_PATH, "--relay", names.SOCKET_PATH)
@@ -133,30 +134,34 @@ class DockerCell:
         """The relay may be quicker than the runner that it is to reach."""
         while True:
             try:
-                return await self._relayed()
+                return await self._relayed(patient=False)
             except Busy as exc:
                 if _TOO_EARLY not in exc.message or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def _relayed(self) -> ByteStream:
+    async def _relayed(self, *, patient: bool = True) -> ByteStream:
         """The runner's first word is waited for: only then there is somebody at the other end."""
         try:
             stream = ExecStream(await self._engine.run_stream(self.container, _RELAY, _WHO))
         except Refused as exc:
-            raise await self._no_way_in(exc.message) from exc
+            raise await self._no_way_in(exc.message, patient) from exc
         try:
             return await _spoken(stream)
         except OSError as exc:
-            raise await self._no_way_in(stream.told or str(exc)) from exc
+            raise await self._no_way_in(stream.told or str(exc), patient) from exc
 
-    async def _no_way_in(self, why: str) -> SandkastenError:
+    async def _no_way_in(self, why: str, patient: bool) -> SandkastenError:
         """What it means that no command can be started in it: news of it, not of the engine."""
         try:
             await self.check_alive()
+            self._check_not_paused()
+            if patient:
+                # An engine hears of an end a moment later than those who were inside.
+                await asyncio.sleep(_NOTICED_S)
+                await self.check_alive()
         except SandboxLost as lost:
             return lost
-        self._check_not_paused()
         if any(words in why.lower() for words in _FULL):
             return Busy(
                 f"sandbox {self.id} is full: the engine can start nothing in it",
