@@ -10,10 +10,10 @@ import pytest
 from sandkasten.errors import SandboxLost
 from tests.conformance.box import Box
 from tests.grounds import GROUNDS, open_backend, spec_on
-from tests.pool import Pool
+from tests.pool import Pool, taken_away
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
@@ -22,11 +22,16 @@ GROUND = GROUNDS["local"]
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Callable[[bool], Pool]:
+async def pool(tmp_path: Path) -> AsyncIterator[Callable[[bool], Pool]]:
+    """Makes one; whatever a test that failed has left of it is removed."""
+
     def make(reuse: bool) -> Pool:
         return Pool(lambda: open_backend(GROUND, tmp_path), spec_on(GROUND), reuse=reuse, ahead=1)
 
-    return make
+    yield make
+    backend = open_backend(GROUND, tmp_path)
+    for sandbox_id in await backend.owned():
+        await taken_away(backend, sandbox_id)
 
 
 async def _on(tmp_path: Path, sandbox_id: SandboxId, *commands: str) -> list[bytes]:
