@@ -1,0 +1,123 @@
+"""Engines of other kinds, images of every kind: ids that are mapped, no volumes, no shell.
+
+The suites run on the usual ones; here is what differs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.backends.docker.backend import DockerBackend
+from sandkasten.backends.docker.options import Options
+from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+from tests.conformance.box import Box
+from tests.engines import lent, seen, stock
+from tests.engines.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from tests.engines.reached import Reached
+
+_FIRST = 300_000
+# The machine's own /etc is private; an engine wants a user there whose ids it may give away.
+_MAP = (
+    "grep -q ^mapped: /etc/passwd || echo mapped:x:990:990::/:/bin/false >>/etc/passwd;"
+    "grep -q ^mapped: /etc/group || echo mapped:x:990: >>/etc/group;"
+    f"echo mapped:{_FIRST}:65536 | tee /etc/subuid >/etc/subgid;"
+    'exec "$@"'
+)
+
+
+class Mapping(Engine):
+    def _command(self) -> list[str]:
+        # Root of its containers is somebody else, who must be able to come to their files.
+        self.folder.chmod(0o711)
+        words = super()._command()
+        return ["/bin/sh", "-c", _MAP, "sh", *words, "--userns-remap", "mapped:mapped"]
+
+
+@pytest.fixture(scope="module")
+def mapping() -> Iterator[Reached]:
+    with Mapping() as engine:
+        stock.put(engine.reached, "busybox")
+        yield engine.reached
+
+
+@pytest.fixture(scope="module")
+def bare() -> Reached:
+    """With an image in which there is one program."""
+    return lent.engine("local", "empty")
+
+
+@pytest.fixture
+async def mapped(mapping: Reached, tmp_path: Path) -> AsyncIterator[DockerBackend]:
+    made = DockerBackend(tmp_path, Options(host=mapping.host))
+    yield made
+    for one in await made.owned():
+        await made.discard(one)
+    await made.aclose()
+
+
+def spec(profile: str = "hardened", image: str = "busybox") -> CellSpec:
+    return CellSpec(
+        image=Image(name=stock.reference(image), kind="engine"),
+        profile="dev" if profile == "dev" else "hardened",
+    )
+
+
+async def test_an_engine_that_maps_ids_gets_volumes_and_its_sandboxes_other_ids(mapped, mapping):
+    cell = await mapped.create(new_sandbox_id(), spec())
+    assert cell.place.mode == "volume"
+    box = await Box.open(cell)
+    await box.run("sleep 77 & echo mine > /workspace/file")
+    assert (await box.run("id -u; cat /workspace/file")).stdout == b"1000\nmine\n"
+    owners = seen_ids(mapping, cell.container)
+    assert owners
+    assert all(owner >= _FIRST for owner in owners)
+    await box.aclose()
+    await cell.destroy()
+    assert seen.things(mapping, cell.id) == []
+
+
+async def test_the_dev_profile_is_root_there_and_nobody_on_the_host(mapped, mapping):
+    cell = await mapped.create(new_sandbox_id(), spec("dev"))
+    box = await Box.open(cell)
+    found = await box.run("id -u; echo made > /etc/made && cat /etc/made; echo $HOME")
+    assert found.stdout == b"0\nmade\n/root\n"
+    assert all(owner >= _FIRST for owner in seen_ids(mapping, cell.container))
+    await box.aclose()
+    await cell.destroy()
+    assert seen.things(mapping, cell.id) == []
+
+
+async def test_where_ids_are_not_mapped_the_dev_profile_is_refused(engine, tmp_path):
+    backend = DockerBackend(tmp_path, Options(host=engine.host))
+    with pytest.raises(UnsupportedByBackend, match="root of the engine's own machine"):
+        await backend.create(new_sandbox_id(), spec("dev"))
+    assert list(await backend.owned()) == []
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("mode", ["volume", "bind", "archive"])
+async def test_an_image_without_a_shell_runs_what_it_has(mode, bare, tmp_path):
+    backend = DockerBackend(tmp_path, Options(host=bare.host, workspace=mode))
+    cell = await backend.create(new_sandbox_id(), spec(image="empty"))
+    box = await Box.open(cell)
+    assert (await box.run(["/prog"])).exit_code == 0
+    await box.aclose()
+    await cell.destroy()
+    await backend.aclose()
+    assert seen.things(bare, cell.id) == []
+
+
+def seen_ids(engine: Reached, container: str) -> set[int]:
+    """Owners of its processes, on the machine."""
+    lines = engine.docker("top", container, "-eo", "pid,uid").splitlines()[1:]
+    return {int(line.split()[1]) for line in lines}
