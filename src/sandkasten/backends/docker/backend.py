@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 _LIBRARY = "aiodocker"
 _TRIAL = "trial_"
 _NO_RUNNER = "no such file or directory"
+# What the runner says of an image in which its own program could be replaced.
+_UNGUARDED = "not for root alone"
 
 
 class DockerBackend:
@@ -299,6 +301,13 @@ class DockerBackend:
             await cell.greet()
         except SandboxLost as exc:
             told_by = await self._last_words(container)
+            if _UNGUARDED in told_by:
+                raise InvalidImage(
+                    f"image {spec.image.name} cannot be used: {told_by}",
+                    hint="/run of an image must be a directory that is root's alone, and nothing "
+                    "that we mount may be a link",
+                    image=spec.image.name,
+                ) from exc
             raise BackendUnavailable(
                 f"sandbox {sandbox_id} ended as soon as it began: {told_by or exc.message}",
                 hint="run sandkasten doctor",

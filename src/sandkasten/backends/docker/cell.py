@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _START_S, _LOOK_AGAIN_S, _ASK_AGAIN_S = 20.0, 0.004, 0.1
 _HELLO_S = 20.0
 _FIRST_BYTES = 64 * 1024
+_TOLD_BYTES = 400
 _RELAY = (names.RUNNER_PATH, "--relay", names.SOCKET_PATH)
 _WHO = f"{RUNNER_ID}:{RUNNER_ID}"
 # What the relay says of a socket that nobody has bound yet.
@@ -220,6 +221,9 @@ async def _spoken(stream: ByteStream) -> ByteStream:
             first = await stream.receive(_FIRST_BYTES)
         if not first:
             raise ConnectionResetError(_SILENT)
+        # The length of a hello, which is short. An engine says here in words that it failed.
+        if first[0]:
+            raise ConnectionRefusedError(first[:_TOLD_BYTES].decode(errors="replace").strip())
     except TimeoutError as exc:
         await stream.aclose()
         raise TimeoutError(_SILENT) from exc

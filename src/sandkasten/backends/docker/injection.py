@@ -58,15 +58,28 @@ class Injection:
         async with self._filling:
             try:
                 # Nobody's own: whoever has this very runner may use it.
-                await self._engine.make_volume(self.volume, {names.LABEL: names.RUNNER})
+                made = await self._engine.make_volume(self.volume, {names.LABEL: names.RUNNER})
+                if made.get("Driver", "local") != "local" or made.get("Options"):
+                    raise _not_plain(self.volume)
                 mount = Mount("volume", self.volume, names.BIN_DIR)
                 async with detection.probe_container(mount) as container:
-                    size = await self._engine.size_of(container, names.RUNNER_PATH)
-                    if size != len(self._program):
+                    # Whole, not by its size: others of the engine can make such a volume too,
+                    # and what is in it is the first process of every sandbox.
+                    if not await self._there(container):
                         packed = places.archive(self._program, layer=False)
                         await self._engine.put(container, names.BIN_DIR, packed)
             except Refused as exc:
                 raise translated(exc, "the runner could not be given to the engine") from exc
+
+    async def _there(self, container: str) -> bool:
+        most = len(self._program)
+        try:
+            found = await self._engine.content_of(container, names.RUNNER_PATH, most)
+        except Refused as exc:
+            if exc.not_there:
+                return False
+            raise
+        return found == self._program
 
     async def put_into(self, container: str) -> None:
         """Where there are no volumes: into the container's own layer, with the directories."""
@@ -74,3 +87,10 @@ class Injection:
             await self._engine.put(container, "/", places.archive(self._program, layer=True))
         except Refused as exc:
             raise translated(exc, "the runner could not be put into the container") from exc
+
+
+def _not_plain(volume: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the engine has a volume {volume} that is not what it should be: it lies elsewhere",
+        hint=f"somebody made it before us: docker volume rm {volume}",
+    )
