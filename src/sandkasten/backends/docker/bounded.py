@@ -7,6 +7,8 @@ says that they are. Knows neither containers nor sandboxes.
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 # A list of a thousand containers is 2 MB.
 MOST_BYTES: Final = 32 << 20
+_SURROGATE: Final = re.compile(rb"\\u[dD]")
 _HEADER: Final = struct.Struct(">BxxxL")
 
 
@@ -39,6 +42,13 @@ class BoundedResponse(aiohttp.ClientResponse):
         if protocol is None or not protocol.upgraded:
             await self._wait_released()
         return self._body
+
+    async def json(self, **options: Any) -> Any:
+        found = await super().json(**options)
+        if self._body is not None and _SURROGATE.search(self._body):
+            # Half a character is in no text that we could write down or pass on: ValueError.
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
 
 
 def session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:

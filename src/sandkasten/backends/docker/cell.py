@@ -14,7 +14,7 @@ from sandkasten.model.limits import Unenforced
 from sandkasten.model.spec import RUNNER_ID
 from sandkasten.wire.unix import connect_unix
 
-from . import figures, names
+from . import figures, names, shapes
 from .client import Refused, translated
 from .stream import Begun, ExecStream
 
@@ -151,7 +151,8 @@ class DockerCell:
                 hint="its processes have used up pids_limit or memory; try again, or destroy it",
             )
         return BackendUnavailable(
-            f"sandbox {self.id} does not answer: {why[:300]}", hint="try again, or destroy it"
+            f"sandbox {self.id} does not answer: {shapes.printable(why, 300)}",
+            hint="try again, or destroy it",
         )
 
     async def check_alive(self) -> None:
@@ -163,7 +164,7 @@ class DockerCell:
                 raise _gone(self.id, "its container is gone") from exc
             raise translated(exc, f"sandbox {self.id} cannot be looked at") from exc
         if not is_running(found):
-            state = found.get("State", {})
+            state = found.get("State") or {}
             killed = " (out of memory)" if state.get("OOMKilled") else ""
             raise _gone(self.id, f"its container has ended, status {state.get('ExitCode')}{killed}")
         self._seen = found

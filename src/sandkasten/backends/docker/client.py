@@ -49,7 +49,7 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
-        self.message = message[:600]
+        self.message = shapes.printable(message, 600)
 
     @property
     def not_there(self) -> bool:
@@ -96,7 +96,9 @@ class EngineClient:
 
     async def info(self) -> Mapping[str, Any]:
         async with self._asked() as docker:
-            return shapes.mapping(await docker.system.info())
+            found = shapes.mapping(await docker.system.info())
+            shapes.strings(found.get("SecurityOptions") or [])
+            return found
 
     # ---- containers
 
@@ -112,8 +114,10 @@ class EngineClient:
         async with self._asked() as docker:
             found = shapes.mapping(await docker.containers.container(container).show())
             shapes.container_id(found.get("Id"))
-            for part in ("State", "Config"):
-                shapes.mapping(found.get(part) or {})
+            state = shapes.mapping(found.get("State") or {})
+            if not isinstance(state.get("Pid") or 0, int):
+                raise TypeError("a process without a number")
+            shapes.mapping(found.get("Config") or {})
             shapes.mapping((found.get("Config") or {}).get("Labels") or {})
             return found
 
@@ -357,7 +361,8 @@ class EngineClient:
 
     def _away(self, why: str) -> BackendUnavailable:
         return BackendUnavailable(
-            f"the Docker Engine at {self.address.shown} does not answer: {why[:300]}",
+            f"the Docker Engine at {self.address.shown} does not answer: "
+            f"{shapes.printable(why, 300)}",
             hint="see that dockerd runs there and that we may speak to it; what lives in it is "
             "found again when it is back",
             backend="docker",

@@ -27,6 +27,11 @@ def mapping(found: Any) -> Mapping[str, Any]:
     return found
 
 
+def printable(text: str, most: int) -> str:
+    """Its words as a line of ours: nothing in it moves a cursor or ends a line."""
+    return "".join(one if one.isprintable() else " " for one in text[:most]).strip()
+
+
 def strings(found: Any) -> Sequence[str]:
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise TypeError("something else than a list of words")
