@@ -56,8 +56,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
-[--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--state-dir DIR] \
-[--workspace DIR] [--home DIR] [--shell PROGRAM]
+[--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--guard PATH]... \
+[--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]
        sandkasten-runner --relay PATH | --posture | --describe | --version";
 
 #[derive(Default)]
@@ -71,6 +71,8 @@ struct Options {
     user_capabilities: u64,
     /// Directories that are given to the user.
     own: Vec<Vec<u8>>,
+    /// What nobody but root may put something else in the place of.
+    guard: Vec<Vec<u8>>,
     state_dir: Option<Vec<u8>>,
     workspace: Option<Vec<u8>>,
     home: Option<Vec<u8>>,
@@ -155,6 +157,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             "--state-dir" => options.state_dir = Some(value),
             "--workspace" => options.workspace = Some(value),
             "--own" => options.own.push(value),
+            "--guard" => options.guard.push(value),
             "--home" => options.home = Some(value),
             "--shell" => options.shell = Some(value),
             "--run-as" => options.run_as = Some(parse_ids(&name, &text)?),
@@ -208,6 +211,13 @@ fn run(options: Options) -> Result<i32, Stopped> {
                 let path = String::from_utf8_lossy(path);
                 (format!("cannot give {path} to the user").into(), errno)
             })?;
+        }
+    }
+    // After directories were given away: one of them may be where an image's link leads.
+    for path in &options.guard {
+        if let Err((place, errno)) = sys::only_roots(path) {
+            let place = String::from_utf8_lossy(&place).into_owned();
+            return Err((format!("not for root alone: {place}").into(), errno));
         }
     }
     if let Some(ids) = options.run_as {

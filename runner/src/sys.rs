@@ -320,6 +320,47 @@ pub fn own_dir(path: &[u8], uid: u32, gid: u32) -> Result<(), Errno> {
     check(rc).map(|_| ())
 }
 
+/// Nobody but root can put something else in the place of the absolute `path`: neither it nor anything on
+/// the way is a link, and what is on the way can be written by root alone, or not at all. The error
+/// says which place it is.
+pub fn only_roots(path: &[u8]) -> Result<(), (Vec<u8>, Errno)> {
+    let mut ends: Vec<usize> = (1..path.len()).filter(|&at| path[at] == b'/').collect();
+    ends.push(path.len());
+    check_root(b"/", false).map_err(|errno| (b"/".to_vec(), errno))?;
+    for end in ends {
+        let place = &path[..end];
+        check_root(place, end == path.len()).map_err(|errno| (place.to_vec(), errno))?;
+    }
+    Ok(())
+}
+
+fn check_root(place: &[u8], last: bool) -> Result<(), Errno> {
+    let fd = open(place, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+    // SAFETY: all-zero values are valid, to be overwritten.
+    let (mut stat, mut system): (libc::stat, libc::statvfs) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    // SAFETY: both are valid out pointers.
+    unsafe {
+        check(libc::fstat(fd.as_raw_fd(), &mut stat))?;
+        check(libc::fstatvfs(fd.as_raw_fd(), &mut system))?;
+    }
+    let kind = stat.st_mode & libc::S_IFMT;
+    if kind == libc::S_IFLNK {
+        return Err(libc::ELOOP);
+    }
+    if last {
+        return Ok(());
+    }
+    if kind != libc::S_IFDIR {
+        return Err(libc::ENOTDIR);
+    }
+    let open_to_others = stat.st_uid != 0 || stat.st_mode & 0o022 != 0;
+    if open_to_others && system.f_flag & libc::ST_RDONLY == 0 {
+        return Err(libc::EPERM);
+    }
+    Ok(())
+}
+
 /// A listening socket at `path`, mode 0600; a stale socket file there is replaced.
 pub fn listen_unix(path: &[u8]) -> Result<OwnedFd, Errno> {
     let address = unix_address(path)?;

@@ -131,7 +131,7 @@ async def test_what_the_store_has_not_is_looked_for_under_every_meaning_of_the_n
     world = opened("python:3.11-slim", "alpine")
     image = await world.shown("python")
     assert (image.name, image.kind) == ("python:3.11-slim", "engine")
-    assert world.keeper.sought == [("python", "python:3.11-slim")]
+    assert world.keeper.sought == [("python:latest", "python:3.11-slim")]
     info = await world.engine.create(CreateRequest(image="alpine"))
     assert info.image == "alpine:latest"
     assert info.warnings == ()
@@ -142,7 +142,7 @@ async def test_what_is_nowhere_is_said_of_both_places_with_a_way_out(opened):
     with pytest.raises(InvalidImage) as refused:
         await world.shown("python")
     assert "neither in the store nor in the engine of backend docker" in refused.value.message
-    assert "looked for python or python:3.11-slim" in refused.value.message
+    assert "looked for python:latest or python:3.11-slim" in refused.value.message
     for way in ("sandkasten image build", "docker pull python:3.11-slim", "docker.pull: missing"):
         assert way in refused.value.hint
     with pytest.raises(InvalidImage):

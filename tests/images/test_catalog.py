@@ -238,3 +238,20 @@ async def test_an_image_that_was_removed_is_no_longer_present(store, usr, put):
     assert await images.present(Image("host"))
     await images.remove("a", in_use=set())
     assert not await images.present(image)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sought"),
+    [
+        ("registry-1.docker.io/debian", "debian:latest"),
+        ("DOCKER.IO/library/debian", "debian:latest"),
+        ("index.docker.io/library/debian:12", "debian:12"),
+        # An engine would take it for the beginning of an id.
+        ("ada", "ada:latest"),
+        (f"debian:12@sha256:{'0' * 64}", f"debian@sha256:{'0' * 64}"),
+        (f"sha256:{'0' * 64}", f"sha256:{'0' * 64}"),
+    ],
+)
+async def test_an_engine_is_asked_for_what_the_allow_list_allowed(store, usr, asked, sought):
+    images = Images(store, usr=usr, allowed=[sought])
+    assert (await images.look_up(asked)).names == (sought,)

@@ -92,7 +92,7 @@ class Images:
         if found is None and fetch and self._pull == "missing":
             await self._pull_or_fall_back(meant)
             found = self._found(names)
-        return Lookup(names, found)
+        return Lookup(tuple(_spelled(one) for one in names), found)
 
     def _found(self, names: Sequence[str]) -> Image | None:
         # A handful of small files that the kernel has cached: a thread would cost more.
@@ -364,6 +364,14 @@ class Images:
             separate_bytes=sum(image.bytes for image in images),
             reclaimable_bytes=sum(size for one, size in sizes.items() if one not in needed),
         )
+
+
+def _spelled(name: str) -> str:
+    """As the allow-list compared it: to an engine, another spelling can be another image.
+
+    With its tag it is no beginning of an id either, which an engine would take it for.
+    """
+    return name if _ID.match(name) else canonical_name(name)
 
 
 def _counted(images: Sequence[StoredImage]) -> dict[str, int]:

@@ -36,7 +36,7 @@ def remove_tree(root: Path) -> None:
                 if not entry.is_dir(follow_symlinks=False):
                     os.unlink(entry.name, dir_fd=fd)
                     continue
-                os.chmod(entry.name, 0o700, dir_fd=fd)
+                _open_up(entry.name, fd)
                 try:
                     os.rmdir(entry.name, dir_fd=fd)
                 except OSError as exc:
@@ -50,3 +50,13 @@ def remove_tree(root: Path) -> None:
         emptied.append(directory)
     for directory in reversed(emptied):
         directory.rmdir()
+
+
+def _open_up(name: str, parent: int) -> None:
+    """By a descriptor: a name could have become a link, and be somebody else's directory."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    found = os.open(name, flags, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+    finally:
+        os.close(found)

@@ -50,6 +50,8 @@ _LIBRARY = "aiodocker"
 # How long what could not be made is waited for, to be taken away at once.
 _UNDO_S = 15.0
 _TOO_LONG = "argument list too long"
+# What the runner says of an image in which its own program could be replaced.
+_UNGUARDED = "not for root alone"
 
 
 class DockerBackend:
@@ -210,6 +212,13 @@ class DockerBackend:
             await cell.greet()
         except SandboxLost as exc:
             told_by = await self._last_words(container)
+            if _UNGUARDED in told_by:
+                raise InvalidImage(
+                    f"image {spec.image.name} cannot be used: {told_by}",
+                    hint="/run of an image must be a directory that is root's alone, and nothing "
+                    "that we mount may be a link",
+                    image=spec.image.name,
+                ) from exc
             raise BackendUnavailable(
                 f"sandbox {sandbox_id} ended as soon as it began: {told_by or exc.message}",
                 hint="run sandkasten doctor",
@@ -222,7 +231,7 @@ class DockerBackend:
         Somebody clears away volumes that nothing uses; a copy ends half-way with its engine.
         """
         try:
-            return await self._injection.ensure(await self._footing.detection(), whole=True)
+            return await self._injection.ensure(await self._footing.detection())
         except SandkastenError:
             return False
 

@@ -21,7 +21,7 @@ from sandkasten.model.spec import RUNNER_ID
 from sandkasten.wire.codec import FROM_RUNNER, Decoder
 from sandkasten.wire.unix import connect_unix
 
-from . import figures, names
+from . import figures, names, shapes
 from .client import Refused, translated
 from .stream import Begun, ExecStream
 
@@ -168,7 +168,8 @@ class DockerCell:
                 hint="its processes have used up pids_limit or memory; try again, or destroy it",
             )
         return Busy(
-            f"sandbox {self.id} does not answer: {why[:300]}", hint="try again, or destroy it"
+            f"sandbox {self.id} does not answer: {shapes.printable(why, 300)}",
+            hint="try again, or destroy it",
         )
 
     @property
@@ -192,7 +193,7 @@ class DockerCell:
                 raise _gone(self.id, "its container is gone") from exc
             raise translated(exc, f"sandbox {self.id} cannot be looked at") from exc
         if not is_running(found):
-            state = found.get("State", {})
+            state = found.get("State") or {}
             killed = " (out of memory)" if state.get("OOMKilled") else ""
             raise _gone(self.id, f"its container has ended, status {state.get('ExitCode')}{killed}")
         self._seen = found

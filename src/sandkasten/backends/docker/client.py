@@ -7,11 +7,10 @@ stays in this package: who asked knows what the answer means. Belongs to one eve
 from __future__ import annotations
 
 import asyncio
-import base64
+import contextlib
 import io
 import json
 import ssl
-import tarfile
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +23,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 
+from . import shapes
 from .pulse import Pulse
 from .tunnel import Tunnel
 
@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 
     from .address import Address, Tls
 
-_OK, _NOT_MODIFIED, _FORBIDDEN, _NOT_THERE, _CONFLICT = 200, 304, 403, 404, 409
+_NOT_MODIFIED, _FORBIDDEN, _NOT_THERE, _CONFLICT = 304, 403, 404, 409
 T = TypeVar("T")
 _UNREACHABLE = 900
+_TAR_BYTES = 64 << 10
+# How often, and for how long, a container that somebody else removes is looked for.
+_GOING_PAUSE_S = 0.05
 _NO_SPACE = "no space left on device"
 
 
@@ -48,7 +51,7 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
-        self.message = message[:600]
+        self.message = shapes.printable(message, 600)
 
     @property
     def not_there(self) -> bool:
@@ -107,19 +110,19 @@ class EngineClient:
 
     async def version(self) -> Mapping[str, Any]:
         async with self._asked() as docker:
-            found: Mapping[str, Any] = await docker.version()
-            return found
+            return shapes.mapping(await docker.version())
 
     async def info(self) -> Mapping[str, Any]:
         async with self._asked() as docker:
-            found: Mapping[str, Any] = await docker.system.info()
+            found = shapes.mapping(await docker.system.info())
+            shapes.strings(found.get("SecurityOptions") or [])
             return found
 
     # ---- containers
 
     async def create(self, name: str | None, config: dict[str, Any]) -> str:
         async with self._asked() as docker:
-            return str((await docker.containers.create(config, name=name)).id)
+            return shapes.container_id((await docker.containers.create(config, name=name)).id)
 
     async def start(self, container: str) -> None:
         async with self._asked() as docker:
@@ -127,22 +130,46 @@ class EngineClient:
 
     async def inspect(self, container: str) -> Mapping[str, Any]:
         async with self._asked() as docker:
-            found: Mapping[str, Any] = await docker.containers.container(container).show()
+            found = shapes.mapping(await docker.containers.container(container).show())
+            shapes.container_id(found.get("Id"))
+            state = shapes.mapping(found.get("State") or {})
+            if not isinstance(state.get("Pid") or 0, int):
+                raise TypeError("a process without a number")
+            shapes.mapping(found.get("Config") or {})
+            shapes.mapping((found.get("Config") or {}).get("Labels") or {})
             return found
 
     async def containers(self, *labels: str) -> Sequence[Mapping[str, Any]]:
         """All of them, running or not, that have each of these labels."""
         async with self._asked() as docker:
             filters = json.dumps({"label": list(labels)})
-            found: Sequence[Mapping[str, Any]] = await docker._query_json(
-                "containers/json", params={"all": "1", "filters": filters}
+            found = shapes.labelled(
+                await docker._query_json("containers/json", params={"all": "1", "filters": filters})
             )
+            for one in found:
+                shapes.container_id(one.get("Id"))
             return found
 
     async def remove(self, container: str) -> None:
-        """Killed if it runs. One that is gone, or going, is fine."""
-        async with self._asked() as docker, _gone_is_fine():
-            await docker.containers.container(container).delete(force=True, v=True)
+        """Killed if it runs. One that is gone is fine; one that is going is waited for.
+
+        Whoever is told that it is gone may take away, as root, what its processes wrote to.
+        """
+        import aiodocker
+
+        async with self._asked() as docker:
+            one = docker.containers.container(container)
+            while True:
+                try:
+                    await one.delete(force=True, v=True)
+                except aiodocker.DockerError as exc:
+                    if exc.status in (_NOT_THERE, _NOT_MODIFIED):
+                        return
+                    if exc.status != _CONFLICT or "already in progress" not in str(exc.message):
+                        raise
+                    await asyncio.sleep(_GOING_PAUSE_S)
+                else:
+                    return
 
     async def pause(self, container: str) -> None:
         async with self._asked() as docker:
@@ -155,17 +182,16 @@ class EngineClient:
     async def logs(self, container: str) -> str:
         """The last lines it wrote; for messages."""
         async with self._asked() as docker:
-            lines = await docker.containers.container(container).log(
-                stdout=True, stderr=True, tail=20
-            )
-            return "".join(lines)[-600:]
+            asked = {"stdout": "1", "stderr": "1", "tail": "20"}
+            async with docker._query(f"containers/{container}/logs", params=asked) as response:
+                return shapes.unframed(await response.read()).decode(errors="replace")[-600:]
 
     async def stats(self, container: str) -> Mapping[str, Any]:
         async with self._asked() as docker:
-            found: Mapping[str, Any] = await docker._query_json(
-                f"containers/{container}/stats", params={"stream": "0", "one-shot": "1"}
+            asked = {"stream": "0", "one-shot": "1"}
+            return shapes.mapping(
+                await docker._query_json(f"containers/{container}/stats", params=asked)
             )
-            return found
 
     async def oom_events(self, container: str, since: int, until: int) -> Sequence[int]:
         """When the kernel killed something in it (ns), as far as the engine remembers."""
@@ -176,7 +202,7 @@ class EngineClient:
                 params={"since": str(since), "until": str(until), "filters": filters},
             ) as response:
                 text = (await response.read()).decode(errors="replace")
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+            found = [shapes.mapping(json.loads(line)) for line in text.splitlines() if line.strip()]
             return [int(one.get("timeNano", 0)) for one in found]
 
     async def run_stream(self, container: str, argv: Sequence[str], user: str) -> Stream:
@@ -185,8 +211,16 @@ class EngineClient:
             made = await docker.containers.container(container).exec(
                 list(argv), stdin=True, stdout=True, stderr=True, tty=False, user=user, workdir="/"
             )
+            from .bounded import hand_on_pieces
+
             stream = made.start(detach=False)
-            await stream._init()
+            try:
+                await stream._init()
+                hand_on_pieces(stream)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    await stream.close()
+                raise
             self._pulse.follow(stream)
             return stream
 
@@ -204,52 +238,40 @@ class EngineClient:
         ):
             await response.read()
 
-    async def size_of(self, container: str, path: str) -> int | None:
-        """Of a file in it, running or not; None when it is not there."""
-        async with self._asked() as docker:
-            # Not by `_query`, which looks for a message in the body of a refusal: HEAD has none.
-            await docker._check_version()
-            url = docker._canonicalize_url(f"containers/{container}/archive")
-            async with docker.session.head(url, params={"path": path}) as response:
-                if response.status == _NOT_THERE:
-                    return None
-                if response.status != _OK:
-                    raise Refused(response.status, response.reason or "")
-                told = response.headers.get("X-Docker-Container-Path-Stat", "")
-            return int(json.loads(base64.b64decode(told))["size"])
-
-    async def file(self, container: str, path: str) -> bytes:
-        """One that is there, small enough to be held."""
+    async def content_of(self, container: str, path: str, most: int) -> bytes | None:
+        """Of a file in it, running or not; None when it is not there, no file, or longer."""
         async with (
             self._asked() as docker,
             docker._query(f"containers/{container}/archive", params={"path": path}) as response,
         ):
-            packed = await response.read()
-        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-            found = tar.extractfile(tar.getmembers()[0])
-            return b"" if found is None else found.read()
+            packed = bytearray()
+            # As much again as a header and the padding can be.
+            while len(packed) < most + _TAR_BYTES and (part := await response.content.readany()):
+                packed += part
+            response.close()
+        return shapes.only_member(bytes(packed))
 
     # ---- volumes
 
     async def volume(self, name: str) -> Mapping[str, Any] | None:
         async with self._asked() as docker, _gone_is_fine():
-            found: Mapping[str, Any] = await docker._query_json(f"volumes/{name}")
-            return found
+            return shapes.mapping(await docker._query_json(f"volumes/{name}"))
         return None
 
     async def make_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
         """Also when it is there already: then as it is."""
         async with self._asked() as docker:
-            found: Mapping[str, Any] = await docker._query_json(
-                "volumes/create", "POST", data={"Name": name, "Labels": dict(labels)}
-            )
-            return found
+            wanted = {"Name": name, "Labels": dict(labels)}
+            return shapes.mapping(await docker._query_json("volumes/create", "POST", data=wanted))
 
     async def volumes(self, *labels: str) -> Sequence[Mapping[str, Any]]:
         async with self._asked() as docker:
             filters = json.dumps({"label": list(labels)})
-            found = await docker._query_json("volumes", params={"filters": filters})
-            return found.get("Volumes") or ()
+            found = shapes.mapping(await docker._query_json("volumes", params={"filters": filters}))
+            volumes = shapes.labelled(found.get("Volumes") or [])
+            for one in volumes:
+                shapes.volume_name(one.get("Name"))
+            return volumes
 
     async def remove_volume(self, name: str) -> None:
         """Refused (conflict) while a container has it. One that is gone is fine."""
@@ -260,7 +282,11 @@ class EngineClient:
 
     async def image(self, name: str) -> Mapping[str, Any] | None:
         async with self._asked() as docker, _gone_is_fine():
-            found: Mapping[str, Any] = await docker.images.inspect(name)
+            found = shapes.mapping(await docker.images.inspect(name))
+            told = shapes.mapping(found.get("Config") or {})
+            shapes.mapping(told.get("Labels") or {})
+            shapes.strings(told.get("Env") or [])
+            shapes.image_id(found.get("Id"))
             return found
         return None
 
@@ -297,7 +323,8 @@ class EngineClient:
         docker, self._docker = self._docker, None
         if docker is not None:
             await docker.close()
-            # Ours, so the client leaves it open. TLS would wait for the other side's goodbye.
+            # Both ours, so the client leaves them open. TLS would wait for the other's goodbye.
+            await docker.session.close()
             await docker.connector.close(abort_ssl=True)
         if self._tunnel is not None:
             await self._tunnel.aclose()
@@ -319,7 +346,9 @@ class EngineClient:
             raise self._away(f"no answer within {self._timeout_s:g} s") from exc
         except (aiohttp.ClientError, OSError, EOFError) as exc:
             raise self._away(str(exc) or type(exc).__name__) from exc
-        except (KeyError, TypeError, ValueError) as exc:
+        except (
+            KeyError, TypeError, ValueError, AttributeError, AssertionError, RecursionError
+        ) as exc:  # fmt: skip
             raise self._away(f"its answer makes no sense ({type(exc).__name__}: {exc})") from exc
 
     async def _connected(self) -> aiodocker.Docker:
@@ -330,8 +359,12 @@ class EngineClient:
             return self._docker
         async with self._opening:
             if self._docker is None:
+                from .bounded import session
+
                 connector, url = self._connector(path)
-                self._docker = aiodocker.Docker(url=url, connector=connector)
+                self._docker = aiodocker.Docker(
+                    url=url, connector=connector, session=session(connector)
+                )
             return self._docker
 
     def _connector(self, path: str) -> tuple[aiohttp.BaseConnector, str]:
@@ -348,7 +381,8 @@ class EngineClient:
 
     def _away(self, why: str) -> BackendUnavailable:
         return BackendUnavailable(
-            f"the Docker Engine at {self.address.shown} does not answer: {why[:300]}",
+            f"the Docker Engine at {self.address.shown} does not answer: "
+            f"{shapes.printable(why, 300)}",
             hint="see that dockerd runs there and that we may speak to it; what lives in it is "
             "found again when it is back",
             backend="docker",
@@ -375,12 +409,11 @@ def _bracketed(host: str) -> str:
 
 @asynccontextmanager
 async def _gone_is_fine() -> AsyncIterator[None]:
-    """Swallows the answer that something is not there, or is being removed already."""
+    """Swallows the answer that something is not there."""
     import aiodocker
 
     try:
         yield
     except aiodocker.DockerError as exc:
-        going = exc.status == _CONFLICT and "already in progress" in str(exc.message)
-        if exc.status not in (_NOT_THERE, _NOT_MODIFIED) and not going:
+        if exc.status not in (_NOT_THERE, _NOT_MODIFIED):
             raise

@@ -124,6 +124,8 @@ def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
         names.RUNNER_PATH,
         "--listen", names.SOCKET_PATH,
         "--run-as", f"{RUNNER_ID}:{RUNNER_ID}",
+        # The engine starts a program from there, into a sandbox in which strangers' code runs.
+        "--guard", names.RUNNER_PATH, "--guard", names.LISTEN_DIR, "--guard", names.STATE_DIR,
         "--state-dir", names.STATE_DIR,
         "--workspace", WORKSPACE,
         "--home", home(spec),

@@ -25,7 +25,7 @@ _GROUP = re.compile(r"^[0-9]+:[^:]*:(/.*)$", re.MULTILINE)
 
 def from_kernel(container: Mapping[str, Any]) -> Usage | None:
     """None when its processes are not this machine's, or their groups cannot be seen."""
-    pid, the_id = container.get("State", {}).get("Pid") or 0, str(container.get("Id", ""))
+    pid, the_id = (container.get("State") or {}).get("Pid") or 0, str(container.get("Id", ""))
     if not pid or not the_id:
         return None
     try:
@@ -59,9 +59,9 @@ class EngineFigures:
 
 
 def usage_of(stats: Mapping[str, Any], oom_kills: int | None) -> Usage:
-    memory = stats.get("memory_stats") or {}
-    pids = stats.get("pids_stats") or {}
-    cpu = (stats.get("cpu_stats") or {}).get("cpu_usage") or {}
+    memory = _part(stats, "memory_stats")
+    pids = _part(stats, "pids_stats")
+    cpu = _part(_part(stats, "cpu_stats"), "cpu_usage")
     total = _whole(cpu.get("total_usage"))
     return Usage(
         memory_bytes=_whole(memory.get("usage")),
@@ -72,6 +72,11 @@ def usage_of(stats: Mapping[str, Any], oom_kills: int | None) -> Usage:
         pids_limit=_whole(pids.get("limit")),
         oom_kills=oom_kills,
     )
+
+
+def _part(stats: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = stats.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _whole(value: object) -> int | None:

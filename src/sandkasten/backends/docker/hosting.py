@@ -7,9 +7,7 @@ reached is BackendUnavailable, and what it refuses is told by what the caller ca
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import tarfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -181,18 +179,11 @@ class Host:
     async def read(self, name: str, path: str) -> bytes | None:
         """A small file of a container, running or not; None when it is not there."""
         try:
-            async with (
-                self._client._asked() as docker,
-                docker._query(f"containers/{name}/archive", params={"path": path}) as response,
-            ):
-                packed = bytearray()
-                while len(packed) < _MAX_FILE and (part := await response.content.readany()):
-                    packed += part
+            return await self._client.content_of(name, path, _MAX_FILE)
         except Refused as exc:
             if exc.not_there:
                 return None
             raise translated(exc, f"reading {path} of container {name}") from exc
-        return _only_member(bytes(packed))
 
     # ---- images
 
@@ -274,16 +265,6 @@ class Host:
                 filters = json.dumps({"name": [name]})
                 found = await docker._query_json("networks", params={"filters": filters})
         return next((one for one in found if one["Name"] == name), None)
-
-
-def _only_member(packed: bytes) -> bytes | None:
-    try:
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            member = archive.next()
-            content = None if member is None else archive.extractfile(member)
-            return None if content is None else content.read()
-    except (tarfile.TarError, EOFError):
-        return None
 
 
 @contextmanager

@@ -52,19 +52,20 @@ class Injection:
     def mount(self) -> Mount:
         return Mount("volume", self.volume, names.BIN_DIR, read_only=True)
 
-    async def ensure(self, detection: Detection, *, whole: bool = False) -> bool:
-        """The volume holds the whole runner; filled when it does not, which is what it answers.
-
-        `whole`: every byte of it is looked at, and not only its size.
-        """
+    async def ensure(self, detection: Detection) -> bool:
+        """The volume holds the whole runner; filled when it does not, which is what it answers."""
         await asyncio.to_thread(lambda: self.digest)
         async with self._filling:
             try:
                 # Nobody's own: whoever has this very runner may use it.
-                await self._engine.make_volume(self.volume, {names.LABEL: names.RUNNER})
+                made = await self._engine.make_volume(self.volume, {names.LABEL: names.RUNNER})
+                if made.get("Driver", "local") != "local" or made.get("Options"):
+                    raise _not_plain(self.volume)
                 mount = Mount("volume", self.volume, names.BIN_DIR)
                 async with detection.probe_container(mount) as container:
-                    if await self._is_good(container, whole=whole):
+                    # Whole, not by its size: others of the engine can make such a volume too,
+                    # and what is in it is the first process of every sandbox.
+                    if await self._there(container):
                         return False
                     packed = places.archive(self._program, layer=False)
                     await self._engine.put(container, names.BIN_DIR, packed)
@@ -72,11 +73,15 @@ class Injection:
             except Refused as exc:
                 raise translated(exc, "the runner could not be given to the engine") from exc
 
-    async def _is_good(self, container: str, *, whole: bool) -> bool:
-        size = await self._engine.size_of(container, names.RUNNER_PATH)
-        if size != len(self._program) or not whole:
-            return size == len(self._program)
-        return await self._engine.file(container, names.RUNNER_PATH) == self._program
+    async def _there(self, container: str) -> bool:
+        most = len(self._program)
+        try:
+            found = await self._engine.content_of(container, names.RUNNER_PATH, most)
+        except Refused as exc:
+            if exc.not_there:
+                return False
+            raise
+        return found == self._program
 
     async def put_into(self, container: str) -> None:
         """Where there are no volumes: into the container's own layer, with the directories."""
@@ -84,3 +89,10 @@ class Injection:
             await self._engine.put(container, "/", places.archive(self._program, layer=True))
         except Refused as exc:
             raise translated(exc, "the runner could not be put into the container") from exc
+
+
+def _not_plain(volume: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the engine has a volume {volume} that is not what it should be: it lies elsewhere",
+        hint=f"somebody made it before us: docker volume rm {volume}",
+    )

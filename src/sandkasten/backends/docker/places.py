@@ -193,6 +193,9 @@ def archive(runner: bytes, *, layer: bool) -> bytes:
     with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
         if layer:
             for path, owner in (
+                # Also over what the image has there: as a tmpfs would be.
+                ("/run", 0),
+                (names.RUNNER_DIR, 0),
                 (names.BIN_DIR, 0),
                 (WORKSPACE, USER_ID),
                 (HOME, USER_ID),

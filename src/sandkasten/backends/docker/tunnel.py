@@ -74,6 +74,9 @@ class Tunnel:
             return self.socket
 
     async def _start(self) -> None:
+        # One that an ssh left which was killed would look like the way that is to be opened.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.socket)
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         try:
             self._process = await asyncio.create_subprocess_exec(

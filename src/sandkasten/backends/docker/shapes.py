@@ -1,0 +1,93 @@
+"""What an engine's answers must look like before anybody reads them. Pure.
+
+TypeError or ValueError for one that makes no sense: an engine may be wrong, or not be one.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_CONTAINER = re.compile(r"[0-9a-f]{12,64}\Z")
+_VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
+_IMAGE = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}\Z")
+_FRAME = struct.Struct(">BxxxL")
+_STDERR = 2
+
+
+def mapping(found: Any) -> Mapping[str, Any]:
+    if not isinstance(found, dict):
+        raise TypeError(f"{type(found).__name__} instead of an object")
+    return found
+
+
+def printable(text: str, most: int) -> str:
+    """Its words as a line of ours: nothing in it moves a cursor or ends a line."""
+    return "".join(one if one.isprintable() else " " for one in text[:most]).strip()
+
+
+def strings(found: Any) -> Sequence[str]:
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise TypeError("something else than a list of words")
+    return found
+
+
+def labelled(found: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(found, list):
+        raise TypeError(f"{type(found).__name__} instead of a list")
+    for one in found:
+        labels = mapping(mapping(one).get("Labels") or {})
+        strings(list(labels.values()))
+    return found
+
+
+def container_id(found: Any) -> str:
+    """It becomes part of addresses."""
+    if not isinstance(found, str) or not _CONTAINER.match(found):
+        raise ValueError("a container without an id")
+    return found
+
+
+def image_id(found: Any) -> str:
+    if not isinstance(found, str) or not _IMAGE.match(found):
+        raise ValueError("an image without an id")
+    return found
+
+
+def volume_name(found: Any) -> str:
+    if not isinstance(found, str) or not _VOLUME.match(found):
+        raise ValueError("a volume without a name")
+    return found
+
+
+def only_member(packed: bytes) -> bytes | None:
+    """The file in an archive of one file; None when that is none, or not whole."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            member = archive.next()
+            content = None
+            # A link would be followed within the archive.
+            if member is not None and member.isreg():
+                content = archive.extractfile(member)
+            return None if content is None else content.read()
+    except (tarfile.TarError, EOFError, ValueError):
+        return None
+
+
+def unframed(framed: bytes) -> bytes:
+    """What a container wrote, without the engine's headers; plain where there are none."""
+    found = bytearray()
+    at = 0
+    while at + _FRAME.size <= len(framed):
+        source, length = _FRAME.unpack_from(framed, at)
+        if source > _STDERR:
+            return framed
+        found += framed[at + _FRAME.size : at + _FRAME.size + length]
+        at += _FRAME.size + length
+    return bytes(found)

@@ -1,0 +1,253 @@
+"""An engine that lies, raves or never ends: named errors, and a bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+import resource
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.backends.docker import cell as cells
+from sandkasten.backends.docker.address import address_of
+from sandkasten.backends.docker.backend import DockerBackend
+from sandkasten.backends.docker.client import EngineClient
+from sandkasten.backends.docker.options import Options
+from sandkasten.backends.docker.stream import ExecStream
+from sandkasten.errors import BackendUnavailable, SandkastenError
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+from tests.docker.liar import BOX, ID, OWNER, PLAUSIBLE, Liar, answered
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+MIB = 1 << 20
+JUNK: tuple[Any, ...] = (
+    None, True, 0, -1, 10**30, 1.5, "", "x", "../../x", "a/b", "\udcff", [], {}, [None], [[]],
+    [{}], {"Labels": 7}, {"": None}, ["a"], {"message": 1},
+)  # fmt: skip
+SPEC = CellSpec(image=Image("i", kind="engine", id=f"sha256:{ID}"))
+QUICK_S = 5.0
+
+
+@pytest.fixture
+async def liar(tmp_path: Path) -> AsyncIterator[Liar]:
+    async with Liar(tmp_path / "s") as made:
+        yield made
+
+
+@pytest.fixture
+async def backend(liar: Liar, tmp_path: Path) -> AsyncIterator[DockerBackend]:
+    home = tmp_path / "data" / "docker"
+    home.mkdir(parents=True)
+    (home / "owner").write_text(OWNER)
+    options = Options(host=liar.host, workspace="volume", timeout_s=QUICK_S)
+    made = DockerBackend(tmp_path / "data", options)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def client(liar: Liar) -> AsyncIterator[EngineClient]:
+    made = EngineClient(address_of(Options(host=liar.host)), QUICK_S)
+    yield made
+    await made.aclose()
+
+
+def changed(value: Any, chance: random.Random) -> Any:
+    """The same, but for one place in it."""
+    made = copy.deepcopy(value)
+    at: Any = [made]
+    key: Any = 0
+    while isinstance(at[key], dict | list) and at[key] and chance.random() < 0.75:
+        at = at[key]
+        key = chance.choice(list(at) if isinstance(at, dict) else range(len(at)))
+    if at is not None and made is not value and at == [made]:
+        return chance.choice(JUNK)
+    if isinstance(at, dict) and chance.random() < 0.2:
+        del at[key]
+    else:
+        at[key] = chance.choice(JUNK)
+    return made
+
+
+async def ask_everything(backend: DockerBackend) -> list[str]:
+    """Each verb once; what was raised that nobody has a name for."""
+    verbs: dict[str, Callable[[], Awaitable[Any]]] = {
+        "probe": backend.probe,
+        "owned": backend.owned,
+        "create": lambda: backend.create(SandboxId("sbx_" + "1" * 16), SPEC),
+        "find_image": lambda: backend.find_image(["python"]),
+        "usage": lambda: _usage(backend),
+        "discard": lambda: backend.discard(SandboxId(BOX)),
+    }
+    unnamed = []
+    for name, verb in verbs.items():
+        try:
+            await asyncio.wait_for(verb(), 30)
+        except SandkastenError:
+            pass
+        except Exception as exc:  # noqa: BLE001
+            unnamed.append(f"{name}: {exc!r}")
+    return unnamed
+
+
+async def _usage(backend: DockerBackend) -> None:
+    cell = await backend.attach(SandboxId(BOX))
+    await cell.usage()
+    await cell.pause()
+    await cell.dial()
+
+
+@pytest.mark.parametrize("seed", range(100))
+async def test_an_answer_that_makes_no_sense_has_a_name(
+    seed: int, liar: Liar, backend: DockerBackend
+):
+    chance = random.Random(seed)
+    for question in chance.sample(sorted(PLAUSIBLE), 2):
+        value = PLAUSIBLE[question]
+        liar.says(question, JUNK[seed % len(JUNK)] if value == b"" else changed(value, chance))
+    assert await ask_everything(backend) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b'"' + b"x" * 1000 + b'"'],
+)
+async def test_an_answer_that_is_no_json_has_a_name(
+    body: bytes, liar: Liar, backend: DockerBackend
+):
+    liar.says(".* /(info|containers|volumes|images)", body)
+    assert await ask_everything(backend) == []
+
+
+async def _endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[")
+    while True:
+        writer.write(b"1," * 32_768)
+        await writer.drain()
+
+
+async def test_an_endless_answer_ends_and_costs_little_memory(liar: Liar, client: EngineClient):
+    liar.says("GET /containers/json", _endless)
+    liar.says("GET /containers/[^/]+/logs", _endless)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BackendUnavailable, match="more than"):
+        await client.containers()
+    with pytest.raises(BackendUnavailable, match="more than"):
+        await client.logs(ID)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 160 * 1024
+
+
+async def test_nobody_is_followed_to_another_address(liar: Liar, client: EngineClient):
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answered(b"", "307 Temporary Redirect", "Location: /elsewhere"))
+        await writer.drain()
+
+    liar.says("GET /info", elsewhere)
+    with pytest.raises(BackendUnavailable, match="another address"):
+        await client.info()
+    assert not any("elsewhere" in one for one in liar.asked)
+
+
+async def test_a_failing_engine_that_says_nothing_useful_has_a_name(
+    liar: Liar, backend: DockerBackend
+):
+    async def failing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answered(json.dumps({"massage": 1}).encode(), "500 No"))
+        await writer.drain()
+
+    liar.says(".*", failing)
+    assert await ask_everything(backend) == []
+
+
+# ---- the stream of a command
+
+
+def _upgraded(said: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> Any:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
+        await said(writer)
+
+    return speak
+
+
+async def _opened(client: EngineClient) -> ExecStream:
+    return ExecStream(await client.run_stream(ID, ["x"], "999:999"))
+
+
+async def test_a_piece_that_claims_four_gigabytes_is_handed_on_as_it_comes(
+    liar: Liar, client: EngineClient
+):
+    async def huge(writer: asyncio.StreamWriter) -> None:
+        writer.write(struct.pack(">BxxxL", 1, 0xFFFF_FFFF))
+        while True:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+
+    liar.says("POST /exec/", _upgraded(huge))
+    stream = await _opened(client)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seen = 0
+    async with asyncio.timeout(QUICK_S):
+        while seen < 64 * MIB:
+            seen += len(await stream.receive(65536))
+    await asyncio.sleep(0.2)
+    await stream.aclose()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
+
+
+async def test_pieces_cut_anywhere_are_put_together_again(liar: Liar, client: EngineClient):
+    whole = struct.pack(">BxxxL", 1, 5) + b"hello" + struct.pack(">BxxxL", 2, 3) + b"err"
+    whole += struct.pack(">BxxxL", 1, 0) + struct.pack(">BxxxL", 1, 1) + b"!"
+
+    async def slowly(writer: asyncio.StreamWriter) -> None:
+        for byte in whole:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    liar.says("POST /exec/", _upgraded(slowly))
+    stream = await _opened(client)
+    found = b""
+    while part := await stream.receive(100):
+        found += part
+    await stream.aclose()
+    assert (found, stream.told) == (b"hello!", "err")
+
+
+async def test_words_of_an_engine_are_not_taken_for_the_runners(liar: Liar, backend: DockerBackend):
+    """An engine that cannot start a command says so where its output would be."""
+    said = b"OCI runtime exec failed: exec failed: cannot exec in a stopped container"
+
+    async def fail(writer: asyncio.StreamWriter) -> None:
+        writer.write(struct.pack(">BxxxL", 1, len(said)) + said)
+        await writer.drain()
+
+    liar.says("POST /exec/", _upgraded(fail))
+    cell = await backend.attach(SandboxId(BOX))
+    with pytest.raises(BackendUnavailable, match="OCI runtime exec failed"):
+        await cell.dial()
+
+
+async def test_endless_complaints_end_with_the_time_for_a_first_word(
+    liar: Liar, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+):
+    async def complain(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(struct.pack(">BxxxL", 2, 65536) + b"x" * 65536)
+            await writer.drain()
+
+    monkeypatch.setattr(cells, "_HELLO_S", 0.5)
+    liar.says("POST /exec/", _upgraded(complain))
+    cell = await backend.attach(SandboxId(BOX))
+    with pytest.raises(BackendUnavailable) as failed:
+        await cell.dial()
+    assert len(failed.value.message) < 1000

@@ -1,0 +1,33 @@
+"""The way to an engine behind ssh, where ssh is not what it should be."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.backends.docker.address import address_of
+from sandkasten.backends.docker.options import Options
+from sandkasten.backends.docker.tunnel import Tunnel
+from sandkasten.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_a_socket_that_a_killed_ssh_left_is_no_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = tmp_path / "ssh"
+    program.write_text("#!/bin/sh\nsleep 0.2\necho Host key verification failed. >&2\nexit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tunnel = Tunnel(address_of(Options(host="ssh://box")))
+    tunnel._directory = str(tmp_path)
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(tunnel.socket)
+    left.close()
+    with pytest.raises(BackendUnavailable, match="Host key verification failed"):
+        await tunnel.open()
+    await tunnel.aclose()
