@@ -18,7 +18,7 @@ from sandkasten.backends.docker.backend import DockerBackend
 from sandkasten.backends.docker.client import EngineClient
 from sandkasten.backends.docker.options import Options
 from sandkasten.backends.docker.stream import ExecStream
-from sandkasten.errors import BackendUnavailable, SandkastenError
+from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec
@@ -233,7 +233,7 @@ async def test_words_of_an_engine_are_not_taken_for_the_runners(liar: Liar, back
 
     liar.says("POST /exec/", _upgraded(fail))
     cell = await backend.attach(SandboxId(BOX))
-    with pytest.raises(BackendUnavailable, match="OCI runtime exec failed"):
+    with pytest.raises(Busy, match="OCI runtime exec failed"):
         await cell.dial()
 
 
@@ -248,6 +248,6 @@ async def test_endless_complaints_end_with_the_time_for_a_first_word(
     monkeypatch.setattr(cells, "_HELLO_S", 0.5)
     liar.says("POST /exec/", _upgraded(complain))
     cell = await backend.attach(SandboxId(BOX))
-    with pytest.raises(BackendUnavailable) as failed:
+    with pytest.raises(Busy) as failed:
         await cell.dial()
     assert len(failed.value.message) < 1000
