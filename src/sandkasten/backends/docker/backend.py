@@ -42,7 +42,7 @@ from .address import address_of
 from .cell import DockerCell, is_running
 from .client import EngineClient, Refused, translated
 from .detection import Detection, user_namespaces
-from .images import EngineImages
+from .images import EngineImages, gone
 from .injection import Injection
 from .options import Options
 from .places import Place
@@ -58,7 +58,7 @@ _LIBRARY = "aiodocker"
 _TRIAL = "trial_"
 # How long what could not be made is waited for, to be taken away at once.
 _UNDO_S = 15.0
-_TOO_LONG = "argument list too long"
+_ENVIRONMENT = ("argument list too long", "environment variable")
 
 
 class DockerBackend:
@@ -286,24 +286,34 @@ class DockerBackend:
         place = record.place
         image = await self._images.reference(spec.image)
         await places.make(place, self._engine, sandbox_id, self._owner, spec)
-        told = config.container(sandbox_id, spec, self._ground(sandbox_id, spec, image))
+        declared = await self._images.volumes(spec.image, image)
+        if declared and place.mode == "archive":
+            raise UnsupportedByBackend(
+                f"image {spec.image.name} declares volumes ({', '.join(declared)[:200]}), which "
+                "no sandbox can have in the mode archive",
+                hint="use an image without them, or another backends.docker.workspace_mode",
+                image=spec.image.name,
+            )
+        ground = self._ground(sandbox_id, spec, image, declared)
         try:
-            cell = await self._begun(sandbox_id, spec, record, told)
+            cell = await self._begun(sandbox_id, spec, record, ground)
         except BackendUnavailable:
             if place.mode == "archive" or not await self._mended():
                 raise
             await self._engine.remove(names.container_name(sandbox_id))
-            cell = await self._begun(sandbox_id, spec, record, told)
+            cell = await self._begun(sandbox_id, spec, record, ground)
         if spec.workspace is not None:
             await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
         return cell
 
     async def _begun(
-        self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord, told: dict[str, Any]
+        self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord, ground: config.Ground
     ) -> DockerCell:
         """Made, started, and answering."""
+        told = config.container(sandbox_id, spec, ground)
         container = await self._make(sandbox_id, spec, told)
         try:
+            await self._check_links(container, spec, ground.image_volumes)
             if record.place.mode == "archive":
                 await self._injection.put_into(container)
             await self._engine.start(container)
@@ -315,9 +325,9 @@ class DockerBackend:
             await cell.greet()
             await cell.check_alive()
         except SandboxLost as exc:
-            told_by = await self._last_words(container)
-            raise BackendUnavailable(
-                f"sandbox {sandbox_id} ended as soon as it began: {told_by or exc.message}",
+            why = await self._last_words(container) or exc.message
+            raise _odd_environment(spec, why) or BackendUnavailable(
+                f"sandbox {sandbox_id} ended as soon as it began: {why}",
                 hint="run sandkasten doctor",
             ) from exc
         return cell
@@ -342,11 +352,7 @@ class DockerBackend:
             return await self._engine.create(name, told)
         except Refused as exc:
             if exc.not_there:
-                raise InvalidImage(
-                    f"the engine has no image {spec.image.name}: {exc.message}",
-                    hint="it was removed meanwhile; import or pull it again",
-                    image=spec.image.name,
-                ) from exc
+                raise gone(spec.image, exc.message) from exc
             if exc.conflict:
                 raise Conflict(
                     f"the engine has a container named {name} already",
@@ -362,7 +368,23 @@ class DockerBackend:
         if started is not None:
             (directory / "pid").write_text(f"{cell.pid} {started}")
 
-    def _ground(self, sandbox_id: SandboxId, spec: CellSpec, image: str) -> config.Ground:
+    async def _check_links(self, container: str, spec: CellSpec, volumes: Sequence[str]) -> None:
+        """A volume that a link of the image leads elsewhere would be mounted there: over our own
+        runner, too. InvalidImage."""
+        for path in volumes:
+            above = [str(one) for one in Path(path).parents if one != Path("/")]
+            for one in (path, *above):
+                if await self._engine.is_link(container, one):
+                    raise InvalidImage(
+                        f"image {spec.image.name} declares a volume at {path[:200]}, and {one} "
+                        "is a link",
+                        hint="build it without that VOLUME, or use another image",
+                        image=spec.image.name,
+                    )
+
+    def _ground(
+        self, sandbox_id: SandboxId, spec: CellSpec, image: str, declared: tuple[str, ...]
+    ) -> config.Ground:
         assert self._place is not None
         archive = self._place.mode == "archive"
         mounted = (
@@ -374,6 +396,7 @@ class DockerBackend:
             image=image,
             mounts=mounted if archive else (self._injection.mount, *mounted),
             seccomp=seccomp_oci.profile(seccomp.machine()),
+            image_volumes=declared,
             writable_root=archive,
         )
 
@@ -453,14 +476,19 @@ def _seen(task: asyncio.Future[DockerCell]) -> None:
         task.exception()
 
 
+def _odd_environment(spec: CellSpec, why: str) -> InvalidImage | None:
+    """An image's own variables are given to everything in it, the runner too."""
+    if not any(words in why.lower() for words in _ENVIRONMENT):
+        return None
+    return InvalidImage(
+        f"no program can have the environment of image {spec.image.name}: {why}",
+        hint="take what is odd, or very large, out of its ENV",
+        image=spec.image.name,
+    )
+
+
 def _unstarted(sandbox_id: SandboxId, spec: CellSpec, exc: Refused) -> SandkastenError:
-    if _TOO_LONG in exc.message.lower():
-        return InvalidImage(
-            f"the environment of image {spec.image.name} is too long for any program",
-            hint="take large values out of its ENV",
-            image=spec.image.name,
-        )
-    return translated(exc, f"sandbox {sandbox_id} could not be started")
+    return _odd_environment(spec, exc.message) or translated(exc, f"sandbox {sandbox_id} could not be started")
 
 
 def _read_place(mark: Path) -> Place | None:

@@ -197,6 +197,13 @@ class EngineClient:
 
     async def size_of(self, container: str, path: str) -> int | None:
         """Of a file in it, running or not; None when it is not there."""
+        found = await self._stat(container, path)
+        return None if found is None else int(found["size"])
+
+    async def is_link(self, container: str, path: str) -> bool:
+        return bool((await self._stat(container, path) or {}).get("linkTarget"))
+
+    async def _stat(self, container: str, path: str) -> Mapping[str, Any] | None:
         async with self._asked() as docker:
             # Not by `_query`, which looks for a message in the body of a refusal: HEAD has none.
             await docker._check_version()
@@ -207,7 +214,8 @@ class EngineClient:
                 if response.status != _OK:
                     raise Refused(response.status, response.reason or "")
                 told = response.headers.get("X-Docker-Container-Path-Stat", "")
-            return int(json.loads(base64.b64decode(told))["size"])
+            found: Mapping[str, Any] = json.loads(base64.b64decode(told))
+            return found
 
     async def file(self, container: str, path: str) -> bytes:
         """One that is there, small enough to be held."""
