@@ -27,9 +27,8 @@ from sandkasten.errors import (
     InvalidImage,
     SandboxLost,
     SandkastenError,
-    UnsupportedByBackend,
 )
-from sandkasten.linux import processes, requirements, seccomp, seccomp_oci
+from sandkasten.linux import hostvolume, processes, requirements, seccomp, seccomp_oci
 from sandkasten.linux.layout import CellState, write_state
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.turns import turn
@@ -37,11 +36,11 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.readiness import Readiness, Requirement
 from sandkasten.model.spec import CellSpec, home
 
-from . import config, names, places, probe, trial
+from . import config, names, places, probe, refusals, trial
 from .address import address_of
 from .cell import DockerCell, is_running
 from .client import EngineClient, Refused, translated
-from .detection import Detection, user_namespaces
+from .detection import PROBE_PREFIX, Detection
 from .images import EngineImages, gone
 from .injection import Injection
 from .options import Options
@@ -56,9 +55,9 @@ if TYPE_CHECKING:
 
 _LIBRARY = "aiodocker"
 _TRIAL = "trial_"
+_PROBING = "probing"
 # How long what could not be made is waited for, to be taken away at once.
 _UNDO_S = 15.0
-_ENVIRONMENT = ("argument list too long", "environment variable")
 
 
 class DockerBackend:
@@ -142,18 +141,26 @@ class DockerBackend:
         written = await asyncio.to_thread(self._home.ids)
         if not self._home.root.exists():
             return ()
-        mine = await self._mine()
-        containers, volumes = await asyncio.gather(
-            self._ask(self._engine.containers(*mine), "containers"),
-            self._ask(self._engine.volumes(*mine), "volumes"),
-        )
+        found = await self._everything()
+        if any(_kind(one) == names.PROBE for one in found) or self._probed():
+            await self._clear_probes()
         told = {
             names.id_in((one.get("Labels") or {}).get(names.LABEL_ID, ""))
-            for one in (*containers, *volumes)
+            for one in found
+            if _kind(one) == names.CELL
         }
         return sorted(
             one for one in {*written, *told} if one is not None and not one.startswith(_TRIAL)
         )
+
+    async def _everything(self) -> list[Mapping[str, Any]]:
+        """Containers and volumes of this installation."""
+        whose = f"{names.LABEL_OWNER}={await self._whose()}"
+        containers, volumes = await asyncio.gather(
+            self._ask(self._engine.containers(whose), "containers"),
+            self._ask(self._engine.volumes(whose), "volumes"),
+        )
+        return [*containers, *volumes]
 
     async def discard(self, sandbox_id: SandboxId) -> None:
         """What `destroy` does, for a sandbox that is not alive any more."""
@@ -209,18 +216,37 @@ class DockerBackend:
         mark = self._home.root / f"place-{self._key(info)}"
         known = await asyncio.to_thread(_read_place, mark)
         if known is None:
-            known = await detection.find(info)
-            if known.mode != "archive":
-                await self._injection.ensure(detection)
+            async with turn(self._home.root / _PROBING):
+                known = await detection.find(info)
+                if known.mode != "archive":
+                    await self._injection.ensure(detection)
             await asyncio.to_thread(self._home.mark, mark.name, json.dumps(asdict(known)))
         self._info, self._place = info, known
+
+    def _probed(self) -> list[Path]:
+        """Directories that were offered to the engine, and are not taken away."""
+        tops = {self._home.cells, Path(self._place.ours if self._place else self._home.cells)}
+        return [one for top in tops if str(top) for one in top.glob(f"{PROBE_PREFIX}*")]
+
+    async def _clear_probes(self) -> None:
+        """What is there while nobody has the turn was left by somebody who was killed."""
+        async with turn(self._home.root / _PROBING):
+            for one in await self._everything():
+                if _kind(one) != names.PROBE:
+                    continue
+                if "Id" in one:
+                    await self._ask(self._engine.remove(str(one["Id"])), "a container")
+                else:
+                    await places.remove_volumes(self._engine, str(one["Name"]))
+            for left in self._probed():
+                await asyncio.to_thread(hostvolume.release, left)
 
     async def _prepare(self, spec: CellSpec) -> None:
         """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
         async with self._preparing:
             await self._settle()
             assert self._place is not None
-            _refuse(spec, self._info, self._place)
+            refusals.check(spec, self._info, self._place)
             if spec.profile in self._prepared:
                 return
             mark = self._home.root / f"trial-{self._key(self._info)}-{spec.profile}"
@@ -287,13 +313,7 @@ class DockerBackend:
         image = await self._images.reference(spec.image)
         await places.make(place, self._engine, sandbox_id, self._owner, spec)
         declared = await self._images.volumes(spec.image, image)
-        if declared and place.mode == "archive":
-            raise UnsupportedByBackend(
-                f"image {spec.image.name} declares volumes ({', '.join(declared)[:200]}), which "
-                "no sandbox can have in the mode archive",
-                hint="use an image without them, or another backends.docker.workspace_mode",
-                image=spec.image.name,
-            )
+        refusals.check_volumes(spec, place, declared)
         ground = self._ground(sandbox_id, spec, image, declared)
         try:
             cell = await self._begun(sandbox_id, spec, record, ground)
@@ -318,7 +338,7 @@ class DockerBackend:
                 await self._injection.put_into(container)
             await self._engine.start(container)
         except Refused as exc:
-            raise _unstarted(sandbox_id, spec, exc) from exc
+            raise refusals.unstarted(sandbox_id, spec, exc) from exc
         cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
         self._made[sandbox_id] = cell
         try:
@@ -326,7 +346,7 @@ class DockerBackend:
             await cell.check_alive()
         except SandboxLost as exc:
             why = await self._last_words(container) or exc.message
-            raise _odd_environment(spec, why) or BackendUnavailable(
+            raise refusals.odd_environment(spec, why) or BackendUnavailable(
                 f"sandbox {sandbox_id} ended as soon as it began: {why}",
                 hint="run sandkasten doctor",
             ) from exc
@@ -338,7 +358,8 @@ class DockerBackend:
         Somebody clears away volumes that nothing uses; a copy ends half-way with its engine.
         """
         try:
-            return await self._injection.ensure(self._detection, whole=True)
+            async with turn(self._home.root / _PROBING):
+                return await self._injection.ensure(self._detection, whole=True)
         except SandkastenError:
             return False
 
@@ -455,40 +476,14 @@ class DockerBackend:
             raise translated(exc, f"the engine was asked about {about}") from exc
 
 
-def _refuse(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
-    """What cannot be had of this engine, said before anything is made."""
-    if spec.workspace is not None and not place.sized:
-        raise UnsupportedByBackend(
-            "named workspaces cannot be had of this engine: they are files of our machine",
-            hint="run the daemon as root on the engine's machine (workspace_mode bind), or use "
-            "the file store to carry files from one session to the next",
-        )
-    if spec.profile == "dev" and not user_namespaces(info):
-        raise UnsupportedByBackend(
-            "the dev profile would be root of the engine's own machine: the engine maps no ids",
-            hint="start dockerd with --userns-remap=default, or use the local backend",
-        )
-
-
 def _seen(task: asyncio.Future[DockerCell]) -> None:
     """Its failure is of no more interest: whoever wanted it has gone."""
     if not task.cancelled():
         task.exception()
 
 
-def _odd_environment(spec: CellSpec, why: str) -> InvalidImage | None:
-    """An image's own variables are given to everything in it, the runner too."""
-    if not any(words in why.lower() for words in _ENVIRONMENT):
-        return None
-    return InvalidImage(
-        f"no program can have the environment of image {spec.image.name}: {why}",
-        hint="take what is odd, or very large, out of its ENV",
-        image=spec.image.name,
-    )
-
-
-def _unstarted(sandbox_id: SandboxId, spec: CellSpec, exc: Refused) -> SandkastenError:
-    return _odd_environment(spec, exc.message) or translated(exc, f"sandbox {sandbox_id} could not be started")
+def _kind(one: Mapping[str, Any]) -> str:
+    return str((one.get("Labels") or {}).get(names.LABEL, ""))
 
 
 def _read_place(mark: Path) -> Place | None:

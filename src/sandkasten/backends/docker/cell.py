@@ -141,9 +141,12 @@ class DockerCell:
         except asyncio.CancelledError:
             await stream.aclose()
             raise
-        if not first:
+        if not first or first[0]:
+            # The engine's own words come where the runner's should: no frame of a runner is so long
+            # that it begins with anything but a zero.
             await stream.aclose()
-            raise await self._no_way_in(stream.told or "the runner says nothing")
+            said = stream.told or first.decode(errors="replace").strip()
+            raise await self._no_way_in(said or "the runner says nothing")
         return Begun(first, stream)
 
     async def _no_way_in(self, why: str) -> SandkastenError:

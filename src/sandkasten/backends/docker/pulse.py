@@ -62,9 +62,8 @@ def _cut(stream: Stream, why: str) -> None:
     queue, response = stream._queue, stream._resp
     if queue is not None:
         queue.set_exception(ConnectionResetError(why))
-    transport = None if response is None or response.connection is None else (
-        response.connection.transport
-    )
+    connection = None if response is None else response.connection
+    transport = None if connection is None else connection.transport
     if transport is not None:
         # What was not sent yet would wait for an engine that reads nothing.
         transport.abort()
