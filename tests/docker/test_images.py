@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import tempfile
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +18,19 @@ from sandkasten.errors import (
     InvalidImage,
     RegistryUnavailable,
     SandkastenError,
+    Unauthorized,
     UnsupportedByBackend,
 )
 from sandkasten.model.sandbox import CreateRequest
 from tests import imagekit
 from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
+from tests.images.registries import HTPASSWD
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sandkasten.engine.engine import Engine
+    from tests.engines.engine import Engine as Dockerd
     from tests.engines.reached import Reached
 
 
@@ -49,6 +56,59 @@ async def test_an_image_that_nobody_has_is_named(engine, data):
         # What is there is not asked for.
         assert (await sand.create(FAR)).image == IMAGE
     assert await nothing_left(engine, data) == []
+
+
+async def test_what_a_registry_has_is_pulled_and_what_it_refuses_is_named(mortal, data, tmp_path):
+    engine = mortal.reached
+    with (
+        _registry(mortal, tmp_path / "open") as free,
+        _registry(mortal, tmp_path / "closed", HTPASSWD) as closed,
+    ):
+        name = f"{free}/some/thing:1"
+        await asyncio.to_thread(engine.docker, "tag", IMAGE, name)
+        await asyncio.to_thread(engine.docker, "push", name)
+        await asyncio.to_thread(engine.docker, "rmi", name)
+        async with opened(data, engine) as sand:
+            await refused(sand, name, InvalidImage)
+        async with opened(data, engine, docker_pull="missing") as sand:
+            made = await sand.create(far(name))
+            assert (await sh(sand, made.id, "echo pulled")).stdout == b"pulled\n"
+            await sand.destroy(made.id)
+            await refused(sand, f"{free}/some/thing:2", InvalidImage)
+            await refused(sand, f"{free}/nobody/has-this:1", InvalidImage)
+            await refused(sand, f"{closed}/some/thing:1", Unauthorized)
+        await asyncio.to_thread(engine.docker, "rmi", name)
+    assert await nothing_left(engine, data) == []
+
+
+@contextmanager
+def _registry(engine: Dockerd, folder: Path, users: str = "") -> Iterator[str]:
+    """Debian's own, on the loopback of the engine's machine."""
+    folder.mkdir()
+    address = f"127.0.0.1:{_free_port()}"
+    told: dict[str, Any] = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
+        "http": {"addr": address},
+    }
+    if users:
+        (folder / "users").write_text(users)
+        told["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "users")}}
+    # JSON is YAML.
+    (folder / "config.yml").write_text(json.dumps(told))
+    words = ["docker-registry", "serve", str(folder / "config.yml")]
+    serving = engine.machine.start(words, folder / "log")
+    try:
+        host, port = address.split(":")
+        look = f"import socket; socket.create_connection(({host!r}, {port})).close()"
+        for _ in range(100):
+            with suppress(RuntimeError):
+                engine.machine.run("python3", "-c", look)
+                break
+        yield address
+    finally:
+        serving.terminate()
+        serving.wait()
 
 
 async def test_an_image_that_is_removed_between_plan_and_create_is_named(engine, data, monkeypatch):

@@ -36,7 +36,7 @@ _VALUE_CHARS = 32 * 1024
 _REMEMBERED = 256
 # What a machine runs without help, in an engine's words.
 _RUNS = {"amd64": ("amd64", "386"), "arm64": ("arm64", "arm")}
-_DENIED = ("denied", "unauthorized", "authentication required")
+_DENIED = ("denied", "unauthorized", "authentication required", "no basic auth credentials")
 _UNKNOWN = ("not found", "manifest unknown", "does not exist", "no such image")
 
 
