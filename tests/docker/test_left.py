@@ -42,6 +42,23 @@ async def test_volumes_of_a_create_that_crashed_are_owned_and_go(backend, engine
     assert left(engine, data) == []
 
 
+async def test_what_somebody_who_was_killed_left_of_his_looks_is_cleared_away(
+    backend, engine, data
+):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    whose = (data / "docker" / "owner").read_text()
+    told = {names.LABEL: names.PROBE, names.LABEL_OWNER: whose}
+    body = {"Image": IMAGE, "Cmd": ["/nothing"], "Labels": told}
+    engine.ask("POST", "/containers/create", body)
+    engine.ask("POST", "/volumes/create", {"Name": "sandkasten-probe-left", "Labels": told})
+    (data / "docker" / "cells" / ".probe-left").mkdir()
+    (data / "docker" / "records" / f".{new_sandbox_id()}.json").write_text("{")
+    (half,) = [one for one in await backend.owned() if one != cell.id]
+    await backend.discard(half)
+    await cell.destroy()
+    assert left(engine, data) == []
+
+
 async def test_something_foreign_under_our_name_is_a_conflict_and_stays_as_it_is(
     backend, engine, data
 ):

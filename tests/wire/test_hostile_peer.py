@@ -90,6 +90,24 @@ async def test_a_violation_fails_every_call_and_closes_the_channel(what: str):
         assert channel.closed
 
 
+@pytest.mark.parametrize("ends", [True, False])
+async def test_the_last_words_of_an_engine_in_between_are_an_end_and_no_lie(ends: bool):
+    async with connected() as (channel, peer):
+        channel.explain = _as_it_is
+        calling = asyncio.create_task(channel.call("exec.wait"))
+        await peer.opened()
+        await peer.raw(b"context canceled\r\n")
+        if ends:
+            await peer.hang_up()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(SandboxLost if ends else ProtocolViolation):
+                await calling
+
+
+async def _as_it_is(error: SandkastenError) -> SandkastenError:
+    return error
+
+
 async def test_an_unknown_error_code_fails_the_call_alone():
     async with connected() as (channel, peer):
         calling = asyncio.create_task(channel.call("ping"))

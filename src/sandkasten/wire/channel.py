@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 DEFAULT_WINDOW = 4 * MIB
 # Small, because what is received here is copied once more; large bodies are received in place.
 RECEIVE_BYTES = 64 * 1024
+# Of an engine that is going: a line of text, and the end of the stream.
+_LAST_WORDS_S, _LAST_WORDS_PIECES = 1.0, 16
 # A runner that always has something to say must not keep the loop from its other work.
 _RECEIVES_PER_TURN = 16
 
@@ -212,9 +214,25 @@ class Channel:
         except OSError as exc:
             self._fail(_lost(f"the connection to the runner failed: {exc}"))
         except ProtocolViolation as exc:
-            self._fail(exc)
+            self._fail(_lost("the way to the runner ended") if await self._over_now() else exc)
         finally:
             await self._stream.aclose()
+
+    async def _over_now(self) -> bool:
+        """Whether the stream ends after what made no sense, where somebody is in between: an
+        engine that goes away says so in its own words, in the midst of the runner's."""
+        if self.explain is None:
+            return False
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                for _ in range(_LAST_WORDS_PIECES):
+                    if not await self._stream.receive(RECEIVE_BYTES):
+                        return True
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+        return False
 
     def _deliver(self, frame: Frame) -> None:
         kind, stream, body = frame

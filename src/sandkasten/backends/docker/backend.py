@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import importlib.util
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -27,12 +28,12 @@ from sandkasten.linux.programs import Programs
 from sandkasten.model.readiness import Readiness, Requirement
 from sandkasten.model.spec import CellSpec, home
 
-from . import config, names, places
+from . import config, names, places, refusals
 from .address import address_of
 from .cell import DockerCell, is_running
 from .client import EngineClient, Refused, asked, translated
 from .footing import TRIAL, Footing
-from .images import EngineImages
+from .images import EngineImages, gone
 from .injection import Injection
 from .options import Options
 from .places import Place
@@ -40,7 +41,6 @@ from .state import CellRecord, Home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.image import Image
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 _LIBRARY = "aiodocker"
 # How long what could not be made is waited for, to be taken away at once.
 _UNDO_S = 15.0
-_TOO_LONG = "argument list too long"
 # What the runner says of an image in which its own program could be replaced.
 _UNGUARDED = "not for root alone"
 
@@ -134,14 +133,18 @@ class DockerBackend:
         written = await asyncio.to_thread(self._home.ids)
         if not self._home.root.exists():
             return ()
-        mine = await self._mine()
+        whose = f"{names.LABEL_OWNER}={await self._footing.owner()}"
         containers, volumes = await asyncio.gather(
-            asked(self._engine.containers(*mine), "containers"),
-            asked(self._engine.volumes(*mine), "volumes"),
+            asked(self._engine.containers(whose), "containers"),
+            asked(self._engine.volumes(whose), "volumes"),
         )
+        found = [*containers, *volumes]
+        if any(_kind(one) == names.PROBE for one in found) or self._footing.probed():
+            await self._footing.clear_probes()
         told = {
             names.id_in((one.get("Labels") or {}).get(names.LABEL_ID, ""))
-            for one in (*containers, *volumes)
+            for one in found
+            if _kind(one) == names.CELL
         }
         return sorted(
             one for one in {*written, *told} if one is not None and not one.startswith(TRIAL)
@@ -165,8 +168,13 @@ class DockerBackend:
     # ---- one sandbox
 
     async def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
+        place = self._footing.place
+        # Before anything is made for it; kept for the container that follows.
+        image = await self._images.reference(spec.image)
+        declared = await self._images.volumes(spec.image, image)
+        refusals.check_volumes(spec, place, declared)
         lost = tuple((u.limit, u.reason, u.remedy) for u in self._footing.unenforced)
-        record = CellRecord(self._footing.place, lost)
+        record = CellRecord(place, lost, len(declared))
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
         await asyncio.to_thread(self._home.begin, sandbox_id, record)
         try:
@@ -181,8 +189,6 @@ class DockerBackend:
 
     async def _fill(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
         place = record.place
-        # Before anything is made for it; kept for the container that follows.
-        await self._images.reference(spec.image)
         owner = await self._footing.owner()
         await places.make(place, self._engine, sandbox_id, owner, spec)
         try:
@@ -201,11 +207,12 @@ class DockerBackend:
         """Made, started, and answering."""
         container = await self._make(sandbox_id, spec)
         try:
+            await self._check_links(container, spec)
             if record.place.mode == "archive":
                 await self._injection.put_into(container)
             await self._engine.start(container)
         except Refused as exc:
-            raise _unstarted(sandbox_id, spec, exc) from exc
+            raise refusals.unstarted(sandbox_id, spec, exc) from exc
         cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
         self._made[sandbox_id] = cell
         try:
@@ -219,8 +226,9 @@ class DockerBackend:
                     "that we mount may be a link",
                     image=spec.image.name,
                 ) from exc
-            raise BackendUnavailable(
-                f"sandbox {sandbox_id} ended as soon as it began: {told_by or exc.message}",
+            why = told_by or exc.message
+            raise refusals.odd_environment(spec, why) or BackendUnavailable(
+                f"sandbox {sandbox_id} ended as soon as it began: {why}",
                 hint="run sandkasten doctor",
             ) from exc
         return cell
@@ -231,7 +239,8 @@ class DockerBackend:
         Somebody clears away volumes that nothing uses; a copy ends half-way with its engine.
         """
         try:
-            return await self._injection.ensure(await self._footing.detection())
+            async with self._footing.probing():
+                return await self._injection.ensure(await self._footing.detection())
         except SandkastenError:
             return False
 
@@ -246,17 +255,28 @@ class DockerBackend:
                 # It was given to the engine once, and somebody has removed it there since.
                 return await self._make(sandbox_id, spec, again=False)
             if exc.not_there:
-                raise InvalidImage(
-                    f"the engine has no image {spec.image.name}: {exc.message}",
-                    hint="it was removed meanwhile; import or pull it again",
-                    image=spec.image.name,
-                ) from exc
+                raise gone(spec.image, exc.message) from exc
             if exc.conflict:
                 raise Conflict(
                     f"the engine has a container named {name} already",
                     hint="remove it (docker rm), or use another id",
                 ) from exc
             raise translated(exc, f"sandbox {sandbox_id} could not be made") from exc
+
+    async def _check_links(self, container: str, spec: CellSpec) -> None:
+        """A volume that a link of the image leads elsewhere would be mounted there: over our own
+        runner, too. InvalidImage."""
+        image = await self._images.reference(spec.image)
+        for path in await self._images.volumes(spec.image, image):
+            above = [str(one) for one in Path(path).parents if one != Path("/")]
+            for one in (path, *above):
+                if await self._engine.is_link(container, one):
+                    raise InvalidImage(
+                        f"image {spec.image.name} declares a volume at {path[:200]}, and {one} "
+                        "is a link",
+                        hint="build it without that VOLUME, or use another image",
+                        image=spec.image.name,
+                    )
 
     def _tell_relatives(self, cell: DockerCell, volume: str) -> None:
         """Whoever looks whether somebody lives in a workspace looks for this, on every backend."""
@@ -279,6 +299,7 @@ class DockerBackend:
             mounts=mounted if archive else (self._injection.mount, *mounted),
             seccomp=seccomp_oci.profile(seccomp.machine()),
             given=place.mode != "volume",
+            image_volumes=await self._images.volumes(spec.image, image),
             writable_root=archive,
         )
 
@@ -321,7 +342,7 @@ class DockerBackend:
         for one in found:
             await asked(self._engine.remove(one), "a container")
         if record is not None and whole:
-            await places.remove(record.place, self._engine, sandbox_id)
+            await places.remove(record.place, self._engine, sandbox_id, record.image_volumes)
         elif record is not None:
             await places.remove_directories(record.place, sandbox_id)
         if not whole:
@@ -342,11 +363,5 @@ def _seen(task: asyncio.Future[DockerCell]) -> None:
         task.exception()
 
 
-def _unstarted(sandbox_id: SandboxId, spec: CellSpec, exc: Refused) -> SandkastenError:
-    if _TOO_LONG in exc.message.lower():
-        return InvalidImage(
-            f"the environment of image {spec.image.name} is too long for any program",
-            hint="take large values out of its ENV",
-            image=spec.image.name,
-        )
-    return translated(exc, f"sandbox {sandbox_id} could not be started")
+def _kind(one: Mapping[str, Any]) -> str:
+    return str((one.get("Labels") or {}).get(names.LABEL, ""))

@@ -7,6 +7,7 @@ stays in this package: who asked knows what the answer means. Belongs to one eve
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import json
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from .address import Address, Tls
 
-_NOT_MODIFIED, _FORBIDDEN, _NOT_THERE, _CONFLICT = 304, 403, 404, 409
+_OK, _NOT_MODIFIED, _FORBIDDEN, _NOT_THERE, _CONFLICT = 200, 304, 403, 404, 409
 T = TypeVar("T")
 _UNREACHABLE = 900
 _TAR_BYTES = 64 << 10
@@ -250,6 +251,21 @@ class EngineClient:
                 packed += part
             response.close()
         return shapes.only_member(bytes(packed))
+
+    async def is_link(self, container: str, path: str) -> bool:
+        async with self._asked() as docker:
+            # Not by `_query`, which looks for a message in the body of a refusal: HEAD has none.
+            await docker._check_version()
+            url = docker._canonicalize_url(f"containers/{container}/archive")
+            async with docker.session.head(
+                url, params={"path": path}, allow_redirects=False
+            ) as response:
+                if response.status == _NOT_THERE:
+                    return False
+                if response.status != _OK:
+                    raise Refused(response.status, response.reason or "")
+                told = response.headers.get("X-Docker-Container-Path-Stat", "")
+            return bool(shapes.mapping(json.loads(base64.b64decode(told))).get("linkTarget"))
 
     # ---- volumes
 

@@ -7,11 +7,14 @@ entry in its passwd, and every place that is written to is mounted.
 from __future__ import annotations
 
 import json
+import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.errors import InvalidImage
 from sandkasten.linux import capabilities
 from sandkasten.model.spec import (
+    HOME,
     RUNNER_ID,
     TMP,
     WORKSPACE,
@@ -24,7 +27,7 @@ from sandkasten.model.spec import (
 from . import names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sandkasten.model.ids import SandboxId
 
@@ -43,6 +46,9 @@ MASKED = (
     )),
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/irq", "/proc/sys")
+# Places of ours; what an image wants there it does not get.
+_PLACES = (WORKSPACE, HOME, TMP, "/run", names.BIN_DIR, names.STATE_DIR, names.LISTEN_DIR)
+_KERNELS = ("/proc/", "/sys/", "/dev/", f"{names.RUNNER_DIR}/")
 # To give the user what an engine made for root, before the runner steps down.
 _TO_GIVE = ("CAP_CHOWN",)
 
@@ -84,9 +90,31 @@ class Ground:
     seccomp: Mapping[str, object]
     given: bool = False
     """Whether its directories belong to the sandbox's user already."""
+    image_volumes: tuple[str, ...] = ()
+    """As `image_volumes` found them."""
     writable_root: bool = False
     """Where no volume could be had, the container's own layer holds the workspace."""
     version: str = ""
+
+
+def image_volumes(image: str, declared: Iterable[str]) -> tuple[str, ...]:
+    """What an image declares as volumes beside our own places. InvalidImage where it is in our way.
+
+    An engine makes a volume for each of them, which no limit holds; nobody can tell it not to.
+    """
+    found = []
+    for path in sorted({posixpath.normpath(one) for one in declared}):
+        if path in _PLACES:
+            continue
+        above = any(one.startswith(f"{path.rstrip('/')}/") for one in _PLACES)
+        if above or not path.startswith("/") or path.startswith(_KERNELS):
+            raise InvalidImage(
+                f"image {image} declares a volume at {path[:200]}, where a sandbox has its own",
+                hint="build it without that VOLUME, or use another image",
+                image=image,
+            )
+        found.append(path)
+    return tuple(found)
 
 
 def container(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str, Any]:
@@ -106,7 +134,7 @@ def container(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str
         "AttachStdin": False, "AttachStdout": False, "AttachStderr": False,
         "OpenStdin": False, "Tty": False,
         "StopSignal": "SIGKILL",
-        "HostConfig": _host_config(spec, ground),
+        "HostConfig": _host_config(sandbox_id, spec, ground),
     }  # fmt: skip
 
 
@@ -138,7 +166,7 @@ def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
     return command
 
 
-def _host_config(spec: CellSpec, ground: Ground) -> dict[str, Any]:
+def _host_config(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str, Any]:
     limits = spec.limits
     kept = capabilities.DEV_USER if spec.profile == "dev" else ()
     to_give = () if ground.given else _TO_GIVE
@@ -162,7 +190,13 @@ def _host_config(spec: CellSpec, ground: Ground) -> dict[str, Any]:
         "Ulimits": [core, files],
         "ShmSize": limits.tmp_bytes,
         "Tmpfs": _tmpfs(spec, ground),
-        "Mounts": [mount.told() for mount in ground.mounts],
+        "Mounts": [
+            *(mount.told() for mount in ground.mounts),
+            *(
+                _image_volume(number, path, sandbox_id, ground)
+                for number, path in enumerate(ground.image_volumes)
+            ),
+        ],
         "MaskedPaths": list(MASKED),
         "ReadonlyPaths": list(READ_ONLY),
         # What it says is why it could not start, and nothing else.
@@ -171,6 +205,20 @@ def _host_config(spec: CellSpec, ground: Ground) -> dict[str, Any]:
         "AutoRemove": False,
         "Init": False,
         "OomScoreAdj": 500,
+    }
+
+
+def _image_volume(number: int, path: str, sandbox_id: SandboxId, ground: Ground) -> dict[str, Any]:
+    """With what the image has there, and as closed as the rest of the image.
+
+    Named and labelled, because an engine allows no other to be read-only.
+    """
+    return {
+        "Type": "volume",
+        "Source": names.image_volume_name(sandbox_id, number),
+        "Target": path,
+        "ReadOnly": True,
+        "VolumeOptions": {"Labels": labels(names.CELL, ground.owner, sandbox_id)},
     }
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .options import Options
 
 PROBE_IMAGE = "sandkasten-probe"
+PROBE_PREFIX = ".probe-"
+"""Of directories of ours that an engine is asked about."""
 _PROBE_BYTES = 16 * MIB
 _CONTAINER_ID = re.compile(r"/containers/([0-9a-f]{64})/")
 
@@ -128,7 +130,7 @@ class Detection:
         why = await asyncio.to_thread(hostvolume.supported, self._cells)
         if why is not None:
             return why
-        tried = self._cells / f".probe-{secrets.token_hex(16)}"
+        tried = self._cells / f"{PROBE_PREFIX}{secrets.token_hex(16)}"
         try:
             made = await asyncio.to_thread(
                 hostvolume.make, tried, _PROBE_BYTES, owner=USER_ID, templates=self._templates
@@ -183,7 +185,7 @@ class Detection:
 
     async def _check_seen(self, ours: Path, seen: str, own: bool) -> None:
         """Whether the engine sees what we make there: it refuses a bind of what it does not."""
-        nonce = f".probe-{secrets.token_hex(16)}"
+        nonce = f"{PROBE_PREFIX}{secrets.token_hex(16)}"
         try:
             await asyncio.to_thread(_make, ours, nonce)
         except OSError as exc:

@@ -17,20 +17,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.errors import SandkastenError, UnsupportedByBackend
-from sandkasten.linux import processes, requirements
+from sandkasten.errors import SandkastenError
+from sandkasten.linux import hostvolume, processes, requirements
 from sandkasten.linux.turns import turn
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.readiness import Readiness, Requirement
 from sandkasten.model.spec import CellSpec
 
-from . import config, places, probe, trial
+from . import config, names, places, probe, refusals, trial
 from .client import asked
-from .detection import Detection, user_namespaces
+from .detection import PROBE_PREFIX, Detection
 from .places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from sandkasten.model.limits import Unenforced
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     Remove = Callable[[SandboxId], Awaitable[None]]
 
 TRIAL = "trial_"
+_PROBING = "probing"
 
 
 class Footing:
@@ -113,17 +115,38 @@ class Footing:
         mark = self._home.root / f"place-{self._key(info)}"
         known = await asyncio.to_thread(_read_place, mark)
         if known is None:
-            known = await detection.find(info)
-            if known.mode != "archive":
-                await self._injection.ensure(detection)
+            async with self.probing():
+                known = await detection.find(info)
+                if known.mode != "archive":
+                    await self._injection.ensure(detection)
             await asyncio.to_thread(self._home.mark, mark.name, json.dumps(asdict(known)))
         self._info, self._place = info, known
+
+    def probing(self) -> AbstractAsyncContextManager[None]:
+        """One of this installation at a time asks an engine by offering it things."""
+        return turn(self._home.root / _PROBING)
+
+    def probed(self) -> list[Path]:
+        """Directories that were offered to the engine, and are not taken away."""
+        tops = {self._home.cells, Path(self._place.ours if self._place else self._home.cells)}
+        return [one for top in tops if str(top) for one in top.glob(f"{PROBE_PREFIX}*")]
+
+    async def clear_probes(self) -> None:
+        """What is there while nobody has the turn was left by somebody who was killed."""
+        async with self.probing():
+            mine = f"{names.LABEL}={names.PROBE}", f"{names.LABEL_OWNER}={await self.owner()}"
+            for one in await asked(self._engine.containers(*mine), "containers"):
+                await asked(self._engine.remove(str(one["Id"])), "a container")
+            volumes = await asked(self._engine.volumes(*mine), "volumes")
+            await places.remove_volumes(self._engine, *(str(one["Name"]) for one in volumes))
+            for left in await asyncio.to_thread(self.probed):
+                await asyncio.to_thread(hostvolume.release, left)
 
     async def prepare(self, spec: CellSpec, create: Create, remove: Remove) -> None:
         """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
         async with self._preparing:
             await self._settle()
-            _refuse(spec, self._info, self.place)
+            refusals.check(spec, self._info, self.place)
             if spec.profile in self._prepared:
                 return
             mark = self._home.root / f"trial-{self._key(self._info)}-{spec.profile}"
@@ -164,21 +187,6 @@ class Footing:
             found = Path(str(module.__file__)).stat()
             parts.append(f"{found.st_mtime_ns}:{found.st_size}")
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
-
-
-def _refuse(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
-    """What cannot be had of this engine, said before anything is made."""
-    if spec.workspace is not None and not place.sized:
-        raise UnsupportedByBackend(
-            "named workspaces cannot be had of this engine: they are files of our machine",
-            hint="run the daemon as root on the engine's machine (workspace_mode bind), or use "
-            "the file store to carry files from one session to the next",
-        )
-    if spec.profile == "dev" and not user_namespaces(info):
-        raise UnsupportedByBackend(
-            "the dev profile would be root of the engine's own machine: the engine maps no ids",
-            hint="start dockerd with --userns-remap=default, or use the local backend",
-        )
 
 
 def _read_place(mark: Path) -> Place | None:

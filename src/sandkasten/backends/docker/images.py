@@ -21,7 +21,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.image import Image
 
-from . import names
+from . import config, names
 from .client import EngineClient, Refused, translated
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _VALUE_CHARS = 32 * 1024
-_DENIED = ("denied", "unauthorized", "authentication required")
+_REMEMBERED = 256
+# What a machine runs without help, in an engine's words.
+_RUNS = {"amd64": ("amd64", "386"), "arm64": ("arm64", "arm")}
+_DENIED = ("denied", "unauthorized", "authentication required", "no basic auth credentials")
 _UNKNOWN = ("not found", "manifest unknown", "does not exist", "no such image")
 
 
@@ -44,6 +47,8 @@ class EngineImages:
         self._packer = packer
         self._loading: dict[str, asyncio.Lock] = {}
         self._given: dict[str, str] = {}
+        self._volumes: dict[str, tuple[str, ...]] = {}
+        self._machine = ""
 
     async def reference(self, image: Image) -> str:
         """What to call it when a container is made; it is there when this returns."""
@@ -72,6 +77,26 @@ class EngineImages:
         if self._given.get(reference) == found:
             del self._given[reference]
         return True
+
+    async def volumes(self, image: Image, reference: str) -> tuple[str, ...]:
+        """What the image declares as such; ours declare none."""
+        if image.kind != "engine":
+            return ()
+        known = self._volumes.get(reference)
+        if known is not None:
+            return known
+        found = await self._known(reference)
+        if found is None:
+            raise gone(image, "no such image")
+        declared = config.image_volumes(
+            image.name, (found.get("Config") or {}).get("Volumes") or ()
+        )
+        # An id never means another image; a name may.
+        if reference.startswith("sha256:"):
+            if len(self._volumes) >= _REMEMBERED:
+                del self._volumes[next(iter(self._volumes))]
+            self._volumes[reference] = declared
+        return declared
 
     async def _has(self, image: Image, reference: str) -> str:
         """The engine's own id of it, which means this content for ever; empty when it has none.
@@ -114,13 +139,27 @@ class EngineImages:
             for name in wanted:
                 found = await self._known(name)
                 if found is not None:
-                    return _shown(name, found)
+                    return await self._checked(name, found)
         if self._pull == "never" or not wanted:
             return None
         name = wanted[-1]
         await self._pulled(name)
         found = await self._known(name)
-        return None if found is None else _shown(name, found)
+        return None if found is None else await self._checked(name, found)
+
+    async def _checked(self, name: str, found: Mapping[str, Any]) -> Image:
+        """InvalidImage when none of its programs could be run there."""
+        if not self._machine:
+            self._machine = str((await self._engine.version()).get("Arch", ""))
+        made_for = str(found.get("Architecture") or "")
+        if made_for and self._machine and made_for not in _RUNS.get(self._machine, self._machine):
+            raise InvalidImage(
+                f"image {tagged(name)} is made for {made_for}, and the engine's machine is "
+                f"{self._machine}",
+                hint=f"pull or build it for that machine (--platform linux/{self._machine})",
+                image=name,
+            )
+        return _shown(name, found)
 
     async def _known(self, name: str) -> Mapping[str, Any] | None:
         try:
@@ -149,6 +188,14 @@ class EngineImages:
                 f"the engine could not pull {name}: {exc.message}",
                 hint="see whether the engine's machine reaches the registry",
             ) from exc
+
+
+def gone(image: Image, why: str) -> InvalidImage:
+    return InvalidImage(
+        f"the engine has no image {image.name}: {why}",
+        hint="it was removed meanwhile; import or pull it again",
+        image=image.name,
+    )
 
 
 def _shown(name: str, found: Mapping[str, Any]) -> Image:

@@ -47,6 +47,11 @@ def home_volume_name(sandbox_id: SandboxId) -> str:
     return f"{_VOLUME}{sandbox_id}-home"
 
 
+def image_volume_name(sandbox_id: SandboxId, number: int) -> str:
+    """Of one that the image declares."""
+    return f"{_VOLUME}{sandbox_id}-image{number}"
+
+
 def runner_volume_name(digest: str) -> str:
     """`digest`: sha256 of the runner, so that an older runner's sandboxes keep theirs."""
     return f"sandkasten-runner-{digest[:16]}"

@@ -163,13 +163,15 @@ async def remove_directories(place: Place, sandbox_id: SandboxId) -> None:
         await asyncio.to_thread(hostvolume.release, place.directory(sandbox_id))
 
 
-async def remove(place: Place, engine: EngineClient, sandbox_id: SandboxId) -> None:
+async def remove(
+    place: Place, engine: EngineClient, sandbox_id: SandboxId, image_volumes: int = 0
+) -> None:
     """All of a session that was made to its end, so that what has its names is its own."""
     await remove_directories(place, sandbox_id)
+    known = [names.image_volume_name(sandbox_id, number) for number in range(image_volumes)]
     if place.mode == "volume":
-        await remove_volumes(
-            engine, names.volume_name(sandbox_id), names.home_volume_name(sandbox_id)
-        )
+        known += [names.volume_name(sandbox_id), names.home_volume_name(sandbox_id)]
+    await remove_volumes(engine, *known)
 
 
 async def remove_volumes(engine: EngineClient, *volumes: str) -> None:

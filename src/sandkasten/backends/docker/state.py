@@ -6,15 +6,17 @@ before anything is made for the id and removed after everything is gone. Blockin
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.errors import BackendUnavailable, Conflict
+from sandkasten.errors import BackendUnavailable, Conflict, QuotaExceeded
 
 from . import names
 from .places import Place
@@ -30,6 +32,8 @@ _SUFFIX = ".json"
 class CellRecord:
     place: Place
     unenforced: tuple[tuple[str, str, str], ...] = ()
+    image_volumes: int = 0
+    """How many its image declares; they have names of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +99,25 @@ class Home:
 
     def begin(self, sandbox_id: SandboxId, record: CellRecord) -> None:
         """Conflict when there is one already."""
-        path = self.records / f"{sandbox_id}{_SUFFIX}"
-        handle, temporary = tempfile.mkstemp(dir=self.records, prefix=".")
+        making = self.records / f".{sandbox_id}{_SUFFIX}"
         try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(asdict(record), file)
-            try:
-                os.link(temporary, path)
-            except FileExistsError as exc:
-                raise Conflict(f"sandbox {sandbox_id} exists already") from exc
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+            making.write_text(json.dumps(asdict(record)))
+            os.link(making, self.records / f"{sandbox_id}{_SUFFIX}")
+        except FileExistsError as exc:
+            raise Conflict(f"sandbox {sandbox_id} exists already") from exc
+        except OSError as exc:
+            with suppress(OSError):
+                making.unlink()
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise QuotaExceeded(
+                    f"there is no room for a sandbox's record in {self.records}",
+                    hint="free space there",
+                ) from exc
+            raise BackendUnavailable(
+                f"the data directory cannot be used: {exc}",
+                hint="check its permissions, or set SANDKASTEN_DATA_DIR",
+            ) from exc
+        making.unlink()
 
     def read(self, sandbox_id: SandboxId) -> CellRecord | None:
         """None when there is none, or none that can be read."""
@@ -114,17 +126,20 @@ class Home:
             return CellRecord(
                 place=Place(**raw["place"]),
                 unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
+                image_volumes=int(raw["image_volumes"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def end(self, sandbox_id: SandboxId) -> None:
+        (self.records / f".{sandbox_id}{_SUFFIX}").unlink(missing_ok=True)
         (self.records / f"{sandbox_id}{_SUFFIX}").unlink(missing_ok=True)
 
     def ids(self) -> list[SandboxId]:
+        """Also of those whose record somebody was writing when he died."""
         try:
-            found = sorted(os.listdir(self.records))
+            found = os.listdir(self.records)
         except FileNotFoundError:
             return []
-        ids = (names.id_in(one.removesuffix(_SUFFIX)) for one in found if one.endswith(_SUFFIX))
-        return [one for one in ids if one is not None]
+        bare = {one.removesuffix(_SUFFIX).lstrip(".") for one in found if one.endswith(_SUFFIX)}
+        return [one for one in map(names.id_in, sorted(bare)) if one is not None]

@@ -1,0 +1,262 @@
+"""Images that are missing, refused, gone, foreign or hostile: named errors, and a whole sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.backends.docker import names
+from sandkasten.errors import (
+    InvalidImage,
+    RegistryUnavailable,
+    SandkastenError,
+    Unauthorized,
+    UnsupportedByBackend,
+)
+from sandkasten.model.sandbox import CreateRequest
+from tests import imagekit
+from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
+from tests.images.registries import HTPASSWD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.engine.engine import Engine
+    from tests.engines.engine import Engine as Dockerd
+    from tests.engines.reached import Reached
+
+
+def far(image: str) -> CreateRequest:
+    return CreateRequest(backend="docker", image=image)
+
+
+async def refused(sand: Engine, image: str, kind: type[SandkastenError]) -> SandkastenError:
+    with pytest.raises(kind) as told:
+        await sand.create(far(image))
+    assert image.rpartition("/")[2].partition(":")[0] in told.value.message, told.value.message
+    assert told.value.hint
+    assert await sand.list(all=True) == []
+    return told.value
+
+
+async def test_an_image_that_nobody_has_is_named(engine, data):
+    async with opened(data, engine) as sand:
+        await refused(sand, "nobody/has-this:1", InvalidImage)
+    # Nobody listens there.
+    async with opened(data, engine, docker_pull="missing") as sand:
+        await refused(sand, f"127.0.0.1:{_free_port()}/nobody/has-this:1", RegistryUnavailable)
+        # What is there is not asked for.
+        assert (await sand.create(FAR)).image == IMAGE
+    assert await nothing_left(engine, data) == []
+
+
+async def test_what_a_registry_has_is_pulled_and_what_it_refuses_is_named(mortal, data, tmp_path):
+    engine = mortal.reached
+    with (
+        _registry(mortal, tmp_path / "open") as free,
+        _registry(mortal, tmp_path / "closed", HTPASSWD) as closed,
+    ):
+        name = f"{free}/some/thing:1"
+        await asyncio.to_thread(engine.docker, "tag", IMAGE, name)
+        await asyncio.to_thread(engine.docker, "push", name)
+        await asyncio.to_thread(engine.docker, "rmi", name)
+        async with opened(data, engine) as sand:
+            await refused(sand, name, InvalidImage)
+        async with opened(data, engine, docker_pull="missing") as sand:
+            made = await sand.create(far(name))
+            assert (await sh(sand, made.id, "echo pulled")).stdout == b"pulled\n"
+            await sand.destroy(made.id)
+            await refused(sand, f"{free}/some/thing:2", InvalidImage)
+            await refused(sand, f"{free}/nobody/has-this:1", InvalidImage)
+            await refused(sand, f"{closed}/some/thing:1", Unauthorized)
+        await asyncio.to_thread(engine.docker, "rmi", name)
+    assert await nothing_left(engine, data) == []
+
+
+@contextmanager
+def _registry(engine: Dockerd, folder: Path, users: str = "") -> Iterator[str]:
+    """Debian's own, on the loopback of the engine's machine."""
+    folder.mkdir()
+    address = f"127.0.0.1:{_free_port()}"
+    told: dict[str, Any] = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
+        "http": {"addr": address},
+    }
+    if users:
+        (folder / "users").write_text(users)
+        told["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "users")}}
+    # JSON is YAML.
+    (folder / "config.yml").write_text(json.dumps(told))
+    words = ["docker-registry", "serve", str(folder / "config.yml")]
+    serving = engine.machine.start(words, folder / "log")
+    try:
+        host, port = address.split(":")
+        look = f"import socket; socket.create_connection(({host!r}, {port})).close()"
+        for _ in range(100):
+            with suppress(RuntimeError):
+                engine.machine.run("python3", "-c", look)
+                break
+        yield address
+    finally:
+        serving.terminate()
+        serving.wait()
+
+
+async def test_an_image_that_is_removed_between_plan_and_create_is_named(engine, data, monkeypatch):
+    engine.docker("tag", IMAGE, "brief:1")
+    _load(engine, "brief:2", {"Labels": {"brief": "yes"}})
+    async with opened(data, engine) as sand:
+        planned = sand._sandboxes._planner.plan
+
+        async def plan(request, **more):
+            found = await planned(request, **more)
+            await asyncio.to_thread(engine.docker, "rmi", "-f", "brief:1", "brief:2")
+            return found
+
+        monkeypatch.setattr(sand._sandboxes._planner, "plan", plan)
+        # Another name leads to it still, and what was planned is what is made.
+        made = await sand.create(far("brief:1"))
+        assert (await sh(sand, made.id, "echo works")).stdout == b"works\n"
+        await sand.destroy(made.id)
+        monkeypatch.undo()
+        _load(engine, "brief:2", {"Labels": {"brief": "yes"}})
+        monkeypatch.setattr(sand._sandboxes._planner, "plan", plan)
+        engine.docker("tag", IMAGE, "brief:1")
+        await refused(sand, "brief:2", InvalidImage)
+    assert await nothing_left(engine, data) == []
+
+
+async def test_an_image_for_another_machine_says_so(engine, data):
+    await asyncio.to_thread(engine.docker, "load", "-i", str(imagekit.foreign_archive()))
+    async with opened(data, engine) as sand:
+        error = await refused(sand, "foreign:1", InvalidImage)
+        assert imagekit.FOREIGN in error.message
+    assert await nothing_left(engine, data) == []
+
+
+HOSTILE: dict[str, Any] = {
+    "Entrypoint": ["/bin/sh", "-c", "touch /workspace/entered"],
+    "Cmd": ["--user", "0:0", "--listen", "/workspace/socket"],
+    "User": "0:0",
+    "WorkingDir": "/run/sandkasten/bin",
+    "Volumes": {
+        path: {}
+        for path in (
+            *("/workspace", "/tmp", "/run", "/run/sandkasten/bin", "/home/sandbox"),
+            *("/data", "/bin", "/workspace/deep/er"),
+        )
+    },
+    "Healthcheck": {"Test": ["CMD-SHELL", "touch /workspace/healthy"], "Interval": 1_000_000_000},
+    "Env": [
+        *("PATH=/evil:/bin", "HOME=/evil", "LD_PRELOAD=/evil.so", "NEW=a\nb=c", "SHELL=/evil"),
+        *("no value", "BASH_ENV=/evil", "ENV=/evil", "ODD-NAME=x", "BIG=" + "x" * 60_000),
+    ],
+    "StopSignal": "SIGWINCH",
+    "OnBuild": ["RUN touch /evil"],
+    "Labels": {
+        names.LABEL: names.RUNNER,
+        names.LABEL_OWNER: "somebody else",
+        names.LABEL_ID: "sbx_0123456789abcdef",
+        names.LABEL_VERSION: "99",
+    },
+    "ExposedPorts": {"80/tcp": {}},
+    "Shell": ["/evil"],
+    "Domainname": "evil",
+    "Tty": True,
+    "OpenStdin": True,
+    "NetworkDisabled": False,
+}
+
+
+@pytest.mark.parametrize("mode", ["volume", "bind"])
+async def test_nothing_that_an_image_says_of_itself_opens_its_sandbox(engine, data, mode):
+    _load(engine, "hostile:1", HOSTILE)
+    async with opened(data, engine, mode) as sand:
+        the_id = (await sand.create(far("hostile:1"))).id
+        found = await sh(sand, the_id, "id -u; pwd; ls -A /workspace; grep -c eth /proc/net/dev")
+        assert found.stdout.split() == [b"1000", b"/workspace", b"deep", b"0"]
+        fields = "Cap(Prm|Eff|Bnd)|NoNew|Seccomp:"
+        status = await sh(sand, the_id, f"grep -E '{fields}' /proc/self/status")
+        assert set(status.stdout.split()[1::2]) == {b"0000000000000000", b"1", b"2"}
+        told = engine.ask("GET", f"/containers/{the_id}/json")
+        config = told["Config"]
+        assert config["Entrypoint"][0] == names.RUNNER_PATH
+        assert not config["Cmd"]
+        assert config["Healthcheck"]["Test"] == ["NONE"]
+        assert (config["User"], config["StopSignal"], config["Tty"]) == ("0:0", "SIGKILL", False)
+        assert config["Labels"][names.LABEL_ID] == the_id
+        assert config["Labels"][names.LABEL] == names.CELL
+        # Nothing of it is a place to write that no limit holds.
+        writable = await sh(
+            sand, the_id,
+            "for at in /data /bin /run/sandkasten/bin /workspace/deep/er; do "
+            "grep -q \" $at ro\" /proc/self/mountinfo || echo $at; done",
+        )  # fmt: skip
+        assert writable.stdout == b""
+        await sand.destroy(the_id)
+        assert await nothing_left(engine, data, within_s=2) == []
+
+
+async def test_volumes_of_an_image_are_refused_where_there_can_be_none(engine, data):
+    _load(engine, "voluminous:1", {"Volumes": {"/data": {}}})
+    async with opened(data, engine, "archive") as sand:
+        await refused(sand, "voluminous:1", UnsupportedByBackend)
+        made = (await sand.create(FAR)).id
+        assert (await sh(sand, made, "echo works")).stdout == b"works\n"
+    assert await nothing_left(engine, data) == []
+
+
+async def test_a_link_of_an_image_leads_no_volume_over_the_runner(engine, data):
+    # Mounted after ours, because it has more parts; with what the image has there in it.
+    evil = b"#!/bin/sh\nexec sleep 100\n"
+    planted = imagekit.layer(
+        {"run": None, "run/sandkasten": None, "run/sandkasten/bin": None,
+         "run/sandkasten/bin/runner": evil, "a": None, "a/b": None, "a/b/c": "/run/sandkasten"}
+    )  # fmt: skip
+    _load(engine, "led:1", {"Volumes": {"/a/b/c/bin": {}}}, planted)
+    async with opened(data, engine) as sand:
+        error = await refused(sand, "led:1", InvalidImage)
+        assert "/a/b/c" in error.message
+    assert await nothing_left(engine, data) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/run/sandkasten", "/home", "/run/sandkasten/listen/x", "/proc/x", "/sys/fs"]
+)
+async def test_an_image_that_wants_our_own_places_is_refused_by_name(engine, data, path):
+    _load(engine, "greedy:1", {"Volumes": {path: {}}})
+    async with opened(data, engine) as sand:
+        error = await refused(sand, "greedy:1", InvalidImage)
+        assert path in error.message
+    assert await nothing_left(engine, data) == []
+
+
+@pytest.mark.parametrize("odd", ["BIG=" + "x" * 200_000, "=x"], ids=["long", "nameless"])
+async def test_an_image_whose_environment_no_program_can_have_is_refused(engine, data, odd):
+    _load(engine, "wordy:1", {"Env": [odd]})
+    async with opened(data, engine) as sand:
+        await refused(sand, "wordy:1", InvalidImage)
+    assert await nothing_left(engine, data) == []
+
+
+def _load(engine: Reached, name: str, config: dict[str, Any], *layers: bytes) -> None:
+    """The busybox with another configuration, and whatever lies in `layers` over it."""
+    sketch = imagekit.rootfs_sketch(imagekit.busybox_tar(), config=config, names=(name,))
+    members = imagekit.docker_members(replace(sketch, layers=[*sketch.layers, *layers]))
+    with tempfile.TemporaryDirectory() as folder:
+        archive = imagekit.write_tar(Path(folder) / "image.tar", members)
+        engine.docker("load", "-i", str(archive))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,91 @@
+"""`kill -9` of the daemon, again and again, with docker sessions alive: nothing acknowledged is
+lost, and when all are destroyed nothing of any is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.daemon.process import running
+from tests.daemon.storm import Kept, Storm
+from tests.docker.site import LONG, environment, left, nothing_left
+from tests.engines import stock
+from tests.engines.engine import Engine
+
+# For each way into a sandbox: while the first is made, and when sessions live.
+EARLY, LATER = (3, 7) if LONG else (1, 2)
+RELAY = "--relay"
+
+
+class DockerStorm(Storm):
+    """After each start every session is as it was acknowledged."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.kept: list[Kept] = []
+
+    async def before_the_first(self, kills: int) -> None:
+        """Killed while it finds out how things are with the engine."""
+        for _ in range(kills):
+            making = asyncio.create_task(self.ask("POST", "/v1/sessions", {}))
+            await asyncio.sleep(self._random.uniform(0.02, 0.8))
+            await self.daemon.kill()
+            self.report.kills += 1
+            await making
+            await self.daemon.start()
+
+    async def _kill(self, kills: int) -> None:
+        for _ in range(kills):
+            await super()._kill(1)
+            for one in self.kept:
+                path = f"/v1/sessions/{one.id}/exec"
+                state = await self.ask("POST", path, {"cmd": "echo $$ $PWD $MARK"})
+                expected = f"{one.pid} /workspace/d m-{one.pid}\n"
+                if state is None or state["stdout"] != expected:
+                    self.report.unexpected.append(f"{one.id}: the shell is {state}")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """An engine that sees what we mount: sessions have volumes of exact size, on loop devices."""
+    place = Path(tmp_path_factory.mktemp("shared"))
+    with Engine(shares=place) as engine:
+        stock.put(engine.reached, "busybox")
+        yield engine, place
+
+
+@pytest.mark.parametrize("mode", ["volume", "bind"])
+async def test_nothing_is_lost_and_nothing_left_when_the_daemon_is_killed(
+    shared, mode, monkeypatch, capsys
+):
+    engine, place = shared
+    data = place / mode
+    for name, value in environment(engine.reached, mode, backend="docker").items():
+        monkeypatch.setenv(name, value)
+    assert left(engine.reached, data) == []
+    async with running(data) as daemon, aiohttp.ClientSession() as http:
+        storm = DockerStorm(daemon, http, seed=int(os.environ.get("SANDKASTEN_SEED", "7")))
+        await storm.before_the_first(EARLY)
+        storm.kept = kept = await storm.prepared(2)
+        await storm.blow(kept, LATER, workers=2)
+        with capsys.disabled():
+            sys.stdout.write(f"\n{mode}: {storm.report}\n")
+        assert storm.report.kills >= EARLY + LATER
+        assert await storm.check(kept) == []
+        # Of all who were killed, nobody is still in there.
+        assert await asyncio.to_thread(relays, engine, [one.id for one in kept]) <= len(kept)
+        for one in await storm.ask("GET", "/v1/sessions?status=running&limit=1000"):
+            assert await storm.ask("DELETE", f"/v1/sessions/{one['id']}")
+        assert await nothing_left(engine.reached, data) == []
+
+
+def relays(engine: Engine, ids: list[str]) -> int:
+    """Processes that carry a connection to a daemon, dead or alive."""
+    told = [engine.docker("top", one, "-eo", "pid,args") for one in ids]
+    return sum(line.count(RELAY) for text in told for line in text.splitlines())
