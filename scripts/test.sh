@@ -95,21 +95,24 @@ else
     # The suites that run on several grounds tell each other what they found: one lane. What meets
     # clients is another, and all the rest a third, so that a new directory is in it by itself.
     # Most of them wait most of the time: for a deadline, a daemon that starts, a sandbox that ends.
-    # The suites on engines of docker are a fourth, and what needs an engine of its own is with them.
+    # The suites on engines of docker are a fourth, and what else is done with engines a fifth.
     engines=(tests/matrix/test_docker_grounds.py tests/engines)
+    docker=(tests/docker tests/container tests/deploy)
     grounds=(tests/conformance tests/security tests/matrix --ignore=tests/matrix/test_docker_grounds.py)
     clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/daemon tests/examples)
-    rooms=("${clients[@]/#/--ignore=}" --ignore=tests/conformance --ignore=tests/security \
+    rooms=("${clients[@]/#/--ignore=}" "${docker[@]/#/--ignore=}" --ignore=tests/conformance --ignore=tests/security \
         --ignore=tests/matrix --ignore=tests/engines)
     export SANDKASTEN_TEST_RUN=$$-$RANDOM$RANDOM
     .venv/bin/python -m tests.hostwatch before $logs/host || status=1
     beside grounds tests -o cache_dir=build/pytest-grounds "${grounds[@]}"
     beside clients tests -o cache_dir=build/pytest-clients "${clients[@]}"
     beside engines tests -o cache_dir=build/pytest-engines "${engines[@]}"
+    beside docker tests -o cache_dir=build/pytest-docker "${docker[@]}"
     phase rooms tests "${rooms[@]}"
     gather clients
     gather grounds
     gather engines
+    gather docker
     phase hostwatch .venv/bin/python -m tests.hostwatch after $logs/host
 fi
 

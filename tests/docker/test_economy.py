@@ -67,9 +67,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_a_sandbox_is_two_calls_and_a_way_in_and_one_call_and_its_volumes(
     backend: DockerBackend, calls: list[str]
 ):
-    await (await backend.create(ID, SPEC)).destroy()  # the first looks at the engine
+    image = await backend.find_image([stock.reference("busybox")])
+    assert image is not None
+    spec = CellSpec(image=image)
+    await (await backend.create(ID, spec)).destroy()  # the first looks at the engine
     calls.clear()
-    cell = await backend.create(ID, SPEC)
+    cell = await backend.create(ID, spec)
     made, relayed = list(calls), cell.place.listener(ID) is None
     calls.clear()
     await cell.destroy()
