@@ -35,7 +35,8 @@ Cells = Literal["fresh", "ahead", "reused"]
 """Where a test's sandbox comes from: made for it alone, made ahead, or used again (tests/pool.py).
 
 Docker takes a quarter of a second to make one. Between its grounds only mounts and the way in
-differ, so that one of them makes all of its sandboxes anew; every day the others use theirs again.
+differ, so that one of them makes all of its sandboxes anew (busybox, of which less is asked); every
+day the others use theirs again.
 """
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 _OTHERS: Cells = "ahead" if LONG else "reused"
@@ -85,7 +86,7 @@ GROUNDS = {
     "oci/debian": Ground("oci", "debian"),
     "gvisor": Ground("gvisor"),
     "gvisor/debian": Ground("gvisor", "debian"),
-    "docker/volume": Ground("docker", "debian", where="volume", cells="ahead"),
+    "docker/volume": Ground("docker", "debian", where="volume", cells=_OTHERS),
     "docker/bind": Ground("docker", "debian", where="bind", cells=_OTHERS, kept="engine"),
     "docker/shared": Ground("docker", "debian", where="shared", cells=_OTHERS, kept="engine"),
     "docker/inside": Ground("docker", "debian", where="inside", cells=_OTHERS, kept="engine"),

@@ -1,4 +1,8 @@
-"""Both suites, whole, on every way to have a Docker Engine; what they find is written down.
+"""Both suites on every way to have a Docker Engine; what they find is written down.
+
+The contract is asked whole everywhere. The attacks are, every day, asked whole where workspaces are
+volumes, and elsewhere as far as another way to files or into the sandbox could change their end;
+in full sizes (`make test-long`) all of them.
 
 A lane of its own in `make test`, because its time is mostly the engine's. All share one engine on
 this machine, and one that is far away as far as it can tell. See `tests.grounds.Cells` for where
@@ -21,11 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Most cases wait, for a deadline or for the engine.
-AT_ONCE = 3
+AT_ONCE = 2
 WHERE = ("volume", "inside", "shared", "remote", "bind")
 # The longest first, so that the last one does not run alone for long.
+# What the way to the files and the way in could change; the container is the same everywhere.
+WAYS = "test_posture or test_network or test_lifecycle or test_archives"
 RUNS = [
-    *(Run(f"docker/{where}", "security") for where in WHERE),
+    Run("docker/volume", "security"),
+    *(Run(f"docker/{where}", "security", WAYS) for where in WHERE if where != "volume"),
     *(Run(f"docker/{where}", "contract") for where in WHERE),
     Run("docker/busybox", "contract", OFTEN),
     Run("docker/busybox", "security", "test_posture or test_network or test_archives"),
