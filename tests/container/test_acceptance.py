@@ -140,6 +140,7 @@ def test_down_takes_sessions_along_and_nothing_that_is_not_its_own(standing):
     assert standing.cli("down").status == 0
 
 
+@pytest.mark.in_full(reason="the same ends as of a daemon that is there")
 def test_down_finds_sessions_whose_daemon_is_gone_already(standing):
     box = sandbox(standing)
     box.exec("true")
@@ -178,6 +179,7 @@ def test_without_files_of_sandboxes_the_daemon_is_no_root(host, daemon_image):
     assert host.cli("up", "--status").status == 0
 
 
+@pytest.mark.in_full(reason="every day the suites run on an engine elsewhere")
 def test_a_daemon_that_uses_an_engine_elsewhere(host, daemon_image):
     reached = host.engine.reached
     engine = ("--engine", reached.host, "--engine-certs", reached.certificates)
@@ -192,6 +194,7 @@ def test_a_daemon_that_uses_an_engine_elsewhere(host, daemon_image):
     assert host.mine() == ([], [])
 
 
+@pytest.mark.in_full(reason="every day the compose file with an engine of its own is brought up")
 def test_a_daemon_with_an_engine_of_its_own_beside_it(host, daemon_image):
     """By the commands of a dry run: where this machine lacks a capability, it can give none away,
     and what `--privileged` stands for must be said piece by piece."""
