@@ -1,8 +1,8 @@
 """Both suites on every way to have a Docker Engine; what they find is written down.
 
 The contract is asked whole everywhere. The attacks are, every day, asked nearly whole where
-workspaces are volumes, and elsewhere as far as another way to files or into the sandbox could change
-their end; in full sizes (`make test-long`) all of them.
+workspaces are volumes, and elsewhere as far as another way to files or in could change their end;
+in full sizes (`make test-long`) all of them.
 
 A lane of its own in `make test`, because its time is mostly the engine's. All share one engine on
 this machine, and one that is far away as far as it can tell. See `tests.grounds.Cells` for where
