@@ -12,6 +12,7 @@ import pytest
 from sandkasten.model.execution import ExecRequest
 from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
+from tests.hostwatch import loopwatch
 
 
 async def listening(daemon, the_id, program, port):
@@ -227,9 +228,11 @@ async def test_a_message_in_any_number_of_frames_is_one_and_keeps_nobody_waiting
     async def look():
         nonlocal slowest
         while True:
-            began = asyncio.get_running_loop().time()
+            began, queued = asyncio.get_running_loop().time(), loopwatch.queued_s()
             await asyncio.sleep(0)
-            slowest = max(slowest, asyncio.get_running_loop().time() - began)
+            took = asyncio.get_running_loop().time() - began
+            # Less what the machine itself kept us waiting for a processor.
+            slowest = max(slowest, took - (loopwatch.queued_s() - queued))
 
     looking = asyncio.create_task(look())
     url = f"{real_daemon.url}/v1/sessions/{the_id}/ports/8004/"

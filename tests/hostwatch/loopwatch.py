@@ -24,14 +24,14 @@ _original = asyncio.Handle._run
 
 
 def _timed(self: Any) -> None:
-    began, queued = time.perf_counter(), _queued_s()
+    began, queued = time.perf_counter(), queued_s()
     _original(self)
-    took = time.perf_counter() - began - (_queued_s() - queued)
+    took = time.perf_counter() - began - (queued_s() - queued)
     if took > LIMIT_S:
         _slow.append(f"{took:.2f} s in {_named(self)}")
 
 
-def _queued_s() -> float:
+def queued_s() -> float:
     """How long this thread has waited for a processor since it began, as the kernel counts it."""
     mine = os.getpid(), threading.get_native_id()
     if getattr(_thread, "whose", None) != mine:

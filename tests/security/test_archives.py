@@ -77,7 +77,9 @@ def test_a_member_that_leads_outside_is_blocked(name, format, box):
         box.tar_in("/workspace/in", _archive(*HOSTILE[name], data=b"evil", format=format))
     assert box.exec(["sh", "-c", "find / -xdev -name 'evil*' 2>/dev/null"]).text == ""
     assert box.exec(["sh", "-c", "ls /workspace/evil /tmp/evil 2>/dev/null"]).text == ""
-    assert b"root:x:0:0" in box.read("/etc/passwd")
+    # An engine's own busybox knows no users.
+    if (box.ground.image, box.ground.kept) != ("busybox", "engine"):
+        assert b"root:x:0:0" in box.read("/etc/passwd")
 
 
 def test_a_member_behind_a_link_that_was_there_before_does_not_follow_it(box):
