@@ -8,7 +8,6 @@ well under a microsecond a callback, where asyncio's debug mode would change wha
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from typing import Any
