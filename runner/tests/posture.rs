@@ -265,7 +265,7 @@ fn said_of_itself(outcome: &Outcome) -> Value {
 fn a_command_tells_its_own_posture_without_any_program_of_the_image() {
     let runner = as_user(12385);
     let copy = runner.workspace().join("program");
-    std::fs::copy(program(), &copy).unwrap();
+    client::copy_program(&copy);
     let mut client = runner.connect();
     let outcome = client.exec(json!({"argv": [copy.to_str().unwrap(), "--posture"]}));
     let said = said_of_itself(&outcome);

@@ -312,7 +312,7 @@ fn it_holds_nothing_but_its_three_ends_and_cannot_be_looked_into() {
     let listener = UnixListener::bind(&path).unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let copy = path.with_extension("program");
-    std::fs::copy(program(), &copy).unwrap();
+    client::copy_program(&copy);
     let mut relay = Command::new("setpriv")
         .args(["--reuid", "12999", "--regid", "12999", "--clear-groups"])
         .arg(&copy)

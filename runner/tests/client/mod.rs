@@ -425,3 +425,15 @@ pub fn assert_nobody(mark: &str) {
         list => Err(list),
     });
 }
+
+/// By another process: a descriptor of ours that writes to it would be inherited by whatever other
+/// tests start at that moment, and a program that somebody writes to cannot be run.
+#[allow(dead_code)]
+pub fn copy_program(target: &std::path::Path) {
+    let done = std::process::Command::new("cp")
+        .arg(program())
+        .arg(target)
+        .status()
+        .unwrap();
+    assert!(done.success());
+}
