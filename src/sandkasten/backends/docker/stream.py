@@ -86,10 +86,11 @@ class ExecStream:
             # TLS says goodbye and waits for an answer, which an engine gives late or never; until
             # then the relay would believe in us.
             for _ in range(_FLUSH_STEPS):
-                if not transport.get_write_buffer_size():
+                if not _unsent(transport):
                     break
                 await asyncio.sleep(_FLUSH_STEP_S)
-            transport.abort()
+            with contextlib.suppress(AttributeError):
+                transport.abort()
 
     def _transport(self) -> asyncio.WriteTransport | None:
         """What is left of the connection, where it is one of TLS."""
@@ -98,6 +99,14 @@ class ExecStream:
         if transport is None or transport.get_extra_info("sslcontext") is None:
             return None
         return transport
+
+
+def _unsent(transport: asyncio.WriteTransport) -> bool:
+    try:
+        return bool(transport.get_write_buffer_size())
+    except AttributeError:
+        # One of TLS that the other side has ended already has lost its protocol, and does not say.
+        return False
 
 
 class Begun:
