@@ -17,7 +17,11 @@ _LOOK_AGAIN_S = 0.005
 
 @asynccontextmanager
 async def turn(path: Path) -> AsyncIterator[None]:
-    """Waits until no other process is at it; closing the file, or dying, gives the turn away."""
+    """Waits until no other process is at it; closing the file, or dying, gives the turn away.
+
+    By trying again and not in a thread: as many waiters as the pool has threads would keep the one
+    whose turn it is from getting any.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:

@@ -9,12 +9,10 @@ everything it depends on, so that it is paid once per boot and set-up.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sandkasten.errors import IsolationRefused
@@ -22,6 +20,7 @@ from sandkasten.linux import capabilities, idranges, posture, processes
 from sandkasten.linux.layout import Layout, read_pid, read_state
 from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.removal import remove
+from sandkasten.linux.turns import turn
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.spec import CellSpec
 from sandkasten.wire.channel import Channel
@@ -64,7 +63,7 @@ async def ensure(layout: Layout, programs: Programs, create: Create, spec: CellS
     mark = layout.data_dir / f"selftest-{key}-{kind_of(spec)}"
     if mark.exists():
         return
-    async with _turn(layout):
+    async with turn(layout.data_dir / "selftest"):
         if mark.exists():
             return
         # One at a time, so what is there was left by a process that was killed meanwhile.
@@ -75,26 +74,6 @@ async def ensure(layout: Layout, programs: Programs, create: Create, spec: CellS
             if not old.name.startswith(f"selftest-{key}-"):
                 old.unlink(missing_ok=True)
         mark.touch(mode=0o600)
-
-
-@asynccontextmanager
-async def _turn(layout: Layout) -> AsyncIterator[None]:
-    """Waits until no other process is at it; closing the file, or dying, gives the turn away.
-
-    By trying again and not in a thread: as many waiters as the pool has threads would keep the one
-    whose turn it is from getting any.
-    """
-    fd = os.open(layout.data_dir / "selftest", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(_LOOK_AGAIN_S)
-        yield
-    finally:
-        os.close(fd)
 
 
 async def _judge(layout: Layout, create: Create, spec: CellSpec) -> None:
