@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from sandkasten.cli.options import Json, state_of
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
@@ -31,8 +33,6 @@ Examples:
   sandkasten down                        the daemon and its sandboxes; its data stays
   sandkasten down --keep-sessions        the daemon alone; the next `up` finds them
   sandkasten down --volumes --yes        everything"""
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -95,8 +95,7 @@ def _up(
     from sandkasten.cli.state import go
     from sandkasten.model.installation import InstallationRequest
 
-    state = cast("State", context.obj)
-    state.json = json
+    state = state_of(context, json=json)
     asked = InstallationRequest(
         image=image,
         mode=mode,
@@ -211,8 +210,7 @@ def _down(
     from sandkasten.cli.state import go
     from sandkasten.errors import InvalidRequest
 
-    state = cast("State", context.obj)
-    state.json = json
+    state = state_of(context, json=json)
     if keep_sessions and volumes:
         raise InvalidRequest(
             "--keep-sessions and --volumes exclude each other: without its data nobody finds a "
