@@ -1,0 +1,73 @@
+"""An engine behind ssh: a real sshd on a machine that sees nothing of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.backends.docker.backend import DockerBackend
+from sandkasten.backends.docker.options import Options
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.image import Image
+from sandkasten.model.spec import CellSpec
+from tests.conformance.box import Box
+from tests.engines import seen, stock
+from tests.engines.engine import Engine
+from tests.engines.ssh import Ssh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPEC = CellSpec(image=Image(name=stock.reference("busybox"), kind="engine"))
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[tuple[Engine, Ssh]]:
+    with Engine(tcp="mtls", apart=True) as engine:
+        stock.put(engine.reached, "busybox")
+        with Ssh(engine) as ssh:
+            yield engine, ssh
+
+
+async def test_a_sandbox_is_had_through_ssh_and_outlives_a_tunnel_that_broke(
+    far, tmp_path, monkeypatch
+):
+    engine, ssh = far
+    monkeypatch.setenv("PATH", f"{ssh.programs}{os.pathsep}{os.environ['PATH']}")
+    backend = DockerBackend(tmp_path, Options(host=ssh.host))
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    assert cell.place.mode == "volume"
+    box = await Box.open(cell)
+    await box.run("X=kept")
+    tunnel = backend._engine._tunnel
+    assert tunnel is not None
+    assert tunnel._process is not None
+    tunnel._process.kill()
+    await tunnel._process.wait()
+    again = await Box.open(await backend.attach(cell.id))
+    assert (await again.run("echo $X")).stdout == b"kept\n"
+    await again.aclose()
+    await box.aclose()
+    await cell.destroy()
+    process = tunnel._process
+    await backend.aclose()
+    assert process is not None
+    assert process.returncode is not None
+    assert await asyncio.to_thread(seen.things, engine.reached, cell.id) == []
+
+
+async def test_a_machine_whose_key_nobody_knows_is_not_spoken_to(far, tmp_path, monkeypatch):
+    _, ssh = far
+    # The user's own ssh, which has never seen that machine.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    backend = DockerBackend(tmp_path / "data", Options(host=ssh.host, timeout_s=20))
+    readiness = await backend.probe()
+    assert not readiness.ready
+    assert "ssh" in readiness.reason
+    with pytest.raises(BackendUnavailable):
+        await backend.create(new_sandbox_id(), SPEC)
+    await backend.aclose()
