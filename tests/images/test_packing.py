@@ -23,11 +23,13 @@ from sandkasten.images.packing import StorePacker
 from sandkasten.images.store import LayerStore
 from sandkasten.model.image import Image
 from tests import imagekit
+from tests.engines import lent
 from tests.imagekit import MACHINE, docker_members, layer, sketch, write_tar
-from tests.images.engine import Dockerd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.engines.reached import Reached
 
 pytestmark = pytest.mark.anyio
 
@@ -225,14 +227,25 @@ async def test_what_cannot_be_packed_is_an_image_that_cannot_be_used(store, brin
 
 
 @pytest.fixture(scope="module")
-def dockerd(tmp_path_factory) -> Iterator[Dockerd]:
-    with Dockerd(tmp_path_factory.mktemp("dockerd")) as running:
-        yield running
+def dockerd() -> Reached:
+    """The run's own, which others use at other times: nothing of ours may stay in it."""
+    return lent.engine("local")
 
 
-async def load(dockerd: Dockerd, store: LayerStore, image: Image) -> None:
+@pytest.fixture(autouse=True)
+def _taken_away(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "dockerd" in request.fixturenames:
+        request.getfixturevalue("dockerd").run_docker("image", "rm", "--force", REFERENCE)
+
+
+async def say(dockerd: Reached, *words: str) -> str:
+    return await asyncio.to_thread(dockerd.docker, *words)
+
+
+async def load(dockerd: Reached, store: LayerStore, image: Image) -> None:
     process = await asyncio.create_subprocess_exec(
-        *dockerd.docker("load"),
+        *("docker", "--host", dockerd.host, "load"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -256,7 +269,7 @@ async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store,
 
     async def run(command: str) -> str:
         wanted = ("run", "--rm", "--network=none", "--user=1000:1000", REFERENCE, "/bin/sh", "-c")
-        return await dockerd.say(*wanted, command)
+        return await say(dockerd, *wanted, command)
 
     assert (await run("id -un; readlink /work; echo $A")).split() == [
         "sandbox",
@@ -271,7 +284,7 @@ async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store,
     ]
     # The skeleton's directory, and not the image's link to its own programs.
     assert (await run("test -L /proc || echo real")).strip() == "real"
-    told = json.loads(await dockerd.say("image", "inspect", REFERENCE))[0]
+    told = json.loads(await say(dockerd, "image", "inspect", REFERENCE))[0]
     found = store.find("a:1")
     assert found is not None
     assert told["Config"]["Labels"] == {"sandkasten.image": found.id}
@@ -279,7 +292,7 @@ async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store,
     assert not told["Config"]["Entrypoint"]
     # Loaded again it is the same, so nothing of the engine's grows.
     await load(dockerd, store, await Images(store).resolve("a:1"))
-    assert json.loads(await dockerd.say("image", "inspect", REFERENCE))[0]["Id"] == told["Id"]
+    assert json.loads(await say(dockerd, "image", "inspect", REFERENCE))[0]["Id"] == told["Id"]
 
 
 async def test_an_engine_takes_an_image_as_deep_as_we_say(dockerd, store):
@@ -295,5 +308,5 @@ async def test_an_engine_takes_an_image_as_deep_as_we_say(dockerd, store):
     image = await Images(store).resolve("deep:1")
     assert len(image.layers) == packing.MAX_DOCKER_LAYERS
     await load(dockerd, store, image)
-    made = await dockerd.say("create", "--network=none", REFERENCE, "/f0")
-    await dockerd.say("rm", made.strip())
+    made = await say(dockerd, "create", "--network=none", REFERENCE, "/f0")
+    await say(dockerd, "rm", made.strip())
