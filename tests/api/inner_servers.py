@@ -129,9 +129,10 @@ while True:
     accept = base64.b64encode(hashlib.sha1(
         (key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()).decode()
     try:
+        # In one piece: the first frame comes with the answer.
         sock.sendall(("HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\n"
-            f"Connection: Upgrade\\r\\nSec-WebSocket-Accept: {accept}\\r\\n\\r\\n").encode())
-        sock.sendall(b"\\x02\\x01a" + b"\\x00\\x00" * 100000 + b"\\x80\\x01b")
+            f"Connection: Upgrade\\r\\nSec-WebSocket-Accept: {accept}\\r\\n\\r\\n").encode()
+            + b"\\x02\\x01a" + b"\\x00\\x00" * 100000 + b"\\x80\\x01b")
         sock.recv(1)
     except OSError:
         pass

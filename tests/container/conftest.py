@@ -15,6 +15,7 @@ from tests import built
 from tests.engines import stock
 from tests.engines.engine import Engine, missing
 from tests.grounds import LONG
+from tests.hostwatch import loopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,6 +77,7 @@ class Host:
     def docker(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.run("docker", *words, check=check)
 
+    @loopwatch.of_the_test
     def run(
         self, *words: str, env: Mapping[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:

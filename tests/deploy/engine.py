@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.engines import engine
+from tests.hostwatch import loopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ class Docker:
     ) -> subprocess.CompletedProcess[str]:
         return self.run("docker", *words, check=check, timeout_s=timeout_s)
 
+    @loopwatch.of_the_test
     def run(
         self,
         *words: str,

@@ -18,6 +18,7 @@ from sandkasten.daemon.settings import load
 from sandkasten.errors import SandkastenError
 from sandkasten.model.execution import ExecRequest
 from sandkasten.model.sandbox import CreateRequest
+from tests.hostwatch import loopwatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -67,6 +68,7 @@ async def sh(engine: Engine, sandbox_id: str, command: str, **more: Any) -> Exec
     return await engine.exec(sandbox_id, ExecRequest(command, **more))
 
 
+@loopwatch.of_the_test
 def left(engine: Reached, *data_dirs: Path) -> list[str]:
     """All that is there of any sandbox; the runner's volume is nobody's and stays."""
     found = [f"container {name}" for name in engine.containers()]
@@ -97,6 +99,7 @@ def loops(below: Path) -> list[str]:
     return found
 
 
+@loopwatch.of_the_test
 def crash(engine: Dockerd) -> None:
     """`kill -9`. Its containerd dies with it, and on a machine whose first process buries nobody
     would look alive to the next dockerd for ever."""
@@ -104,6 +107,7 @@ def crash(engine: Dockerd) -> None:
     (engine.folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
 
 
+@loopwatch.of_the_test
 def freeze(engine: Dockerd) -> None:
     """It hangs when this returns: connections are taken by the kernel, and never answered."""
     assert engine._daemon is not None
@@ -113,6 +117,7 @@ def freeze(engine: Dockerd) -> None:
         time.sleep(0.005)
 
 
+@loopwatch.of_the_test
 def revive(engine: Dockerd) -> None:
     """It runs, whatever a test did to it."""
     if engine._daemon is None or engine._daemon.poll() is not None:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from tests.engines import certificates
 from tests.engines.machine import Machine
 from tests.engines.reached import Reached
+from tests.hostwatch import loopwatch
 
 _READY_S = 60.0
 _STOP_S = 30.0
@@ -71,6 +72,7 @@ class Engine:
             raise
         return self
 
+    @loopwatch.of_the_test
     def start(self) -> None:
         """Answers when the engine does."""
         self._daemon = self.machine.start(self._command(), self.folder / "log")
@@ -106,14 +108,17 @@ class Engine:
             words += ["--host", f"tcp://{self.machine.address}:{PLAIN_PORT}", "--tls=false"]
         return words
 
+    @loopwatch.of_the_test
     def stop(self) -> None:
         """As an operator stops it: it ends its containers first, unless it lets them live."""
         self._signal(signal.SIGTERM)
 
+    @loopwatch.of_the_test
     def kill9(self) -> None:
         """As a crash: its containers go on."""
         self._signal(signal.SIGKILL)
 
+    @loopwatch.of_the_test
     def restart(self) -> None:
         self.stop()
         self.start()

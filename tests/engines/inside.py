@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tests.engines import lent, stock
+from tests.hostwatch import loopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ class Inside:
             *("-w", str(REPOSITORY), *self.options, stock.reference(self.image), *command),
         ]
 
+    @loopwatch.of_the_test
     def run(
         self, *command: str, env: Mapping[str, str] | None = None, timeout_s: float = 600.0
     ) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tests.engines import keeper
+from tests.hostwatch import loopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -190,6 +191,7 @@ def sweep() -> list[Path]:
     return left
 
 
+@loopwatch.of_the_test
 def _run(*words: str, env: Mapping[str, str] | None = None, **options: Any) -> str:
     done = subprocess.run(
         words, env=env, capture_output=True, text=True, check=False, timeout=60, **options

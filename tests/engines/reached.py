@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tests.hostwatch import loopwatch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -56,6 +58,7 @@ class Reached:
             raise RuntimeError(f"docker {' '.join(words)}: {done.stderr.strip()[-2000:]}")
         return done.stdout
 
+    @loopwatch.of_the_test
     def run_docker(
         self, *words: str, stdin: Path | None = None, timeout_s: float = 120.0
     ) -> subprocess.CompletedProcess[str]:
@@ -72,6 +75,7 @@ class Reached:
                 check=False,
             )
 
+    @loopwatch.of_the_test
     def ask(
         self,
         method: str,

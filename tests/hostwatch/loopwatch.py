@@ -1,16 +1,24 @@
 """Notices callbacks that held an event loop: a blocking call where one must not be.
 
 Times every callback of every asyncio loop in the process, the embedded engine's own thread
-included. What a thread waited for a processor is the machine's doing and does not count. It costs
-well under a microsecond a callback, where asyncio's debug mode would change what is tested.
+included. What a thread waited for a processor is the machine's doing and does not count, nor what
+a test's own tools did (`of_the_test`). It costs well under a microsecond a callback, where
+asyncio's debug mode would change what is tested.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Far below a wait anybody would accept from the loop: sleeping, waiting for a process, or copying a
 # large file there.
@@ -28,10 +36,28 @@ def _timed(self: Any) -> None:
     began = time.perf_counter()
     if began - getattr(_thread, "looked_at", 0.0) > _LOOK_EVERY_S:
         _thread.looked_at, _thread.queued_s = began, queued_s()
+    own = getattr(_thread, "own_s", 0.0)
     _original(self)
-    took = time.perf_counter() - began
+    took = time.perf_counter() - began - (getattr(_thread, "own_s", 0.0) - own)
     if took > LIMIT_S and took - (queued_s() - _thread.queued_s) > LIMIT_S:
         _slow.append(f"{took:.2f} s in {_named(self)}")
+
+
+def of_the_test(tool: Callable[P, T]) -> Callable[P, T]:
+    """Marks what a test does beside our code, and may wait for: it runs another program, say."""
+
+    @functools.wraps(tool)
+    def timed(*args: P.args, **options: P.kwargs) -> T:
+        if getattr(_thread, "in_own", False):
+            return tool(*args, **options)
+        began, _thread.in_own = time.perf_counter(), True
+        try:
+            return tool(*args, **options)
+        finally:
+            _thread.in_own = False
+            _thread.own_s = getattr(_thread, "own_s", 0.0) + time.perf_counter() - began
+
+    return timed
 
 
 def queued_s() -> float:

@@ -220,3 +220,15 @@ async def test_waiting_properly_is_not_noticed():
     loopwatch.drain()
     await asyncio.sleep(loopwatch.LIMIT_S + 0.1)
     assert loopwatch.drain() == []
+
+
+async def test_what_a_tests_own_tools_waited_for_is_not_noticed():
+    @loopwatch.of_the_test
+    def tool() -> None:
+        time.sleep(loopwatch.LIMIT_S + 0.1)
+
+    loopwatch.drain()
+    await asyncio.sleep(0)
+    tool()
+    await asyncio.sleep(0)
+    assert loopwatch.drain() == []

@@ -77,13 +77,11 @@ class _Inner:
                 request.headers[name] = value
         self.protocol.send_request(request)
         await self.flush()
-        while True:
-            for event in await self.receive():
-                if isinstance(event, HandshakeAnswer):
-                    if self.protocol.handshake_exc is None:
-                        return
-                    raise _refused(self.protocol.handshake_exc)
-                self._waiting.append(event)
+        # The answer is the first event there is; what came with it are the first frames.
+        answer, *self._waiting = await self.receive()
+        assert isinstance(answer, HandshakeAnswer)
+        if self.protocol.handshake_exc is not None:
+            raise _refused(self.protocol.handshake_exc)
 
     async def receive(self) -> list[Any]:
         """What came; an empty list never."""
