@@ -12,7 +12,9 @@ SandkastenError
 │   ├── Unauthorized            UNAUTHORIZED
 │   ├── Conflict                CONFLICT
 │   ├── UnsupportedByBackend    UNSUPPORTED_BY_BACKEND
-│   └── InvalidConfiguration    INVALID_CONFIGURATION
+│   ├── InvalidConfiguration    INVALID_CONFIGURATION
+│   ├── InvalidAgent            INVALID_AGENT
+│   └── InvalidWorkflow         INVALID_WORKFLOW
 ├── NotFound                    something named is not there
 │   ├── SessionNotFound         SESSION_NOT_FOUND
 │   ├── SessionExpired          SESSION_EXPIRED
@@ -20,7 +22,10 @@ SandkastenError
 │   ├── FileNotFound            FILE_NOT_FOUND
 │   ├── CommandNotFound         COMMAND_NOT_FOUND
 │   ├── ShellNotFound           SHELL_NOT_FOUND
-│   └── WorkspaceNotFound       WORKSPACE_NOT_FOUND
+│   ├── WorkspaceNotFound       WORKSPACE_NOT_FOUND
+│   ├── RunNotFound             RUN_NOT_FOUND
+│   ├── AgentNotFound           AGENT_NOT_FOUND
+│   └── WorkflowNotFound        WORKFLOW_NOT_FOUND
 ├── FileError                   a file verb that the sandbox's own kernel refused
 │   ├── FileExists              FILE_EXISTS
 │   ├── NotRegular              NOT_REGULAR
@@ -39,6 +44,10 @@ SandkastenError
 ├── Busy                        BUSY
 ├── RegistryUnavailable         REGISTRY_UNAVAILABLE
 ├── BuildFailed                 BUILD_FAILED (an image could not be made from its recipe)
+├── RunFailed                   RUN_FAILED (of an agent or a workflow)
+│   └── RunLimitReached         RUN_LIMIT_REACHED
+├── ModelUnavailable            MODEL_UNAVAILABLE
+├── ProvisioningFailed          PROVISIONING_FAILED (packages could not be installed)
 ├── BackendError                isolation could not be had or was lost
 │   ├── BackendUnavailable      BACKEND_UNAVAILABLE
 │   ├── IsolationRefused        ISOLATION_REFUSED
@@ -106,6 +115,14 @@ class InvalidConfiguration(RequestError):
     code = "INVALID_CONFIGURATION"
 
 
+class InvalidAgent(RequestError):
+    code = "INVALID_AGENT"
+
+
+class InvalidWorkflow(RequestError):
+    code = "INVALID_WORKFLOW"
+
+
 class NotFound(SandkastenError):
     code = "NOT_FOUND"
 
@@ -136,6 +153,18 @@ class ShellNotFound(NotFound):
 
 class WorkspaceNotFound(NotFound):
     code = "WORKSPACE_NOT_FOUND"
+
+
+class RunNotFound(NotFound):
+    code = "RUN_NOT_FOUND"
+
+
+class AgentNotFound(NotFound):
+    code = "AGENT_NOT_FOUND"
+
+
+class WorkflowNotFound(NotFound):
+    code = "WORKFLOW_NOT_FOUND"
 
 
 class FileError(SandkastenError):
@@ -215,6 +244,23 @@ class RegistryUnavailable(SandkastenError):
 
 class BuildFailed(SandkastenError):
     code = "BUILD_FAILED"
+
+
+class RunFailed(SandkastenError):
+    code = "RUN_FAILED"
+
+
+class RunLimitReached(RunFailed):
+    code = "RUN_LIMIT_REACHED"
+
+
+class ModelUnavailable(SandkastenError):
+    code = "MODEL_UNAVAILABLE"
+    retryable = True
+
+
+class ProvisioningFailed(SandkastenError):
+    code = "PROVISIONING_FAILED"
 
 
 class BackendError(SandkastenError):

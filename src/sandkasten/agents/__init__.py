@@ -1,0 +1,1 @@
+"""Agents in prompt files, the tools that give them a computer, and workflows of them."""
