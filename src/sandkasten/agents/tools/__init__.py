@@ -1,1 +1,1 @@
-"""The sandbox as tools of a model: their shapes, what they do, and who they are shown to."""
+"""The tools that give an agent a computer: their shapes, what they do, and ways to offer them."""
