@@ -12,6 +12,7 @@ import pytest
 
 from sandkasten.errors import Conflict, QuotaExceeded, RunNotFound
 from sandkasten.model.runs import RunRow, RunUsage
+from sandkasten.model.tenancy import TenantQuota
 from sandkasten.store import runs as runs_module
 from sandkasten.store.runs import RunDirectory
 
@@ -23,6 +24,7 @@ ROW = RunRow(
     tenant="acme",
     input={"wörter": ["a", None, 2.5]},
     usage=RunUsage(3, 2, 10, 20),
+    quota=TenantQuota(max_sessions=2),
     source="id: tidy\n",
     state={"at": "second", "context": {"steps": {}}},
 )

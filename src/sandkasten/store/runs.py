@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.errors import Conflict, RunNotFound
 from sandkasten.model.runs import RunEvent, RunRow, RunUsage
+from sandkasten.model.tenancy import TenantQuota
 from sandkasten.store.directory import translated
 
 if TYPE_CHECKING:
@@ -361,6 +362,7 @@ def _checked(run_id: str) -> str:
 def _encoded(row: RunRow) -> bytes:
     plain = {one.name: getattr(row, one.name) for one in fields(row)}
     plain["usage"] = asdict(row.usage)
+    plain["quota"] = None if row.quota is None else asdict(row.quota)
     return json.dumps(plain, ensure_ascii=False, default=_plain).encode("utf-8", "replace")
 
 
@@ -370,7 +372,8 @@ def _decoded(raw: bytes) -> RunRow:
     told = json.loads(raw)
     known = {name: value for name, value in told.items() if name in _FIELDS}
     usage = {name: value for name, value in told.get("usage", {}).items() if name in _USAGE}
-    return RunRow(**{**known, "usage": RunUsage(**usage)})
+    quota = None if told.get("quota") is None else TenantQuota(**told["quota"])
+    return RunRow(**{**known, "usage": RunUsage(**usage), "quota": quota})
 
 
 def _line(event: RunEvent) -> bytes:
