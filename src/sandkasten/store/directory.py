@@ -97,7 +97,7 @@ class DirectoryStore:
                     return
 
     async def corrupt(self) -> Sequence[SandboxId]:
-        with _translated("clear the ledger"):
+        with translated("clear the ledger"):
             for directory in (self._rows, self._keys):
                 _clear(directory)
         return [
