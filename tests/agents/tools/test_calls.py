@@ -62,7 +62,7 @@ async def test_what_a_schema_lets_through_is_answered_too(memory_desk, name):
     odd = ["\ud800", "\0", "a\nb", "../..", "/", "é" * 100, "-", " "]
     tool = TOOLS[name].parameters
     for text in odd:
-        arguments = {
+        arguments: dict[str, object] = {
             key: text
             for key in tool["required"] or ["path"]
             if tool["properties"].get(key, {}).get("type") == "string"
@@ -97,7 +97,7 @@ async def test_an_error_has_the_one_body_and_names_the_nearest_argument(memory_d
 async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(memory_desk):
     answer = await memory_desk.toolbox.call("sandbox_exce", {}, memory_desk.context)
     assert (answer["code"], answer["hint"]) == ("INVALID_REQUEST", "did you mean sandbox_exec?")
-    assert failed(await memory_desk.toolbox.call(None, {}, memory_desk.context))  # type: ignore[arg-type]
+    assert failed(await memory_desk.toolbox.call(None, {}, memory_desk.context))
 
 
 async def test_an_agent_that_computes_has_one_tool_and_one_that_codes_eleven(memory_desk):
