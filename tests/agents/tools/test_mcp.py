@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "sandkasten.cli"]
-RUN = {"code": "import sys; print(6 * 7); print(sys.argv[1], file=sys.stderr)", "args": ["x"]}
+RUN: dict[str, Any] = {
+    "code": "import sys; print(6 * 7); print(sys.argv[1], file=sys.stderr)",
+    "args": ["x"],
+}
 
 MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("sandbox_exec", {}),
@@ -97,6 +100,11 @@ async def call(client: Client, name: str, **arguments: Any) -> Mapping[str, Any]
     return answer.structured_content
 
 
+def same(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what no two runs share."""
+    return {k: v for k, v in answer.items() if k not in ("duration_ms", "sandbox_id")}
+
+
 async def test_a_client_over_stdio_has_a_computer_of_its_own(tmp_path):
     data_dir = tmp_path / "d"
     async with Client(stdio(data_dir)) as client:
@@ -104,6 +112,9 @@ async def test_a_client_over_stdio_has_a_computer_of_its_own(tmp_path):
         assert [(t.name, t.description, t.input_schema) for t in listed] == [
             (t.name, t.description, t.parameters) for t in TOOLS.values()
         ]
+        async with open_tools(Place(str(data_dir), "local")) as direct:
+            expected = same(await direct.call("sandbox_run", RUN))
+        assert same(await call(client, "sandbox_run", **RUN)) == expected
         opened = await call(client, "sandbox_open")
         await call(client, "sandbox_fs_write", path="src/a.txt", text="grün\n")
         ran = await call(client, "sandbox_exec", cmd="cd src; export A=1; cat a.txt")
@@ -235,7 +246,10 @@ async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
     url = (await server.stderr.readline()).decode().split()[-1]
     async with Client(url) as client:
         assert [t.name for t in (await client.list_tools()).tools] == ["sandbox_run"]
-        assert (await call(client, "sandbox_run", **RUN))["stdout"] == "42\n"
+        async with open_tools(Place(str(data_dir), "local")) as direct:
+            expected = same(await direct.call("sandbox_run", RUN))
+        assert same(await call(client, "sandbox_run", **RUN)) == expected
+        assert expected["stdout"] == "42\n"
         server.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):
             assert await server.wait() == 0
