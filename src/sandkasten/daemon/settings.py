@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.docker.options import ENGINE_MODES, SHARED_VOLUME, WORKSPACE_MODES, Options
+from sandkasten.daemon.agent_settings import SETTINGS as AGENT_SETTINGS
+from sandkasten.daemon.agent_settings import AgentSettings, agent_settings
 from sandkasten.daemon.docker_settings import DockerSettings, docker_settings, tls_verify, volume
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
@@ -94,6 +96,7 @@ class Settings:
     http: HttpSettings = field(default_factory=HttpSettings, repr=False)
     """What `serve` alone needs. Holds the key: never printed."""
     docker: DockerSettings = field(default_factory=DockerSettings)
+    agents: AgentSettings = field(default_factory=AgentSettings)
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -240,6 +243,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("files.max_bytes", count, FileRules().max_bytes),
         _Setting("files.max_total_bytes", count, FileRules().max_total_bytes),
         _Setting("files.ttl_seconds", seconds, None),
+        *(_Setting(*one) for one in AGENT_SETTINGS),
     ]
     return {setting.name: setting for setting in known}
 
@@ -338,9 +342,11 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
             hint="leave policy.isolation out, or set it to gvisor or strongest",
             setting="policy.isolation",
         )
-    http = http_settings({name: one.value for name, one in origins.items()}, data_dir)
-    if origins["api_key"].value is not None:
-        origins["api_key"] = replace(origins["api_key"], value="(set)")
+    plain = {name: one.value for name, one in origins.items()}
+    http, agents = http_settings(plain, data_dir), agent_settings(plain)
+    for name in ("api_key", "models.api_key"):
+        if origins[name].value is not None:
+            origins[name] = replace(origins[name], value="(set)")
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -377,6 +383,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         ),
         file_rules=_file_rules(origins),
         http=http,
+        agents=agents,
         docker=docker_settings(
             {name: (one.value, one.origin) for name, one in origins.items()},
             environ,

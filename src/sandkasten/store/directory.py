@@ -55,13 +55,13 @@ class DirectoryStore:
         self._rows = root / "rows"
         self._keys = root / "keys"
         locks = root / "locks"
-        with _translated("prepare the ledger"):
+        with translated("prepare the ledger"):
             for directory in (root, self._rows, self._keys, locks):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks = FileLocks(locks)
 
     async def put(self, record: Record) -> None:
-        with _translated(f"record sandbox {record.id}"):
+        with translated(f"record sandbox {record.id}"):
             # Pointer first: one that leads to no row is harmless, a row that its key does
             # not find is a second sandbox for that key.
             if record.session_key is not None:
@@ -86,7 +86,7 @@ class DirectoryStore:
     async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
         if record is None:
             record = self._read(sandbox_id)
-        with _translated(f"forget sandbox {sandbox_id}"):
+        with translated(f"forget sandbox {sandbox_id}"):
             self._row_path(sandbox_id).unlink(missing_ok=True)
             if record is not None and record.session_key is not None:
                 path = self._key_path(record.session_key)
@@ -97,7 +97,7 @@ class DirectoryStore:
                     return
 
     async def corrupt(self) -> Sequence[SandboxId]:
-        with _translated("clear the ledger"):
+        with translated("clear the ledger"):
             for directory in (self._rows, self._keys):
                 _clear(directory)
         return [
@@ -109,7 +109,7 @@ class DirectoryStore:
 
     def _ids(self) -> Sequence[SandboxId]:
         ids: list[SandboxId] = []
-        with _translated("read the ledger"):
+        with translated("read the ledger"):
             for name in os.listdir(self._rows):
                 stem, suffix = os.path.splitext(name)
                 if suffix == _SUFFIX:
@@ -182,7 +182,7 @@ def _lives(pid: int) -> bool:
 
 
 @contextmanager
-def _translated(attempt: str) -> Iterator[None]:
+def translated(attempt: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
