@@ -10,6 +10,7 @@ from mcp import Client
 
 from sandkasten.agents.tools.genkit_tools import define_tools
 from sandkasten.agents.tools.mcp_server import OneCaller, mcp_server
+from sandkasten.agents.tools.openai import functions
 from sandkasten.agents.tools.shapes import TOOLS
 from sandkasten.client.embedded import open_tools
 from sandkasten.client.places import Place
@@ -71,9 +72,10 @@ async def test_a_model_sees_every_tool_and_works_with_a_sandbox(tmp_path):
                 ("sandbox_close", {}),
             ],
         )
-    assert [(t["name"], t["description"], t["inputSchema"]) for t in model.offered] == [
-        (t.name, t.description, t.parameters) for t in TOOLS.values() if t.mode == "code"
-    ]
+    assert [
+        {"name": t["name"], "description": t["description"], "parameters": t["inputSchema"]}
+        for t in model.offered
+    ] == [one["function"] for one in functions(t for t in TOOLS.values() if t.mode == "code")]
     opened, written, ran, refused, closed = model.answers
     assert (opened["status"], written["size_bytes"]) == ("ready", 6)
     assert (ran["output"], ran["exit_code"]) == ("grün\n", 3)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mcp import Client, StdioServerParameters
 
+from sandkasten.agents.tools.openai import functions
 from sandkasten.agents.tools.shapes import TOOLS
 from sandkasten.cli.main import main
 from sandkasten.client.embedded import open_tools
@@ -109,9 +110,10 @@ async def test_a_client_over_stdio_has_a_computer_of_its_own(tmp_path):
     data_dir = tmp_path / "d"
     async with Client(stdio(data_dir)) as client:
         listed = (await client.list_tools()).tools
-        assert [(t.name, t.description, t.input_schema) for t in listed] == [
-            (t.name, t.description, t.parameters) for t in TOOLS.values()
-        ]
+        assert [
+            {"name": t.name, "description": t.description, "parameters": t.input_schema}
+            for t in listed
+        ] == [one["function"] for one in functions(TOOLS.values())]
         async with open_tools(Place(str(data_dir), "local")) as direct:
             expected = same(await direct.call("sandbox_run", RUN))
         assert same(await call(client, "sandbox_run", **RUN)) == expected
