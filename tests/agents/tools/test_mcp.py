@@ -160,7 +160,7 @@ HELLO = (
 )
 
 
-@pytest.mark.parametrize("end", ["the client is gone", "it is told to end"])
+@pytest.mark.parametrize("end", ["the client leaves", "the client is killed", "it is told to end"])
 async def test_no_sandbox_outlives_its_client(tmp_path, end):
     data_dir = tmp_path / "d"
     server = await asyncio.create_subprocess_exec(
@@ -182,10 +182,13 @@ async def test_no_sandbox_outlives_its_client(tmp_path, end):
     waiting = ("tools/call", {"name": "sandbox_exec", "arguments": {"cmd": "sleep 99"}})
     server.stdin.write(lines(HELLO, opening, waiting).splitlines(keepends=True)[2])
     await server.stdin.drain()
-    if end == "the client is gone":
-        server.stdin.close()
-    else:
+    if end == "it is told to end":
         server.send_signal(signal.SIGTERM)
+    else:
+        server.stdin.close()
+    if end == "the client is killed":
+        # Nobody reads what is still on its way.
+        server._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
     async with asyncio.timeout(30):
         rest = await server.stdout.read()
         assert await server.wait() == 0
