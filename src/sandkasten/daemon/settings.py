@@ -17,6 +17,8 @@ from sandkasten.daemon.docker_settings import DockerSettings, docker_settings, t
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
 from sandkasten.daemon.http_settings import HttpSettings, http_settings
+from sandkasten.daemon.package_settings import SETTINGS as PACKAGE_SETTINGS
+from sandkasten.daemon.package_settings import package_rules, printable
 from sandkasten.daemon.parsing import (
     Value,
     address,
@@ -34,6 +36,7 @@ from sandkasten.daemon.parsing import (
 from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
+from sandkasten.images.packages.rules import PackageRules
 from sandkasten.model.filekeys import FileRules
 from sandkasten.model.isolation import ISOLATIONS, MINIMA
 from sandkasten.model.journal import Retention
@@ -94,6 +97,7 @@ class Settings:
     http: HttpSettings = field(default_factory=HttpSettings, repr=False)
     """What `serve` alone needs. Holds the key: never printed."""
     docker: DockerSettings = field(default_factory=DockerSettings)
+    packages: PackageRules = field(default_factory=PackageRules)
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -218,6 +222,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("oci.runtime", choice(*RUNTIMES), "runc"),
         _Setting("oci.strict", flag, False),
         *_docker_settings(),
+        *(_Setting(*one) for one in PACKAGE_SETTINGS),
         _Setting("listen", address, "127.0.0.1:8080"),
         _Setting("api_key", secret, None),
         _Setting("api_key_file", text, None),
@@ -341,6 +346,9 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
     http = http_settings({name: one.value for name, one in origins.items()}, data_dir)
     if origins["api_key"].value is not None:
         origins["api_key"] = replace(origins["api_key"], value="(set)")
+    packages = package_rules({name: one.value for name, one in origins.items()})
+    for name, _, _ in PACKAGE_SETTINGS:
+        origins[name] = replace(origins[name], value=printable(name, value(name)))
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -382,6 +390,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
             environ,
             default=value("backend") == "docker",
         ),
+        packages=packages,
     )
 
 
