@@ -20,6 +20,8 @@ from sandkasten.daemon.docker_settings import DockerSettings, docker_settings, t
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
 from sandkasten.daemon.http_settings import HttpSettings, http_settings
+from sandkasten.daemon.package_settings import SETTINGS as PACKAGE_SETTINGS
+from sandkasten.daemon.package_settings import package_rules, printable
 from sandkasten.daemon.parsing import (
     Value,
     address,
@@ -37,6 +39,7 @@ from sandkasten.daemon.parsing import (
 from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
+from sandkasten.images.packages.rules import PackageRules
 from sandkasten.model.filekeys import FileRules
 from sandkasten.model.isolation import ISOLATIONS, MINIMA
 from sandkasten.model.journal import Retention
@@ -98,6 +101,7 @@ class Settings:
     """What `serve` alone needs. Holds the key: never printed."""
     docker: DockerSettings = field(default_factory=DockerSettings)
     agents: AgentSettings = field(default_factory=AgentSettings)
+    packages: PackageRules = field(default_factory=PackageRules)
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -224,6 +228,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("oci.runtime", choice(*RUNTIMES), "runc"),
         _Setting("oci.strict", flag, False),
         *_docker_settings(),
+        *(_Setting(*one) for one in PACKAGE_SETTINGS),
         _Setting("listen", address, "127.0.0.1:8080"),
         _Setting("api_key", secret, None),
         _Setting("api_key_file", text, None),
@@ -348,9 +353,12 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         )
     plain = {name: one.value for name, one in origins.items()}
     http, agents = http_settings(plain, data_dir), agent_settings(plain)
+    packages = package_rules(plain)
     for name in ("api_key", "models.api_key"):
         if origins[name].value is not None:
             origins[name] = replace(origins[name], value="(set)")
+    for name, _, _ in PACKAGE_SETTINGS:
+        origins[name] = replace(origins[name], value=printable(name, value(name)))
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -395,6 +403,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
             environ,
             default=value("backend") == "docker",
         ),
+        packages=packages,
     )
 
 
