@@ -46,6 +46,7 @@ def test_every_command_of_the_contract_is_there():
         "key ls",
         "key revoke",
         "ls",
+        "mcp",
         "pause",
         "ps",
         "resume",

@@ -83,9 +83,10 @@ def build() -> typer.Typer:
     app.add_typer(keys.commands(), name="key")
     app.add_typer(audits.commands(), name="audit")
     app.add_typer(stored.commands(), name="files")
-    from sandkasten.cli import installing, serving
+    from sandkasten.cli import installing, mcp, serving
 
     serving.add_to(app)
+    mcp.add_to(app)
     installing.add_to(app)
     return app
 

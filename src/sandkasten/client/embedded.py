@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sandkasten.client.places import Place, aclose, connect
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.client.admin import BooksTransport
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.client.installing import Installer
     from sandkasten.client.transport import Transport
     from sandkasten.daemon.settings import Settings
+    from sandkasten.daemon.tooling import Caller
 
 
 async def open_engine(place: Place) -> Transport:
@@ -89,6 +90,51 @@ def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[I
     return installation(load(flags, os.environ, Path.cwd()))
 
 
+def serve_mcp(
+    place: Place,
+    *,
+    mode: Literal["compute", "code", "all"],
+    transport: Literal["stdio", "http"],
+    listen: str,
+    image: str | None,
+    runtime: str | None,
+    session: str | None,
+    said: Callable[[str], None],
+) -> None:
+    """Be an MCP server in this process. `said` hears where it can be reached, if by HTTP."""
+    _require_linux()
+    with _installed():
+        from sandkasten.daemon.settings import load
+        from sandkasten.daemon.tooling import Offer, serve_mcp
+    settings = load({**place.flags(), "listen": listen}, os.environ, Path.cwd())
+    serve_mcp(settings, Offer(mode, image, runtime, session), transport, said)
+
+
+@asynccontextmanager
+async def open_tools(
+    place: Place | None = None,
+    *,
+    mode: Literal["compute", "code", "all"] = "all",
+    image: str | None = None,
+    runtime: str | None = None,
+    session: str | None = None,
+) -> AsyncIterator[Caller]:
+    """The tools for this program; what they opened is gone after the block.
+
+    `session`: unless it is named; then it stays for whoever names it again.
+    """
+    loaded = await asyncio.to_thread(_load, place or Place())
+    with _installed():
+        from sandkasten.daemon import tooling
+    offer = tooling.Offer(mode, image, runtime, session)
+    async with tooling.open_tools(loaded, offer) as tools:
+        caller = tools.caller()
+        try:
+            yield caller
+        finally:
+            await caller.aclose()
+
+
 @contextmanager
 def _installed() -> Iterator[None]:
     """The client alone can be installed without what the engine needs."""
@@ -117,6 +163,8 @@ __all__ = [
     "open_books",
     "open_engine",
     "open_installation",
+    "open_tools",
     "serve",
+    "serve_mcp",
     "settings",
 ]

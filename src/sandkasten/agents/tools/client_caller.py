@@ -1,0 +1,70 @@
+"""The tools for one client that is no agent of ours: an MCP client, somebody's own program.
+
+Each caller is a run of its own, with an id that nobody can guess, so no client names the sandbox of
+another; a named one is found again by whoever says its name, and outlives its client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from sandkasten.agents.context import RunContext
+from sandkasten.agents.wish import SandboxWish
+from sandkasten.model.runs import new_run_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.agents.tools.shapes import ToolSpec
+    from sandkasten.agents.tools.toolbox import Toolbox
+    from sandkasten.agents.wish import Mode
+
+ToolMode = Literal["compute", "code", "all"]
+
+_MODES: Final[Mapping[ToolMode, Sequence[Mode]]] = {
+    "compute": ("compute",),
+    "code": ("code",),
+    "all": ("compute", "code"),
+}
+
+
+def specs(toolbox: Toolbox, mode: ToolMode) -> Sequence[ToolSpec]:
+    return [one for each in _MODES[mode] for one in toolbox.specs(SandboxWish(mode=each))]
+
+
+class ClientCaller:
+    """A `Caller`. `wish.mode` does not count: a tool's own does."""
+
+    def __init__(
+        self,
+        toolbox: Toolbox,
+        mode: ToolMode = "all",
+        wish: SandboxWish | None = None,
+        *,
+        session: str | None = None,
+    ) -> None:
+        """InvalidRequest when `session` cannot be a name."""
+        self._toolbox = toolbox
+        self._tools = specs(toolbox, mode)
+        self._session = session
+        self._context = RunContext(
+            # A run of ours has an underscore there, so the two never meet.
+            agent_run_id=new_run_id() if session is None else f"client-{session}",
+            agent_name="mcp",
+            wish=wish or SandboxWish(),
+        )
+        self._context.session_key()
+        self._modes = {one.name: one.mode for one in self._tools}
+
+    def tools(self) -> Sequence[ToolSpec]:
+        return self._tools
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        wish = self._context.wish
+        context = replace(self._context, wish=replace(wish, mode=self._modes.get(name, wish.mode)))
+        return await self._toolbox.call(name, arguments, context)
+
+    async def aclose(self) -> None:
+        if self._session is None:
+            await self._toolbox.finish("agent", self._context.agent_run_id, self._context.tenant)
