@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.docker.options import ENGINE_MODES, SHARED_VOLUME, WORKSPACE_MODES, Options
+from sandkasten.daemon import ceilings
 from sandkasten.daemon.agent_settings import SETTINGS as AGENT_SETTINGS
 from sandkasten.daemon.agent_settings import AgentSettings, agent_settings
 from sandkasten.daemon.docker_settings import DockerSettings, docker_settings, tls_verify, volume
@@ -206,6 +207,8 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
         _Setting("policy.env_allow", names, []),
         _Setting("policy.mounts", _mounts, []),
+        _Setting("policy.allow_network", flag, False),
+        *(_Setting(name, figure, None) for name in ceilings.SETTINGS),
         _Setting("workspace.default_mb", figure, None),
         _Setting("workspace.max_mb", figure, 1_048_576),
         _Setting("workspace.max_count", figure, 1000),
@@ -322,7 +325,8 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
     def value(name: str) -> Value:
         return origins[name].value
 
-    limits = _limits(origins)
+    ceiling = ceilings.parse_ceiling({name: one.value for name, one in origins.items()})
+    limits = _limits(origins, ceiling)
     for name in _LIMITS:
         one = origins[f"defaults.{name}"]
         if one.value is None:
@@ -360,6 +364,8 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         reclaim_after_s=None if rest is None else _figure(rest),
         isolation=None if isolation is None else str(isolation),
         isolation_minimum=None if minimum is None else str(minimum),
+        ceiling=ceiling,
+        allow_network=bool(value("policy.allow_network")),
     )
     return Settings(
         data_dir=data_dir,
@@ -401,13 +407,16 @@ def _file_rules(origins: dict[str, Origin]) -> FileRules:
     )
 
 
-def _limits(origins: dict[str, Origin]) -> Limits:
+def _limits(origins: dict[str, Origin], most: Mapping[str, int | float]) -> Limits:
     longest = origins["defaults.max_exec_timeout_ms"]
     asked: dict[str, int | float] = {}
     for name in _LIMITS:
         said = origins[f"defaults.{name}"].value
         if said is not None:
             asked[name] = _figure(said)
+    for name, usual in public_limits(Limits()).items():
+        if name in most:
+            asked[name] = ceilings.within(most, name, asked.get(name, usual), name in asked)
     try:
         # The ceiling first: what a request may ask for is laid over it later.
         ceiling = Limits(max_exec_timeout_s=86_400.0)
