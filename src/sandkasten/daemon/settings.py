@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.docker.options import ENGINE_MODES, SHARED_VOLUME, WORKSPACE_MODES, Options
+from sandkasten.daemon import ceilings
 from sandkasten.daemon.agent_settings import SETTINGS as AGENT_SETTINGS
 from sandkasten.daemon.agent_settings import AgentSettings, agent_settings
 from sandkasten.daemon.docker_settings import DockerSettings, docker_settings, tls_verify, volume
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.files import find_file, read_file
 from sandkasten.daemon.http_settings import HttpSettings, http_settings
+from sandkasten.daemon.package_settings import SETTINGS as PACKAGE_SETTINGS
+from sandkasten.daemon.package_settings import package_rules, printable
 from sandkasten.daemon.parsing import (
     Value,
     address,
@@ -36,6 +39,7 @@ from sandkasten.daemon.parsing import (
 from sandkasten.daemon.registries import Registries, parse_registries
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.names import all_aliases, checked_name
+from sandkasten.images.packages.rules import PackageRules
 from sandkasten.model.filekeys import FileRules
 from sandkasten.model.isolation import ISOLATIONS, MINIMA
 from sandkasten.model.journal import Retention
@@ -97,6 +101,7 @@ class Settings:
     """What `serve` alone needs. Holds the key: never printed."""
     docker: DockerSettings = field(default_factory=DockerSettings)
     agents: AgentSettings = field(default_factory=AgentSettings)
+    packages: PackageRules = field(default_factory=PackageRules)
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -206,6 +211,8 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
         _Setting("policy.env_allow", names, []),
         _Setting("policy.mounts", _mounts, []),
+        _Setting("policy.allow_network", flag, False),
+        *(_Setting(name, figure, None) for name in ceilings.SETTINGS),
         _Setting("workspace.default_mb", figure, None),
         _Setting("workspace.max_mb", figure, 1_048_576),
         _Setting("workspace.max_count", figure, 1000),
@@ -221,6 +228,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("oci.runtime", choice(*RUNTIMES), "runc"),
         _Setting("oci.strict", flag, False),
         *_docker_settings(),
+        *(_Setting(*one) for one in PACKAGE_SETTINGS),
         _Setting("listen", address, "127.0.0.1:8080"),
         _Setting("api_key", secret, None),
         _Setting("api_key_file", text, None),
@@ -322,7 +330,8 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
     def value(name: str) -> Value:
         return origins[name].value
 
-    limits = _limits(origins)
+    ceiling = ceilings.parse_ceiling({name: one.value for name, one in origins.items()})
+    limits = _limits(origins, ceiling)
     for name in _LIMITS:
         one = origins[f"defaults.{name}"]
         if one.value is None:
@@ -344,9 +353,12 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         )
     plain = {name: one.value for name, one in origins.items()}
     http, agents = http_settings(plain, data_dir), agent_settings(plain)
+    packages = package_rules(plain)
     for name in ("api_key", "models.api_key"):
         if origins[name].value is not None:
             origins[name] = replace(origins[name], value="(set)")
+    for name, _, _ in PACKAGE_SETTINGS:
+        origins[name] = replace(origins[name], value=printable(name, value(name)))
     policy = Policy(
         default_image=str(value("default_image")),
         limits=limits,
@@ -360,6 +372,8 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         reclaim_after_s=None if rest is None else _figure(rest),
         isolation=None if isolation is None else str(isolation),
         isolation_minimum=None if minimum is None else str(minimum),
+        ceiling=ceiling,
+        allow_network=bool(value("policy.allow_network")),
     )
     return Settings(
         data_dir=data_dir,
@@ -389,6 +403,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
             environ,
             default=value("backend") == "docker",
         ),
+        packages=packages,
     )
 
 
@@ -401,13 +416,16 @@ def _file_rules(origins: dict[str, Origin]) -> FileRules:
     )
 
 
-def _limits(origins: dict[str, Origin]) -> Limits:
+def _limits(origins: dict[str, Origin], most: Mapping[str, int | float]) -> Limits:
     longest = origins["defaults.max_exec_timeout_ms"]
     asked: dict[str, int | float] = {}
     for name in _LIMITS:
         said = origins[f"defaults.{name}"].value
         if said is not None:
             asked[name] = _figure(said)
+    for name, usual in public_limits(Limits()).items():
+        if name in most:
+            asked[name] = ceilings.within(most, name, asked.get(name, usual), name in asked)
     try:
         # The ceiling first: what a request may ask for is laid over it later.
         ceiling = Limits(max_exec_timeout_s=86_400.0)
