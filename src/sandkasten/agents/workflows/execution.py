@@ -12,10 +12,12 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.agents import schemas
 from sandkasten.agents.workflows import blocks, templates
 from sandkasten.agents.workflows.calls import AgentCall
 from sandkasten.agents.workflows.state import Scope, frames, put
 from sandkasten.errors import (
+    Cancelled,
     CommandTimeout,
     InvalidWorkflow,
     NotFound,
@@ -65,9 +67,10 @@ class Execution:
             async with self._in_time():
                 scope = Scope(self.state["frame"])
                 last = await self.body(self.workflow.body, scope)
-                if self.workflow.output is None:
-                    return last
-                return await self._filled(self.workflow.output, scope, result=last)
+                if self.workflow.output is not None:
+                    last = await self._filled(self.workflow.output, scope, result=last)
+                self._check_result(last)
+                return last
         except SandkastenError as exc:
             await self._failed(exc)
             raise
@@ -75,6 +78,16 @@ class Execution:
             if isinstance(stopped.error, RunLimitReached):
                 await self._failed(stopped.error)
             raise
+
+    def _check_result(self, result: Any) -> None:
+        schema = self.workflow.output_schema
+        problems = schemas.check(result, schema) if schema else []
+        if problems:
+            raise RunFailed(
+                f'the result of "{self.workflow.id}" does not fit its outputSchema: {problems[0]}',
+                hint="see what the last step puts out, or give the workflow an `output`",
+                problems=problems,
+            )
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -353,10 +366,10 @@ async def _step_timeout(step: Step) -> AsyncIterator[None]:
 
 
 def _again(exc: SandkastenError, codes: tuple[str, ...]) -> bool:
-    """Without codes, all but what would fail the same way again."""
+    """Without codes, all but what would fail the same way again, or was meant to end."""
     code = str(exc.details.get("cause") or exc.code)
     if not codes:
-        return not isinstance(exc, RequestError | NotFound)
+        return not isinstance(exc, RequestError | NotFound | Cancelled)
     return bool({code, exc.code, "*"} & set(codes)) or (
         code == CommandTimeout.code and "timeout" in {c.lower() for c in codes}
     )
