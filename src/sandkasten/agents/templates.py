@@ -129,7 +129,7 @@ class _Refused(ValueError):
         """How the tag that is meant begins."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _compiled(text: str) -> Template:
     tags = text.count("{{")
     if tags > MAX_TAGS:
