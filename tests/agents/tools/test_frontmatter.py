@@ -318,9 +318,22 @@ async def test_max_files_bounds_how_many_the_file_tools_write(desk):
 async def test_a_network_is_refused_and_never_quietly_closed(desk, field):
     coding = await asks(desk, f"{{mode: code, {field}}}").call("open")
     computing = await asks(desk, f"{{{field}}}").call("run", code="print(1)")
-    assert coding["code"] == computing["code"]
-    assert coding["code"] in ("UNSUPPORTED_BY_BACKEND", "FORBIDDEN")
+    assert coding["code"] == computing["code"] == "FORBIDDEN"
+    assert coding["details"]["rule"] == "policy.allow_network"
     assert await desk.engine.list() == []
+
+
+async def test_more_than_the_operator_allows_is_refused_with_the_rule(tmp_path):
+    async with opened(tmp_path / "d", "memory", policy_max_mem_limit_mb="128") as desk:
+        refused = await asks(desk, "{mode: code, limits: {memory_mb: 256}}").call("fs_list")
+        assert (refused["code"], refused["details"]["rule"]) == (
+            "FORBIDDEN",
+            "policy.max.mem_limit_mb",
+        )
+        allowed = await asks(desk, "{mode: code, limits: {memory_mb: 128}}").call("fs_list")
+        assert allowed["entries"] == []
+        long = await asks(desk, "{timeout_seconds: 3601}").call("run", code="")
+        assert long["details"]["rule"] == "defaults.max_exec_timeout_ms"
 
 
 async def test_without_one_there_is_only_loopback(desk):

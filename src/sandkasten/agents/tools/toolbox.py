@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.agents.ceilings import check_wish
 from sandkasten.agents.tools import answers
 from sandkasten.agents.tools.arguments import checked, named
 from sandkasten.agents.tools.filing import FileTools
@@ -99,6 +100,7 @@ class Toolbox:
 
     async def _call(self, name: str, arguments: object, context: RunContext) -> Answer:
         given = checked(self._spec(name, context), arguments)
+        check_wish(context.wish, self._engine.policy)
         if name == "sandbox_run":
             return await self._running.run(given, context)
         if name == "sandbox_open":
