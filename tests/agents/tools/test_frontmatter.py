@@ -141,6 +141,22 @@ async def test_session_says_who_shares_it(desk, session, key):
     assert shared == key.startswith("workflow:")
 
 
+async def test_who_asks_for_no_image_takes_the_sessions_and_another_is_refused(busybox):
+    flow = {"workflow_run_id": "flow"}
+    made = await asks(busybox, "{mode: code, image: busybox}", **flow).call("open")
+    # With what this process remembers of it, and without.
+    for desk in (busybox, fresh(busybox.engine, busybox.store)):
+        for text in ("{mode: code}", "{mode: code, image: busybox}"):
+            found = await asks(desk, text, **flow).call("fs_list")
+            assert found["sandbox_id"] == made["sandbox_id"]
+        for text in ("{mode: code, image: host}", "{mode: code, image: busybox, profile: dev}"):
+            refused = await asks(desk, text, **flow).call("fs_list")
+            assert (refused["code"], refused["details"]) == (
+                "CONFLICT",
+                {"sandbox_id": made["sandbox_id"]},
+            )
+
+
 # ---- how long
 
 
