@@ -22,6 +22,8 @@ from sandkasten.cli.options import (
     Json,
     Limits,
     Mounts,
+    Npm,
+    Pip,
     Shared,
     Timeout,
     Workspace,
@@ -78,11 +80,13 @@ def build() -> typer.Typer:
     from sandkasten.cli.workspaces import commands
 
     app.add_typer(commands(), name="workspace")
-    from sandkasten.cli import audits, keys, stored
+    from sandkasten.cli import agents, audits, keys, stored, workflows
 
     app.add_typer(keys.commands(), name="key")
     app.add_typer(audits.commands(), name="audit")
     app.add_typer(stored.commands(), name="files")
+    app.add_typer(agents.commands(), name="agent")
+    app.add_typer(workflows.commands(), name="workflow")
     from sandkasten.cli import installing, mcp, serving
 
     serving.add_to(app)
@@ -159,6 +163,8 @@ def _run(
     workspace: Workspace = None,
     shared: Shared = False,
     mount: Mounts = [],  # noqa: B006
+    pip: Pip = [],  # noqa: B006
+    npm: Npm = [],  # noqa: B006
     backend: Backend = None,
     isolation: Isolation = None,
     json: Json = False,
@@ -181,6 +187,8 @@ def _run(
         workspace=workspace,
         workspace_mode="shared" if shared else None,
         mounts=tuple(mount),
+        pip_packages=tuple(pip),
+        npm_packages=tuple(npm),
         isolation=isolation,
     )
     raise SystemExit(running.run(state_of(context, json=json, backend=backend), job))

@@ -37,6 +37,14 @@ Mounts = Annotated[
     list[str],
     typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
 ]
+Pip = Annotated[
+    list[str],
+    typer.Option("--pip", metavar="PACKAGE", help="A package of Python to have; repeatable."),
+]
+Npm = Annotated[
+    list[str],
+    typer.Option("--npm", metavar="PACKAGE", help="A package of npm to have; repeatable."),
+]
 Backend = Annotated[
     str | None,
     typer.Option("--backend", metavar="B", help="local, oci, gvisor or docker."),
@@ -47,6 +55,19 @@ Isolation = Annotated[
 ]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
+]
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="run_…")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Say on stderr what happens, as it happens.")
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Print the run's id and leave it to the daemon.")
+]
+Most = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000)]
+RunStatus = Annotated[
+    str | None,
+    typer.Option("--status", metavar="S", help="running, completed, failed, cancelled or lost."),
 ]
 
 

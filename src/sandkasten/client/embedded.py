@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.client.admin import BooksTransport
+    from sandkasten.client.agency import AgentsTransport
     from sandkasten.client.installing import Installer
     from sandkasten.client.transport import Transport
     from sandkasten.daemon.settings import Settings
@@ -70,6 +71,15 @@ def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
         from sandkasten.daemon.offline import offline_books
 
     return offline_books(loaded)
+
+
+def open_agents(place: Place) -> AbstractAsyncContextManager[AgentsTransport]:
+    """Agents that this process runs; what still runs at the end of the block is cancelled."""
+    loaded = settings(place)
+    with _installed():
+        from sandkasten.daemon.agency import local_agents
+
+    return local_agents(loaded)
 
 
 def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[Installer]:
@@ -149,6 +159,7 @@ __all__ = [
     "Place",
     "aclose",
     "connect",
+    "open_agents",
     "open_books",
     "open_engine",
     "open_installation",
