@@ -12,6 +12,7 @@ from sandkasten.agents.sandbox_field import LIMIT_FIELDS, SANDBOX_FIELDS, parse_
 from sandkasten.agents.strict_yaml import load
 from tests import imagekit
 from tests.agents.tools.desk import cleared, fresh, opened
+from tests.packages import wheels
 
 FORKS = """
 import os, time
@@ -60,9 +61,8 @@ async def busybox(pictured):
 def test_every_field_is_asked_about_here():
     """By name, in the tests below."""
     here = Path(__file__).read_text()
-    apart = {"pip_packages", "npm_packages"}  # tests/agents/packages
-    fields = {*SANDBOX_FIELDS, *LIMIT_FIELDS} - apart
-    assert [name for name in sorted(fields) if here.count(f"{name}:") == 0] == []
+    fields = {*SANDBOX_FIELDS, *LIMIT_FIELDS}
+    assert [name for name in sorted(fields) if f"{name}:" not in here] == []
 
 
 # ---- what it is
@@ -116,6 +116,23 @@ async def test_profile_dev_is_root_on_a_root_of_its_own(busybox):
         desk = asks(busybox, text % profile, agent_run_id=f"run_{profile}")
         told = await desk.call("exec", cmd="id -u; touch /new 2>&-; echo $?")
         assert told["stdout"].split() == [uid, can_write]
+
+
+async def test_packages_are_there_and_the_network_is_not(tmp_path):
+    wheels.wheel(tmp_path / "w", "greeting", "1.5")
+    script = "import greeting, socket; print(greeting.VERSION, len(socket.if_nameindex()))"
+    with wheels.serving() as server:
+        server.package("left", "1.2.3", files={"index.js": "module.exports = 'left'"})
+        settings = {"packages_find_links": str(tmp_path / "w"), "packages_npm_registry": server.url}
+        async with opened(tmp_path / "d", **settings) as desk:
+            text = "pip_packages: [greeting], npm_packages: ['left@1.2.3']"
+            ran = await asks(desk, f"{{{text}}}").call("run", code=script)
+            assert ran["stdout"] == "1.5 1\n", ran
+            coding = asks(desk, f"{{mode: code, {text}}}")
+            told = await coding.call("exec", cmd=["python3", "-c", script])
+            assert told["stdout"] == "1.5 1\n", told
+            told = await coding.call("exec", cmd="node -p \"require('left')\"")
+            assert told["stdout"] == "left\n", told
 
 
 # ---- whose it is

@@ -17,7 +17,6 @@ from sandkasten.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
-    ProvisioningFailed,
     SandboxLost,
     SandkastenError,
     SessionExpired,
@@ -28,7 +27,6 @@ from sandkasten.model.scoping import SessionKey, is_legacy, parse_session_key
 
 if TYPE_CHECKING:
     from sandkasten.agents.context import RunContext
-    from sandkasten.agents.tools.ports import Packages
     from sandkasten.agents.wish import SandboxWish
     from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox import CreateRequest, Info
@@ -71,10 +69,9 @@ class _Known:
 
 
 class Sessions:
-    def __init__(self, engine: Engine, files: FileStore | None, packages: Packages | None) -> None:
+    def __init__(self, engine: Engine, files: FileStore | None) -> None:
         self._engine = engine
         self._files = files
-        self._packages = packages
         self._known: dict[tuple[str, str], _Known] = {}
         """By tenant and key, as it was when it was last used here."""
 
@@ -199,7 +196,6 @@ class Sessions:
             image=image,
             default_idle_s=min(policy.ttl_s, policy.idle_timeout_s),
         )
-        request = replace(request, image=await self._with_packages(context, request.image))
         try:
             return await self._create(request, context)
         except Conflict as exc:
@@ -216,9 +212,6 @@ class Sessions:
         if self._files is not None and quota is not None and quota.max_disk_bytes is not None:
             stored = await self._files.usage(context.tenant)
         return await self._engine.create(request, quota, other_disk_bytes=stored)
-
-    async def _with_packages(self, context: RunContext, image: str | None) -> str | None:
-        return await with_packages(self._packages, context, image)
 
     def _remember(self, info: Info, kind: _Kind | None = None) -> None:
         if info.session_key is None:
@@ -238,23 +231,6 @@ class Sessions:
             known.id == the_id and tenant == context.tenant and context.owns(parse_session_key(key))
             for (tenant, key), known in self._known.items()
         )
-
-
-async def with_packages(
-    packages: Packages | None, context: RunContext, image: str | None
-) -> str | None:
-    """The image with the packages that the agent's file asks for in it."""
-    wish = context.wish
-    if not wish.pip_packages and not wish.npm_packages:
-        return image
-    if packages is None:
-        raise ProvisioningFailed(
-            "packages cannot be installed here",
-            hint="take pip_packages and npm_packages out, or use an image that has them",
-        )
-    return await packages.image_with(
-        image, pip=wish.pip_packages, npm=wish.npm_packages, tenant=context.tenant
-    )
 
 
 def _kind(wish: SandboxWish, image: str | None) -> _Kind:
