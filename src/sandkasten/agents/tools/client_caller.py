@@ -7,11 +7,11 @@ another; a named one is found again by whoever says its name, and outlives its c
 from __future__ import annotations
 
 from dataclasses import replace
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sandkasten.agents.context import RunContext
 from sandkasten.agents.wish import SandboxWish
-from sandkasten.model.runs import new_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +49,9 @@ class ClientCaller:
         self._tools = specs(toolbox, mode)
         self._session = session
         self._context = RunContext(
-            # A run of ours has an underscore there, so the two never meet.
-            agent_run_id=new_run_id() if session is None else f"client-{session}",
+            # No id of a run looks like these: the two never meet, and whoever looks for what runs
+            # have left does not take a client's sandboxes for such.
+            agent_run_id=f"client_{token_hex(8)}" if session is None else f"client-{session}",
             agent_name="mcp",
             wish=wish or SandboxWish(),
         )
