@@ -163,9 +163,13 @@ def example() -> str:
         indent = "  " * len(room.split(".")) if room else ""
         rooms.setdefault(room, []).append(f"{indent}# {MEANS[name]}\n#{indent}{key}:{shown}\n")
     lines = [_EXAMPLE_HEAD]
+    above = ""
     for room, keys in rooms.items():
+        # A room inside the one before it goes on under the same head.
+        opened = len(above.split(".")) if above and room.startswith(f"{above}.") else 0
         heads = [f"#{'  ' * depth}{one}:\n" for depth, one in enumerate(room.split(".")) if one]
-        lines.append("\n".join(heads + keys))
+        lines.append("\n".join(heads[opened:] + keys))
+        above = room
     return "\n".join(lines)
 
 

@@ -22,6 +22,8 @@ from sandkasten.cli.options import (
     Json,
     Limits,
     Mounts,
+    Npm,
+    Pip,
     Shared,
     Timeout,
     Workspace,
@@ -161,6 +163,8 @@ def _run(
     workspace: Workspace = None,
     shared: Shared = False,
     mount: Mounts = [],  # noqa: B006
+    pip: Pip = [],  # noqa: B006
+    npm: Npm = [],  # noqa: B006
     backend: Backend = None,
     isolation: Isolation = None,
     json: Json = False,
@@ -183,6 +187,8 @@ def _run(
         workspace=workspace,
         workspace_mode="shared" if shared else None,
         mounts=tuple(mount),
+        pip_packages=tuple(pip),
+        npm_packages=tuple(npm),
         isolation=isolation,
     )
     raise SystemExit(running.run(state_of(context, json=json, backend=backend), job))

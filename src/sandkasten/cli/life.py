@@ -32,6 +32,8 @@ class Wish:
     workspace: str | None = None
     workspace_mode: str | None = None
     mounts: tuple[str, ...] = ()
+    pip_packages: tuple[str, ...] = ()
+    npm_packages: tuple[str, ...] = ()
 
 
 async def create(state: State, wish: Wish) -> None:
@@ -49,6 +51,8 @@ async def create(state: State, wish: Wish) -> None:
         workspace=wish.workspace,
         workspace_mode=wish.workspace_mode,
         mounts=wish.mounts,
+        pip_packages=wish.pip_packages,
+        npm_packages=wish.npm_packages,
         **state.where,
     )
     info = box.known or await box.info()

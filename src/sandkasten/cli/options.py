@@ -37,6 +37,14 @@ Mounts = Annotated[
     list[str],
     typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
 ]
+Pip = Annotated[
+    list[str],
+    typer.Option("--pip", metavar="PACKAGE", help="A package of Python to have; repeatable."),
+]
+Npm = Annotated[
+    list[str],
+    typer.Option("--npm", metavar="PACKAGE", help="A package of npm to have; repeatable."),
+]
 Backend = Annotated[
     str | None,
     typer.Option("--backend", metavar="B", help="local, oci, gvisor or docker."),

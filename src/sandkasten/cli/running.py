@@ -45,6 +45,8 @@ class Job:
     workspace: str | None = None
     workspace_mode: str | None = None
     mounts: tuple[str, ...] = ()
+    pip_packages: tuple[str, ...] = ()
+    npm_packages: tuple[str, ...] = ()
     isolation: str | None = None
 
 
@@ -111,6 +113,8 @@ async def _run(
         workspace=job.workspace,
         workspace_mode=job.workspace_mode,
         mounts=job.mounts,
+        pip_packages=job.pip_packages,
+        npm_packages=job.npm_packages,
         isolation=job.isolation,
         **state.where,
     )

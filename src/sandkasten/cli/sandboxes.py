@@ -19,6 +19,8 @@ from sandkasten.cli.options import (
     Json,
     Limits,
     Mounts,
+    Npm,
+    Pip,
     Shared,
     Workspace,
     state_of,
@@ -47,6 +49,8 @@ def create(
     workspace: Workspace = None,
     shared: Shared = False,
     mount: Mounts = [],  # noqa: B006
+    pip: Pip = [],  # noqa: B006
+    npm: Npm = [],  # noqa: B006
     json: Json = False,
 ) -> None:
     """Make a sandbox that stays; print its id."""
@@ -64,6 +68,8 @@ def create(
         workspace=workspace,
         workspace_mode="shared" if shared else None,
         mounts=tuple(mount),
+        pip_packages=tuple(pip),
+        npm_packages=tuple(npm),
     )
     go(life.create(state_of(context, json=json, backend=backend), wish))
 

@@ -33,6 +33,8 @@ async def run_async(
     workspace_mode: str | None = None,
     workspace_id: str | None = None,
     mounts: Sequence[str] = (),
+    pip_packages: Sequence[str] = (),
+    npm_packages: Sequence[str] = (),
     backend: str | None = None,
     isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
@@ -44,6 +46,7 @@ async def run_async(
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
     the workspace. Code that fails is a result; only what could not be run raises. With
     `workspace` the run works in the workspace of that name, and what it writes there stays.
+    `pip_packages` and `npm_packages` are installed before, once; the code has no network.
     With `url` (or SANDKASTEN_URL) a daemon runs it, else this process does.
     """
     transport = await connect(place_of(data_dir, backend, url, api_key))
@@ -63,6 +66,8 @@ async def run_async(
         workspace_id=one_workspace(workspace, workspace_id),
         workspace_mode=workspace_mode,
         mounts=names_of(mounts, "mounts"),
+        pip_packages=names_of(pip_packages, "pip_packages"),
+        npm_packages=names_of(npm_packages, "npm_packages"),
         isolation=isolation,
     )
     return run_result_of(await transport.run(request))

@@ -63,6 +63,8 @@ class AsyncSandbox(SandboxFiles):
         workspace_mode: str | None = None,
         workspace_id: str | None = None,
         mounts: Sequence[str] = (),
+        pip_packages: Sequence[str] = (),
+        npm_packages: Sequence[str] = (),
         data_dir: str | PathLike[str] | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -71,6 +73,7 @@ class AsyncSandbox(SandboxFiles):
 
         `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
         at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
+        `pip_packages` and `npm_packages` are installed before, once; it still has no network.
         With `url` (or SANDKASTEN_URL) a daemon makes it, else this process does.
         """
         self._place = place_of(data_dir, backend, url, api_key)
@@ -90,6 +93,8 @@ class AsyncSandbox(SandboxFiles):
             workspace_id=one_workspace(workspace, workspace_id),
             workspace_mode=workspace_mode,
             mounts=names_of(mounts, "mounts"),
+            pip_packages=names_of(pip_packages, "pip_packages"),
+            npm_packages=names_of(npm_packages, "npm_packages"),
         )
         self._id: str | None = None
         self._info: Info | None = None

@@ -129,6 +129,8 @@ class SandboxClient:
         session_key: str | None = None,
         workspace_mode: str | None = None,
         mounts: Sequence[str] = (),
+        pip_packages: Sequence[str] = (),
+        npm_packages: Sequence[str] = (),
     ) -> AsyncSession:
         """A new session, or with `session_key` the living one of that key.
 
@@ -150,6 +152,8 @@ class SandboxClient:
             workspace_id=workspace_id,
             workspace_mode=workspace_mode,
             mounts=names_of(mounts, "mounts"),
+            pip_packages=names_of(pip_packages, "pip_packages"),
+            npm_packages=names_of(npm_packages, "npm_packages"),
         )
         return AsyncSession(self, await (await self.transport()).create(request))
 

@@ -152,6 +152,7 @@ class Sandbox:
 
         `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
         at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
+        `pip_packages` and `npm_packages` are installed before, once; it still has no network.
         With `url` (or SANDKASTEN_URL) a daemon makes it, else this process does.
         """
         self._twin = AsyncSandbox(*args, **kwargs)

@@ -12,6 +12,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.images.catalog import Images
+from sandkasten.images.packages.provisioner import Provisioner
 from sandkasten.images.sources import Sources
 from sandkasten.images.store import LayerStore
 from sandkasten.linux.hostmounts import HostMounts
@@ -50,6 +51,7 @@ async def open_engine(
         pull=settings.images_pull,
         sources=sources,
     )
+    packages = Provisioner(settings.data_dir.absolute() / "packages", settings.packages, os.environ)
     engine = Engine(
         backends=backends,
         default_backend=settings.backend,
@@ -63,8 +65,10 @@ async def open_engine(
         workspaces=workspaces,
         host_mounts=HostMounts(settings.data_dir),
         journal=journal,
+        packages=packages,
     )
     sources.bench = engine.bench
+    packages.sites = engine.sites
     engine.sweep_soon()
     return engine
 

@@ -17,9 +17,10 @@ from sandkasten.api.auth import Doorkeeper
 from sandkasten.api.guard import check_origin, plain_headers
 from sandkasten.api.problems import problem
 from sandkasten.api.server import HttpRules
+from sandkasten.daemon.http_settings import require_key
 from sandkasten.daemon.listening import listening_abroad
 from sandkasten.engine.clock import SystemClock
-from sandkasten.errors import InvalidConfiguration, InvalidRequest, NotFound, SandkastenError
+from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -47,7 +48,7 @@ async def mcp_over_http(
     idle_s: float = IDLE_S,
 ) -> AsyncIterator[str]:
     """Serves until the block ends; gives the address. No session is left then."""
-    check_exposure(rules)
+    require_key(rules)
     guard = HttpRules(
         allowed_hosts=rules.allowed_hosts,
         allowed_origins=rules.allowed_origins,
@@ -66,16 +67,6 @@ async def mcp_over_http(
         listening_abroad(_Door(sessions, keeper, guard), rules, guard) as there,
     ):
         yield there.url + PATH
-
-
-def check_exposure(rules: HttpSettings) -> None:
-    if rules.loopback or rules.api_key is not None:
-        return
-    raise InvalidConfiguration(
-        f"{rules.host}:{rules.port} can be reached from other machines, and there is no key",
-        hint="set api_key (SANDKASTEN_API_KEY), or listen on 127.0.0.1",
-        setting="listen",
-    )
 
 
 class _Door:

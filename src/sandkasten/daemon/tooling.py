@@ -19,6 +19,7 @@ from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.agents.wish import SandboxWish
 from sandkasten.daemon.brief_files import BriefFiles
 from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.http_settings import require_key
 from sandkasten.engine.filestore import Filing
 from sandkasten.errors import BackendUnavailable, InvalidRequest
 from sandkasten.telemetry import jsonlines
@@ -71,13 +72,15 @@ def serve_mcp(
     settings: Settings, offer: Offer, transport: Transport, said: Callable[[str], None]
 ) -> None:
     """Until the client leaves (stdio) or a signal comes. `said` hears where it can be reached."""
+    if transport == "http":
+        require_key(settings.http)
+        if offer.session is not None:
+            raise InvalidRequest(
+                "over HTTP each client has a session of its own, and --session names one for all",
+                hint="leave --session out, or use --transport stdio",
+                field="session",
+            )
     _require_mcp()
-    if transport == "http" and offer.session is not None:
-        raise InvalidRequest(
-            "over HTTP each client has a session of its own, and --session names one for all",
-            hint="leave --session out, or use --transport stdio",
-            field="session",
-        )
     jsonlines.configure(settings.http.log_level)
     import uvloop
 
@@ -100,9 +103,8 @@ async def _stdio(settings: Settings, offer: Offer) -> None:
 
 
 async def _http(settings: Settings, offer: Offer, said: Callable[[str], None]) -> None:
-    from sandkasten.daemon.mcp_http import check_exposure, mcp_over_http
+    from sandkasten.daemon.mcp_http import mcp_over_http
 
-    check_exposure(settings.http)
     async with (
         open_tools(settings, offer) as tools,
         mcp_over_http(

@@ -1,17 +1,21 @@
-"""A row of the ledger as its owner sees it: names without their tenant, times as moments."""
+"""A row of the ledger as its owner sees it: names without their tenant, times as moments.
+
+And a process as the runner tells of it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sandkasten.model.lifecycle import State
-from sandkasten.model.sandbox import Info
+from sandkasten.model.sandbox import Info, Process
 from sandkasten.model.tenancy import unscoped
 from sandkasten.model.workspace import plain_name
 
 if TYPE_CHECKING:
     from sandkasten.model.record import Record
     from sandkasten.ports import Clock
+    from sandkasten.wire.messages import ProcessInfo
 
 SPARE_DETAIL = "kept ready for the next one-shot"
 
@@ -47,4 +51,20 @@ def described(record: Record, *, created: bool, used: float, clock: Clock) -> In
         unenforced=record.unenforced,
         warnings=record.warnings,
         tenant=record.tenant,
+    )
+
+
+def process_of(told: ProcessInfo) -> Process:
+    return Process(
+        pid=told.pid,
+        ppid=told.ppid,
+        uid=told.uid,
+        state=told.state,
+        name=told.name,
+        cmdline=told.cmdline,
+        rss_bytes=told.rss_bytes,
+        cpu_ms=told.cpu_ms,
+        started_at=told.started_ms / 1000,
+        threads=told.threads,
+        exec_id=told.exec_id,
     )

@@ -15,6 +15,7 @@ from sandkasten.engine.bench import Bench
 from sandkasten.engine.chronicle import Chronicle
 from sandkasten.engine.claims import Claims
 from sandkasten.engine.connections import PortStream, connect_port
+from sandkasten.engine.describing import process_of
 from sandkasten.engine.door import Door
 from sandkasten.engine.entering import Entries
 from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
@@ -30,6 +31,7 @@ from sandkasten.engine.quotas import Allowance, Quotas
 from sandkasten.engine.reaper import Reaper
 from sandkasten.engine.recovery import Recovery
 from sandkasten.engine.sandboxes import Sandboxes
+from sandkasten.engine.sites import Sites
 from sandkasten.engine.spares import Spares
 from sandkasten.engine.terminals import Terminal, open_terminal
 from sandkasten.engine.tiers import Survey, Tiers
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
         ImageLibrary,
         ImageSource,
         Journal,
+        Provisioner,
         Store,
     )
     from sandkasten.ports import Workspaces as WorkspacePort
@@ -107,6 +110,7 @@ class Engine:
         workspaces: WorkspacePort | None = None,
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
+        packages: Provisioner | None = None,
     ) -> None:
         self._backends = backends
         self.backend_name = default_backend
@@ -122,7 +126,9 @@ class Engine:
             clock=clock,
         )
         tiers = Tiers(backends=backends, default_backend=default_backend, policy=policy)
-        planner = Planner(tiers=tiers, images=images, policy=policy, host_mounts=host_mounts)
+        planner = Planner(
+            tiers=tiers, images=images, policy=policy, host_mounts=host_mounts, packages=packages
+        )
         self._quotas = Quotas(store, claims)
         self._sandboxes = Sandboxes(
             handles=self._handles,
@@ -218,6 +224,7 @@ class Engine:
         )
         self.images = Images(library, store)
         self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
+        self.sites = Sites(planner, self._sandboxes, self._execution, self.files, store)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 
@@ -342,22 +349,7 @@ class Engine:
     async def processes(self, sandbox_id: str) -> Processes:
         _, channel = await self._handles.connect(sandbox_id)
         told = decode_processes(await channel.call("proc.list", timeout_s=CALL_TIMEOUT_S))
-        return [
-            Process(
-                pid=one.pid,
-                ppid=one.ppid,
-                uid=one.uid,
-                state=one.state,
-                name=one.name,
-                cmdline=one.cmdline,
-                rss_bytes=one.rss_bytes,
-                cpu_ms=one.cpu_ms,
-                started_at=one.started_ms / 1000,
-                threads=one.threads,
-                exec_id=one.exec_id,
-            )
-            for one in told.processes
-        ]
+        return [process_of(one) for one in told.processes]
 
     async def probe(self, backend: str | None = None) -> Readiness:
         return await self._handles.backend(backend or self.backend_name).probe()

@@ -138,6 +138,8 @@ class OneShot:
                 workspace_id=request.workspace_id,
                 workspace_mode=request.workspace_mode,
                 mounts=request.mounts,
+                pip_packages=request.pip_packages,
+                npm_packages=request.npm_packages,
                 tenant=request.tenant,
                 key_id=request.key_id,
                 labels={"sandkasten.oneshot": job.name},

@@ -1,7 +1,7 @@
 """From a request to a plan: every rule is applied here, before anything is made.
 
 Raises the class of `errors` that names the rule. Reads nothing but the image source and the
-sources of host mounts.
+sources of host mounts; packages that are asked for are installed here when they are not yet.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import Conflict, InvalidImage, PolicyDenied, UnsupportedByBackend
+from sandkasten.errors import Busy, Conflict, InvalidImage, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.environment import checked_environment, checked_labels
-from sandkasten.model.mounts import Mounted, choose_mounts
+from sandkasten.model.mounts import Mounted, choose_mounts, touching
+from sandkasten.model.packages import MOUNT_PREFIX, checked_packages, environment
 from sandkasten.model.policy import (
     Lease,
     Policy,
@@ -22,7 +23,7 @@ from sandkasten.model.policy import (
     lease_for,
     parse_limits,
 )
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.spec import CellSpec, base_environment
 from sandkasten.model.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.workspace import WorkspaceWish, plain_name, workspace_wish
 from sandkasten.ports import KeepsImages, Watchful
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from sandkasten.engine.tiers import Tiers
     from sandkasten.model.image import Image
     from sandkasten.model.mounts import MountRule
+    from sandkasten.model.packages import Packages, PackageSet
     from sandkasten.model.record import Record
     from sandkasten.model.sandbox import CreateRequest
     from sandkasten.model.spec import HostMount
-    from sandkasten.ports import Backend, HostMounts, ImageSource
+    from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,13 @@ class Planner:
         images: ImageSource,
         policy: Policy,
         host_mounts: HostMounts | None = None,
+        packages: Provisioner | None = None,
     ) -> None:
         self._tiers = tiers
         self._images = images
         self._policy = policy
         self._host_mounts = host_mounts
+        self._packages = packages
 
     async def plan(
         self, request: CreateRequest, *, otherwise: str = "linux", image: Image | None = None
@@ -88,6 +92,7 @@ class Planner:
         key = checked_session_key(request.session_key)
         workspace = workspace_wish(request, self._policy.workspaces)
         rules = choose_mounts(request.mounts, self._policy.mounts)
+        packages = checked_packages(request.pip_packages, request.npm_packages)
         backend = await self._tiers.choose(request.backend, request.isolation)
         if image is None:
             image = await self._image(backend, request.image, otherwise)
@@ -99,6 +104,10 @@ class Planner:
             env={**self._policy.env, **env},
             mounts=await self._mounts(rules),
         )
+        # Last, because it may take minutes: what can be refused was refused by now.
+        sets = await self._provided(packages, rules, spec, backend.name) if packages else ()
+        if sets:
+            spec = _with_packages(spec, sets)
         return Plan(
             backend=backend,
             spec=spec,
@@ -108,7 +117,10 @@ class Planner:
             session_key=None if key is None else scoped(tenant, key),
             warnings=(image.warning,) if image.warning else (),
             workspace=workspace,
-            mounts=tuple(Mounted(rule.name, rule.target) for rule in rules),
+            mounts=(
+                *(Mounted(rule.name, rule.target) for rule in rules),
+                *(Mounted(MOUNT_PREFIX + one.key, one.mount.target) for one in sets),
+            ),
             tenant=tenant,
             key_id=request.key_id,
         )
@@ -122,6 +134,30 @@ class Planner:
                 hint="import it again, or use another one",
                 image=image.name,
             )
+        for key in _keys(plan.mounts):
+            if self._packages is not None and not await self._packages.present(key):
+                raise Busy(
+                    "the packages were removed while a sandbox was being made with them",
+                    hint="ask again: they are installed anew",
+                )
+
+    async def _provided(
+        self, packages: Packages, rules: Sequence[MountRule], spec: CellSpec, backend: str
+    ) -> Sequence[PackageSet]:
+        if self._packages is None:
+            raise UnsupportedByBackend(
+                "packages cannot be installed here", hint="use an image that has them"
+            )
+        sets = await self._packages.provide(packages, spec.image, backend)
+        for one in sets:
+            for rule in rules:
+                if touching(rule.target, one.mount.target):
+                    raise Conflict(
+                        f"mount {rule.name} lies at {rule.target}, where packages are shown",
+                        hint="the operator gives it another target (policy.mounts)",
+                        mount=rule.name,
+                    )
+        return sets
 
     async def _mounts(self, rules: Sequence[MountRule]) -> tuple[HostMount, ...]:
         if not rules:
@@ -181,6 +217,26 @@ class Planner:
         )
 
 
+def _with_packages(spec: CellSpec, sets: Sequence[PackageSet]) -> CellSpec:
+    path = base_environment(spec)["PATH"]
+    return replace(
+        spec,
+        env={**spec.env, **environment(sets, path, spec.env)},
+        mounts=(*spec.mounts, *(one.mount for one in sets)),
+    )
+
+
+def _keys(mounts: Sequence[Mounted]) -> tuple[str, ...]:
+    """Of the package sets among them."""
+    return tuple(
+        one.name.removeprefix(MOUNT_PREFIX) for one in mounts if one.name.startswith(MOUNT_PREFIX)
+    )
+
+
+def _shown(mounts: Sequence[Mounted]) -> str | None:
+    return " and ".join(key[:12] for key in _keys(mounts)) or None
+
+
 def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
     """A key names one sandbox: asking for another kind under it is a mistake, not a new one."""
     has_workspace = None if found.workspace_id is None else plain_name(found.workspace_id)
@@ -190,6 +246,7 @@ def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
         ("backend", request.isolation, plan.backend.name, found.backend),
         ("profile", request.profile, plan.spec.profile, found.profile),
         ("workspace", request.workspace_id, request.workspace_id, has_workspace),
+        ("packages", _shown(plan.mounts), _shown(plan.mounts) or "none", _shown(found.mounts)),
     )
     for what, named, wanted, has in asked:
         if named is not None and wanted != has:

@@ -117,6 +117,11 @@ def check_source(name: str, source: str, data_dir: str) -> None:
         raise _bad(name, f"source {shown(source)} holds keys ({min(found)})")
 
 
+def touching(path: str, other: str) -> bool:
+    """Whether one of them would cover the other."""
+    return _touches(PurePosixPath(path), PurePosixPath(other))
+
+
 def _check_target(rule: MountRule) -> None:
     path = PurePosixPath(rule.target)
     for taken in _TAKEN:

@@ -40,6 +40,8 @@ class RunRequest:
     """A workspace that outlives the run: what the code writes there stays."""
     workspace_mode: str | None = None
     mounts: tuple[str, ...] = ()
+    pip_packages: tuple[str, ...] = ()
+    npm_packages: tuple[str, ...] = ()
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
 

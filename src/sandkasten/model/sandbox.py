@@ -53,6 +53,9 @@ class CreateRequest:
     """exclusive (one sandbox at a time, the default) or shared."""
     mounts: tuple[str, ...] = ()
     """Names of the operator's `policy.mounts`."""
+    pip_packages: tuple[str, ...] = ()
+    """Installed before, and shown read-only; see `model.packages`."""
+    npm_packages: tuple[str, ...] = ()
     session_key: str | None = None
     """Get-or-create: the live sandbox that has this key, or a new one that gets it."""
     tenant: str = DEFAULT_TENANT

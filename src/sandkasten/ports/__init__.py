@@ -21,6 +21,7 @@ from sandkasten.ports.isolation import (
     Workbench,
 )
 from sandkasten.ports.keeping import FileStore, Journal, Keys, Store, Workspaces
+from sandkasten.ports.provisioning import Provisioner, Site, Sites
 from sandkasten.ports.running import Agents, Runs
 from sandkasten.ports.surroundings import Clock, EventSink
 
@@ -44,8 +45,11 @@ __all__ = [
     "KeepsImages",
     "Keys",
     "Pausable",
+    "Provisioner",
     "Readable",
     "Reclaims",
+    "Site",
+    "Sites",
     "Store",
     "Watchful",
     "Workbench",

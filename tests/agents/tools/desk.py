@@ -52,17 +52,26 @@ async def opened(data_dir: Path, backend: str = "local", **settings: str) -> Asy
     environ |= {f"SANDKASTEN_{name.upper()}": value for name, value in settings.items()}
     given = load({"data_dir": str(data_dir)}, environ, data_dir.parent)
     prepare_data_dir(given.data_dir)
-    engine = await open_engine(given)
-    try:
-        async with open_books(given, SystemClock()) as books:
-            toolbox = Toolbox(engine, Filing(engine.files, books.files), files=books.files)
-            yield Desk(engine, books.files, toolbox, RunContext("run_a", "tester", wish=CODE))
-    finally:
+    async with open_books(given, SystemClock()) as books:
+        engine = await open_engine(given, journal=books.journal)
         try:
-            for one in await engine.list(all=True):
-                try:
-                    await engine.destroy(one.id)
-                except SandkastenError:
-                    continue
+            yield fresh(engine, books.files)
         finally:
-            await engine.aclose()
+            try:
+                await cleared(engine)
+            finally:
+                await engine.aclose()
+
+
+def fresh(engine: Engine, store: BlobStore) -> Desk:
+    """A toolbox that remembers nothing, and a run for it."""
+    toolbox = Toolbox(engine, Filing(engine.files, store), files=store)
+    return Desk(engine, store, toolbox, RunContext("run_a", "tester", wish=CODE))
+
+
+async def cleared(engine: Engine) -> None:
+    for one in await engine.list():
+        try:
+            await engine.destroy(one.id)
+        except SandkastenError:
+            continue

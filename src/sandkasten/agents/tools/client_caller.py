@@ -1,13 +1,14 @@
 """The tools for one client that is no agent of ours: an MCP client, somebody's own program.
 
-Each caller is a run of its own, with an id that nobody can guess, so no client names the sandbox of
-another; a named one is found again by whoever says its name, and outlives its client.
+Each caller has a name that nobody can guess, so no client reaches the sandbox of another; one that
+is given a name shares its sandboxes with whoever says the same, and they outlive it. No such name
+is the id of a run, whose sandboxes go when there is no run.
 """
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sandkasten.agents.context import RunContext
@@ -49,9 +50,7 @@ class ClientCaller:
         self._tools = specs(toolbox, mode)
         self._session = session
         self._context = RunContext(
-            # No id of a run looks like these: the two never meet, and whoever looks for what runs
-            # have left does not take a client's sandboxes for such.
-            agent_run_id=f"client_{token_hex(8)}" if session is None else f"client-{session}",
+            agent_run_id="client-" + (secrets.token_hex(16) if session is None else session),
             agent_name="mcp",
             wish=wish or SandboxWish(),
         )

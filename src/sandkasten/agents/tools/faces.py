@@ -5,10 +5,13 @@ A caller works for one client: what it opens belongs to that client alone, and g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+# Of the schema as a document; said by the tool already, or of no use to a model.
+_OF_THE_DOCUMENT: Final = ("$schema", "$id", "title", "description")
 
 
 class Shape(Protocol):
@@ -36,6 +39,11 @@ class Caller(Protocol):
     async def aclose(self) -> None:
         """Everything the client opened is gone when this returns."""
         ...
+
+
+def schema_of(shape: Shape) -> dict[str, Any]:
+    """What every face shows of the parameters, so that a model sees the same by each of them."""
+    return {k: v for k, v in shape.parameters.items() if k not in _OF_THE_DOCUMENT}
 
 
 def failed(answer: Mapping[str, Any]) -> bool:

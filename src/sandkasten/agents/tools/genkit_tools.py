@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.agents.tools.faces import schema_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,5 +29,5 @@ def _define(ai: Genkit, caller: Caller, shape: Shape) -> str:
         given = {} if arguments is None else arguments
         return dict(await caller.call(shape.name, given))
 
-    ai.tool(shape.name, shape.description, input_schema=dict(shape.parameters))(call)
+    ai.tool(shape.name, shape.description, input_schema=schema_of(shape))(call)
     return shape.name

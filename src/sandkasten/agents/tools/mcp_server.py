@@ -29,7 +29,7 @@ from mcp.types import (
 )
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
-from sandkasten.agents.tools.faces import failed
+from sandkasten.agents.tools.faces import failed, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -81,7 +81,7 @@ def mcp_server(
 ) -> Server[Any]:
     """For one transport; who carries the calls out is `callers`'s to say."""
     listed = [
-        Tool(name=one.name, description=one.description, input_schema=dict(one.parameters))
+        Tool(name=one.name, description=one.description, input_schema=schema_of(one))
         for one in tools
     ]
     known = frozenset(one.name for one in listed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import threading
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -63,16 +64,37 @@ class _Lines:
 
 
 class _Answers:
-    """In threads: a client that does not read must not stand in the way of what else goes on."""
+    """Written by a thread of its own too. A client that reads nothing holds up its own answers
+    and nothing else; to one that is gone nothing can be said, and stdin's end will tell.
+    """
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._texts: queue.SimpleQueue[tuple[str, asyncio.Future[None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._write, name="mcp-stdout", daemon=True).start()
+
+    def _write(self) -> None:
+        with suppress(RuntimeError):
+            while True:
+                text, done = self._texts.get()
+                with suppress(OSError):
+                    self._file.write(text)
+                    self._file.flush()
+                self._loop.call_soon_threadsafe(_settle, done)
 
     async def write(self, text: str) -> None:
-        await asyncio.to_thread(self._file.write, text)
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._texts.put((text, done))
+        await done
 
     async def flush(self) -> None:
-        await asyncio.to_thread(self._file.flush)
+        """Each text is on its way when `write` returns."""
+
+
+def _settle(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 @contextmanager

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.agents.tools.faces import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sandkasten.agents.tools.shapes import ToolSpec
-
-# Of the schema as a document; said by the function already, or of no use to a model.
-_OF_THE_DOCUMENT: Final = ("$schema", "$id", "title", "description")
 
 
 def functions(specs: Iterable[ToolSpec]) -> list[dict[str, Any]]:
@@ -21,11 +20,7 @@ def functions(specs: Iterable[ToolSpec]) -> list[dict[str, Any]]:
             "function": {
                 "name": one.name,
                 "description": one.description,
-                "parameters": {
-                    name: value
-                    for name, value in one.parameters.items()
-                    if name not in _OF_THE_DOCUMENT
-                },
+                "parameters": schema_of(one),
             },
         }
         for one in specs

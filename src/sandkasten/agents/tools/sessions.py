@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.agents.tools.answers import unforeseen
 from sandkasten.agents.tools.requests import image_for, request_for
 from sandkasten.errors import (
     Conflict,
@@ -133,7 +134,10 @@ class Sessions:
     async def finish(
         self, namespace: Namespace, run_id: str, tenant: str | None = None
     ) -> Finished:
-        """Destroy every sandbox of a run. Twice is fine, and what fails keeps nothing else."""
+        """Destroy every sandbox of a run. Twice is fine, and what fails keeps nothing else.
+
+        Only a ledger that cannot be read at all is an error.
+        """
         destroyed: list[str] = []
         failed: dict[str, SandkastenError] = {}
         for _ in range(_PASSES):
@@ -155,6 +159,9 @@ class Sessions:
                         pass
                     except SandkastenError as exc:
                         failed[info.id] = exc
+                        return
+                    except Exception as exc:  # noqa: BLE001  (the others are to go all the same)
+                        failed[info.id] = unforeseen(exc)
                         return
                     self.forget(info)
                     destroyed.append(info.id)

@@ -161,7 +161,6 @@ def _seen_outside(frame: dict[str, Any], scope: Scope) -> None:
     """Bodies that run one after another leave what they made to those that follow."""
     scope.frame["outputs"] |= frame["outputs"]
     scope.frame["vars"] |= frame["vars"]
-    scope.frame["visits"] |= {id: 0 for id in frame["visits"] if id not in scope.frame["visits"]}
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -262,6 +262,8 @@ class _Run:
         frame["visits"][step.id] = visits
         frame["begun"] = {"attempt": 1}
         self.state["steps"] += 1
+        entered = self.state["entered"]
+        entered[step.id] = entered.get(step.id, 0) + 1
 
     async def _guard(self, step: Step, limit: str, what: str, most: int) -> None:
         await self.note("loop.stopped", step=step.id, limit=limit, most=most)

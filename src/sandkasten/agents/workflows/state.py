@@ -1,5 +1,6 @@
 """How far a run came: plain JSON that is saved, and what expressions see of it.
 
+Of the run as a whole: when it began, how many steps were entered, and how often each of them.
 A frame belongs to a body: where it stands (`at`; None: ended), what began there (`begun`), how
 often each step was entered, the outputs, the variables, and what the steps inside the present one
 have come to (`inner`). Frames lie inside one another as bodies do.
@@ -27,6 +28,7 @@ def new_state(workflow: Workflow, started_at: float) -> dict[str, Any]:
         "version": VERSION,
         "started_at": started_at,
         "steps": 0,
+        "entered": {},
         "frame": new_frame(workflow.body),
     }
 
@@ -102,9 +104,8 @@ def frames(state: Mapping[str, Any]) -> Iterator[Frame]:
 
 def statuses(state: Mapping[str, Any]) -> dict[str, Status]:
     """Of the steps that were entered so far; those that are not here wait."""
-    found: dict[str, Status] = {}
+    found: dict[str, Status] = dict.fromkeys(state.get("entered", {}), "done")
     for frame in frames(state):
-        found |= dict.fromkeys(frame["visits"], "done")
         if frame["at"] is not None and frame["begun"] is not None:
             found[frame["at"]] = "running"
     failed = (state.get("failed") or {}).get("step")

@@ -69,6 +69,10 @@ class RunBody(Body):
     workspace_id: str | None = None
     workspace_mode: str | None = None
     mounts: list[str] = Field(default_factory=list)
+    pip_packages: list[str] = Field(
+        default_factory=list, description="Installed before it starts, without a network inside."
+    )
+    npm_packages: list[str] = Field(default_factory=list)
 
 
 class ArtifactAnswer(Answer):
@@ -128,6 +132,8 @@ async def run(call: Call) -> Response:
         workspace_id=body.workspace_id,
         workspace_mode=body.workspace_mode,
         mounts=tuple(body.mounts),
+        pip_packages=tuple(body.pip_packages),
+        npm_packages=tuple(body.npm_packages),
         tenant=call.principal.tenant,
     )
     return answer(run_fields(await call.engine.run(request)))

@@ -50,6 +50,10 @@ class CreateBody(Body):
     backend: str | None = None
     isolation: str | None = None
     mounts: list[str] = Field(default_factory=list)
+    pip_packages: list[str] = Field(
+        default_factory=list, description="Installed before it starts, without a network inside."
+    )
+    npm_packages: list[str] = Field(default_factory=list)
     session_key: str | None = None
 
 
@@ -132,6 +136,8 @@ async def create(call: Call) -> Response:
         workspace_id=body.workspace_id,
         workspace_mode=body.workspace_mode,
         mounts=tuple(body.mounts),
+        pip_packages=tuple(body.pip_packages),
+        npm_packages=tuple(body.npm_packages),
         session_key=body.session_key,
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,

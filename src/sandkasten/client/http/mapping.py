@@ -66,6 +66,8 @@ def create_body(request: CreateRequest) -> Json:
         workspace_id=request.workspace_id,
         workspace_mode=request.workspace_mode,
         mounts=list(request.mounts),
+        pip_packages=list(request.pip_packages),
+        npm_packages=list(request.npm_packages),
         session_key=request.session_key,
     )
 
@@ -132,6 +134,8 @@ def run_body(request: RunRequest) -> Json:
         workspace_id=request.workspace_id,
         workspace_mode=request.workspace_mode,
         mounts=list(request.mounts),
+        pip_packages=list(request.pip_packages),
+        npm_packages=list(request.npm_packages),
         **input_fields("stdin", request.stdin),
     )
     return {**body, "code": _code(request.code)}

@@ -1,0 +1,151 @@
+"""A program of this machine that fetches packages: bounded in time, output, and what it writes.
+
+It sees the environment it is given and nothing else of ours, has no terminal, and is ended with
+everything it started when the time is up, the disk is full or the caller goes away. What it says
+is a stranger's text: the end of it is kept, without anything that looks like credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import ProvisioningFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+TAIL_LINES: Final = 20
+_MOST_LINE: Final = 400
+_CHUNK: Final = 64 * 1024
+_LOOK_EVERY_S: Final = 0.5
+_GRACE_S: Final = 2.0
+_LOGIN: Final = re.compile(r"(?<=://)[^/@\s]+@")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]|\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    status: int
+    tail: tuple[str, ...]
+
+
+async def fetch(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    into: Path,
+    max_bytes: int,
+    timeout_s: float,
+    what: str,
+) -> Fetched:
+    """Its status and its last lines. ProvisioningFailed when it was ended by one of its bounds."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=dict(env),
+            cwd=into,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise ProvisioningFailed(
+            f"{what}: {command[0]} cannot be started: {exc.strerror}",
+            hint=f"check that {command[0]} is installed",
+        ) from exc
+    tail = _Tail()
+    assert process.stdout is not None
+    listening = asyncio.ensure_future(_listen(process.stdout, tail))
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not listening.done():
+                await asyncio.wait({listening}, timeout=_LOOK_EVERY_S)
+                if await asyncio.to_thread(size_of, into) > max_bytes:
+                    raise ProvisioningFailed(
+                        f"{what}: more than {max_bytes} bytes were fetched\n{tail.text()}",
+                        hint="ask for less, or raise packages.max_bytes",
+                    )
+            return Fetched(await process.wait(), tuple(tail.lines))
+    except TimeoutError as exc:
+        raise ProvisioningFailed(
+            f"{what} was not done within {timeout_s:g} s\n{tail.text()}",
+            hint="see that the index can be reached, or raise packages.timeout_seconds",
+        ) from exc
+    finally:
+        await _end(process)
+        listening.cancel()
+
+
+def size_of(directory: Path) -> int:
+    """Of the files in it and below; what goes meanwhile does not count."""
+    size = 0
+    for where, _, files in os.walk(directory):
+        for name in files:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(where, name)).st_size
+    return size
+
+
+def last_lines(output: bytes) -> tuple[str, ...]:
+    """The end of what was said inside a sandbox, safe to show."""
+    tail = _Tail()
+    tail.add(output[-_CHUNK:])
+    tail.end()
+    return tuple(tail.lines)
+
+
+def without_login(text: str) -> str:
+    return _LOGIN.sub("…@", text)
+
+
+async def _listen(stream: asyncio.StreamReader, tail: _Tail) -> None:
+    while data := await stream.read(_CHUNK):
+        tail.add(data)
+    tail.end()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Its own session: whatever it started is in the group, also when it has ended itself."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        if process.returncode is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GRACE_S):
+                    await process.wait()
+
+
+class _Tail:
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._rest = b""
+
+    def add(self, data: bytes) -> None:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for line in whole:
+            self._keep(line)
+        # A line that never ends must not fill our memory.
+        if len(self._rest) > _CHUNK:
+            self.end()
+
+    def end(self) -> None:
+        if self._rest:
+            self._keep(self._rest)
+            self._rest = b""
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def _keep(self, line: bytes) -> None:
+        text = _CONTROL.sub("", line.decode(errors="replace")).strip()
+        if text:
+            self.lines.append(without_login(text)[:_MOST_LINE])

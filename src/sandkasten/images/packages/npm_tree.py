@@ -1,0 +1,240 @@
+"""Which packages of npm are needed, in which versions, and in which directory each one goes.
+
+Pure but for `look_up`, which answers what a registry says of a package. Answers ProvisioningFailed
+with the package that is the trouble and who needs it. What a registry says is a stranger's word:
+names become paths, so every one is looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import ProvisioningFailed
+from sandkasten.images.packages.semver import Range, parse_version
+from sandkasten.model.packages import npm_range, package_name
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    Json = Mapping[str, Any]
+    LookUp = Callable[[Iterable[str]], Mapping[str, Json | None]]
+    """What the registry has under these names; None for one that it does not know."""
+
+MAX_PLACED: Final = 5000
+_NAME: Final = re.compile(r"(?:@[a-zA-Z0-9~-][a-zA-Z0-9._~-]*/)?[a-zA-Z0-9~-][a-zA-Z0-9._~-]*\Z")
+_PROGRAM: Final = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]*\Z")
+
+Location = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the image's node says it runs on, in npm's words."""
+
+    os: str
+    cpu: str
+    libc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    location: Location
+    name: str
+    """What it is called in the registry; an alias may have given it another directory."""
+    version: str
+    manifest: Json = field(repr=False)
+
+    @property
+    def path(self) -> str:
+        """Below the outermost node_modules."""
+        return "/node_modules/".join(self.location)
+
+    @property
+    def programs(self) -> dict[str, str]:
+        said = self.manifest.get("bin")
+        if isinstance(said, str):
+            said = {self.name.rpartition("/")[2]: said}
+        if not isinstance(said, dict):
+            return {}
+        return {
+            name: path
+            for name, path in said.items()
+            if _PROGRAM.match(str(name)) and isinstance(path, str)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    by: Location
+    directory: str
+    name: str
+    range: str
+    optional: bool = False
+    peer: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.range}" + (f" (for {' > '.join(self.by)})" if self.by else "")
+
+
+def resolve(specs: Sequence[str], machine: Machine, look_up: LookUp) -> list[Placed]:
+    """Level by level, so that a package's own needs are placed before those of what it needs.
+
+    One version of a package goes to the top; another goes into the directory of who needs it.
+    """
+    placed: dict[Location, Placed] = {}
+    level = [
+        _Need((), package_name("npm", spec), package_name("npm", spec), npm_range(spec))
+        for spec in specs
+    ]
+    known: dict[str, Json | None] = {}
+    while level:
+        known |= look_up({need.name for need in level} - known.keys())
+        further: list[_Need] = []
+        for need in level:
+            made = _place(need, placed, known[need.name], machine)
+            if made is not None:
+                placed[made.location] = made
+                further += _needs_of(made)
+        if len(placed) > MAX_PLACED:
+            raise ProvisioningFailed(
+                f"{', '.join(specs)} need more than {MAX_PLACED} packages", hint="ask for less"
+            )
+        level = further
+    return list(placed.values())
+
+
+def _place(
+    need: _Need, placed: Mapping[Location, Placed], packument: Json | None, machine: Machine
+) -> Placed | None:
+    """None when there is nothing to add: it is there already, or it can be done without."""
+    there = _seen_from(need, placed)
+    if there is not None and _satisfied(need, there, packument):
+        return None
+    if there is not None and need.peer:
+        raise _failed(need, f"{there.name} {there.version} is there already, and only one can be")
+    manifest = None if packument is None else _pick(need, packument)
+    if manifest is None or not _fits(manifest, machine):
+        if need.optional:
+            return None
+        if manifest is not None:
+            raise _failed(need, f"it is not made for {machine.os} on {machine.cpu}")
+        raise _failed(need, "the registry has no such package or version")
+    location = (*need.by, need.directory) if (need.directory,) in placed else (need.directory,)
+    if location in placed:
+        raise _failed(need, f"{placed[location].version} is asked for beside it")
+    return Placed(location, need.name, str(manifest["version"]), manifest)
+
+
+def _seen_from(need: _Need, placed: Mapping[Location, Placed]) -> Placed | None:
+    for depth in range(len(need.by), -1, -1):
+        found = placed.get((*need.by[:depth], need.directory))
+        if found is not None:
+            return found
+    return None
+
+
+def _satisfied(need: _Need, there: Placed, packument: Json | None) -> bool:
+    if there.name != need.name:
+        return False
+    wanted, version = Range.parse(need.range), parse_version(there.version)
+    if wanted is not None and version is not None:
+        return wanted.holds(version)
+    return packument is not None and _tags(packument).get(need.range) == there.version
+
+
+def _pick(need: _Need, packument: Json) -> Json | None:
+    versions = packument.get("versions")
+    if not isinstance(versions, dict):
+        return None
+    tagged = _tags(packument).get(need.range)
+    if tagged is not None:
+        return _manifest(versions, tagged)
+    wanted = Range.parse(need.range)
+    if wanted is None:
+        raise _failed(need, "it is neither a version nor a tag; addresses and paths are not taken")
+    latest = _tags(packument).get("latest")
+    newest = parse_version(latest) if latest is not None else None
+    if newest is not None and wanted.holds(newest) and newest.text in versions:
+        return _manifest(versions, newest.text)
+    parsed = [one for text in versions if (one := parse_version(text)) is not None]
+    sound = [one for one in parsed if not (_manifest(versions, one.text) or {}).get("deprecated")]
+    best = wanted.best(sound) or wanted.best(parsed)
+    return None if best is None else _manifest(versions, best.text)
+
+
+def _manifest(versions: Json, text: str) -> Json | None:
+    found = versions.get(text)
+    return found if isinstance(found, dict) and found.get("version") == text else None
+
+
+def _tags(packument: Json) -> dict[str, str]:
+    tags = packument.get("dist-tags")
+    if not isinstance(tags, dict):
+        return {}
+    return {name: to for name, to in tags.items() if isinstance(to, str)}
+
+
+def _fits(manifest: Json, machine: Machine) -> bool:
+    said = (("os", machine.os), ("cpu", machine.cpu), ("libc", machine.libc))
+    return all(_listed(manifest.get(name), value) for name, value in said)
+
+
+def _listed(said: object, value: str) -> bool:
+    names = [said] if isinstance(said, str) else said
+    if not isinstance(names, list) or not names or not value:
+        return True
+    if f"!{value}" in names:
+        return False
+    wanted = [name for name in names if not str(name).startswith("!")]
+    return not wanted or value in wanted or "any" in wanted
+
+
+def _needs_of(made: Placed) -> Iterator[_Need]:
+    manifest = made.manifest
+    bundled = manifest.get("bundleDependencies") or manifest.get("bundledDependencies") or ()
+    optional = _mapping(manifest, "optionalDependencies")
+    plain = _mapping(manifest, "dependencies")
+    if bundled is True:
+        bundled = tuple(plain)
+    for directory, range_ in plain.items():
+        if directory not in optional and directory not in bundled:
+            yield _need(made, directory, range_)
+    for directory, range_ in optional.items():
+        yield _need(made, directory, range_, optional=True)
+    meta = _mapping(manifest, "peerDependenciesMeta")
+    for directory, range_ in _mapping(manifest, "peerDependencies").items():
+        about = meta.get(directory)
+        if not (isinstance(about, dict) and about.get("optional")) and directory not in plain:
+            yield _need(made, directory, range_, peer=True)
+
+
+def _need(
+    made: Placed, directory: str, range_: object, *, optional: bool = False, peer: bool = False
+) -> _Need:
+    text = str(range_).strip()
+    name = directory
+    if text.startswith("npm:"):
+        name, at, text = text.removeprefix("npm:").rpartition("@")
+        if not name:
+            name, text = at + text, "latest"
+    need = _Need(made.location, directory, name, text or "*", optional, peer)
+    for one in (directory, name):
+        if len(one) > 214 or not _NAME.match(one):
+            raise _failed(need, f"{shown(one)} is no name of a package")
+    return need
+
+
+def _mapping(manifest: Json, name: str) -> dict[str, Any]:
+    found = manifest.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _failed(need: _Need, why: str) -> ProvisioningFailed:
+    return ProvisioningFailed(
+        f"npm package {str(need)[:300]} cannot be had: {why}",
+        hint="check the name and the version, and what packages.npm_registry has",
+        package=need.name[:214],
+    )

@@ -1,0 +1,204 @@
+"""Provides sets of packages: each is made once and then shown to whoever asks for the same.
+
+Implements `ports.Provisioner`. The key of a set is the image, the packages and where they come
+from. The network is this machine's and is used to fetch files alone; whatever runs, runs in a
+sandbox without one. Fails with ProvisioningFailed, PolicyDenied, QuotaExceeded or Busy, and then
+leaves nothing; so does a caller who goes away, and whoever waited for the same set goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import time
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import (
+    Busy,
+    InvalidImage,
+    PolicyDenied,
+    ProvisioningFailed,
+    UnsupportedByBackend,
+)
+from sandkasten.images.buildcache import build_key
+from sandkasten.images.disk import translated
+from sandkasten.images.packages import npm, pip
+from sandkasten.images.packages.shelf import Shelf
+from sandkasten.images.unpack import Caps, unpack_layer
+from sandkasten.model.packages import (
+    MOUNT_PREFIX,
+    NODE_DIR,
+    PYTHON_DIR,
+    Ecosystem,
+    Packages,
+    PackageSet,
+    check_allowed,
+)
+from sandkasten.model.spec import DEFAULT_PATH, HostMount
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from sandkasten.images.packages.rules import PackageRules
+    from sandkasten.model.image import Image
+    from sandkasten.ports import Sites
+
+# Each one is a program that fetches and a sandbox that installs.
+_AT_ONCE: Final = 4
+_FORM: Final = 1
+"""Of what a set looks like: another number, and every set is made anew."""
+
+
+class Provisioner:
+    """`sites` is set once there is an engine."""
+
+    def __init__(self, root: Path, rules: PackageRules, environ: Mapping[str, str]) -> None:
+        self._rules = rules
+        self._environ = environ
+        self._shelf = Shelf(root, max_bytes=rules.max_bytes)
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self.sites: Sites | None = None
+
+    async def provide(
+        self, packages: Packages, image: Image, backend: str
+    ) -> tuple[PackageSet, ...]:
+        if not self._rules.enabled:
+            raise PolicyDenied(
+                "packages are not installed here",
+                hint="use an image that has them; packages.enabled says so",
+                rule="packages.enabled",
+            )
+        check_allowed(packages, self._rules.allow)
+        return tuple(
+            [
+                await self._provide(ecosystem, specs, image, backend)
+                for ecosystem, specs in packages.ecosystems
+            ]
+        )
+
+    async def present(self, key: str) -> bool:
+        return self._shelf.has(key)
+
+    async def _provide(
+        self, ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, backend: str
+    ) -> PackageSet:
+        key = await asyncio.to_thread(self._key, ecosystem, specs, image)
+        found = _shown(ecosystem, key, self._shelf.tree(key))
+        if self._shelf.use(key):
+            return found
+        limit_s = self._rules.timeout_s
+        try:
+            # Whoever waits may wait for one who began just before, and then work himself.
+            async with asyncio.timeout(2 * limit_s), self._shelf.alone(key):
+                if not self._shelf.use(key):
+                    async with self._gate:
+                        await self._make(key, ecosystem, specs, image, backend)
+        except TimeoutError as exc:
+            raise Busy(
+                f"packages {', '.join(specs)} were not there within {2 * limit_s:g} s",
+                hint="somebody else is installing; try again",
+            ) from exc
+        return found
+
+    def _key(self, ecosystem: Ecosystem, specs: tuple[str, ...], image: Image) -> str:
+        source = self._rules.pip_source if ecosystem == "pip" else [self._rules.npm_registry]
+        program = "python3" if ecosystem == "pip" else "node"
+        return build_key(
+            form=_FORM,
+            ecosystem=ecosystem,
+            packages=list(specs),
+            image=_identity(image, program),
+            machine=platform.machine(),
+            source=source,
+        )
+
+    async def _make(
+        self,
+        key: str,
+        ecosystem: Ecosystem,
+        specs: tuple[str, ...],
+        image: Image,
+        backend: str,
+    ) -> None:
+        if self.sites is None:
+            raise UnsupportedByBackend("packages cannot be installed here", hint="use an image")
+        await asyncio.to_thread(self._shelf.sweep)
+        ends_at = time.monotonic() + self._rules.timeout_s
+        with self._shelf.scratch() as scratch:
+            given, made = scratch / "given", scratch / "made"
+            given.mkdir()
+            (made / "tree").mkdir(parents=True)
+            mounts = [HostMount(os.fspath(given), pip.GIVEN)]
+            if ecosystem == "pip":
+                tool = await asyncio.to_thread(pip.tool, self._shelf)
+                mounts.append(HostMount(os.fspath(tool), pip.TOOL))
+            disk = self._rules.max_bytes
+            async with self.sites.open(image, backend, tuple(mounts), disk_bytes=disk) as site:
+                work = pip.install if ecosystem == "pip" else npm.install
+                left_s = max(1.0, ends_at - time.monotonic())
+                path = await work(specs, site, given, self._rules, self._environ, left_s)
+                archive = scratch / "made.tar"
+                await self._receive(site.tar(path), archive, specs)
+            await asyncio.to_thread(shutil.rmtree, given)
+            need = archive.stat().st_size
+            in_use = await self._in_use()
+            await asyncio.to_thread(self._shelf.make_room, need, in_use)
+            await asyncio.to_thread(_unpack, archive, made / "tree", self._rules.max_bytes)
+            about: dict[str, object] = {"packages": list(specs), "image": image.name}
+            await asyncio.to_thread(self._shelf.put, key, made, about)
+
+    async def _receive(
+        self, data: AsyncIterator[bytes], archive: Path, specs: tuple[str, ...]
+    ) -> None:
+        size = 0
+        with translated("keep packages"), archive.open("wb") as file:
+            async for piece in data:
+                size += len(piece)
+                if size > self._rules.max_bytes:
+                    raise ProvisioningFailed(
+                        f"packages {', '.join(specs)} take more than "
+                        f"{self._rules.max_bytes} bytes once they are installed",
+                        hint="ask for less, or raise packages.max_bytes",
+                        packages=list(specs),
+                    )
+                await asyncio.to_thread(file.write, piece)
+
+    async def _in_use(self) -> frozenset[str]:
+        names = frozenset() if self.sites is None else await self.sites.mounted()
+        return frozenset(name.removeprefix(MOUNT_PREFIX) for name in names)
+
+
+def _unpack(archive: Path, tree: Path, max_bytes: int) -> None:
+    """By the program that gives up all it can: the archive was written by strangers."""
+    try:
+        with archive.open("rb") as file:
+            unpack_layer(file, tree, caps=Caps(bytes=max_bytes, entries=1_000_000))
+    except InvalidImage as exc:
+        raise ProvisioningFailed(
+            f"what was installed cannot be kept: {exc.message}", hint="ask for other packages"
+        ) from exc
+
+
+def _shown(ecosystem: Ecosystem, key: str, tree: Path) -> PackageSet:
+    if ecosystem == "pip":
+        mount = HostMount(os.fspath(tree), PYTHON_DIR)
+        return PackageSet(key, mount, path=f"{PYTHON_DIR}/bin", variable="PYTHONPATH")
+    mount = HostMount(os.fspath(tree), NODE_DIR)
+    return PackageSet(key, mount, path=f"{NODE_DIR}/.bin", variable="NODE_PATH")
+
+
+def _identity(image: Image, program: str) -> str:
+    """What decides whether a set fits: the content, or for the host its interpreter."""
+    if image.kind != "host":
+        return f"{image.kind} {image.id or image.name}"
+    for directory in DEFAULT_PATH.split(":"):
+        path = os.path.realpath(os.path.join(directory, program))
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        return f"host {path} {found.st_size} {found.st_mtime_ns}"
+    return "host"

@@ -1,0 +1,54 @@
+"""What an operator says about packages: whether, which, from where, for how long, how much."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+NPM_REGISTRY: Final = "https://registry.npmjs.org"
+
+
+@dataclass(frozen=True, slots=True)
+class PackageRules:
+    enabled: bool = True
+    index_url: str | None = field(default=None, repr=False)
+    """May hold credentials: never printed. None: whatever pip is configured to use here."""
+    find_links: str | None = None
+    """A directory of wheels. Without `index_url` beside it, nothing else is asked."""
+    npm_registry: str = field(default=NPM_REGISTRY, repr=False)
+    allow: tuple[str, ...] | None = None
+    timeout_s: float = 600.0
+    max_bytes: int = 10 << 30
+
+    @property
+    def pip_source(self) -> list[str]:
+        """What decides which files pip finds. A folder counts with its content."""
+        found = [] if self.index_url is None else [f"index {address(self.index_url)}"]
+        if self.find_links is not None:
+            found.append(f"folder {self.find_links} {_listing(self.find_links)}")
+        return found or ["as pip is configured"]
+
+
+def address(url: str) -> str:
+    """Without who we are there."""
+    split = urlsplit(url)
+    return split._replace(netloc=_bare(split)).geturl()
+
+
+def _bare(split: SplitResult) -> str:
+    return split.netloc.rpartition("@")[2]
+
+
+def _listing(directory: str) -> str:
+    try:
+        entries = sorted(
+            (entry.name, found.st_size, found.st_mtime_ns)
+            for entry in os.scandir(directory)
+            for found in (entry.stat(),)
+        )
+    except OSError as exc:
+        return f"({exc.strerror})"
+    return hashlib.sha256(repr(entries).encode()).hexdigest()
