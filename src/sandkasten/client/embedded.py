@@ -110,6 +110,7 @@ def serve_mcp(
         no_tenant(place)
     with _installed():
         from sandkasten.daemon.settings import load
+    with _installed("the MCP server", "mcp"):
         from sandkasten.daemon.tooling import Offer, serve_mcp
     settings = load({**place.flags(), "listen": listen}, os.environ, Path.cwd())
     serve_mcp(settings, Offer(mode, image, runtime, session), transport, said, place)
@@ -132,7 +133,7 @@ async def open_tools(
     if at.url is None:
         no_tenant(at)
     loaded = await asyncio.to_thread(_load, at)
-    with _installed():
+    with _installed("the toolbox of agents", "agents"):
         from sandkasten.daemon import tooling
     offer = tooling.Offer(mode, image, runtime, session)
     async with tooling.open_tools(loaded, offer, at) as tools:
@@ -144,14 +145,14 @@ async def open_tools(
 
 
 @contextmanager
-def _installed() -> Iterator[None]:
+def _installed(what: str = "the embedded engine", extra: str = "server") -> Iterator[None]:
     """The client alone can be installed without what the engine needs."""
     try:
         yield
     except ModuleNotFoundError as exc:
         raise BackendUnavailable(
-            f"the embedded engine is not installed (no module named {exc.name})",
-            hint="pip install 'sandkasten[server]'",
+            f"{what} is not installed (no module named {exc.name})",
+            hint=f"pip install 'sandkasten[{extra}]'",
         ) from exc
 
 

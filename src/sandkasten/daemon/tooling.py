@@ -179,6 +179,6 @@ def _require_mcp() -> None:
         if (exc.name or "").partition(".")[0] == "sandkasten":
             raise
         raise BackendUnavailable(
-            f"an MCP server needs the library {exc.name}, which is not installed",
+            f"the MCP server is not installed (no module named {exc.name})",
             hint="pip install 'sandkasten[mcp]'",
         ) from exc
