@@ -1,4 +1,4 @@
-"""Writes docs/reference and spec/openapi.json from the code.
+"""Writes docs/reference, spec/openapi.json and spec/tools from the code.
 
 .venv/bin/python scripts/reference.py            write
 .venv/bin/python scripts/reference.py --check    exit 1 when a page is not what the code says
@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -162,9 +163,13 @@ def example() -> str:
         indent = "  " * len(room.split(".")) if room else ""
         rooms.setdefault(room, []).append(f"{indent}# {MEANS[name]}\n#{indent}{key}:{shown}\n")
     lines = [_EXAMPLE_HEAD]
+    above = ""
     for room, keys in rooms.items():
+        # A room inside the one before it goes on under the same head.
+        opened = len(above.split(".")) if above and room.startswith(f"{above}.") else 0
         heads = [f"#{'  ' * depth}{one}:\n" for depth, one in enumerate(room.split(".")) if one]
-        lines.append("\n".join(heads + keys))
+        lines.append("\n".join(heads[opened:] + keys))
+        above = room
     return "\n".join(lines)
 
 
@@ -288,6 +293,21 @@ def openapi() -> str:
     return json.dumps(document(ALL, _version()), indent=1, ensure_ascii=False) + "\n"
 
 
+def tool(name: str) -> str:
+    """The schema of a tool's arguments."""
+    from sandkasten.agents.tools.shapes import TOOLS
+
+    return json.dumps(TOOLS[name].parameters, indent=1, ensure_ascii=False) + "\n"
+
+
+def _tools() -> dict[Path, Callable[[], str]]:
+    from sandkasten.agents.tools.shapes import TOOLS
+
+    place = ROOT / "spec" / "tools"
+    place.mkdir(exist_ok=True)
+    return {place / f"{name}.json": partial(tool, name) for name in TOOLS}
+
+
 def _class(title: str, kind: type) -> list[str]:
     made = _signature(kind.__init__)  # type: ignore[misc]
     lines = [f"## {title}\n\n```python\n{title}{made}\n```\n"]
@@ -341,6 +361,7 @@ def main() -> int:
         PAGES / "benchmarks.md": benchmarks,
         ROOT / "deploy" / "sandkasten.yaml": example,
         ROOT / "spec" / "openapi.json": openapi,
+        **_tools(),
     }
     stale = []
     PAGES.mkdir(parents=True, exist_ok=True)

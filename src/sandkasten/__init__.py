@@ -15,6 +15,7 @@ from __future__ import annotations
 # The name type checkers look for; importing it from typing would cost more than all the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from sandkasten.client.agents import Agents, AsyncAgents, AsyncRunEvents, RunEvents
     from sandkasten.client.images import AsyncImages
     from sandkasten.client.oneshot import run, run_async
     from sandkasten.client.process import (
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     )
     from sandkasten.model.journal import StagedFile, StoredFile
     from sandkasten.model.oneshot import Artifact
+    from sandkasten.model.runs import Definition, RunEvent, RunRow, RunUsage
     from sandkasten.model.sandbox import Info, Stats
     from sandkasten.model.usage import ExecUsage, Usage
     from sandkasten.model.workspace import Workspace
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "sandkasten.client.agents": ("Agents", "AsyncAgents", "AsyncRunEvents", "RunEvents"),
     "sandkasten.client.images": ("AsyncImages",),
     "sandkasten.client.oneshot": ("run", "run_async"),
     "sandkasten.client.process": (
@@ -185,6 +188,7 @@ _HOME = {
         "RemovedImage",
     ),
     "sandkasten.model.journal": ("StagedFile", "StoredFile"),
+    "sandkasten.model.runs": ("Definition", "RunEvent", "RunRow", "RunUsage"),
     "sandkasten.model.oneshot": ("Artifact",),
     "sandkasten.model.sandbox": ("Info", "Stats"),
     "sandkasten.model.usage": ("ExecUsage", "Usage"),
@@ -194,10 +198,13 @@ _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "AgentNotFound",
+    "Agents",
     "Artifact",
+    "AsyncAgents",
     "AsyncExecStream",
     "AsyncImages",
     "AsyncProcess",
+    "AsyncRunEvents",
     "AsyncSandbox",
     "AsyncSession",
     "AsyncStoredFiles",
@@ -217,6 +224,7 @@ __all__ = [
     "CommandTimeout",
     "Conflict",
     "ConnectionRefused",
+    "Definition",
     "DirectoryNotEmpty",
     "ExecNotFound",
     "ExecStream",
@@ -258,10 +266,14 @@ __all__ = [
     "RemovedImage",
     "RequestError",
     "Result",
+    "RunEvent",
+    "RunEvents",
     "RunFailed",
     "RunLimitReached",
     "RunNotFound",
     "RunResult",
+    "RunRow",
+    "RunUsage",
     "Sandbox",
     "SandboxClient",
     "SandboxLost",

@@ -17,6 +17,8 @@ TWINS = [
     (sandkasten.AsyncExecStream, sandkasten.ExecStream),
     (sandkasten.AsyncWatch, sandkasten.Watch),
     (sandkasten.AsyncImages, sandkasten.Images),
+    (sandkasten.AsyncAgents, sandkasten.Agents),
+    (sandkasten.AsyncRunEvents, sandkasten.RunEvents),
     (sandkasten.AsyncStoredFiles, sandkasten.StoredFiles),
     (sandkasten.AsyncWorkspaces, sandkasten.Workspaces),
     (sandkasten.AsyncSession, sandkasten.Session),
@@ -80,7 +82,7 @@ def test_the_comparison_notices_a_difference():
 
 def test_every_method_says_what_it_does_or_is_named_for_it():
     plain = {"info", "kill", "close_stdin", "resize", "signal", "mkdir", "move", "stat"}
-    plain |= {"processes", "exec_id", "result", "id"}
+    plain |= {"processes", "exec_id", "result", "id", "run"}
     for kind, _ in TWINS:
         silent = {name for name, value in _public(kind).items() if not inspect.getdoc(value)}
         assert silent <= plain

@@ -34,6 +34,9 @@ _QUIET: Final = frozenset({"GET", "HEAD", "OPTIONS", "WS"})
 _PLACE = re.compile(r"\{([a-z_]+)(?::path)?\}\Z")
 # Of what is done inside a session, only this outlives it or changes what it is.
 _INSIDE: Final = frozenset({"pause", "resume", "files/stage", "files/publish"})
+# One-shots and tools work in sandboxes, as commands do.
+_UNCHANGING: Final = frozenset({"run", "tools"})
+_RUNS: Final = frozenset({"runs", "workflow-runs"})
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "update", "DELETE": "delete"}
 _OWN_VERBS: Final = {("session", "delete"): "destroy", ("key", "delete"): "revoke"}
 # Where the answer to a create names what was made. Never `key`: that may be a secret.
@@ -50,8 +53,12 @@ _MOST_KINDS: Final = 1000
 @lru_cache(maxsize=1024)
 def action_of(method: str, path: str) -> str | None:
     """`session.create`, `key.revoke`, `image.pull`, … from a route; None when it is no change."""
-    parts = path.removeprefix("/v1/").split("/")
-    if method in _QUIET or not path.startswith("/v1/") or parts == ["run"]:
+    parts = path.removeprefix("/v1").split("/")[1:]
+    if method in _QUIET or parts[0] in _UNCHANGING or parts[-1] == "validate":
+        return None
+    if parts == ["execute"]:
+        return "run.create"
+    if not path.startswith("/v1/") and parts[0] not in _RUNS:
         return None
     words = [part for part in parts[1:] if _PLACE.match(part) is None]
     if parts[0] == "sessions" and len(parts) > 2 and "/".join(words) not in _INSIDE:

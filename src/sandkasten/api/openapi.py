@@ -27,6 +27,7 @@ _PLACE: Final = re.compile(r"\{([a-z_]+)(?::path)?\}")
 _NOTES: Final = {
     "id": "Id of a session, `sbx_` and hex digits.",
     "eid": "Id of a command.",
+    "run_id": "Id of a run, `run_` and hex digits.",
     "port": "A TCP port inside the sandbox.",
 }
 # Statuses beside the one of a class: where and how a request is malformed decides.

@@ -66,7 +66,7 @@ STATUS: Final[dict[type[SandkastenError], int]] = {
     errors.ProtocolViolation: 502,
 }
 # How many of something a tenant may have, or how fast it may ask: not a matter of space.
-_COUNTED: Final = frozenset({"sessions", "rate", "memory", "connections"})
+_COUNTED: Final = frozenset({"sessions", "rate", "memory", "connections", "runs"})
 
 
 def status_of(error: SandkastenError) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sandkasten.api.auth import Doorkeeper
     from sandkasten.engine.engine import Engine
     from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys
+    from sandkasten.ports.running import Agents
 
 MIB = 1 << 20
 
@@ -62,6 +63,9 @@ class Server:
     journal: Journal | None = None
     keys: Keys | None = None
     files: FileStore | None = None
+    agents: Agents | None = None
+    no_agents: str = ""
+    """Why there are none."""
     events: EventSink | None = None
     metrics: Exposition | None = None
     version: str = ""

@@ -80,14 +80,17 @@ def build() -> typer.Typer:
     from sandkasten.cli.workspaces import commands
 
     app.add_typer(commands(), name="workspace")
-    from sandkasten.cli import audits, keys, stored
+    from sandkasten.cli import agents, audits, keys, stored, workflows
 
     app.add_typer(keys.commands(), name="key")
     app.add_typer(audits.commands(), name="audit")
     app.add_typer(stored.commands(), name="files")
-    from sandkasten.cli import installing, serving
+    app.add_typer(agents.commands(), name="agent")
+    app.add_typer(workflows.commands(), name="workflow")
+    from sandkasten.cli import installing, mcp, serving
 
     serving.add_to(app)
+    mcp.add_to(app)
     installing.add_to(app)
     return app
 

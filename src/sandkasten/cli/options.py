@@ -57,6 +57,19 @@ Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
 ]
 
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="run_…")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Say on stderr what happens, as it happens.")
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Print the run's id and leave it to the daemon.")
+]
+Most = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000)]
+RunStatus = Annotated[
+    str | None,
+    typer.Option("--status", metavar="S", help="running, completed, failed, cancelled or lost."),
+]
+
 
 def state_of(context: typer.Context, *, json: bool = False, backend: str | None = None) -> State:
     """`backend` given after the command counts more than the one before it."""

@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sandkasten.client.places import Place, aclose, connect
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.client.admin import BooksTransport
+    from sandkasten.client.agency import AgentsTransport
     from sandkasten.client.installing import Installer
     from sandkasten.client.transport import Transport
     from sandkasten.daemon.settings import Settings
+    from sandkasten.daemon.tooling import Caller
 
 
 async def open_engine(place: Place) -> Transport:
@@ -71,12 +73,66 @@ def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
     return offline_books(loaded)
 
 
+def open_agents(place: Place) -> AbstractAsyncContextManager[AgentsTransport]:
+    """Agents that this process runs; what still runs at the end of the block is cancelled."""
+    loaded = settings(place)
+    with _installed():
+        from sandkasten.daemon.agency import local_agents
+
+    return local_agents(loaded)
+
+
 def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[Installer]:
     """A daemon that stands, or is to stand, on an engine; this machine need not be Linux."""
     with _installed():
         from sandkasten.daemon.container.standing import installation
         from sandkasten.daemon.settings import load
     return installation(load(flags, os.environ, Path.cwd()))
+
+
+def serve_mcp(
+    place: Place,
+    *,
+    mode: Literal["compute", "code", "all"],
+    transport: Literal["stdio", "http"],
+    listen: str,
+    image: str | None,
+    runtime: str | None,
+    session: str | None,
+    said: Callable[[str], None],
+) -> None:
+    """Be an MCP server in this process. `said` hears where it can be reached, if by HTTP."""
+    _require_linux()
+    with _installed():
+        from sandkasten.daemon.settings import load
+        from sandkasten.daemon.tooling import Offer, serve_mcp
+    settings = load({**place.flags(), "listen": listen}, os.environ, Path.cwd())
+    serve_mcp(settings, Offer(mode, image, runtime, session), transport, said)
+
+
+@asynccontextmanager
+async def open_tools(
+    place: Place | None = None,
+    *,
+    mode: Literal["compute", "code", "all"] = "all",
+    image: str | None = None,
+    runtime: str | None = None,
+    session: str | None = None,
+) -> AsyncIterator[Caller]:
+    """The tools for this program; what they opened is gone after the block.
+
+    `session`: unless it is named; then it stays for whoever names it again.
+    """
+    loaded = await asyncio.to_thread(_load, place or Place())
+    with _installed():
+        from sandkasten.daemon import tooling
+    offer = tooling.Offer(mode, image, runtime, session)
+    async with tooling.open_tools(loaded, offer) as tools:
+        caller = tools.caller()
+        try:
+            yield caller
+        finally:
+            await caller.aclose()
 
 
 @contextmanager
@@ -103,9 +159,12 @@ __all__ = [
     "Place",
     "aclose",
     "connect",
+    "open_agents",
     "open_books",
     "open_engine",
     "open_installation",
+    "open_tools",
     "serve",
+    "serve_mcp",
     "settings",
 ]

@@ -12,10 +12,12 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Self
 
+from sandkasten.client.agents import AsyncAgents, AsyncRunEvents
 from sandkasten.client.places import held, open_transport, place_of
 from sandkasten.client.requests import names_of
 from sandkasten.client.sandbox import AsyncSandbox
 from sandkasten.client.transfer import blocks_of
+from sandkasten.client.twins import handing
 from sandkasten.errors import FileTrouble, InvalidRequest
 from sandkasten.model.sandbox import CreateRequest
 
@@ -96,6 +98,7 @@ class SandboxClient:
         """Nothing is sent yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY count."""
         self._url = base_url or os.environ.get("SANDKASTEN_URL") or DEFAULT_URL
         self._place: Place = place_of(url=self._url, api_key=api_key)
+        self._agents = AsyncAgents._at(self._place)
         self._transport: Transport | None = None
         self._holder: AsyncGenerator[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -170,8 +173,24 @@ class SandboxClient:
         """Delete one with everything in it; Conflict while a session has it."""
         await (await self.transport()).workspaces.delete(workspace_id)
 
+    agents = handing(AsyncAgents.agents)
+    workflows = handing(AsyncAgents.workflows)
+    run_agent = handing(AsyncAgents.run_agent)
+    run_workflow = handing(AsyncAgents.run_workflow)
+    get_run = handing(AsyncAgents.get_run)
+    runs = handing(AsyncAgents.runs)
+    cancel_run = handing(AsyncAgents.cancel_run)
+    resume_run = handing(AsyncAgents.resume_run)
+    tools = handing(AsyncAgents.tools)
+    call_tool = handing(AsyncAgents.call_tool)
+
+    def run_events(self, run_id: str, *, since_seq: int = 0) -> AsyncRunEvents:
+        """What happened in a run and what will, to its end."""
+        return self._agents.run_events(run_id, since_seq=since_seq)
+
     async def close(self) -> None:
-        """Let go of the connections. Sessions live on; the next call connects anew."""
+        """Let go of the connections. Sessions and runs live on; the next call connects anew."""
+        await self._agents.close()
         holder, self._holder, self._transport = self._holder, None, None
         if holder is not None and self._loop is asyncio.get_running_loop():
             await holder.aclose()

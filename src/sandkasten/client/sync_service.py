@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from sandkasten.client import loop, service
+from sandkasten.client.agents import RunEvents
 from sandkasten.client.service import AsyncSession
 from sandkasten.client.sync import Sandbox
-from sandkasten.client.twins import waiting, waiting_for
+from sandkasten.client.twins import giving, waiting, waiting_for
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -46,6 +47,17 @@ class SandboxClient:
     list_sessions = waiting(service.SandboxClient.list_sessions)
     list_workspaces = waiting(service.SandboxClient.list_workspaces)
     delete_workspace = waiting(service.SandboxClient.delete_workspace)
+    agents = waiting(service.SandboxClient.agents)
+    workflows = waiting(service.SandboxClient.workflows)
+    run_agent = waiting(service.SandboxClient.run_agent)
+    run_workflow = waiting(service.SandboxClient.run_workflow)
+    get_run = waiting(service.SandboxClient.get_run)
+    runs = waiting(service.SandboxClient.runs)
+    cancel_run = waiting(service.SandboxClient.cancel_run)
+    resume_run = waiting(service.SandboxClient.resume_run)
+    run_events = giving(RunEvents, service.SandboxClient.run_events)
+    tools = waiting(service.SandboxClient.tools)
+    call_tool = waiting(service.SandboxClient.call_tool)
     close = waiting(service.SandboxClient.close)
 
     def __enter__(self) -> Self:

@@ -58,6 +58,18 @@ def giving(
     return _answering(call, kind)
 
 
+def handing(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same method of an object's `_agents`: one that a client has, and not is."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await method(self._agents, *args, **kwargs)
+
+    return call
+
+
 def waiting_alone(name: str, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """The same for a function that belongs to no object."""
 

@@ -51,6 +51,17 @@ class HttpSettings:
             return False
 
 
+def require_key(rules: HttpSettings) -> None:
+    """For a server that knows no key but the configured one."""
+    if rules.loopback or rules.api_key is not None:
+        return
+    raise InvalidConfiguration(
+        f"{rules.host}:{rules.port} can be reached from other machines, and there is no key",
+        hint="set api_key (SANDKASTEN_API_KEY), or listen on 127.0.0.1",
+        setting="listen",
+    )
+
+
 def http_settings(values: Mapping[str, Value], data_dir: Path) -> HttpSettings:
     host, _, port = str(values["listen"]).rpartition(":")
     cert, key = _path(values["tls.cert"]), _path(values["tls.key"])

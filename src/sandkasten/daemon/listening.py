@@ -21,12 +21,13 @@ from sandkasten.daemon.websockets import guarded_websocket
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from sandkasten.api.app import App
     from sandkasten.api.server import HttpRules
     from sandkasten.daemon.http_settings import HttpSettings
+
+    AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 _BACKLOG = 1024
 # sun_path holds 108 bytes with its NUL.
@@ -66,28 +67,53 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(app: App, rules: HttpSettings, guard: HttpRules) -> AsyncIterator[Listening]:
+async def listening(
+    app: AsgiApp, rules: HttpSettings, guard: HttpRules
+) -> AsyncIterator[Listening]:
     """Serves until the block ends; what is then still open is closed."""
     network, local = _network_socket(rules), _local_socket(rules.socket)
     servers = [_http(app, rules, guard, tls=_tls(rules)), _http(app, rules, guard, tls=None)]
-    address = network.getsockname()
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    scheme = "http" if rules.tls_cert is None else "https"
-    async with asyncio.TaskGroup() as group:
-        for one, sock in zip(servers, (network, local), strict=True):
-            group.create_task(one.serve(sockets=[sock]))
-        for one in servers:
-            await one.there.wait()
-        try:
-            yield Listening(servers, f"{scheme}://{host}:{address[1]}")
-        finally:
-            for one in servers:
-                one.should_exit = True
+    async with _served(servers, [network, local]):
+        yield Listening(servers, _url(network, rules))
     with suppress(OSError):
         rules.socket.unlink()
 
 
-def _http(app: App, rules: HttpSettings, guard: HttpRules, *, tls: ssl.SSLContext | None) -> _Http:
+@asynccontextmanager
+async def listening_abroad(
+    app: AsgiApp, rules: HttpSettings, guard: HttpRules
+) -> AsyncIterator[Listening]:
+    """The same on the network alone."""
+    network = _network_socket(rules)
+    servers = [_http(app, rules, guard, tls=_tls(rules))]
+    async with _served(servers, [network]):
+        yield Listening(servers, _url(network, rules))
+
+
+@asynccontextmanager
+async def _served(servers: list[_Http], sockets: list[socket.socket]) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        for one, sock in zip(servers, sockets, strict=True):
+            group.create_task(one.serve(sockets=[sock]))
+        for one in servers:
+            await one.there.wait()
+        try:
+            yield
+        finally:
+            for one in servers:
+                one.should_exit = True
+
+
+def _url(network: socket.socket, rules: HttpSettings) -> str:
+    address = network.getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    scheme = "http" if rules.tls_cert is None else "https"
+    return f"{scheme}://{host}:{address[1]}"
+
+
+def _http(
+    app: AsgiApp, rules: HttpSettings, guard: HttpRules, *, tls: ssl.SSLContext | None
+) -> _Http:
     config = uvicorn.Config(
         app,
         http=guarded(guard),

@@ -86,7 +86,7 @@ class Planner:
         check_network(request.network)
         profile = checked_profile(request.profile)
         env = checked_environment(request.env)
-        limits = parse_limits(request.limits, self._policy.limits)
+        limits = parse_limits(request.limits, self._policy.limits, self._policy.ceiling)
         lease = lease_for(request, self._policy)
         labels = checked_labels(request.labels)
         key = checked_session_key(request.session_key)

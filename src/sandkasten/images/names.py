@@ -1,7 +1,4 @@
-"""Names of images: what one looks like, and what the short ones stand for. Pure.
-
-A name that passes here can never be read as an option, a path or a second argument.
-"""
+"""Names of images: the one spelling they are kept under, and what short ones stand for. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage
-from sandkasten.model.spelling import shown
+from sandkasten.model.imagename import checked_name as checked_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-MAX_NAME = 255
-_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?"
-_NAME = re.compile(
-    rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*"
-    r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
-    r"(?:@sha256:[0-9a-f]{64})?\Z"
-)
 
 _WHOLE_ID = re.compile(r"[0-9a-f]{64}\Z")
 _HUB = re.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
@@ -38,15 +26,6 @@ ALIASES: dict[str, str] = {
     "shell": "ubuntu:22.04",
     "base": "sandbox-runtime:base",
 }
-
-
-def checked_name(name: object) -> str:
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not _NAME.match(name):
-        raise InvalidImage(
-            f"{shown(str(name))} is not a name of an image",
-            hint="names look like python, python:3.11-slim or host",
-        )
-    return name
 
 
 def canonical_name(name: object) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.spelling import did_you_mean, shown
@@ -29,6 +29,7 @@ DEFAULT_BLOCKED_PATHS = ("/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys",
 # What a single stream may keep: the runner holds the output of finished commands in 8 MiB.
 MAX_KEPT_BYTES = 8 * MIB
 _TEBI_MB = 1024 * 1024
+_NO_CEILING: Mapping[str, Number] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class Policy:
     """What a request gets that names neither isolation nor backend; None: standard."""
     isolation_minimum: str | None = None
     """The weakest isolation a request may have; None: any."""
+    ceiling: Mapping[str, Number] = field(default_factory=lambda: _NO_CEILING)
+    """The most a request may ask for, by public names of limits; a name that is missing: any."""
+    allow_network: bool = False
+    """Whether an agent may ask for a network at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +112,19 @@ _LIMITS: dict[str, _Limit] = {
 }
 
 LIMIT_NAMES: tuple[str, ...] = tuple(_LIMITS)
+# Deadlines have a ceiling of their own, `max_exec_timeout_seconds`.
+CEILING_NAMES: tuple[str, ...] = tuple(
+    name for name, known in _LIMITS.items() if not known.alias and "timeout" not in name
+)
 
 
-def parse_limits(asked: Mapping[str, Number], base: Limits) -> Limits:
+def parse_limits(
+    asked: Mapping[str, Number], base: Limits, ceiling: Mapping[str, Number] = _NO_CEILING
+) -> Limits:
     """`base` with what was asked laid over it; InvalidRequest for what is unknown or contradictory.
 
-    A request may lower `max_exec_timeout_seconds` and never raise it over the operator's.
+    A request may lower `max_exec_timeout_seconds` and never raise it over the operator's. What
+    is over the ceiling is PolicyDenied, and names its setting.
     """
     if not asked:
         return base
@@ -138,6 +150,7 @@ def parse_limits(asked: Mapping[str, Number], base: Limits) -> Limits:
                 field="limits",
             )
         values[known.field], said_by[known.field] = figure, name
+    _check_ceiling(values, said_by, ceiling)
     limits = replace(base, **values)  # type: ignore[arg-type]
     if limits.max_exec_timeout_s > base.max_exec_timeout_s:
         raise InvalidRequest(
@@ -154,6 +167,21 @@ def parse_limits(asked: Mapping[str, Number], base: Limits) -> Limits:
             )
         limits = replace(limits, exec_timeout_s=limits.max_exec_timeout_s)
     return limits
+
+
+def _check_ceiling(
+    values: Mapping[str, Number], said_by: Mapping[str, str], ceiling: Mapping[str, Number]
+) -> None:
+    for name, most in ceiling.items():
+        known = _LIMITS[name]
+        if known.field in values and values[known.field] > known.inward(most):
+            said = said_by[known.field]
+            raise PolicyDenied(
+                f"{said} is more than policy.max.{name} ({most:g}) allows",
+                hint="ask for less, or have the operator raise that setting",
+                rule=f"policy.max.{name}",
+                field=f"limits.{said}",
+            )
 
 
 def public_limits(limits: Limits) -> dict[str, Number]:

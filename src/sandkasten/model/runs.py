@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sandkasten.model.tenancy import DEFAULT_TENANT
+from sandkasten.model.tenancy import DEFAULT_TENANT, TenantQuota
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +60,8 @@ class RunRow:
     """The run that asked for this one."""
     workflow_run_id: str | None = None
     key_id: str | None = None
+    quota: TenantQuota | None = None
+    """What its tenant might have when it began; also for what is gone on with after a crash."""
     usage: RunUsage = field(default_factory=RunUsage)
     source: str = ""
     """The file it was begun with, so that a change of the file does not change a run."""
@@ -91,6 +93,7 @@ class AgentRunRequest:
     """Values for the template. Nothing in them can name a run or a sandbox."""
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
+    quota: TenantQuota | None = None
     source: str | None = None
     """The text of a prompt file, in place of one in the library."""
 
@@ -102,6 +105,7 @@ class WorkflowRunRequest:
     input: Any = None
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
+    quota: TenantQuota | None = None
     source: str | None = None
     """The text of a workflow file, in place of one in the library."""
 
@@ -120,3 +124,37 @@ class Definition:
     warnings: tuple[str, ...] = ()
     error: Mapping[str, Any] | None = None
     """code, message, hint, when the file cannot be used."""
+
+
+def public_run(row: RunRow) -> dict[str, Any]:
+    """The fields of a run in the public contract, but for its times."""
+    usage = row.usage
+    error = None if row.error is None else dict(row.error)
+    named = {f"{row.kind}_id": row.name, f"{row.kind}_name": row.name}
+    fields: dict[str, Any] = {
+        "id": row.id,
+        "run_id": row.id,
+        "kind": row.kind,
+        "name": row.name,
+        **named,
+        "status": row.status,
+        "done": row.ended,
+        "input": row.input,
+        "output": row.output,
+        "error": error,
+        "parent_id": row.parent_id,
+        "workflow_run_id": row.workflow_run_id,
+        "usage": {
+            "steps": usage.steps,
+            "tool_calls": usage.tool_calls,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        },
+    }
+    if row.kind == "agent" and isinstance(row.input, dict):
+        fields["task"] = row.input.get("task", "")
+        fields["variables"] = row.input.get("variables") or {}
+    if row.ended_at is not None:
+        fields["duration_ms"] = max(0, round((row.ended_at - row.created_at) * 1000))
+    return fields

@@ -52,3 +52,8 @@ def parse_session_key(text: str) -> SessionKey:
             "a session key has three parts", hint="workflow:<run>:<name>", field="session_key"
         )
     return SessionKey(cast("Namespace", parts[0]), parts[1], parts[2])
+
+
+def is_legacy(text: str) -> bool:
+    """Whether a text is a key as older agents write it; a plain name could look like one."""
+    return _LEGACY.match(text) is not None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         RunRow,
         WorkflowRunRequest,
     )
+    from sandkasten.model.tenancy import TenantQuota
 
 
 class Runs(Protocol):
@@ -70,6 +71,10 @@ class Agents(Protocol):
         """AgentNotFound, WorkflowNotFound."""
         ...
 
+    async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
+        """A file described; what is wrong with it is in `error` and `warnings`, not raised."""
+        ...
+
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
         """Everything that can be refused is refused before this returns."""
         ...
@@ -86,7 +91,14 @@ class Agents(Protocol):
         before: str | None = None,
     ) -> Sequence[RunRow]: ...
     async def cancel(self, run_id: str, tenant: str) -> RunRow:
-        """Ended when this returns, and its sandboxes are gone. One that ended stays as it is."""
+        """Ended when this returns, and its sandboxes are gone. One that ended stays as it is.
+
+        Conflict when another process works on it.
+        """
+        ...
+
+    async def resume(self, run_id: str, tenant: str) -> RunRow:
+        """Go on with a workflow run that nobody works on. Conflict for any other."""
         ...
 
     def events(
@@ -100,7 +112,13 @@ class Agents(Protocol):
         ...
 
     async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, tenant: str, session: str
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        tenant: str,
+        session: str,
+        quota: TenantQuota | None = None,
     ) -> Mapping[str, Any]:
         """Outside any run: `session` names the caller's own sandbox. A failure is an answer."""
         ...

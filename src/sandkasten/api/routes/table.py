@@ -14,10 +14,12 @@ from sandkasten.api.routes import (
     ports,
     pty,
     run,
+    runs,
     sessions,
     staging,
     stats,
     system,
+    tools,
     workspaces,
 )
 
@@ -39,4 +41,6 @@ ALL: tuple[Route, ...] = (
     *fs.ROUTES,
     *workspaces.ROUTES,
     *images.ROUTES,
+    *runs.ROUTES,
+    *tools.ROUTES,
 )

@@ -1,0 +1,368 @@
+"""A model that follows a script: an endpoint of chat completions for demonstrations and tests.
+
+    python scripted_model.py script.json [--port 8600]
+
+It speaks the wire format that OpenAI's endpoint speaks, streamed or whole, and thinks nothing. A
+script says what to answer by looking at the conversation alone, so that one server plays all agents
+of a workflow, in any order and at the same time:
+
+    {"agents": [
+        {"system": "You write code",
+         "turns": [
+            {"calls": [{"name": "sandbox_exec", "arguments": {"command": "python3 main.py"}}]},
+            {"text": "It printed ${last.stdout}"}]},
+        {"turns": [{"text": "You said ${user}"}]}]}
+
+The first entry whose `system` stands in the first message of the conversation answers, with the
+turn of the number of answers given so far. In texts and arguments `${user}` is the last message of
+the user, `${last}` the last answer of a tool and `${last.stdout}` a field of it. Beyond its turns a
+script answers with the last of them. Needs aiohttp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from aiohttp import web
+
+Fault = Literal["hang", "silent", "drop", "endless", "huge_line"]
+"""hang: no answer at all; silent: it begins and stops; drop: the connection goes in its middle;
+endless: it never ends; huge_line: one line without end."""
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    arguments: Any = field(default_factory=dict)
+    """A text is sent as it is, so that it can be no JSON."""
+    id: str | None = None
+    """None: one of its own."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is sent back to one request."""
+
+    text: str = ""
+    calls: Sequence[Call] = ()
+    finish_reason: str | None = None
+    refusal: str | None = None
+    usage: tuple[int, int] | None = (10, 5)
+    """Tokens of the prompt and of the answer; None: it does not say."""
+    stream: bool = True
+    """False: whole, also where a stream was asked for."""
+    bytes_at_once: int | None = None
+    """Cut there, without regard to characters and lines."""
+    piece: int = 7
+    """Characters of text or arguments in a piece of a stream."""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    raw: bytes | None = None
+    """In place of all of this."""
+    content_type: str | None = None
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, as a script sees it."""
+
+    body: Mapping[str, Any]
+    headers: Mapping[str, str]
+    number: int
+    """From 0, over the life of the server."""
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return self.body.get("messages", [])
+
+    @property
+    def system(self) -> str:
+        return str(self.messages[0].get("content") or "") if self.messages else ""
+
+    @property
+    def user(self) -> str:
+        said = [one for one in self.messages if one.get("role") == "user"]
+        return str(said[-1].get("content") or "") if said else ""
+
+    @property
+    def turn(self) -> int:
+        """How often the model has answered in this conversation."""
+        return sum(one.get("role") == "assistant" for one in self.messages)
+
+    @property
+    def tool_answers(self) -> list[str]:
+        return [str(one.get("content")) for one in self.messages if one.get("role") == "tool"]
+
+    @property
+    def last(self) -> Any:
+        """The newest answer of a tool, as JSON where it is some."""
+        told = self.tool_answers[-1] if self.tool_answers else ""
+        try:
+            return json.loads(told)
+        except ValueError:
+            return told
+
+
+Script = Sequence[Answer] | Callable[[Asked], Answer]
+"""A list is gone through request by request; a function looks at the conversation."""
+
+
+class ScriptedModel:
+    """`async with ScriptedModel(script) as model:` listens at `model.base_url`."""
+
+    def __init__(self, script: Script, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.requests: list[Asked] = []
+        self.gone: int = 0
+        """How many callers left before their answer was whole."""
+        self.base_url = ""
+        self._script = script
+        self._host, self._port = host, port
+        self._runner: web.AppRunner | None = None
+        self._closing = asyncio.Event()
+
+    async def __aenter__(self) -> ScriptedModel:
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_post("/v1/chat/completions", self._answer)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.base_url = f"http://{host}:{port}/v1"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closing.set()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        asked = Asked(await request.json(), dict(request.headers), len(self.requests))
+        self.requests.append(asked)
+        try:
+            return await self._send(request, asked, self._next(asked))
+        except (asyncio.CancelledError, ConnectionError):
+            self.gone += 1
+            raise
+
+    def _next(self, asked: Asked) -> Answer:
+        if callable(self._script):
+            return self._script(asked)
+        if asked.number < len(self._script):
+            return self._script[asked.number]
+        said = {"error": {"message": "the script is over", "code": "script_over"}}
+        return Answer(status=400, raw=json.dumps(said).encode())
+
+    async def _send(self, request: web.Request, asked: Asked, answer: Answer) -> web.StreamResponse:
+        if answer.fault == "hang":
+            await self._closing.wait()
+        streamed = bool(asked.body.get("stream")) and answer.stream and answer.raw is None
+        kind = "text/event-stream" if streamed else "application/json"
+        response = web.StreamResponse(
+            status=answer.status,
+            headers={"Content-Type": answer.content_type or kind, **answer.headers},
+        )
+        if answer.raw is not None:
+            body = answer.raw
+        elif streamed:
+            body = b"".join(_events(asked, answer))
+        else:
+            body = json.dumps(_whole(asked, answer), ensure_ascii=False).encode()
+        await response.prepare(request)
+        if answer.fault is not None:
+            await self._misbehave(request, response, body, answer.fault)
+            return response
+        step = answer.bytes_at_once or len(body) or 1
+        for at in range(0, len(body), step):
+            await response.write(body[at : at + step])
+            if answer.bytes_at_once:
+                # So that they come one by one, as from a slow network.
+                await asyncio.sleep(0)
+        await response.write_eof()
+        return response
+
+    async def _misbehave(
+        self, request: web.Request, response: web.StreamResponse, body: bytes, fault: Fault
+    ) -> None:
+        if fault == "huge_line":
+            await response.write(b"data: ")
+            while not self._closing.is_set():
+                await response.write(b"x" * 65536)
+        events = body.split(b"\n\n")
+        half = b"\n\n".join(events[: max(1, len(events) // 2)]) + b"\n\n"
+        await response.write(half)
+        if fault == "endless":
+            while not self._closing.is_set():
+                await response.write(events[0] + b"\n\n")
+        if fault == "silent":
+            await self._closing.wait()
+        if request.transport is not None:
+            request.transport.abort()
+
+
+# ---- the wire format
+
+
+def _frame(asked: Asked, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{asked.number}",
+        "object": kind,
+        "created": 0,
+        "model": asked.body.get("model", ""),
+    }
+
+
+def _reason(answer: Answer) -> str:
+    return answer.finish_reason or ("tool_calls" if answer.calls else "stop")
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    prompt, completion = answer.usage or (0, 0)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def _calls(asked: Asked, answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{asked.number}_{place}" if call.id is None else call.id,
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "arguments": call.arguments
+                if isinstance(call.arguments, str)
+                else json.dumps(call.arguments, ensure_ascii=False),
+            },
+        }
+        for place, call in enumerate(answer.calls)
+    ]
+
+
+def _whole(asked: Asked, answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
+    if answer.calls:
+        message["tool_calls"] = _calls(asked, answer)
+    if answer.refusal is not None:
+        message["refusal"] = answer.refusal
+    found = _frame(asked, "chat.completion")
+    found["choices"] = [{"index": 0, "message": message, "finish_reason": _reason(answer)}]
+    if answer.usage is not None:
+        found["usage"] = _usage(answer)
+    return found
+
+
+def _events(asked: Asked, answer: Answer) -> list[bytes]:
+    frame = _frame(asked, "chat.completion.chunk")
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": part} for part in _parts(answer.text, answer.piece)]
+    if answer.refusal is not None:
+        deltas.append({"refusal": answer.refusal})
+    for index, call in enumerate(_calls(asked, answer)):
+        arguments = call["function"]["arguments"]
+        begin = {**call, "index": index, "function": {**call["function"], "arguments": ""}}
+        deltas.append({"tool_calls": [begin]})
+        deltas += [
+            {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
+            for part in _parts(arguments, answer.piece)
+        ]
+    chunks = [
+        {**frame, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        for delta in deltas
+    ]
+    end = {"index": 0, "delta": {}, "finish_reason": _reason(answer)}
+    chunks.append({**frame, "choices": [end]})
+    if answer.usage is not None and asked.body.get("stream_options", {}).get("include_usage"):
+        chunks.append({**frame, "choices": [], "usage": _usage(answer)})
+    said = [json.dumps(chunk, ensure_ascii=False).encode() for chunk in chunks]
+    return [b"data: " + one + b"\n\n" for one in (*said, b"[DONE]")]
+
+
+def _parts(text: str, length: int) -> list[str]:
+    return [text[at : at + length] for at in range(0, len(text), length)]
+
+
+# ---- scripts in files
+
+_BLANK = re.compile(r"\$\{(user|last)((?:\.\w+)*)\}")
+
+
+def script_of(data: Mapping[str, Any]) -> Callable[[Asked], Answer]:
+    """A script as it stands in a file; see the head of this module."""
+
+    def answer(asked: Asked) -> Answer:
+        for entry in data["agents"]:
+            if entry.get("system", "") in asked.system:
+                turns = entry["turns"]
+                turn = turns[min(asked.turn, len(turns) - 1)]
+                return _answer_of(turn, asked)
+        said = {"error": {"message": "the script has no entry for this agent"}}
+        return Answer(status=400, raw=json.dumps(said).encode())
+
+    return answer
+
+
+def _answer_of(turn: Mapping[str, Any], asked: Asked) -> Answer:
+    text = turn.get("text", "")
+    filled = _filled(text, asked)
+    return Answer(
+        text=filled if isinstance(filled, str) else json.dumps(filled, ensure_ascii=False),
+        calls=[
+            Call(call["name"], _filled(call.get("arguments", {}), asked))
+            for call in turn.get("calls", [])
+        ],
+    )
+
+
+def _filled(value: Any, asked: Asked) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled(one, asked) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_filled(one, asked) for one in value]
+    if not isinstance(value, str):
+        return value
+
+    def found(blank: re.Match[str]) -> str:
+        held: Any = asked.user if blank[1] == "user" else asked.last
+        for name in blank[2].split(".")[1:]:
+            held = held.get(name, "") if isinstance(held, dict) else ""
+        return held if isinstance(held, str) else json.dumps(held, ensure_ascii=False)
+
+    return _BLANK.sub(found, value)
+
+
+async def _serve(script: Script, host: str, port: int) -> None:
+    async with ScriptedModel(script, host=host, port=port) as model:
+        print(model.base_url, flush=True)
+        await asyncio.Event().wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A model that follows a script.")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0: any that is free; it is printed")
+    given = parser.parse_args()
+    try:
+        script = script_of(json.loads(given.script.read_text()))
+        asyncio.run(_serve(script, given.host, given.port))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""Chat completions as bytes: what a request holds, and an answer put together from its pieces.
+
+Pure. An endpoint may be anybody's, so that every answer is bounded in length, in number and in type
+before it is used; whatever makes no sense is `Unreadable`, and nothing else is raised.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# One piece of a stream. Arguments of 1 MiB grow when they are quoted twice.
+MOST_LINE_BYTES: Final = 4 << 20
+# A piece for each of 200,000 tokens, at 300 bytes of wrapping each.
+MOST_BYTES: Final = 64 << 20
+MOST_TEXT: Final = 4 << 20
+MOST_CALLS: Final = 64
+MOST_ARGUMENTS: Final = 1 << 20
+_MOST_NAME: Final = 256
+_MOST_TOKENS: Final = 1 << 40
+
+
+class Unreadable(ValueError):
+    """What came is no chat completion. The text says why, in our words."""
+
+
+class Told(Exception):
+    """The endpoint put an error in place of the answer."""
+
+    def __init__(self, error: object) -> None:
+        super().__init__("an error in place of the answer")
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """As the model wrote it: the id may be empty, the arguments no JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = ""
+    refusal: str = ""
+    prompt_tokens: int = 0
+    """0 where the endpoint does not say."""
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What is asked. `messages` and `tools` as they go over the wire."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    response_format: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """temperature and the like, by their names on the wire."""
+
+    def body(self, model: str, *, stream: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {**self.config, "model": model, "messages": list(self.messages)}
+        if self.tools:
+            found["tools"] = list(self.tools)
+        if self.response_format is not None:
+            found["response_format"] = self.response_format
+        if stream:
+            found |= {"stream": True, "stream_options": {"include_usage": True}}
+        return found
+
+
+def encoded(body: object) -> bytes:
+    # Half a character, as it can come out of a sandbox, is sent as a question mark.
+    return json.dumps(body, ensure_ascii=False, default=str).encode("utf-8", "replace")
+
+
+def decoded(raw: bytes | str) -> Any:
+    """Unreadable when it is no JSON, also where Python's own reader gives up for other reasons."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise Unreadable("a piece of it is no JSON") from None
+
+
+class Events:
+    """The data of server-sent events, from bytes cut anywhere."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._data: list[bytes] = []
+        self._held = 0
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        # Only what is new is looked at: a long line in small pieces must not cost its square.
+        begun = len(self._rest)
+        self._rest += piece
+        if self._rest.find(b"\n", begun) < 0:
+            self._bound(len(self._rest))
+            return
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        for line in lines:
+            yield from self._line(line.removesuffix(b"\r"))
+        self._bound(len(self._rest))
+
+    def end(self) -> Iterator[bytes]:
+        """Of a stream whose last event has no blank line after it."""
+        yield from self._line(bytes(self._rest).removesuffix(b"\r"))
+        self._rest.clear()
+        yield from self._line(b"")
+
+    def _line(self, line: bytes) -> Iterator[bytes]:
+        if not line:
+            if self._data:
+                yield b"\n".join(self._data)
+                self._data.clear()
+                self._held = 0
+        elif line.startswith(b"data:"):
+            self._held += len(line)
+            self._bound(self._held)
+            self._data.append(line[5:].removeprefix(b" "))
+
+    def _bound(self, length: int) -> None:
+        if length > MOST_LINE_BYTES:
+            raise Unreadable(f"a piece of it is longer than {MOST_LINE_BYTES >> 20} MiB")
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    length: int = 0
+
+
+class Assembly:
+    """One answer, from pieces or from a whole. Pieces of other choices than the first are left."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        """Whether any of the model's own words came."""
+        self.finish_reason = ""
+        self._text: list[str] = []
+        self._refusal: list[str] = []
+        self._length = 0
+        self._calls: dict[int, _Call] = {}
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+
+    def add_piece(self, raw: bytes) -> None:
+        self._add(decoded(raw), "delta")
+
+    def add_whole(self, raw: bytes) -> None:
+        self._add(decoded(raw), "message")
+        if not self.begun and not self.finish_reason:
+            raise Unreadable("it holds no choice")
+
+    def reply(self) -> Reply:
+        calls = [self._calls[index] for index in sorted(self._calls)]
+        return Reply(
+            text=_mended("".join(self._text)),
+            tool_calls=tuple(
+                ToolCall(_mended(one.id), _mended(one.name), _mended("".join(one.arguments)))
+                for one in calls
+            ),
+            finish_reason=self.finish_reason,
+            refusal=_mended("".join(self._refusal)),
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+        )
+
+    def _add(self, found: object, key: str) -> None:
+        if not isinstance(found, dict):
+            raise Unreadable("a piece of it is no object")
+        if found.get("error"):
+            raise Told(found["error"])
+        self._count(found.get("usage"))
+        choices = found.get("choices")
+        if choices is None:
+            return
+        if not isinstance(choices, list):
+            raise Unreadable("its choices are no list")
+        for choice in choices:
+            if not isinstance(choice, dict):
+                raise Unreadable("a choice of it is no object")
+            if choice.get("index", 0) in (0, None):
+                self._choose(choice, key)
+
+    def _choose(self, choice: dict[str, Any], key: str) -> None:
+        said = choice.get(key)
+        if said is not None and not isinstance(said, dict):
+            raise Unreadable(f"the {key} of a choice is no object")
+        if said:
+            self._say(self._text, said.get("content"))
+            self._say(self._refusal, said.get("refusal"))
+            self._call(said.get("tool_calls"), whole=key == "message")
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and reason:
+            self.finish_reason = reason[:_MOST_NAME]
+
+    def _say(self, where: list[str], said: object) -> None:
+        if said is None or said == "":
+            return
+        if isinstance(said, list):
+            # In parts, of which only those of text are words.
+            for part in said:
+                self._say(where, part.get("text") if isinstance(part, dict) else None)
+            return
+        if not isinstance(said, str):
+            raise Unreadable("a text of it is no text")
+        self.begun = True
+        self._length += len(said)
+        if self._length > MOST_TEXT:
+            raise Unreadable(f"its text is longer than {MOST_TEXT >> 20} Mi characters")
+        where.append(said)
+
+    def _call(self, calls: object, *, whole: bool) -> None:
+        if calls is None:
+            return
+        if not isinstance(calls, list):
+            raise Unreadable("its tool calls are no list")
+        for place, call in enumerate(calls):
+            if not isinstance(call, dict):
+                raise Unreadable("a tool call of it is no object")
+            self._add_call(call, place if whole else call.get("index"))
+
+    def _add_call(self, call: dict[str, Any], told_index: object) -> None:
+        self.begun = True
+        told_id = _short(call.get("id"), "the id of a tool call")
+        function = call.get("function") or {}
+        if not isinstance(function, dict):
+            raise Unreadable("the function of a tool call is no object")
+        name = _short(function.get("name"), "the name of a tool")
+        one = self._calls.setdefault(self._index(told_index, told_id, name), _Call())
+        one.id = one.id or told_id
+        # Most send it once; those that send it again with each piece send it whole.
+        if name and name != one.name:
+            one.name = _short(one.name + name, "the name of a tool")
+        arguments = function.get("arguments")
+        if arguments is None:
+            return
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments)
+        if not isinstance(arguments, str):
+            raise Unreadable("the arguments of a tool call are no text")
+        one.length += len(arguments)
+        if one.length > MOST_ARGUMENTS:
+            raise Unreadable(f"a tool call's arguments exceed {MOST_ARGUMENTS >> 20} Mi characters")
+        one.arguments.append(arguments)
+
+    def _index(self, told: object, told_id: str, name: str) -> int:
+        """Where none is told, a new id or a name begins a call, and the rest is of the last one."""
+        if told is None:
+            last = max(self._calls, default=-1)
+            begins = told_id != self._calls[last].id if told_id and last >= 0 else bool(name)
+            told = last + 1 if begins or last < 0 else last
+        if isinstance(told, bool) or not isinstance(told, int) or not 0 <= told < MOST_CALLS:
+            raise Unreadable(f"a tool call is not one of at most {MOST_CALLS}")
+        return told
+
+    def _count(self, usage: object) -> None:
+        if not isinstance(usage, dict):
+            return
+        # Some count in every piece, from the beginning; the last word holds.
+        self._prompt_tokens = _tokens(usage.get("prompt_tokens"))
+        self._completion_tokens = _tokens(usage.get("completion_tokens"))
+
+
+def _tokens(told: object) -> int:
+    usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told < _MOST_TOKENS
+    return told if usable and isinstance(told, int) else 0
+
+
+def _short(told: object, what: str) -> str:
+    if told is None:
+        return ""
+    if not isinstance(told, str) or len(told) > _MOST_NAME:
+        raise Unreadable(f"{what} is no short text")
+    return told
+
+
+def _mended(text: str) -> str:
+    """Characters whose halves came in two pieces are whole, and a half alone is replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -1,0 +1,140 @@
+"""Fields of a mapping that somebody wrote, taken by type.
+
+A field of the wrong type is InvalidAgent, and names the whole path to it. A key that nobody asked
+for is a warning with the nearest known spelling: a file may be newer than this program.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.errors import InvalidAgent, InvalidRequest
+from sandkasten.model.numbers import number, whole
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+# What of a name goes into a warning, and how many of them: a file cannot make its reader's log.
+_MOST_WARNINGS = 50
+
+
+class Fields:
+    """One mapping and the path it stands at. None stands for a field that is absent or empty."""
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self.values = values
+        self._path = path
+
+    def path(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def unknown(self, known: Collection[str]) -> list[str]:
+        """A warning for each key that is not `known`."""
+        strange = [name for name in self.values if name not in known]
+        warnings = [
+            f"{self._at()} has no field {shown(name)} ({did_you_mean(name, known)})"
+            for name in strange[:_MOST_WARNINGS]
+        ]
+        if len(strange) > _MOST_WARNINGS:
+            warnings.append(f"{self._at()} has {len(strange)} unknown fields in all")
+        return warnings
+
+    def text(self, name: str, *, longest: int = 1000) -> str | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.wrong(name, "a text", value)
+        if not value.strip() or len(value) > longest:
+            raise InvalidAgent(
+                f"{self.path(name)} must have 1 to {longest} characters",
+                hint="leave the field out if nothing is meant",
+                field=self.path(name),
+            )
+        return value
+
+    def choice(self, name: str, known: Collection[str]) -> str | None:
+        value = self.text(name)
+        if value is not None and value not in known:
+            raise InvalidAgent(
+                f"{self.path(name)} cannot be {shown(value)}",
+                hint=did_you_mean(value, known),
+                field=self.path(name),
+            )
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(name, "true or false", value)
+        return value
+
+    def number(self, name: str, *, low: float, high: float) -> float | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        try:
+            return number(self.path(name), value, low=low, high=high)
+        except InvalidRequest as exc:
+            raise as_agent(exc) from exc
+
+    def whole(self, name: str, *, low: int, high: int) -> int | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        try:
+            return whole(self.path(name), value, low=low, high=high)
+        except InvalidRequest as exc:
+            raise as_agent(exc) from exc
+
+    def texts(self, name: str, *, most: int = 100, longest: int = 200) -> tuple[str, ...] | None:
+        """A list of texts, none of them empty."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise self.wrong(name, "a list of texts", value)
+        if len(value) > most:
+            raise InvalidAgent(
+                f"{self.path(name)} has {len(value)} entries, and may have {most}",
+                hint="write fewer",
+                field=self.path(name),
+            )
+        for at, one in enumerate(value):
+            if not isinstance(one, str) or not one or len(one) > longest:
+                raise self.wrong(f"{name}[{at}]", f"a text of 1 to {longest} characters", one)
+        return tuple(value)
+
+    def mapping(self, name: str) -> Fields | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(name, "a mapping", value)
+        return Fields(value, self.path(name))
+
+    def wrong(self, name: str, wanted: str, value: object) -> InvalidAgent:
+        return InvalidAgent(
+            f"{self.path(name)} must be {wanted}, not {_described(value)}",
+            hint="yes, no, on and off are texts in YAML; write true or false"
+            if wanted == "true or false"
+            else "correct the field, or leave it out",
+            field=self.path(name),
+        )
+
+    def _at(self) -> str:
+        return self._path or "the frontmatter"
+
+
+def as_agent(exc: InvalidRequest) -> InvalidAgent:
+    """The same trouble, found in an agent's file."""
+    return InvalidAgent(exc.message, hint=exc.hint, **exc.details)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return shown(value) if isinstance(value, str) else f"{value!r:.40}"

@@ -1,0 +1,81 @@
+"""Sandboxes of runs: those that nobody works in any more go, those in use are kept from resting.
+
+By the ledger and the runs alone, so it does not matter whose process made them or died. Only keys
+with an id of a run of ours count; whoever makes sessions with keys of their own keeps them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
+from sandkasten.model.scoping import parse_session_key
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.sandbox import Info
+    from sandkasten.ports.running import Runs
+
+_RUN: Final = re.compile(r"run_[0-9a-f]{16}\Z")
+# One that does not answer must not keep the others from being touched in time.
+_TOUCH_S: Final = 5.0
+
+
+class Leftovers:
+    def __init__(self, engine: Engine, runs: Runs) -> None:
+        self._engine = engine
+        self._runs = runs
+
+    async def sweep(self) -> list[str]:
+        """Destroy the sandboxes of runs that ended or are forgotten; which ones went."""
+        gone: list[str] = []
+        over: dict[str, bool] = {}
+        for info in await self._engine.list():
+            run_id = run_of(info)
+            if run_id is None:
+                continue
+            if run_id not in over:
+                row = await self._runs.get(run_id)
+                over[run_id] = row is None or row.ended
+            if not over[run_id]:
+                continue
+            try:
+                await self._engine.destroy(info.id)
+            except NotFound:
+                continue
+            except SandkastenError:
+                # The next sweep comes soon, and the engine has its own reaper.
+                continue
+            gone.append(info.id)
+        return gone
+
+    async def touch(self, run_ids: Collection[str]) -> None:
+        """Keep the sandboxes of these runs from ending by themselves.
+
+        A question to the sandbox is activity, and asking for its figures changes nothing in it.
+        """
+        if not run_ids:
+            return
+        mine = [info for info in await self._engine.list() if run_of(info) in run_ids]
+        await asyncio.gather(*(self._ask(info) for info in mine))
+
+    async def _ask(self, info: Info) -> None:
+        with suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(_TOUCH_S):
+                await self._engine.stats(info.id)
+
+
+def run_of(info: Info) -> str | None:
+    """The run that a sandbox was opened in; None when it is somebody's own."""
+    if info.session_key is None:
+        return None
+    try:
+        key = parse_session_key(info.session_key)
+    except InvalidRequest:
+        return None
+    return key.id if _RUN.match(key.id) else None

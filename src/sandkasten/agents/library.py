@@ -1,0 +1,241 @@
+"""The operator's directories of agents (`*.prompt`) and workflows (`*.yaml`, `*.yml`).
+
+Looked at anew on each call and read again only where a file changed. A file that cannot be used is
+listed with what is wrong with it, and hurts no other. Directories are taken one level deep; links
+that lead out of their directory, and what is no regular file, are left out with an error of their
+own. Of two that have the same name the first counts, directories in the order given.
+
+Blocking: small files, but files; call it from a thread where that matters.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.prompt import MAX_FILE_BYTES, Agent, parse_agent, slug
+from sandkasten.agents.strict_yaml import checked_text
+from sandkasten.errors import (
+    AgentNotFound,
+    InvalidAgent,
+    InvalidWorkflow,
+    NotFound,
+    RequestError,
+    WorkflowNotFound,
+)
+from sandkasten.model.runs import Definition
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from sandkasten.model.runs import RunKind
+
+MAX_FILES: Final = 10_000
+MAX_WORKFLOW_BYTES: Final = 256 * 1024
+_KINDS: Final[dict[str, RunKind]] = {
+    ".prompt": "agent",
+    ".yaml": "workflow",
+    ".yml": "workflow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file: its agent, the text of its workflow, or what is wrong with it."""
+
+    kind: RunKind
+    path: Path
+    stem: str
+    agent: Agent | None = None
+    source: str = ""
+    error: RequestError | None = None
+
+    @property
+    def name(self) -> str:
+        return self.agent.name if self.agent is not None else self.stem
+
+
+class Library:
+    def __init__(self, dirs: Iterable[Path | str]) -> None:
+        self._dirs = tuple(Path(one) for one in dirs)
+        self._known: dict[Path, tuple[tuple[int, ...], Entry]] = {}
+        self._lock = Lock()
+
+    def entries(self, kind: RunKind) -> list[Entry]:
+        """Every file of that kind, by name; of those with the same name the first alone."""
+        found: dict[str, Entry] = {}
+        for entry in self._read():
+            if entry.kind == kind:
+                found.setdefault(slug(entry.name), entry)
+        return sorted(found.values(), key=lambda entry: slug(entry.name))
+
+    def definitions(self, kind: RunKind) -> Sequence[Definition]:
+        return [_definition(entry) for entry in self.entries(kind)]
+
+    def agent(self, name: str) -> Agent:
+        """By its name or its file's, see `slug`; AgentNotFound, or what is wrong with the file."""
+        entry = self._find("agent", name, AgentNotFound)
+        if entry.agent is None:
+            raise entry.error or InvalidAgent(f"agent {shown(name)} cannot be used", hint="see it")
+        return entry.agent
+
+    def workflow_source(self, workflow_id: str) -> str:
+        """The text of the file with that name; WorkflowNotFound."""
+        entry = self._find("workflow", workflow_id, WorkflowNotFound)
+        if entry.error is not None:
+            raise entry.error
+        return entry.source
+
+    def workflow_sources(self) -> list[tuple[str, str]]:
+        """The name and the text of every workflow file that can be read."""
+        return [(one.stem, one.source) for one in self.entries("workflow") if one.error is None]
+
+    def _find(self, kind: RunKind, name: str, missing: type[NotFound]) -> Entry:
+        wanted = slug(name[:200])
+        entries = self.entries(kind)
+        for entry in entries:
+            if slug(entry.name) == wanted:
+                return entry
+        for entry in entries:
+            if slug(entry.stem) == wanted:
+                return entry
+        hint = "there are none here; see the setting agents.dirs"
+        if entries:
+            hint = did_you_mean(wanted, {slug(entry.name) for entry in entries})
+        raise missing(f"there is no {kind} named {shown(name)}", hint=hint, name=name[:200])
+
+    def _read(self) -> list[Entry]:
+        with self._lock:
+            fresh: dict[Path, tuple[tuple[int, ...], Entry]] = {}
+            for path, root in self._files():
+                if len(fresh) >= MAX_FILES:
+                    break
+                seen = _seen(path)
+                known = self._known.get(path)
+                if known is not None and known[0] == seen:
+                    fresh[path] = known
+                else:
+                    fresh[path] = (seen, _entry(path, root))
+            self._known = fresh
+            return [entry for _, entry in fresh.values()]
+
+    def _files(self) -> Iterator[tuple[Path, Path]]:
+        """With the directory each must stay in. A directory that cannot be read holds nothing."""
+        for root in self._dirs:
+            inner: list[Path] = []
+            for path in _listed(root):
+                if path.suffix in _KINDS:
+                    yield path, root
+                elif path.is_dir() and not path.is_symlink():
+                    inner.append(path)
+            for directory in inner:
+                for path in _listed(directory):
+                    if path.suffix in _KINDS:
+                        yield path, root
+
+
+def _listed(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as found:
+            names = [entry.name for entry in found]
+    except OSError:
+        return []
+    return [directory / name for name in sorted(names) if not name.startswith(".")]
+
+
+def _seen(path: Path) -> tuple[int, ...]:
+    """Changes when the file does. Links are followed: it is the target that is read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _entry(path: Path, root: Path) -> Entry:
+    kind = _KINDS[path.suffix]
+    invalid = InvalidAgent if kind == "agent" else InvalidWorkflow
+    most = MAX_FILE_BYTES if kind == "agent" else MAX_WORKFLOW_BYTES
+    stem = path.stem
+    text = ""
+    try:
+        data = _content(path, root, most, invalid)
+        text = checked_text(data, max_bytes=most, what=path.name, error=invalid)
+        agent = parse_agent(text, stem) if kind == "agent" else None
+    except RequestError as exc:
+        return Entry(kind, path, stem, source=text, error=exc)
+    return Entry(kind, path, stem, agent, text)
+
+
+def _content(path: Path, root: Path, most: int, invalid: type[RequestError]) -> bytes:
+    """At most one byte more than is allowed, so that it can be told."""
+    try:
+        real = path.resolve(strict=True)
+        if not real.is_relative_to(root.resolve(strict=True)):
+            raise invalid(f"{path.name} is a link that leads out", hint="copy the file")
+        # Not waited for: a FIFO that nobody writes to would hold us for ever.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(real, flags), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise invalid(f"{path.name} is no regular file", hint="remove it")
+            return file.read(most + 1)
+    except OSError as exc:
+        raise invalid(
+            f"{path.name} cannot be read: {exc.strerror or exc}", hint="check its owner and mode"
+        ) from exc
+
+
+def _definition(entry: Entry) -> Definition:
+    error = entry.error
+    agent = entry.agent
+    return Definition(
+        kind=entry.kind,
+        name=entry.name,
+        description=agent.description if agent is not None else "",
+        path=str(entry.path),
+        source=entry.source,
+        fields={} if agent is None else described(agent),
+        warnings=agent.warnings if agent is not None else (),
+        error=None
+        if error is None
+        else {"code": error.code, "message": error.message, "hint": error.hint},
+    )
+
+
+def described(agent: Agent) -> dict[str, Any]:
+    """What there is to know of an agent besides its text, as JSON."""
+    wish = agent.wish
+    return {
+        "slug": agent.slug,
+        "model": agent.model,
+        "mode": None if wish is None else wish.mode,
+        "sandbox": None if wish is None else _wish(wish),
+        "tools": None if agent.tools is None else list(agent.tools),
+        "agents": list(agent.agents),
+        "input_schema": agent.input_schema,
+        "output_schema": agent.output_schema,
+        "output_format": agent.output_format,
+        "max_steps": agent.max_steps,
+        "max_tokens": agent.max_tokens,
+        "timeout_seconds": agent.timeout_s,
+    }
+
+
+def _wish(wish: Any) -> dict[str, Any]:
+    return {
+        "runtime": wish.runtime,
+        "image": wish.image,
+        "session": wish.session,
+        "timeout_seconds": wish.timeout_s,
+        "network": wish.network,
+        "pip_packages": list(wish.pip_packages),
+        "npm_packages": list(wish.npm_packages),
+        "profile": wish.profile,
+        "limits": dict(wish.limits),
+        "idle_timeout_seconds": wish.idle_timeout_s,
+    }

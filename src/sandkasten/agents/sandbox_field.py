@@ -1,0 +1,230 @@
+"""The `sandbox:` of an agent's frontmatter, read: what it asks of its sandbox.
+
+A text is a runtime to compute with; a mapping says the rest. What has two spellings may be said in
+both as long as they agree. Trouble is InvalidAgent and names the field by its path; an unknown key
+is a warning. Nothing here is granted: see `ceilings`.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sandkasten.agents.fields import Fields, as_agent
+from sandkasten.agents.wish import SandboxWish
+from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
+from sandkasten.model.imagename import checked_name
+from sandkasten.model.limits import Limits
+from sandkasten.model.policy import LIMIT_NAMES, checked_profile, parse_limits
+from sandkasten.model.scoping import SessionKey
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from sandkasten.agents.wish import Mode
+    from sandkasten.model.sandbox import Number
+
+SANDBOX_FIELDS: Final = (
+    "mode",
+    "runtime",
+    "image",
+    "session",
+    "timeout_seconds",
+    "max_stdout_bytes",
+    "max_stderr_bytes",
+    "allow_network",
+    "network",
+    "pip_packages",
+    "npm_packages",
+    "profile",
+    "limits",
+)
+NETWORK_FIELDS: Final = ("enabled", "allow")
+LIMIT_FIELDS: Final = (*LIMIT_NAMES, "timeout_seconds", "idle_timeout_seconds")
+
+# What any operator may set: here only the shape is looked at.
+_WIDEST: Final = Limits(max_exec_timeout_s=86_400.0)
+_DAY_S: Final = 86_400.0
+
+_LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST: Final = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?\Z")
+_NAME: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
+_VERSION: Final = r"(?:==|>=|<=|~=|!=|<|>)[A-Za-z0-9][A-Za-z0-9.*+!_-]{0,60}"
+_PIP: Final = re.compile(
+    rf"{_NAME}(?:\[{_NAME}(?:,{_NAME}){{0,20}}\])?(?:{_VERSION}(?:,{_VERSION}){{0,10}})?\Z"
+)
+_NPM_NAME: Final = r"[a-z0-9][a-z0-9._~-]{0,99}"
+_NPM: Final = re.compile(
+    rf"(?:@{_NPM_NAME}/)?{_NPM_NAME}(?:@[\^~]?[A-Za-z0-9*<>=][A-Za-z0-9.*+<>=_-]{{0,60}})?\Z"
+)
+# Installers take a name with such an end for a file.
+_ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", re.IGNORECASE)
+
+
+def parse_sandbox(value: object) -> tuple[SandboxWish, tuple[str, ...]]:
+    """The wish, and what was found strange in it."""
+    if isinstance(value, str):
+        return SandboxWish(runtime=_image(value, "sandbox")), ()
+    if not isinstance(value, dict):
+        raise InvalidAgent(
+            "sandbox must be a runtime or a mapping",
+            hint="write `sandbox: python`, or `sandbox:` with fields such as mode and limits",
+            field="sandbox",
+        )
+    fields = Fields(value, "sandbox")
+    limits = fields.mapping("limits") or Fields({}, "sandbox.limits")
+    warnings = [*fields.unknown(SANDBOX_FIELDS), *limits.unknown(LIMIT_FIELDS)]
+    mode = cast("Mode", fields.choice("mode", ("compute", "code")) or "compute")
+    session = _session(fields)
+    if mode == "compute" and session is not None:
+        warnings.append("sandbox.session has no effect in compute mode: each run has its own")
+    network, allow = _network(fields, warnings)
+    figures = _limits(fields, limits)
+    wish = SandboxWish(
+        mode=mode,
+        runtime=_image_of(fields, "runtime"),
+        image=_image_of(fields, "image"),
+        session=session or "default",
+        timeout_s=_agreed(
+            fields.path("timeout_seconds"),
+            fields.number("timeout_seconds", low=0.001, high=_DAY_S),
+            limits.path("exec_timeout_seconds"),
+            figures.get("exec_timeout_seconds"),
+        ),
+        network=network,
+        network_allow=allow,
+        pip_packages=_packages(fields, "pip_packages", _PIP, "pandas or pandas==2.2.3"),
+        npm_packages=_packages(fields, "npm_packages", _NPM, "lodash or @types/node@20.1.0"),
+        profile=_profile(fields),
+        limits=MappingProxyType(figures),
+        idle_timeout_s=_agreed(
+            limits.path("timeout_seconds"),
+            limits.number("timeout_seconds", low=1, high=365 * _DAY_S),
+            limits.path("idle_timeout_seconds"),
+            limits.number("idle_timeout_seconds", low=1, high=365 * _DAY_S),
+        ),
+    )
+    return wish, tuple(warnings)
+
+
+def _image(value: str, path: str) -> str:
+    try:
+        return checked_name(value)
+    except InvalidImage as exc:
+        raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc
+
+
+def _image_of(fields: Fields, name: str) -> str | None:
+    value = fields.text(name)
+    return None if value is None else _image(value, fields.path(name))
+
+
+def _session(fields: Fields) -> str | None:
+    name = fields.text("session")
+    if name is None:
+        return None
+    try:
+        return SessionKey("agent", "run", name).name
+    except InvalidRequest as exc:
+        raise InvalidAgent(
+            f"sandbox.session cannot be {shown(name)}",
+            hint="1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+            field="sandbox.session",
+        ) from exc
+
+
+def _profile(fields: Fields) -> str | None:
+    profile = fields.text("profile")
+    try:
+        return None if profile is None else checked_profile(profile)
+    except InvalidRequest as exc:
+        raise InvalidAgent(
+            f"sandbox.profile: {exc.message}", hint=exc.hint, field="sandbox.profile"
+        ) from exc
+
+
+def _network(fields: Fields, warnings: list[str]) -> tuple[bool, tuple[str, ...]]:
+    said = fields.flag("allow_network")
+    if fields.values.get("network") == "none":
+        inner = Fields({"enabled": False}, fields.path("network"))
+    else:
+        inner = fields.mapping("network") or Fields({})
+    warnings.extend(inner.unknown(NETWORK_FIELDS))
+    hosts = inner.texts("allow") or ()
+    for at, host in enumerate(hosts):
+        if len(host) > 253 or not _HOST.match(host):
+            raise inner.wrong(f"allow[{at}]", "the name of a host", host)
+    asked = [
+        (fields.path("allow_network"), said),
+        (inner.path("enabled"), inner.flag("enabled")),
+        (inner.path("allow"), True if hosts else None),
+    ]
+    told = [(path, value) for path, value in asked if value is not None]
+    for path, value in told[1:]:
+        if value != told[0][1]:
+            raise _contradiction(told[0][0], path)
+    return bool(told and told[0][1]), hosts
+
+
+def _limits(fields: Fields, limits: Fields) -> dict[str, Number]:
+    """Those with a public name, the two that may stand outside among them."""
+    asked: dict[str, Any] = {
+        name: value
+        for name, value in limits.values.items()
+        if name in LIMIT_NAMES and value is not None
+    }
+    for name in ("max_stdout_bytes", "max_stderr_bytes"):
+        outer = fields.values.get(name)
+        if outer is None:
+            continue
+        if name in asked and asked[name] != outer:
+            raise _contradiction(fields.path(name), limits.path(name))
+        _check_limits({name: outer}, fields.path)
+        asked[name] = outer
+    _check_limits(asked, limits.path)
+    return asked
+
+
+def _check_limits(asked: dict[str, Any], path: Any) -> None:
+    for name, value in asked.items():
+        try:
+            parse_limits({name: value}, _WIDEST)
+        except InvalidRequest as exc:
+            message = exc.message.replace(name, path(name), 1)
+            raise InvalidAgent(message, hint=exc.hint, field=path(name)) from exc
+    try:
+        parse_limits(asked, _WIDEST)
+    except InvalidRequest as exc:
+        raise as_agent(exc) from exc
+
+
+def _agreed(
+    one_path: str, one: float | None, other_path: str, other: Number | None
+) -> float | None:
+    if one is not None and other is not None and one != other:
+        raise _contradiction(one_path, other_path)
+    value = other if one is None else one
+    return None if value is None else float(value)
+
+
+def _contradiction(one: str, other: str) -> InvalidAgent:
+    return InvalidAgent(
+        f"{one} and {other} contradict each other",
+        hint="they mean the same; give one of them",
+        field=other,
+    )
+
+
+def _packages(fields: Fields, name: str, form: re.Pattern[str], example: str) -> tuple[str, ...]:
+    found = []
+    for at, one in enumerate(fields.texts(name) or ()):
+        # People write `pandas >= 2`; nothing else with a space in it is a package.
+        package = re.sub(r" *([<>=!~]=|[<>,]) *", r"\1", one.strip(" "))
+        if not form.match(package) or _ARCHIVE.search(package):
+            raise InvalidAgent(
+                f"{fields.path(f'{name}[{at}]')} is not the name of a package: {shown(one)}",
+                hint=f"write {example}; options, addresses and paths are not taken",
+                field=fields.path(name),
+            )
+        found.append(package)
+    return tuple(found)

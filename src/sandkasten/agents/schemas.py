@@ -1,0 +1,281 @@
+"""JSON Schemas of agents and workflows: checked when they are read, and held against values.
+
+Fetches nothing: a `$ref` that leads out of its own schema is refused. Bounded whatever the schema
+and the value are: size and depth of both, and the number of rules that are tried. A `pattern` is
+matched by the engine of CEL, which takes time with the length of the text and no more; look-around
+and back references, which it has not, are refused. `format` says something to people and is not
+held.
+
+A bad schema is InvalidRequest, or the class that the caller names. A value that does not fit is no
+error but a list of short texts, each with the JSON pointer to the place.
+"""
+
+from __future__ import annotations
+
+import json
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import cel
+from jsonschema import exceptions, validators
+from jsonschema.validators import Draft202012Validator
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sandkasten.errors import RequestError
+
+MAX_SCHEMA_BYTES: Final = 64 * 1024
+MAX_VALUE_BYTES: Final = 4 * 1024 * 1024
+MAX_DEPTH: Final = 64
+MAX_RULES: Final = 200_000
+"""A rule takes some 5 µs."""
+MAX_PROBLEMS: Final = 10
+
+_PATTERN_COST: Final = 50
+_left: ContextVar[int] = ContextVar("rules_left", default=MAX_RULES)
+_matches: Final = cel.compile("text.matches(pattern)")
+
+
+class _TooMuch(Exception):
+    pass
+
+
+def checked_schema(
+    schema: object, *, what: str, error: type[RequestError] = InvalidRequest
+) -> dict[str, Any]:
+    """The schema, when it is one that can be held."""
+    if not isinstance(schema, dict):
+        raise error(f"{what} must be a mapping", hint="write a JSON Schema, or Picoschema")
+    try:
+        text = _canonical(schema)
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise error(f"{what} is no JSON", hint="write a JSON Schema") from exc
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise error(f"{what} is larger than {MAX_SCHEMA_BYTES} bytes", hint="write a smaller one")
+    try:
+        _validator(text)
+    except (exceptions.SchemaError, ValueError, RecursionError) as exc:
+        problem = exc.message if isinstance(exc, exceptions.SchemaError) else str(exc)
+        raise error(
+            f"{what} is not a JSON Schema: {problem[:200]}",
+            hint="see json-schema.org; a property looks like `name: {type: string}`",
+        ) from exc
+    return schema
+
+
+def check(value: Any, schema: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the value: at most ten texts such as `#/items/0: must be of type integer`.
+
+    `schema` is one that `checked_schema` let through; another one is an InvalidRequest.
+    """
+    checked_schema(dict(schema), what="the schema")
+    try:
+        size = len(json.dumps(value, allow_nan=False, ensure_ascii=False))
+    except (ValueError, TypeError, RecursionError):
+        return ["#: is not plain JSON data"]
+    if size > MAX_VALUE_BYTES or deeper_than(value, MAX_DEPTH):
+        return [f"#: is larger than {MAX_VALUE_BYTES} characters or {MAX_DEPTH} levels"]
+    token = _left.set(MAX_RULES)
+    try:
+        found: list[str] = []
+        for problem in _validator(_canonical(schema)).iter_errors(value):
+            found.append(_told(problem))
+            if len(found) == MAX_PROBLEMS:
+                break
+        return found
+    except (_TooMuch, RecursionError):
+        return [f"#: takes more than {MAX_RULES} comparisons with its schema"]
+    except (Unresolvable, ArithmeticError) as exc:
+        return [f"#: cannot be compared with its schema: {str(exc)[:200]}"]
+    finally:
+        _left.reset(token)
+
+
+def _canonical(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, allow_nan=False, sort_keys=True, ensure_ascii=False)
+
+
+@lru_cache(maxsize=256)
+def _validator(text: str) -> Any:
+    schema = json.loads(text)
+    if deeper_than(schema, MAX_DEPTH):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    _check_rules(schema, schema)
+    # No formats: it would try the patterns with the library's engine.
+    Draft202012Validator.check_schema(schema, format_checker=None)  # type: ignore[arg-type]
+    return _Bounded(schema, registry=_NOTHING)
+
+
+def _check_rules(schema: Any, root: Any) -> None:
+    """References lead somewhere inside; patterns are ones that the engine has."""
+    if isinstance(schema, list):
+        for one in schema:
+            _check_rules(one, root)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in ("$ref", "$dynamicRef") and isinstance(value, str):
+            _check_reference(value, root)
+        if key in ("unevaluatedProperties", "unevaluatedItems") and value is not True:
+            # The library goes through the whole schema again for each, uncounted.
+            raise ValueError(f"{key} is not taken")
+        if key == "pattern" and isinstance(value, str):
+            _matched(value, "")
+        if key == "patternProperties" and isinstance(value, dict):
+            for pattern in value:
+                _matched(pattern, "")
+        _check_rules(value, root)
+
+
+def _check_reference(reference: str, root: Any) -> None:
+    if not reference.startswith("#"):
+        raise ValueError(f"the reference {shown(reference)} leads out of the schema")
+    if "$id" in root or not reference.startswith("#/"):
+        return
+    here = root
+    for part in unquote(reference[2:]).split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(here, list) and name.isdecimal() and int(name) < len(here):
+            here = here[int(name)]
+        elif isinstance(here, dict) and name in here:
+            here = here[name]
+        else:
+            raise ValueError(f"the reference {shown(reference)} leads nowhere")
+
+
+def _matched(pattern: str, text: str) -> bool:
+    try:
+        return bool(_matches.execute({"text": text, "pattern": pattern}))
+    except RuntimeError as exc:
+        raise ValueError(f"the pattern {shown(pattern)} cannot be used") from exc
+
+
+def _take(rules: int) -> None:
+    left = _left.get() - rules
+    if left < 0:
+        raise _TooMuch
+    _left.set(left)
+
+
+def _counted(rule: Callable[..., Any], cost: int) -> Callable[..., Iterator[Any]]:
+    def counting(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        _take(cost)
+        yield from rule(validator, value, instance, schema) or ()
+
+    return counting
+
+
+def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Any]:
+    _take(_PATTERN_COST)
+    if isinstance(instance, str) and not _matched(pattern, instance):
+        yield exceptions.ValidationError("does not match the pattern")
+
+
+def _pattern_properties(
+    validator: Any, patterns: dict[str, Any], instance: Any, _: Any
+) -> Iterator[Any]:
+    if not isinstance(instance, dict):
+        return
+    for pattern, inner in patterns.items():
+        for key, value in instance.items():
+            _take(_PATTERN_COST)
+            if _matched(pattern, key):
+                yield from validator.descend(value, inner, path=key, schema_path=pattern)
+
+
+def _additional(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """The library's own would match the patterns with its own engine."""
+    if not isinstance(instance, dict):
+        return
+    patterns = schema.get("patternProperties", {})
+    for key, value in instance.items():
+        _take(1 + _PATTERN_COST * len(patterns))
+        if key in schema.get("properties", {}) or any(_matched(one, key) for one in patterns):
+            continue
+        if allowed is False:
+            yield exceptions.ValidationError(f"has an unknown property {shown(key)}")
+        elif isinstance(allowed, dict):
+            yield from validator.descend(value, allowed, path=key)
+
+
+def _unique(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[Any]:
+    """The library's own compares each with each."""
+    if not wanted or not isinstance(instance, list):
+        return
+    _take(len(instance))
+    seen = {json.dumps(_plain(one), sort_keys=True) for one in instance}
+    if len(seen) < len(instance):
+        yield exceptions.ValidationError("has an entry twice")
+
+
+def _plain(value: Any) -> Any:
+    """1 and 1.0 are one number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value
+
+
+_OWN: Final[dict[str, Callable[..., Any]]] = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional,
+    "uniqueItems": _unique,
+}
+_RULES: Final[dict[str, Any]] = dict(Draft202012Validator.VALIDATORS)
+_Bounded: Final[Any] = validators.extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator,
+    {
+        name: _counted(_OWN.get(name, rule), 10 if "$" in name else 1)
+        for name, rule in _RULES.items()
+    },
+)
+# Without a way to retrieve anything; the library's own would open addresses.
+_NOTHING: Final[Registry[Any]] = Registry()
+
+
+def deeper_than(value: Any, levels: int) -> bool:
+    """Whether plain data is nested deeper than that; without recursion."""
+    here = [value]
+    for _ in range(levels + 1):
+        here = [
+            inner
+            for one in here
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not here:
+            return False
+    return True
+
+
+_TELLS: Final = frozenset({"required", "pattern", "additionalProperties", "uniqueItems"})
+
+
+def _told(problem: exceptions.ValidationError) -> str:
+    """Short, and without the value itself, which can be long."""
+    pointer = "#" + "".join(
+        "/" + str(part).replace("~", "~0").replace("/", "~1")[:80] for part in problem.absolute_path
+    )
+    rule, wanted = str(problem.validator), problem.validator_value
+    if rule in _TELLS:
+        text = problem.message
+    elif rule == "type":
+        types = wanted if isinstance(wanted, list) else [wanted]
+        text = f"must be of type {' or '.join(map(str, types))}"
+    elif rule == "enum":
+        text = f"must be one of {json.dumps(wanted, ensure_ascii=False)}"
+    else:
+        text = f"breaks {rule}: {json.dumps(wanted, ensure_ascii=False)}"
+    return f"{pointer}: {text[:200]}"

@@ -1,0 +1,214 @@
+"""YAML of agents and workflows, read as JSON would be: texts, numbers, booleans, lists, mappings.
+
+A file that somebody wrote is input. Aliases and anchors, tags, directives, merge keys, repeated
+keys, keys that are no texts, a second document, bytes that are not UTF-8, control characters, more
+bytes than `max_bytes` and more than 32 levels are refused, each with the line it stands on. Size
+and characters are looked at before anything is parsed.
+
+What a plain word means is YAML 1.2's core schema, without what surprises: only `true` and `false`
+(and `True`, `TRUE`, …) are booleans, so `yes`, `no`, `on` and `off` are texts; dates, times,
+`1_000` and `12:30` are texts; octal is `0o17`, and a number with a leading zero (`0644`) is a text,
+because its readers disagree. A number that JSON has not (`.inf`, `.nan`, `1e999`) is refused. Keys
+are texts as they stand.
+
+Raises the class of `errors` that the caller names, with `line` among its details.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import yaml
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.errors import RequestError
+
+MAX_DEPTH: Final = 32
+
+# Those that YAML allows in no place, and the line ends that only old YAML knows.
+_FORBIDDEN: Final = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]"
+)
+_BOM: Final = "\ufeff"
+_NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE: Final = frozenset({"true", "True", "TRUE"})
+_FALSE: Final = frozenset({"false", "False", "FALSE"})
+_WHOLE: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
+_OCTAL: Final = re.compile(r"0o[0-7]+\Z")
+_HEX: Final = re.compile(r"0x[0-9a-fA-F]+\Z")
+_FLOAT: Final = re.compile(
+    r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z"
+)
+_NO_NUMBER: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z")
+# Beyond this nobody means a number, and reading it takes time with the square of its length.
+_MOST_DIGITS: Final = 64
+
+# The parser in C gives the same events in a thirtieth of the time; not every installation has it.
+_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def load(
+    text: str | bytes,
+    *,
+    max_bytes: int,
+    what: str,
+    error: type[RequestError] = InvalidRequest,
+    first_line: int = 1,
+) -> Any:
+    """The plain data of one document; None of an empty one.
+
+    `what` begins the messages ("the frontmatter of x.prompt"); `first_line` is the number of the
+    first line in the file that the text was cut from.
+    """
+    return _Reader(what, error, first_line).read(
+        checked_text(text, max_bytes=max_bytes, what=what, error=error, first_line=first_line)
+    )
+
+
+def checked_text(
+    text: str | bytes,
+    *,
+    max_bytes: int,
+    what: str,
+    error: type[RequestError] = InvalidRequest,
+    first_line: int = 1,
+) -> str:
+    """The text, of an allowed size and of allowed characters; a byte order mark is left out."""
+    # A text has at least as many bytes as characters: a large one is refused without a copy.
+    if len(text) > max_bytes or (
+        isinstance(text, str) and len(text.encode(errors="replace")) > max_bytes
+    ):
+        raise error(
+            f"{what} is larger than {max_bytes} bytes",
+            hint="write less, or let the agent read the rest from a file",
+            limit=max_bytes,
+        )
+    try:
+        text = text.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError as exc:
+        raise error(
+            f"{what} is not UTF-8: byte 0x{exc.object[exc.start]:02x} at offset {exc.start}",
+            hint="save the file as UTF-8",
+            offset=exc.start,
+            line=first_line + exc.object.count(b"\n", 0, exc.start),
+        ) from exc
+    text = text.removeprefix(_BOM)
+    found = _FORBIDDEN.search(text)
+    if found is not None:
+        line = first_line + text.count("\n", 0, found.start())
+        raise error(
+            f"{what} has the control character U+{ord(found[0]):04X} on line {line}",
+            hint="take it out, or write it as an escape in a quoted text",
+            line=line,
+        )
+    return text
+
+
+class _Reader:
+    def __init__(self, what: str, error: type[RequestError], first_line: int) -> None:
+        self._what = what
+        self._error = error
+        self._first_line = first_line
+
+    def read(self, text: str) -> Any:
+        try:
+            return self._document(yaml.parse(text, Loader=_LOADER))
+        except yaml.YAMLError as exc:
+            mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
+            line = self._first_line + (mark.line if mark is not None else 0)
+            problem = getattr(exc, "problem", None) or "it cannot be parsed"
+            raise self._error(
+                f"{self._what} is not valid YAML on line {line}: {str(problem)[:120]}",
+                hint="check its indentation, colons and quotes",
+                line=line,
+            ) from exc
+
+    def _document(self, events: Iterator[Any]) -> Any:
+        value: Any = None
+        documents = 0
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._refuse(event, "holds a second document", "keep one of them")
+                if event.version or event.tags:
+                    self._refuse(event, "has a YAML directive", "leave out the line with %")
+            elif isinstance(event, yaml.NodeEvent):
+                value = self._node(event, events, 1)
+        return value
+
+    def _node(self, event: Any, events: Iterator[Any], depth: int) -> Any:
+        if isinstance(event, yaml.AliasEvent):
+            self._refuse(event, "uses a YAML alias", "write the value out")
+        if event.anchor is not None:
+            self._refuse(event, "has a YAML anchor", "leave out the word with &")
+        if event.tag is not None:
+            self._refuse(event, "has a YAML tag", "write a plain value, without !")
+        if depth > MAX_DEPTH:
+            self._refuse(event, f"is nested deeper than {MAX_DEPTH} levels", "flatten it")
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Any] = []
+            while not isinstance(inner := next(events), yaml.SequenceEndEvent):
+                items.append(self._node(inner, events, depth + 1))
+            return items
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(events, depth)
+        return self._scalar(event)
+
+    def _mapping(self, events: Iterator[Any], depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                self._refuse(event, "has a key that is no text", "write `name: value`")
+            # For its anchor and its tag.
+            self._node(event, events, depth)
+            plain, key = _plain(event), str(event.value)
+            if plain and key == "<<":
+                self._refuse(event, "uses a YAML merge key", "write the values out")
+            if plain and key in _NULL:
+                self._refuse(event, "has an empty key", "write `name: value`")
+            if key in found:
+                self._refuse(event, f"says {shown(key)} twice", "keep one of them")
+            found[key] = self._node(next(events), events, depth + 1)
+        return found
+
+    def _scalar(self, event: Any) -> Any:
+        text = str(event.value)
+        if not _plain(event):
+            return text
+        if text in _NULL:
+            return None
+        if text in _TRUE or text in _FALSE:
+            return text in _TRUE
+        if _NO_NUMBER.match(text):
+            self._refuse(event, f"says {text}, which is no number", "quote it to mean the text")
+        for form, base in ((_WHOLE, 10), (_OCTAL, 8), (_HEX, 16)):
+            if form.match(text):
+                return int(self._short(event, text), base)
+        if _FLOAT.match(text):
+            value = float(self._short(event, text))
+            if not math.isfinite(value):
+                self._refuse(event, "has a number that is too large", "quote it to mean the text")
+            return value
+        return text
+
+    def _short(self, event: Any, digits: str) -> str:
+        if len(digits) > _MOST_DIGITS:
+            self._refuse(event, "has a number that is too long", "quote it to mean the text")
+        return digits
+
+    def _refuse(self, event: Any, problem: str, hint: str) -> NoReturn:
+        line = self._first_line + event.start_mark.line
+        raise self._error(f"{self._what} {problem} on line {line}", hint=hint, line=line)
+
+
+def _plain(event: Any) -> bool:
+    """Written without quotes. The two parsers say it alike only here."""
+    return bool(event.implicit[0])

@@ -1,0 +1,130 @@
+"""The tools as plain Python functions of one run, for frameworks that read signatures.
+
+Each has the names, types and descriptions of its schema; an argument that is None was left out.
+They answer as `Toolbox.call` does and never raise what it does not, but a call that no function
+of Python takes (an unknown or missing argument) is a TypeError, as of any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from typing import TypeAlias
+
+    from sandkasten.agents.context import RunContext
+    from sandkasten.agents.tools.shapes import ToolSpec
+    from sandkasten.agents.tools.toolbox import Toolbox
+
+    Answer: TypeAlias = dict[str, Any]
+
+_TYPES: Mapping[str, object] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list[str],
+    "object": dict[str, Any],
+}
+
+
+def callables(toolbox: Toolbox, context: RunContext) -> dict[str, Callable[..., Awaitable[Answer]]]:
+    """The tools of the context's wish, by name, to await in the engine's loop."""
+    return {spec.name: _function(toolbox, context, spec) for spec in toolbox.specs(context.wish)}
+
+
+def sync_callables(
+    toolbox: Toolbox, context: RunContext, loop: asyncio.AbstractEventLoop
+) -> dict[str, Callable[..., Answer]]:
+    """The same for other threads than that of `loop`, in which the engine lives."""
+    return {
+        name: _waiting(function, loop) for name, function in callables(toolbox, context).items()
+    }
+
+
+def _function(
+    toolbox: Toolbox, context: RunContext, spec: ToolSpec
+) -> Callable[..., Awaitable[Answer]]:
+    signature = _signature(spec)
+
+    async def call(*args: Any, **named: Any) -> Answer:
+        given = signature.bind(*args, **named).arguments
+        return await toolbox.call(
+            spec.name, {k: v for k, v in given.items() if v is not None}, context
+        )
+
+    _dress(call, spec.name, _told(spec), signature)
+    return call
+
+
+def _waiting(
+    function: Callable[..., Awaitable[Answer]], loop: asyncio.AbstractEventLoop
+) -> Callable[..., Answer]:
+    signature = inspect.signature(function)
+
+    def call(*args: Any, **named: Any) -> Answer:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is loop:
+            raise RuntimeError("this thread runs the loop that would have to answer; await instead")
+        signature.bind(*args, **named)
+
+        async def answered() -> Answer:
+            return await function(*args, **named)
+
+        return asyncio.run_coroutine_threadsafe(answered(), loop).result()
+
+    _dress(call, function.__name__, inspect.getdoc(function) or "", signature)
+    return call
+
+
+def _dress(function: Any, name: str, told: str, signature: inspect.Signature) -> None:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = told
+    function.__signature__ = signature
+    function.__annotations__ = {
+        one.name: one.annotation for one in signature.parameters.values()
+    } | {"return": signature.return_annotation}
+
+
+def _signature(spec: ToolSpec) -> inspect.Signature:
+    """What must be given can be given by place; the rest by name, None when left out."""
+    known, needed = spec.parameters["properties"], spec.parameters["required"]
+    by_place = [*needed, *spec.one_of[:1]]
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD
+                if name in by_place
+                else inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if name in needed else None,
+                annotation=_type(known[name]) if name in needed else _type(known[name]) | None,
+            )
+            for name in [*by_place, *(one for one in known if one not in by_place)]
+        ],
+        return_annotation=dict[str, Any],
+    )
+
+
+def _type(schema: Mapping[str, Any]) -> Any:
+    if "anyOf" not in schema:
+        return _TYPES[schema["type"]]
+    found: Any = _type(schema["anyOf"][0])
+    for one in schema["anyOf"][1:]:
+        found |= _type(one)
+    return found
+
+
+def _told(spec: ToolSpec) -> str:
+    lines = [spec.description, "", "Args:"]
+    lines += [
+        f"    {name}: {schema['description']}"
+        for name, schema in spec.parameters["properties"].items()
+    ]
+    return "\n".join(lines)

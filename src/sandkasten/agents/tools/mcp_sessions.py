@@ -1,0 +1,104 @@
+"""MCP's sessions over HTTP, as an ASGI application: each has a caller of its own, until it ends.
+
+Who may ask is not its business: it belongs behind a door that looks at Host, Origin and key.
+Clients that ask for a version of the protocol without sessions are told which ones have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from mcp import MCPError
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.types import UNSUPPORTED_PROTOCOL_VERSION
+from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from sandkasten.agents.tools.mcp_server import mcp_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from mcp.server.connection import Connection
+
+    from sandkasten.agents.tools.faces import Caller, Shape
+
+    AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+log = logging.getLogger("sandkasten.mcp")
+
+_CALLER: Final = "sandkasten.caller"
+# Far above what one machine has sandboxes for.
+_MAX_SESSIONS: Final = 256
+
+
+@asynccontextmanager
+async def mcp_sessions(
+    tools: Sequence[Shape],
+    open_caller: Callable[[], Caller],
+    *,
+    version: str = "",
+    idle_s: float,
+    max_body_bytes: int,
+) -> AsyncIterator[AsgiApp]:
+    """`idle_s`: a session without a request for that long ends. None is left after the block."""
+    callers = CallerPerSession(open_caller)
+    manager = StreamableHTTPSessionManager(
+        mcp_server(tools, callers, version=version),
+        session_idle_timeout=idle_s,
+        max_request_body_size=max_body_bytes,
+        max_sessions=_MAX_SESSIONS,
+    )
+    try:
+        async with manager.run():
+            yield manager.asgi_app
+    finally:
+        await callers.aclose()
+
+
+class CallerPerSession:
+    """For a transport with many clients: one for each session, closed when the session ends.
+
+    Versions of the protocol that know no sessions are not served: a sandbox would be gone with
+    the request that opened it. Clients that speak others too are told so, and go back to those.
+    """
+
+    versions: Final = HANDSHAKE_PROTOCOL_VERSIONS
+
+    def __init__(self, open_caller: Callable[[], Caller]) -> None:
+        self._open = open_caller
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def of(self, connection: Connection) -> Caller:
+        if connection.session_id is None:
+            raise MCPError(
+                UNSUPPORTED_PROTOCOL_VERSION,
+                "these tools need a session, which this version of the protocol does not have",
+                {"supported": list(self.versions), "requested": connection.protocol_version},
+            )
+        caller: Caller | None = connection.state.get(_CALLER)
+        if caller is None:
+            caller = connection.state[_CALLER] = self._open()
+            connection.exit_stack.callback(self._leave, caller)
+        return caller
+
+    def _leave(self, caller: Caller) -> None:
+        # The library gives the end of a connection five seconds, and sandboxes may take longer.
+        task = asyncio.create_task(_close(caller))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def aclose(self) -> None:
+        """When what the sessions left is gone."""
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+
+async def _close(caller: Caller) -> None:
+    try:
+        await caller.aclose()
+    except Exception:
+        # The reaper finds what is left; the others must still be closed.
+        log.exception("mcp.unclosed")

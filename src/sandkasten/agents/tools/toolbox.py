@@ -1,0 +1,158 @@
+"""The tools of agents, done: a name and arguments in, an answer out, for whoever offers them.
+
+A failure is an answer with `ok` false and the one body of errors; nothing but being cancelled
+comes out of `call` as an exception. Which run a call belongs to is told by its context, and by
+nothing that a model says.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.tools import answers
+from sandkasten.agents.tools.arguments import checked, named
+from sandkasten.agents.tools.filing import FileTools
+from sandkasten.agents.tools.running import Running
+from sandkasten.agents.tools.sessions import Finished, Sessions
+from sandkasten.agents.tools.shapes import TOOLS
+from sandkasten.agents.tools.shells import Shells
+from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from sandkasten.agents.context import RunContext
+    from sandkasten.agents.tools.answers import Answer
+    from sandkasten.agents.tools.ports import Packages
+    from sandkasten.agents.tools.sessions import Place
+    from sandkasten.agents.tools.shapes import ToolSpec
+    from sandkasten.agents.wish import SandboxWish
+    from sandkasten.engine.engine import Engine
+    from sandkasten.engine.filestore import Filing
+    from sandkasten.model.scoping import Namespace
+    from sandkasten.ports import FileStore
+
+    Verb = Callable[[Mapping[str, Any], RunContext, Place], Awaitable[Answer]]
+
+_log = logging.getLogger("sandkasten.agents.tools")
+_OF_THE_STORE: Final = ("sandbox_stage_file", "sandbox_publish_file")
+
+
+class Toolbox:
+    def __init__(
+        self,
+        engine: Engine,
+        filing: Filing | None = None,
+        *,
+        files: FileStore | None = None,
+        packages: Packages | None = None,
+    ) -> None:
+        """Without `filing` there is no file store, and the two tools of it are not offered."""
+        self._engine = engine
+        self._has_store = filing is not None
+        self._sessions = Sessions(engine, files, packages)
+        self._running = Running(engine, files, packages)
+        self._files = FileTools(engine, filing, files)
+        shells = Shells(engine)
+        self._verbs: Mapping[str, Verb] = {
+            "sandbox_exec": shells.run,
+            "sandbox_exec_read": shells.read,
+            "sandbox_exec_wait": shells.wait,
+            "sandbox_fs_write": self._files.write,
+            "sandbox_fs_read": self._files.read,
+            "sandbox_fs_list": self._files.list,
+            "sandbox_fs_delete": self._files.delete,
+            "sandbox_stage_file": self._files.stage,
+            "sandbox_publish_file": self._files.publish,
+        }
+
+    def specs(self, wish: SandboxWish | None) -> Sequence[ToolSpec]:
+        """The tools that an agent with this wish has; without one, none."""
+        if wish is None:
+            return ()
+        return tuple(
+            one
+            for one in TOOLS.values()
+            if one.mode == wish.mode and (self._has_store or one.name not in _OF_THE_STORE)
+        )
+
+    async def call(self, name: str, arguments: object, context: RunContext) -> Answer:
+        try:
+            return await self._call(name, arguments, context)
+        except SandkastenError as exc:
+            return answers.failure(exc)
+        except Exception as exc:  # noqa: BLE001  (whatever it is, the loop of a model goes on)
+            _log.exception("a tool failed unexpectedly", extra={"tool": str(name)[:80]})
+            return answers.failure(answers.unforeseen(exc))
+
+    async def finish(
+        self, namespace: Namespace, run_id: str, tenant: str | None = None
+    ) -> Finished:
+        """Destroy every sandbox of a run, by the ledger; what cannot be is told, not raised."""
+        done = await self._sessions.finish(namespace, run_id, tenant)
+        for the_id in done.destroyed:
+            self._files.forget(the_id)
+        return done
+
+    async def _call(self, name: str, arguments: object, context: RunContext) -> Answer:
+        given = checked(self._spec(name, context), arguments)
+        if name == "sandbox_run":
+            return await self._running.run(given, context)
+        if name == "sandbox_open":
+            return await self._open(given, context)
+        which = named(given, "sandbox_id", "session_id")
+        if name == "sandbox_close":
+            return await self._close(given, context, which)
+        place = await self._sessions.resolve(context, which)
+        answer = await self._verbs[name](given, context, place)
+        return _with_place(answer, place)
+
+    def _spec(self, name: str, context: RunContext) -> ToolSpec:
+        spec = TOOLS.get(name) if isinstance(name, str) else None
+        # Compute is in code mode no more than what code mode can do.
+        if spec is None or (spec.mode == "code" and context.wish.mode != "code"):
+            offered = [one.name for one in self.specs(context.wish)]
+            raise InvalidRequest(
+                f"there is no tool named {shown(str(name))} here",
+                hint=did_you_mean(str(name), offered),
+                tool=str(name)[:80],
+            )
+        return spec
+
+    async def _open(self, given: Mapping[str, Any], context: RunContext) -> Answer:
+        key = given.get("session_key")
+        place = await self._sessions.open(
+            context,
+            key=None if key is None else self._sessions.key_for(context, key),
+            image=given.get("image"),
+        )
+        return _with_place(answers.opened(place.info), place)
+
+    async def _close(
+        self, given: Mapping[str, Any], context: RunContext, which: str | None
+    ) -> Answer:
+        if which is not None:
+            info = await self._sessions.named(context, which)
+        else:
+            found = await self._sessions.existing(context)
+            if found is None:
+                return {"ok": True, "closed": False, "sandbox_id": None, "session_id": None}
+            info = found
+        # Ended meanwhile, by itself or by a call beside this one: it is closed.
+        with suppress(NotFound):
+            await self._engine.destroy(info.id)
+        self._sessions.forget(info)
+        self._files.forget(info.id)
+        if info.workspace_id is not None and given.get("delete_workspace", True):
+            await self._engine.workspaces.delete(info.workspace_id, tenant=info.tenant)
+        return {"ok": True, "closed": True, **answers.which(info)}
+
+
+def _with_place(answer: Answer, place: Place) -> Answer:
+    answer = {**answers.which(place.info), **answer}
+    if place.notice is not None:
+        answer["notice"] = place.notice
+    return answer

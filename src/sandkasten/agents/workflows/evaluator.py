@@ -1,0 +1,89 @@
+"""The process that evaluates expressions. Run by path, it imports nothing of ours.
+
+CEL always ends, but nested macros over long lists take hours and hold the interpreter's lock all
+the while. So it is done in a process that can be killed, and that the kernel kills by itself when
+it used its time or its memory, also when nobody is left to do it.
+
+Frames in both directions: four bytes of length, big-endian, and JSON.
+In: {"expressions": [...], "context": {...}}. Out: {"values": [...]} or {"failed": index, "kind":
+name of the exception, "message": text}.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import resource
+import signal
+import struct
+import sys
+from functools import lru_cache
+from typing import IO, Any
+
+import cel
+from cel.stdlib import add_stdlib_to_context
+
+
+def main(cpu_s: float, memory_bytes: int, answer_bytes: int) -> None:
+    # Once for the whole process: what one evaluation took it gives back or dies of.
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+    # Whatever our parent ignored, these are to end us.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    while (request := _read(source)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        answer = _answer(request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if len(answer) > answer_bytes:
+            message = f"its value is longer than {answer_bytes} bytes"
+            answer = json.dumps({"failed": 0, "kind": "TooLong", "message": message}).encode()
+        sink.write(struct.pack(">I", len(answer)) + answer)
+        sink.flush()
+
+
+def _read(source: IO[bytes]) -> Any:
+    head = source.read(4)
+    if len(head) < 4:
+        return None
+    (length,) = struct.unpack(">I", head)
+    body = source.read(length)
+    return json.loads(body) if len(body) == length else None
+
+
+@lru_cache(maxsize=256)
+def _compiled(expression: str) -> cel.Program:
+    return cel.compile(expression)
+
+
+def _answer(request: Any) -> bytes:
+    context = cel.Context(variables=request["context"])
+    add_stdlib_to_context(context)
+    values = []
+    index = 0
+    try:
+        for index, expression in enumerate(request["expressions"]):  # noqa: B007
+            values.append(_compiled(expression).execute(context))
+        return json.dumps({"values": values}, default=_plain, allow_nan=False).encode()
+    except Exception as exc:  # noqa: BLE001 - whatever it is, it is an answer
+        kind = type(exc).__name__
+        return json.dumps({"failed": index, "kind": kind, "message": str(exc)[:500]}).encode()
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what CEL has beyond it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, cel.OptionalValue):
+        return value.value() if value.has_value() else None
+    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

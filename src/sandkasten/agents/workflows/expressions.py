@@ -1,0 +1,253 @@
+"""Expressions of workflows, in CEL: checked when a file is read, evaluated in a process of its own.
+
+An expression is a function of values and can reach nothing else. It is bounded in length, in what
+it may look at, in processor time, memory and the length of its value. A failure is an
+`RunFailed` that says which expression and, where something is missing, which path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import struct
+import sys
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import RunFailed, RunLimitReached
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MOST_CHARACTERS: Final = 4096
+_EVALUATOR: Final = Path(__file__).with_name("evaluator.py")
+# What can be read of a chain such as `steps.a.output["b c"].d[0]`, to name what is missing.
+_CHAIN: Final = re.compile(
+    r"""(?<![\w.\])"'])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[\d+\]|\["[^"]*"\])+"""
+)
+_LINK: Final = re.compile(r"""([A-Za-z_]\w*)|\[(\d+)\]|\["([^"]*)"\]""")
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
+_BOUND: Final = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_]\w*)\s*,")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    cpu_s: float = 2.0
+    """Processor time of one evaluation: what the machine does beside it does not count."""
+    wall_s: float = 30.0
+    """Only for a process that does not even run; never the first to fire on a living machine."""
+    context_bytes: int = 4 * 1024 * 1024
+    value_bytes: int = 1024 * 1024
+    memory_bytes: int = 1024 * 1024 * 1024
+    """Of addresses, and most of it is the interpreter's own reservations."""
+
+
+def problem(expression: str) -> str:
+    """Why it is no expression; empty when it is one."""
+    if len(expression) > MOST_CHARACTERS:
+        return f"is longer than {MOST_CHARACTERS} characters"
+    if not expression.strip():
+        return "is empty"
+    try:
+        _references(expression)
+    except ValueError as exc:
+        line = next((ln for ln in str(exc).splitlines() if "ERROR" in ln), str(exc))
+        told = line.partition("ERROR: <input>:")[2] or line
+        return "cannot be read: " + told[:160]
+    return ""
+
+
+def names(expression: str) -> frozenset[str]:
+    """What it looks at, by the first name; names that a macro binds are not among them."""
+    bound = _BOUND.findall(_STRING.sub('""', expression))
+    return frozenset(_references(expression)) - frozenset(bound)
+
+
+@lru_cache(maxsize=1024)
+def _references(expression: str) -> tuple[str, ...]:
+    import cel  # half a second, and only for those who have workflows
+
+    return tuple(cel.compile(expression).variables())
+
+
+def missing_path(expression: str, context: Mapping[str, Any]) -> str:
+    """The shortest path in it that leads nowhere; empty when none does."""
+    for chain in _CHAIN.finditer(expression):
+        value: Any = context
+        walked = ""
+        links = _LINK.findall(chain[0])
+        if expression[chain.end() :].lstrip().startswith("("):
+            links.pop()  # a function
+        for name, index, key in links:
+            link: str | int = int(index) if index else name or key
+            shown = f"[{link}]" if index else f'["{key}"]' if key else name
+            walked += shown if not walked or shown[0] == "[" else f".{shown}"
+            if not isinstance(value, dict | list | None):
+                break  # a function of a text or a number
+            if link not in (range(len(value)) if isinstance(value, list) else value or ()):
+                return walked
+            value = _inside(value, link)
+    return ""
+
+
+def _inside(value: Any, link: str | int) -> Any:
+    return value[link]
+
+
+@dataclass(slots=True)
+class Expressions:
+    """Evaluates, with at most `processes` at once. An async context manager; or call `close`."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    processes: int = 2
+    _idle: list[asyncio.subprocess.Process] = field(default_factory=list)
+    _room: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._room = asyncio.Semaphore(self.processes)
+
+    async def __aenter__(self) -> Expressions:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        while self._idle:
+            await _end(self._idle.pop())
+
+    async def value(self, expression: str, context: Mapping[str, Any]) -> Any:
+        return (await self.values([expression], context))[0]
+
+    async def truth(self, expression: str, context: Mapping[str, Any]) -> bool:
+        """RunFailed when the value is neither true nor false."""
+        value = await self.value(expression, context)
+        if isinstance(value, bool):
+            return value
+        raise RunFailed(
+            f"the condition {_shown(expression)} is {_shown(json.dumps(value))}, not true or false",
+            hint="compare it: `x == 1`, `size(x) > 0`, `has(x.y)`",
+            expression=expression[:200],
+        )
+
+    async def values(self, expressions: Sequence[str], context: Mapping[str, Any]) -> list[Any]:
+        """Of all, in order. RunFailed, or RunLimitReached when one took too much."""
+        if not expressions:
+            return []
+        for expression in expressions:
+            if why := problem(expression):
+                raise RunFailed(
+                    f"the expression {_shown(expression)} {why}", expression=expression[:200]
+                )
+        seen = frozenset().union(*(names(expression) for expression in expressions))
+        chosen = {name: value for name, value in context.items() if name in seen}
+        request = json.dumps({"expressions": list(expressions), "context": chosen}).encode()
+        if len(request) > self.bounds.context_bytes:
+            raise RunLimitReached(
+                f"the expression {_shown(expressions[0])} looks at {len(request)} bytes, "
+                f"and {self.bounds.context_bytes} are allowed",
+                hint="let the step before it put out less",
+            )
+        async with self._room:
+            answer = await self._asked(request, expressions)
+        if "values" in answer:
+            return list(answer["values"])
+        raise _failure(answer, expressions, context)
+
+    async def _asked(self, request: bytes, expressions: Sequence[str]) -> dict[str, Any]:
+        process = self._idle.pop() if self._idle else await self._spawn()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        whole = False
+        try:
+            async with asyncio.timeout(self.bounds.wall_s):
+                process.stdin.write(struct.pack(">I", len(request)) + request)
+                await process.stdin.drain()
+                (length,) = struct.unpack(">I", await process.stdout.readexactly(4))
+                if length > self.bounds.value_bytes + 4096:
+                    raise _too_much(expressions, "answered with too much")
+                answer = json.loads(await process.stdout.readexactly(length))
+            whole = True
+            return dict(answer)
+        except TimeoutError as exc:
+            raise _too_much(expressions, f"took longer than {self.bounds.wall_s:g} s") from exc
+        except (asyncio.IncompleteReadError, OSError) as exc:
+            status = await process.wait()
+            why = (
+                f"took more than {self.bounds.cpu_s:g} s of processor time"
+                if status == -signal.SIGPROF
+                else "took too much memory, or ended the process that evaluates it"
+            )
+            raise _too_much(expressions, why) from exc
+        finally:
+            if whole:
+                self._idle.append(process)
+            else:
+                await _end(process)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        b = self.bounds
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            str(_EVALUATOR),
+            str(b.cpu_s),
+            str(b.memory_bytes),
+            str(b.value_bytes),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            cwd="/",
+        )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    if process.stdin is not None:
+        process.stdin.close()
+    # Killed, so it ends at once; and whoever was cancelled is not to leave a zombie behind.
+    await asyncio.shield(process.wait())
+
+
+def _failure(
+    answer: Mapping[str, Any], expressions: Sequence[str], context: Mapping[str, Any]
+) -> RunFailed:
+    index = answer.get("failed")
+    expression = expressions[index] if isinstance(index, int) else expressions[0]
+    kind, message = str(answer.get("kind")), str(answer.get("message"))
+    if kind == "TooLong":
+        return _too_much(expressions, message)
+    gone = missing_path(expression, context)
+    if gone and kind in ("KeyError", "IndexError", "RuntimeError", "TypeError"):
+        return RunFailed(
+            f"the expression {_shown(expression)} asks for {gone}, which is not there",
+            hint=f"ask first: has({gone})" if "[" not in gone else "ask first whether it is there",
+            expression=expression[:200],
+            missing=gone[:200],
+        )
+    if kind == "KeyError":
+        message = f"there is no {message}"
+    return RunFailed(
+        f"the expression {_shown(expression)} came to no value: {message.splitlines()[0][:300]}",
+        hint="its language is CEL: && || ! == in, has(x.y), size(x)",
+        expression=expression[:200],
+    )
+
+
+def _too_much(expressions: Sequence[str], why: str) -> RunLimitReached:
+    return RunLimitReached(
+        f"the expression {_shown(expressions[0])} {why}",
+        hint="look at less, and not at every pair of a long list",
+        expression=expressions[0][:200],
+    )
+
+
+def _shown(expression: str) -> str:
+    return f"`{expression if len(expression) <= 80 else expression[:77] + '...'}`"

@@ -1,0 +1,136 @@
+"""One mapping of a workflow's file, asked for its fields by name and kind.
+
+A field of the wrong kind is noted as BAD_FIELD and read as if it were absent, so that one reading
+finds all that is wrong. What was never asked for is a misspelling, and `leftovers` says so.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.workflows.issues import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.workflows.issues import Findings
+
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|sec|m|min|h)?")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SHOWN: Final = 60
+
+
+def seconds(value: Any) -> float | None:
+    """Of 5, 0.5, "5s", "500ms", "2m", "1h"; None when it is none of these."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    found = _DURATION.fullmatch(str(value).strip())
+    return float(found[1]) * _SECONDS[found[2] or "s"] if found else None
+
+
+@dataclass(slots=True)
+class Fields:
+    raw: Mapping[str, Any]
+    path: str
+    findings: Findings
+    asked: set[str] = field(default_factory=set)
+
+    def value(self, *names: str) -> Any:
+        """Of the first of these spellings that is there; None when there is none."""
+        self.asked.update(names)
+        return next((self.raw[name] for name in names if self.raw.get(name) is not None), None)
+
+    def has(self, *names: str) -> bool:
+        self.asked.update(names)
+        return any(self.raw.get(name) is not None for name in names)
+
+    def at(self, *names: str) -> str:
+        """The path of the spelling in use."""
+        name = next((name for name in names if self.raw.get(name) is not None), names[0])
+        return f"{self.path}.{name}" if self.path else name
+
+    def bad(self, message: str, *names: str, hint: str = "") -> None:
+        self.findings.error("BAD_FIELD", self.at(*names), message, hint)
+
+    def text(self, *names: str) -> str | None:
+        value = self.value(*names)
+        if isinstance(value, str) or value is None:
+            return value
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int | float):
+            return str(value)
+        self.bad(f"is to be a text, not {kind(value)}", *names)
+        return None
+
+    def whole(self, *names: str, least: int, most: int) -> int | None:
+        value = self.value(*names)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            shown = str(value)[:_SHOWN]
+            self.bad(f"is to be a whole number from {least} to {most}, not {shown}", *names)
+            return None
+        return value
+
+    def truth(self, *names: str) -> bool:
+        value = self.value(*names)
+        if isinstance(value, bool) or value is None:
+            return bool(value)
+        self.bad(f"is to be true or false, not {kind(value)}", *names)
+        return False
+
+    def duration_s(self, *names: str, most_s: float) -> float | None:
+        value = self.value(*names)
+        if value is None:
+            return None
+        found = seconds(value)
+        if found is None or found > most_s:
+            hint = 'write seconds, or "500ms", "30s", "5m", "1h"'
+            shown = str(value)[:_SHOWN]
+            self.bad(f"is to be a time of at most {most_s:g} s, not {shown}", *names, hint=hint)
+            return None
+        return found
+
+    def list(self, *names: str) -> list[Any] | None:
+        value = self.value(*names)
+        if isinstance(value, list) or value is None:
+            return value
+        self.bad(f"is to be a list, not {kind(value)}", *names)
+        return None
+
+    def mapping(self, *names: str) -> dict[str, Any] | None:
+        value = self.value(*names)
+        if value is None or (isinstance(value, dict) and all(isinstance(k, str) for k in value)):
+            return value
+        self.bad(f"is to be a mapping with texts as keys, not {kind(value)}", *names)
+        return None
+
+    def texts(self, *names: str) -> tuple[str, ...]:
+        value = self.value(*names)
+        if isinstance(value, str):
+            return (value,)
+        if value is None or (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+            return tuple(value or ())
+        self.bad("is to be a list of texts", *names)
+        return ()
+
+    def leftovers(self) -> None:
+        """A warning for each field that nobody asked for."""
+        for name in self.raw:
+            if name not in self.asked:
+                shown = str(name)[:_SHOWN]
+                self.findings.warning(
+                    "UNKNOWN_FIELD",
+                    f"{self.path}.{shown}" if self.path else shown,
+                    "means nothing here",
+                    nearest(shown, self.asked),
+                )
+
+
+def kind(value: Any) -> str:
+    """What a person would call it."""
+    names = {dict: "a mapping", list: "a list", str: "a text", bool: "true or false"}
+    return names.get(type(value), "nothing" if value is None else "a number")

@@ -1,0 +1,55 @@
+"""What is wrong with a workflow's file: said with a code, a place, a sentence and a way out."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Level = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    code: str
+    path: str
+    """Where in the file: `steps[2].transitions[0].next`; empty: the file as a whole."""
+    message: str
+    hint: str = ""
+    level: Level = "error"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        return f"{self.code} {where}{self.message}"
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects them; at most so many of each level, since a hostile file could have a million."""
+
+    most: int = 100
+    errors: list[Issue] = field(default_factory=list)
+    warnings: list[Issue] = field(default_factory=list)
+
+    def error(self, code: str, path: str, message: str, hint: str = "") -> None:
+        if len(self.errors) < self.most:
+            self.errors.append(Issue(code, path, message, hint))
+
+    def warning(self, code: str, path: str, message: str, hint: str = "") -> None:
+        if len(self.warnings) < self.most:
+            self.warnings.append(Issue(code, path, message, hint, "warning"))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean "x"?`, or the known words when none is near."""
+    words = sorted(set(known))
+    close = difflib.get_close_matches(word[:64], words, n=1, cutoff=0.6)
+    if close:
+        return f'did you mean "{close[0]}"?'
+    return f"known here: {', '.join(words[:20])}" if words else ""

@@ -1,0 +1,180 @@
+"""What is wrong with a workflow that could be read: where it leads, and what its expressions say.
+
+Pure: a function of the plan and of the names of the agents there are. An error means that it cannot
+run as written; a warning, that it probably does not do what was meant.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.workflows import expressions, templates
+from sandkasten.agents.workflows.issues import nearest
+from sandkasten.agents.workflows.plan import every_step
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from sandkasten.agents.workflows.issues import Findings
+    from sandkasten.agents.workflows.plan import Body, Step, Workflow
+
+RESERVED: Final = frozenset({"input", "steps", "vars", "index", "result", "error"})
+"""Names that expressions see in every run, so no step and no item can have them."""
+
+_ID: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_WORKFLOW_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_STEP_NAMED: Final = re.compile(r"""\bsteps(?:\.([A-Za-z_]\w*)|\[["']([^"']*)["']\])""")
+_OTHER_LANGUAGE: Final = re.compile(r"\s(and|or|not|is)\s|\b(True|False|None)\b|===")
+# So long that whoever meant a text wrote one.
+_SHOWN: Final = 80
+
+
+def alias(id: str) -> str:
+    """As an expression can name it without quotes: `check-results` is `check_results`."""
+    return id.replace("-", "_")
+
+
+def check(workflow: Workflow, findings: Findings, agents: Collection[str] | None = None) -> None:
+    if workflow.id and not _WORKFLOW_ID.fullmatch(workflow.id):
+        hint = "letters, digits, `-`, `_` and `.`, at most 128"
+        findings.error("BAD_WORKFLOW_ID", "id", f'"{workflow.id[:60]}" cannot be an id', hint)
+    _ids(workflow, findings)
+    _way(workflow.body, findings)
+    for step in every_step(workflow.body):
+        for _, body in step.bodies():
+            _way(body, findings)
+        if agents is not None and step.type == "agent" and step.agent and step.agent not in agents:
+            message = f'there is no agent "{step.agent[:60]}"'
+            findings.error(
+                "UNKNOWN_AGENT", f"{step.path}.agent", message, nearest(step.agent, agents)
+            )
+    _expressions(workflow, findings)
+
+
+def _ids(workflow: Workflow, findings: Findings) -> None:
+    short: dict[str, str] = {}
+    for step in every_step(workflow.body):
+        if not step.id:
+            continue
+        hint = "letters, digits, `-` and `_`, at most 64, and no digit first"
+        if not _ID.fullmatch(step.id):
+            message = f'"{step.id[:60]}" cannot be the id of a step'
+            findings.error("BAD_STEP_ID", f"{step.path}.id", message, hint)
+        elif step.id in RESERVED:
+            message = f'"{step.id}" means something else in expressions'
+            findings.error("BAD_STEP_ID", f"{step.path}.id", message, "choose another id")
+        elif short.setdefault(alias(step.id), step.id) != step.id:
+            message = f'"{step.id}" and "{short[alias(step.id)]}" are the same in expressions'
+            findings.error("DUPLICATE_STEP_ID", f"{step.path}.id", message, "choose another id")
+        names = [step.item_name] if step.type == "foreach" else []
+        for name in (*names, *step.result_path):
+            if not _NAME.fullmatch(name) or (name in RESERVED and name in names):
+                message = f'"{name[:60]}" cannot be a name in expressions'
+                findings.error("BAD_NAME", step.path, message, "letters, digits and `_`")
+
+
+def _targets(step: Step) -> Iterator[tuple[str, str]]:
+    """Where it can lead, and where that is written."""
+    for choice in step.choices:
+        yield choice.next, f"{choice.path}.next"
+    if step.next is not None:
+        yield step.next, f"{step.path}.next"
+
+
+def _way(body: Body, findings: Findings) -> None:
+    known = {step.id: step for step in body.steps}
+    leads: dict[str, set[str]] = {}
+    exits = {s.id for s in body.steps if s.next is None and s.type != "switch"}
+    for step in body.steps:
+        leads[step.id] = set()
+        for target, path in _targets(step):
+            if target in known:
+                leads[step.id].add(target)
+            else:
+                message = f'"{target[:60]}" is none of these steps'
+                hint = nearest(target, known)
+                findings.error("UNKNOWN_TRANSITION_TARGET", path, message, hint)
+                exits.add(step.id)  # wherever it was to lead, it is complained of once
+    if body.start not in known:
+        return
+    reached = _closure({body.start}, leads)
+    for step in body.steps:
+        if step.id not in reached:
+            message = f'nothing leads to "{step.id}"'
+            findings.warning("UNREACHABLE_STEP", step.path, message)
+    backwards: dict[str, set[str]] = {id: set() for id in known}
+    for id, targets in leads.items():
+        for target in targets:
+            backwards[target].add(id)
+    exits |= {s.id for s in body.steps if not s.choices and s.type == "switch"}
+    trapped = [s for s in body.steps if s.id in reached - _closure(exits, backwards)]
+    if trapped:
+        way = " -> ".join(s.id for s in trapped[:8])
+        findings.error(
+            "CYCLE_WITHOUT_EXIT",
+            trapped[0].path,
+            f"from {way} no step leads to an end",
+            "let a switch lead out, or add a step of type end",
+        )
+
+
+def _closure(start: set[str], leads: dict[str, set[str]]) -> set[str]:
+    seen, waiting = set(start), list(start)
+    while waiting:
+        for target in leads.get(waiting.pop(), ()):
+            if target not in seen:
+                seen.add(target)
+                waiting.append(target)
+    return seen
+
+
+def _written(workflow: Workflow) -> Iterator[tuple[str, Any, bool]]:
+    """All that is evaluated: where it is written, what is, and whether it is a template."""
+    yield "output", workflow.output, True
+    for step in every_step(workflow.body):
+        for name in ("task", "input", "data", "output"):
+            yield f"{step.path}.{name}", getattr(step, name), True
+        if step.expression is not None:
+            yield f"{step.path}.expression", step.expression, False
+        for choice in step.choices:
+            if not choice.compared:
+                yield f"{choice.path}.condition", choice.when, False
+
+
+def _expressions(workflow: Workflow, findings: Findings) -> None:
+    steps = list(every_step(workflow.body))
+    ids = {step.id for step in steps} | {alias(step.id) for step in steps}
+    known = RESERVED | ids | {step.item_name for step in steps if step.type == "foreach"}
+    known |= {"_value", "val"} | {step.result_path[0] for step in steps if step.result_path}
+    known |= {key for s in steps if s.type == "set" and isinstance(s.data, dict) for key in s.data}
+    for path, value, template in _written(workflow):
+        texts = templates.texts(value, path) if template else [(path, value)]
+        for where, text in texts:
+            try:
+                found = templates.expressions(text) if template else [text]
+            except ValueError as exc:
+                findings.error("BAD_EXPRESSION", where, str(exc), "close it with }, or write $${")
+                continue
+            for expression in found:
+                _expression(expression, where, ids, known, findings)
+
+
+def _expression(
+    expression: str, path: str, ids: set[str], known: Collection[str], findings: Findings
+) -> None:
+    shown = expression if len(expression) <= _SHOWN else expression[: _SHOWN - 3] + "..."
+    if why := expressions.problem(expression):
+        hint = "the language is CEL: && || ! true false null == in, has(x.y), size(x)"
+        if not _OTHER_LANGUAGE.search(expression):
+            hint = hint.partition(":")[0]
+        findings.error("BAD_EXPRESSION", path, f"`{shown}` {why}", hint)
+        return
+    for bare, quoted in _STEP_NAMED.findall(expression):
+        if (bare or quoted) not in ids:
+            message = f'`{shown}` names the step "{bare or quoted}", which there is not'
+            findings.error("UNKNOWN_STEP", path, message, nearest(bare or quoted, ids))
+    for name in sorted(expressions.names(expression) - set(known)):
+        message = f'`{shown}` names "{name}", which is unknown here'
+        findings.warning("UNKNOWN_NAME", path, message, nearest(name, known))

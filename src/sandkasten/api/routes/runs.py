@@ -1,0 +1,429 @@
+"""Agents and workflows over HTTP: asked to run, looked at, followed, cancelled.
+
+A run belongs to its tenant; another tenant's answers exactly like one that never was. What can be
+refused is refused before 202. Everything is at the addresses of the contract and below `/v1` too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandkasten.api.printing import answer
+from sandkasten.api.routes.run_models import (
+    Accepted,
+    AgentList,
+    AgentRunsQuery,
+    DescribedWhole,
+    EventList,
+    EventsQuery,
+    ExecuteBody,
+    RunDetail,
+    RunList,
+    RunsQuery,
+    SourceBody,
+    WorkflowBody,
+    WorkflowList,
+    definition_fields,
+    detail_fields,
+    event_fields,
+    run_fields,
+)
+from sandkasten.api.routing import EVENTS, JSON, Route
+from sandkasten.api.sse import begun, event
+from sandkasten.errors import (
+    AgentNotFound,
+    Busy,
+    Conflict,
+    InvalidAgent,
+    InvalidConfiguration,
+    InvalidRequest,
+    InvalidWorkflow,
+    PolicyDenied,
+    ProvisioningFailed,
+    QuotaExceeded,
+    RunNotFound,
+    UnsupportedByBackend,
+    WorkflowNotFound,
+)
+from sandkasten.model.runs import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+    from sandkasten.model.runs import RunKind
+    from sandkasten.ports.running import Agents
+
+
+def agents_of(call: Call) -> Agents:
+    if call.server.agents is None:
+        raise UnsupportedByBackend(
+            "this daemon runs no agents" + (call.server.no_agents and f": {call.server.no_agents}"),
+            hint="pip install 'sandkasten[agents]' where the daemon is, and start it again",
+        )
+    return call.server.agents
+
+
+async def execute(call: Call) -> Response:
+    body = await call.body(ExecuteBody)
+    name = _one_name(body)
+    row = await agents_of(call).start_agent(
+        AgentRunRequest(
+            agent=name,
+            task=body.task,
+            variables=body.variables,
+            tenant=call.principal.tenant,
+            key_id=call.principal.key_id,
+            quota=call.principal.quota,
+            source=body.source,
+        )
+    )
+    return answer({**run_fields(row), "message": f"agent {row.name} runs"}, 202)
+
+
+async def start_workflow(call: Call) -> Response:
+    body = await call.body(WorkflowBody)
+    if body.workflow_id is None and body.source is None:
+        raise _refused("workflow_id", "no workflow is named")
+    row = await agents_of(call).start_workflow(
+        WorkflowRunRequest(
+            workflow=body.workflow_id or "",
+            input=body.input,
+            tenant=call.principal.tenant,
+            key_id=call.principal.key_id,
+            quota=call.principal.quota,
+            source=body.source,
+        )
+    )
+    return answer({**run_fields(row), "message": f"workflow {row.name} runs"}, 202)
+
+
+async def runs(call: Call) -> Response:
+    query = call.query(AgentRunsQuery)
+    return await _listed(call, query, query.kind)
+
+
+async def workflow_runs(call: Call) -> Response:
+    return await _listed(call, call.query(RunsQuery), "workflow")
+
+
+async def _listed(call: Call, query: RunsQuery, kind: RunKind | None) -> Response:
+    rows = await agents_of(call).runs(
+        call.principal.tenant,
+        kind=kind,
+        status=query.status,
+        limit=query.limit,
+        before=query.before,
+    )
+    more = rows[-1].id if len(rows) == query.limit else None
+    return answer({"runs": [run_fields(row) for row in rows], "count": len(rows), "next": more})
+
+
+async def run(call: Call) -> Response:
+    return answer(detail_fields(await _run(call)))
+
+
+async def workflow_run(call: Call) -> Response:
+    row = await _workflow_run(call)
+    return answer({**detail_fields(row), "state": dict(row.state)})
+
+
+async def cancel(call: Call) -> Response:
+    row = await agents_of(call).cancel(call.path("run_id"), call.principal.tenant)
+    return answer(detail_fields(row))
+
+
+async def workflow_cancel(call: Call) -> Response:
+    await _workflow_run(call)
+    return await cancel(call)
+
+
+async def resume(call: Call) -> Response:
+    await _workflow_run(call)
+    row = await agents_of(call).resume(call.path("run_id"), call.principal.tenant)
+    return answer({**run_fields(row), "message": f"workflow {row.name} goes on"}, 202)
+
+
+async def events(call: Call) -> Response:
+    query = call.query(EventsQuery)
+    agents, the_id, tenant = agents_of(call), call.path("run_id"), call.principal.tenant
+    since = query.since_seq
+    headers = call.connection.headers
+    if EVENTS in headers.get("accept", ""):
+        told = headers.get("last-event-id", "")
+        if told.isascii() and told.isdigit() and len(told) < 19:
+            since = max(since, int(told))
+        return await begun(_stream(agents, the_id, tenant, since), call)
+    row = await agents.run(the_id, tenant)
+    found: list[RunEvent] = []
+    async for item in agents.events(the_id, tenant, since_seq=since):
+        if isinstance(item, RunEvent) and len(found) <= query.limit:
+            found.append(item)
+        elif isinstance(item, RunRow):
+            row = item
+    shown = found[: query.limit]
+    return answer(
+        {
+            "events": [event_fields(one) for one in shown],
+            "count": len(shown),
+            "next_seq": shown[-1].seq if shown else since,
+            "status": row.status,
+            "done": row.ended and len(shown) == len(found),
+        }
+    )
+
+
+async def workflow_events(call: Call) -> Response:
+    await _workflow_run(call)
+    return await events(call)
+
+
+async def _stream(agents: Agents, the_id: str, tenant: str, since: int) -> AsyncIterator[bytes]:
+    async for item in agents.events(the_id, tenant, since_seq=since, follow=True):
+        if isinstance(item, RunEvent):
+            yield event("event", event_fields(item), item.seq)
+        else:
+            yield event("done", detail_fields(item))
+
+
+async def agents(call: Call) -> Response:
+    found = await agents_of(call).definitions("agent")
+    return answer({"agents": [definition_fields(one) for one in found], "count": len(found)})
+
+
+async def workflows(call: Call) -> Response:
+    found = await agents_of(call).definitions("workflow")
+    return answer({"workflows": [definition_fields(one) for one in found], "count": len(found)})
+
+
+async def agent(call: Call) -> Response:
+    found = await agents_of(call).definition("agent", call.path("name"))
+    return answer(definition_fields(found, whole=True))
+
+
+async def workflow(call: Call) -> Response:
+    found = await agents_of(call).definition("workflow", call.path("name"))
+    return answer(definition_fields(found, whole=True))
+
+
+async def check_agent(call: Call) -> Response:
+    body = await call.body(SourceBody)
+    found = await agents_of(call).check("agent", body.source, body.name)
+    return answer(definition_fields(found, whole=True))
+
+
+async def check_workflow(call: Call) -> Response:
+    body = await call.body(SourceBody)
+    found = await agents_of(call).check("workflow", body.source, body.name)
+    return answer(definition_fields(found, whole=True))
+
+
+async def _run(call: Call) -> RunRow:
+    return await agents_of(call).run(call.path("run_id"), call.principal.tenant)
+
+
+async def _workflow_run(call: Call) -> RunRow:
+    row = await _run(call)
+    if row.kind != "workflow":
+        raise RunNotFound("no workflow run has that id", hint="GET /workflow-runs lists them")
+    return row
+
+
+def _one_name(body: ExecuteBody) -> str:
+    named = {one for one in (body.agent_name, body.agent_id) if one}
+    if len(named) > 1:
+        raise _refused("agent_id", "agent_name and agent_id name two agents")
+    if not named and body.source is None:
+        raise _refused("agent_name", "no agent is named")
+    return next(iter(named), "")
+
+
+def _refused(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(message, hint="see /docs for what it takes", field=field, http_status=422)
+
+
+_START = (
+    InvalidConfiguration,
+    PolicyDenied,
+    QuotaExceeded,
+    ProvisioningFailed,
+    UnsupportedByBackend,
+    Busy,
+)
+_ONE = (RunNotFound, UnsupportedByBackend)
+
+_PLAIN = (
+    Route(
+        "POST",
+        "/execute",
+        execute,
+        "Have an agent do something",
+        "runs",
+        body=ExecuteBody,
+        answer=Accepted,
+        status=202,
+        errors=(AgentNotFound, InvalidAgent, *_START),
+        description="Answered when the run has begun; `GET /runs/{run_id}` tells how it goes.",
+    ),
+    Route(
+        "GET",
+        "/runs",
+        runs,
+        "List runs",
+        "runs",
+        query=AgentRunsQuery,
+        answer=RunList,
+        errors=(UnsupportedByBackend,),
+        description="The newest first; also those that agents and workflows asked for.",
+    ),
+    Route("GET", "/runs/{run_id}", run, "Show a run", "runs", answer=RunDetail, errors=_ONE),
+    Route(
+        "GET",
+        "/runs/{run_id}/events",
+        events,
+        "What happened in a run",
+        "runs",
+        query=EventsQuery,
+        answer=EventList,
+        gives=(JSON, EVENTS),
+        errors=_ONE,
+        headers={"Last-Event-ID": "With events, the same as `since_seq`."},
+        description="With `Accept: text/event-stream` it follows the run: `event` for each, and "
+        "`done` with the run at its end.",
+    ),
+    Route(
+        "POST",
+        "/runs/{run_id}/cancel",
+        cancel,
+        "Cancel a run",
+        "runs",
+        answer=RunDetail,
+        errors=(*_ONE, Conflict),
+        description="It has ended, and its sandboxes are gone, when this is answered. One that "
+        "ended before stays as it is.",
+    ),
+    Route(
+        "POST",
+        "/workflow-runs",
+        start_workflow,
+        "Run a workflow",
+        "runs",
+        body=WorkflowBody,
+        answer=Accepted,
+        status=202,
+        errors=(WorkflowNotFound, InvalidWorkflow, AgentNotFound, InvalidAgent, *_START),
+    ),
+    Route(
+        "GET",
+        "/workflow-runs",
+        workflow_runs,
+        "List workflow runs",
+        "runs",
+        query=RunsQuery,
+        answer=RunList,
+        errors=(UnsupportedByBackend,),
+    ),
+    Route(
+        "GET",
+        "/workflow-runs/{run_id}",
+        workflow_run,
+        "Show a workflow run",
+        "runs",
+        answer=RunDetail,
+        errors=_ONE,
+    ),
+    Route(
+        "GET",
+        "/workflow-runs/{run_id}/events",
+        workflow_events,
+        "What happened in a workflow run",
+        "runs",
+        query=EventsQuery,
+        answer=EventList,
+        gives=(JSON, EVENTS),
+        errors=_ONE,
+        headers={"Last-Event-ID": "With events, the same as `since_seq`."},
+    ),
+    Route(
+        "POST",
+        "/workflow-runs/{run_id}/cancel",
+        workflow_cancel,
+        "Cancel a workflow run",
+        "runs",
+        answer=RunDetail,
+        errors=(*_ONE, Conflict),
+    ),
+    Route(
+        "POST",
+        "/workflow-runs/{run_id}/resume",
+        resume,
+        "Go on with a workflow run that nobody works on",
+        "runs",
+        answer=Accepted,
+        status=202,
+        errors=(*_ONE, Conflict, Busy, InvalidWorkflow, QuotaExceeded),
+    ),
+    Route(
+        "GET",
+        "/agents",
+        agents,
+        "List agents",
+        "agents",
+        answer=AgentList,
+        errors=(UnsupportedByBackend,),
+        description="Also those whose file cannot be used; `error` says why.",
+    ),
+    Route(
+        "GET",
+        "/agents/{name}",
+        agent,
+        "Show an agent",
+        "agents",
+        answer=DescribedWhole,
+        errors=(AgentNotFound, UnsupportedByBackend),
+    ),
+    Route(
+        "POST",
+        "/agents/validate",
+        check_agent,
+        "Look whether a prompt file can be used",
+        "agents",
+        body=SourceBody,
+        answer=DescribedWhole,
+        errors=(UnsupportedByBackend,),
+        description="What is wrong with it is in `error` and `warnings`; nothing runs.",
+    ),
+    Route(
+        "GET",
+        "/workflows",
+        workflows,
+        "List workflows",
+        "agents",
+        answer=WorkflowList,
+        errors=(UnsupportedByBackend,),
+    ),
+    Route(
+        "GET",
+        "/workflows/{name}",
+        workflow,
+        "Show a workflow, with its graph",
+        "agents",
+        answer=DescribedWhole,
+        errors=(WorkflowNotFound, UnsupportedByBackend),
+    ),
+    Route(
+        "POST",
+        "/workflows/validate",
+        check_workflow,
+        "Look whether a workflow file can be used",
+        "agents",
+        body=SourceBody,
+        answer=DescribedWhole,
+        errors=(UnsupportedByBackend,),
+        description="What is wrong with it is in `error` and `warnings`; nothing runs.",
+    ),
+)
+ROUTES = (*_PLAIN, *(replace(route, path="/v1" + route.path) for route in _PLAIN))

@@ -1,0 +1,89 @@
+"""The agents' tools over HTTP, for whoever has a loop of their own.
+
+A call works in a sandbox of the caller, named by `session` and opened on first use; no name leads
+to a sandbox of a run. A tool that fails is an answer with `ok` false.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from sandkasten.api.printing import answer
+from sandkasten.api.routes.runs import agents_of
+from sandkasten.api.routing import Answer, Body, Query, Route
+from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from sandkasten.api.call import Call
+
+
+class ToolsQuery(Query):
+    mode: Literal["compute", "code"] = "code"
+
+
+class ToolBody(Body):
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    session: str = Field("default", description="Which sandbox of the caller; made at first use.")
+
+
+class Tool(Answer):
+    name: str
+    description: str
+    parameters: dict[str, Any] = Field(description="A JSON Schema.")
+
+
+class ToolList(Answer):
+    tools: list[Tool]
+    count: int
+    mode: str
+
+
+class ToolAnswer(Answer):
+    """Whatever the tool answers; `ok` false and the fields of an error when it could not."""
+
+
+async def tools(call: Call) -> Response:
+    mode = call.query(ToolsQuery).mode
+    found = [dict(one) for one in agents_of(call).tools(mode)]
+    return answer({"tools": found, "count": len(found), "mode": mode})
+
+
+async def call_tool(call: Call) -> Response:
+    body = await call.body(ToolBody)
+    done = await agents_of(call).call_tool(
+        call.path("name"),
+        body.arguments,
+        tenant=call.principal.tenant,
+        session=body.session,
+        quota=call.principal.quota,
+    )
+    return answer(dict(done))
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/tools",
+        tools,
+        "List the agents' tools",
+        "tools",
+        query=ToolsQuery,
+        answer=ToolList,
+        errors=(UnsupportedByBackend,),
+    ),
+    Route(
+        "POST",
+        "/v1/tools/{name}",
+        call_tool,
+        "Call a tool",
+        "tools",
+        body=ToolBody,
+        body_required=False,
+        answer=ToolAnswer,
+        errors=(InvalidRequest, UnsupportedByBackend),
+    ),
+)

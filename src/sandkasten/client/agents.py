@@ -1,0 +1,282 @@
+"""Agents and workflows for people who write Python: the asynchronous object and its twin.
+
+With a daemon a run is the daemon's and goes on without us. Without one it is this process's: it
+ends, with its sandboxes, when the object is closed or the loop ends. A run that failed is a result;
+what could not be begun is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from typing import TYPE_CHECKING, Any, Self
+
+from sandkasten.client.agency import agents_of
+from sandkasten.client.places import Place, place_of
+from sandkasten.client.pump import Pump
+from sandkasten.client.streams import closing
+from sandkasten.client.twins import arguments_of, giving, waiting
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.runs import AgentRunRequest, RunRow, WorkflowRunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from os import PathLike
+
+    from sandkasten.client.agency import AgentsTransport
+    from sandkasten.model.runs import Definition, RunEvent, RunKind
+
+
+class AsyncRunEvents:
+    """What happens in a run, as it happens; `run` is there when iteration has ended."""
+
+    def __init__(
+        self, reach: Callable[[], Awaitable[AgentsTransport]], run_id: str, since_seq: int
+    ) -> None:
+        """Made by `run_events`."""
+        self._reach = reach
+        self._run_id = run_id
+        self._since_seq = since_seq
+        self._events: AsyncGenerator[RunEvent] | None = None
+        self._run: RunRow | None = None
+
+    @property
+    def run(self) -> RunRow:
+        if self._run is None:
+            raise InvalidRequest(
+                "the run has not ended yet", hint="iterate to the end, then ask for the run"
+            )
+        return self._run
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RunEvent:
+        if self._events is None:
+            self._events = self._follow()
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        """Stop following. The run goes on."""
+        if self._events is not None:
+            await self._events.aclose()
+
+    async def wait(self) -> RunRow:
+        """Drop the rest of the events and wait for the end."""
+        async for _ in self:
+            pass
+        return self.run
+
+    async def _follow(self) -> AsyncGenerator[RunEvent]:
+        agents = await self._reach()
+        items = agents.events(self._run_id, since_seq=self._since_seq, follow=True)
+        async with closing(items) as source:
+            async for item in source:
+                if isinstance(item, RunRow):
+                    self._run = item
+                    return
+                yield item
+
+
+class AsyncAgents:
+    """The agents and workflows of one place. Opened on first use."""
+
+    def __init__(
+        self,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """With `url` (or SANDKASTEN_URL) a daemon runs them, else this process does."""
+        self._place = place_of(data_dir, backend, url, api_key)
+        self._opening: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: AgentsTransport | None = None
+        self._held: AbstractAsyncContextManager[AgentsTransport] | None = None
+
+    @classmethod
+    def _at(cls, place: Place) -> Self:
+        """Those of a place that is known already."""
+        one = cls.__new__(cls)
+        one._place = place
+        one._opening = one._loop = one._open = one._held = None
+        return one
+
+    async def agents(self) -> builtins.list[Definition]:
+        """The agents in the library; one whose file cannot be used says so in `error`."""
+        return builtins.list(await (await self.transport()).definitions("agent"))
+
+    async def workflows(self) -> builtins.list[Definition]:
+        """The workflows in the library."""
+        return builtins.list(await (await self.transport()).definitions("workflow"))
+
+    async def run_agent(
+        self,
+        agent: str = "",
+        task: str = "",
+        *,
+        variables: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        wait: bool = True,
+    ) -> RunRow:
+        """Have an agent do something. The run at its end, or with `wait=False` as it begins.
+
+        `source` is the text of a prompt file, in place of an agent of the library.
+        """
+        agents = await self.transport()
+        row = await agents.start_agent(
+            AgentRunRequest(agent=agent, task=task, variables=variables or {}, source=source)
+        )
+        return await self.run_events(row.id).wait() if wait else row
+
+    async def run_workflow(
+        self,
+        workflow: str = "",
+        input: Any = None,
+        *,
+        source: str | None = None,
+        wait: bool = True,
+    ) -> RunRow:
+        """Run a workflow. The run at its end, or with `wait=False` as it begins."""
+        agents = await self.transport()
+        row = await agents.start_workflow(
+            WorkflowRunRequest(workflow=workflow, input=input, source=source)
+        )
+        return await self.run_events(row.id).wait() if wait else row
+
+    async def get_run(self, run_id: str) -> RunRow:
+        """A run as it stands; RunNotFound when there is none."""
+        return await (await self.transport()).run(run_id)
+
+    async def runs(
+        self,
+        *,
+        kind: RunKind | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> builtins.list[RunRow]:
+        """The newest first; `before` is the last id of the page before."""
+        agents = await self.transport()
+        found = await agents.runs(kind=kind, status=status, limit=limit, before=before)
+        return builtins.list(found)
+
+    async def cancel_run(self, run_id: str) -> RunRow:
+        """End it, with its sandboxes. One that has ended stays as it is."""
+        return await (await self.transport()).cancel(run_id)
+
+    async def resume_run(self, run_id: str) -> RunRow:
+        """Go on with a workflow run whose process died."""
+        return await (await self.transport()).resume(run_id)
+
+    def run_events(self, run_id: str, *, since_seq: int = 0) -> AsyncRunEvents:
+        """What happened in a run and what will, to its end."""
+        return AsyncRunEvents(self.transport, run_id, since_seq)
+
+    async def tools(self, mode: str = "code") -> builtins.list[dict[str, Any]]:
+        """Name, description and parameters of the tools that a mode (compute, code) has."""
+        return [dict(one) for one in await (await self.transport()).tools(mode)]
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, session: str = "default"
+    ) -> dict[str, Any]:
+        """Call a tool in a sandbox of ours, made at first use. What fails is an answer too."""
+        agents = await self.transport()
+        return dict(await agents.call_tool(name, arguments or {}, session=session))
+
+    async def close(self) -> None:
+        """Without a daemon, cancel what still runs. The next call opens anew."""
+        held, self._held, self._open = self._held, None, None
+        if held is not None and self._loop is asyncio.get_running_loop():
+            await held.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def transport(self) -> AgentsTransport:
+        """Whoever runs them, on this loop; ends with the loop at the latest."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop or self._opening is None:
+            self._loop, self._opening = loop, asyncio.Lock()
+            self._open = self._held = None
+        async with self._opening:
+            if self._open is None:
+                held = agents_of(self._place)
+                self._open = await held.__aenter__()
+                self._held = held
+            return self._open
+
+
+class RunEvents:
+    """What happens in a run, as it happens; `run` is there when iteration has ended."""
+
+    def __init__(self, twin: AsyncRunEvents) -> None:
+        """Made by `run_events`."""
+        self._twin = twin
+        self._pump: Pump[RunEvent] = Pump(twin)
+
+    @property
+    def run(self) -> RunRow:
+        return self._twin.run
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> RunEvent:
+        return self._pump.take()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop following. The run goes on."""
+        self._pump.close()
+
+    def wait(self) -> RunRow:
+        """Drop the rest of the events and wait for the end."""
+        for _ in self:
+            pass
+        return self.run
+
+
+class Agents:
+    """The agents and workflows of one place. Opened on first use."""
+
+    @arguments_of(AsyncAgents)
+    def __init__(self, **kwargs: Any) -> None:
+        """With `url` (or SANDKASTEN_URL) a daemon runs them, else this process does."""
+        self._twin = AsyncAgents(**kwargs)
+
+    agents = waiting(AsyncAgents.agents)
+    workflows = waiting(AsyncAgents.workflows)
+    run_agent = waiting(AsyncAgents.run_agent)
+    run_workflow = waiting(AsyncAgents.run_workflow)
+    get_run = waiting(AsyncAgents.get_run)
+    runs = waiting(AsyncAgents.runs)
+    cancel_run = waiting(AsyncAgents.cancel_run)
+    resume_run = waiting(AsyncAgents.resume_run)
+    run_events = giving(RunEvents, AsyncAgents.run_events)
+    tools = waiting(AsyncAgents.tools)
+    call_tool = waiting(AsyncAgents.call_tool)
+    close = waiting(AsyncAgents.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,232 @@
+"""Agents, workflows and their runs at a daemon: one method, one request.
+
+A run that is followed is followed over connections that may break: the next one goes on after the
+last event that came.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from urllib.parse import quote
+
+import aiohttp
+
+from sandkasten.client.http.connection import ANSWER_S, Order
+from sandkasten.client.http.patience import Patience
+from sandkasten.client.http.problems import body_error
+from sandkasten.client.http.streams import events as sent
+from sandkasten.client.http.streams import parsed
+from sandkasten.client.http.values import (
+    Json,
+    choice,
+    count,
+    figure,
+    given,
+    maybe_figure,
+    maybe_text,
+    record,
+    records,
+    text,
+    texts,
+)
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.runs import Definition, RunEvent, RunRow, RunUsage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from sandkasten.client.http.connection import Connection
+    from sandkasten.model.runs import AgentRunRequest, RunKind, RunStatus, WorkflowRunRequest
+
+_KINDS: Final = ("agent", "workflow")
+_STATUSES: Final = ("running", "completed", "failed", "cancelled", "lost")
+_LISTS: Final = {"agent": "agents", "workflow": "workflows"}
+_EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
+# A tool may build an image or run for as long as it asks to; the daemon ends it.
+_TOOL_S: Final = 86_400.0 + 1800.0
+# A run that is cancelled takes its sandboxes along, which has a deadline of its own.
+_CANCEL_S: Final = 2 * ANSWER_S
+
+Definitions: TypeAlias = "Sequence[Definition]"
+
+
+class HttpAgents:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def definitions(self, kind: RunKind) -> Definitions:
+        told = await self._get(f"/{_LISTS[kind]}")
+        return [_definition(one) for one in records(told.get(_LISTS[kind]), _LISTS[kind])]
+
+    async def definition(self, kind: RunKind, name: str) -> Definition:
+        return _definition(await self._get(f"/{_LISTS[kind]}/{quote(name, safe='')}"))
+
+    async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
+        body = {"source": source, **given(name=name or None)}
+        order = Order("POST", f"/{_LISTS[kind]}/validate", body, repeatable=True)
+        return _definition(record(await self._connection.ask(order)))
+
+    async def start_agent(self, request: AgentRunRequest) -> RunRow:
+        body = given(
+            agent_name=request.agent or None,
+            task=request.task or None,
+            variables=dict(request.variables),
+            source=request.source,
+        )
+        return _row(record(await self._connection.ask(Order("POST", "/execute", body))))
+
+    async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
+        body = given(workflow_id=request.workflow or None, source=request.source)
+        if request.input is not None:
+            body["input"] = request.input
+        return _row(record(await self._connection.ask(Order("POST", "/workflow-runs", body))))
+
+    async def run(self, run_id: str) -> RunRow:
+        return _row(await self._get(_path(run_id)))
+
+    async def runs(
+        self,
+        *,
+        kind: RunKind | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> Sequence[RunRow]:
+        query = given(kind=kind, status=status, limit=str(limit), before=before)
+        told = await self._get("/runs", query)
+        return [_row(one) for one in records(told.get("runs"), "runs")]
+
+    async def cancel(self, run_id: str) -> RunRow:
+        order = Order("POST", _path(run_id, "cancel"), {}, repeatable=True, answer_s=_CANCEL_S)
+        return _row(record(await self._connection.ask(order)))
+
+    async def resume(self, run_id: str) -> RunRow:
+        path = f"/workflow-runs/{quote(run_id, safe='')}/resume"
+        return _row(record(await self._connection.ask(Order("POST", path, {}))))
+
+    def events(
+        self, run_id: str, *, since_seq: int = 0, follow: bool = False
+    ) -> AsyncIterator[RunEvent | RunRow]:
+        if follow:
+            return self._followed(run_id, since_seq)
+        return self._kept(run_id, since_seq)
+
+    async def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
+        told = await self._get("/v1/tools", {"mode": mode})
+        return records(told.get("tools"), "tools")
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], *, session: str
+    ) -> Mapping[str, Any]:
+        body = {"arguments": dict(arguments), "session": session}
+        order = Order("POST", f"/v1/tools/{quote(name, safe='')}", body, answer_s=_TOOL_S)
+        return record(await self._connection.ask(order))
+
+    async def _kept(self, run_id: str, since_seq: int) -> AsyncIterator[RunEvent | RunRow]:
+        while True:
+            told = await self._get(_path(run_id, "events"), {"since_seq": str(since_seq)})
+            page = [_event(one) for one in records(told.get("events"), "events")]
+            for one in page:
+                yield one
+            if told.get("done") is True:
+                yield await self.run(run_id)
+                return
+            if not page:
+                return
+            since_seq = page[-1].seq
+
+    async def _followed(self, run_id: str, since_seq: int) -> AsyncIterator[RunEvent | RunRow]:
+        patience = Patience()
+        while True:
+            cause: Exception | None = None
+            order = Order(
+                "GET",
+                _path(run_id, "events"),
+                query={"since_seq": str(since_seq)},
+                headers=_EVENTS,
+                repeatable=True,
+                answer_s=None,
+            )
+            try:
+                async with self._connection.stream(order) as answer:
+                    patience.there()
+                    async for one in sent(answer):
+                        if one.name == "event":
+                            event = _event(parsed(one))
+                            since_seq = event.seq
+                            yield event
+                        elif one.name == "done":
+                            yield _row(parsed(one))
+                            return
+                        elif one.name == "error":
+                            raise body_error(parsed(one))
+            except BackendUnavailable as exc:
+                if not patience.reached:
+                    raise
+                cause = exc
+            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+                cause = exc
+            await patience.wait(
+                "the connection broke while a run was being followed",
+                "the run goes on; ask for it by its id",
+                cause,
+            )
+
+    async def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
+        order = Order("GET", path, query=query or {}, repeatable=True)
+        return record(await self._connection.ask(order))
+
+
+def _path(run_id: str, verb: str = "") -> str:
+    base = f"/runs/{quote(run_id, safe='')}"
+    return f"{base}/{verb}" if verb else base
+
+
+def _row(found: Json) -> RunRow:
+    usage = record(found.get("usage"), "usage")
+    error = found.get("error")
+    state = found.get("state")
+    return RunRow(
+        id=text(found, "run_id"),
+        kind=cast("RunKind", choice(found.get("kind"), _KINDS, "kind")),
+        name=text(found, "name"),
+        created_at=figure(found, "created_at_unix"),
+        tenant="",
+        status=cast("RunStatus", choice(found.get("status"), _STATUSES, "status")),
+        input=found.get("input"),
+        output=found.get("output"),
+        error=None if error is None else record(error, "error"),
+        ended_at=maybe_figure(found, "ended_at_unix"),
+        parent_id=maybe_text(found, "parent_id"),
+        workflow_run_id=maybe_text(found, "workflow_run_id"),
+        usage=RunUsage(
+            steps=count(usage, "steps"),
+            tool_calls=count(usage, "tool_calls"),
+            prompt_tokens=count(usage, "prompt_tokens"),
+            completion_tokens=count(usage, "completion_tokens"),
+        ),
+        state={} if state is None else record(state, "state"),
+    )
+
+
+def _event(found: Json) -> RunEvent:
+    return RunEvent(
+        seq=count(found, "seq"),
+        at=figure(found, "at_unix"),
+        type=text(found, "type"),
+        data=record(found.get("data"), "data"),
+    )
+
+
+def _definition(found: Json) -> Definition:
+    error = found.get("error")
+    return Definition(
+        kind=cast("RunKind", choice(found.get("kind"), _KINDS, "kind")),
+        name=text(found, "name"),
+        description=text(found, "description", ""),
+        path=text(found, "path", ""),
+        source=text(found, "source", ""),
+        fields=record(found.get("fields"), "fields"),
+        warnings=texts(found, "warnings"),
+        error=None if error is None else record(error, "error"),
+    )

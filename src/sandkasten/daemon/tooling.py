@@ -1,0 +1,146 @@
+"""The tools outside any run of ours: for an MCP client, or for a program that has agents itself.
+
+Opens an engine on the data directory, beside a daemon if there is one. Whatever stands in the way
+is an error before the first client is heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.agents.tools.client_caller import ClientCaller, specs
+from sandkasten.agents.tools.toolbox import Toolbox
+from sandkasten.agents.wish import SandboxWish
+from sandkasten.daemon.brief_files import BriefFiles
+from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.http_settings import require_key
+from sandkasten.engine.filestore import Filing
+from sandkasten.errors import BackendUnavailable, InvalidRequest
+from sandkasten.telemetry import jsonlines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+
+    from sandkasten.agents.tools.client_caller import ToolMode
+    from sandkasten.agents.tools.faces import Caller as Caller
+    from sandkasten.agents.tools.faces import Shape
+    from sandkasten.daemon.settings import Settings
+
+Transport = Literal["stdio", "http"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Which tools, and what their sandboxes are made of."""
+
+    mode: ToolMode = "all"
+    image: str | None = None
+    runtime: str | None = None
+    session: str | None = None
+    """Sandboxes that stay when the client leaves, for the next one that says the same name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    shapes: Sequence[Shape]
+    caller: Callable[[], Caller]
+    """One for each client."""
+
+
+@asynccontextmanager
+async def open_tools(settings: Settings, offer: Offer) -> AsyncIterator[Tools]:
+    engine = await open_engine(settings)
+    try:
+        toolbox = Toolbox(engine, Filing(engine.files, BriefFiles(settings)))
+        wish = SandboxWish(runtime=offer.runtime, image=offer.image)
+
+        def caller() -> Caller:
+            return ClientCaller(toolbox, offer.mode, wish, session=offer.session)
+
+        yield Tools(specs(toolbox, offer.mode), caller)
+    finally:
+        await engine.aclose()
+
+
+def serve_mcp(
+    settings: Settings, offer: Offer, transport: Transport, said: Callable[[str], None]
+) -> None:
+    """Until the client leaves (stdio) or a signal comes. `said` hears where it can be reached."""
+    if transport == "http":
+        require_key(settings.http)
+        if offer.session is not None:
+            raise InvalidRequest(
+                "over HTTP each client has a session of its own, and --session names one for all",
+                hint="leave --session out, or use --transport stdio",
+                field="session",
+            )
+    _require_mcp()
+    jsonlines.configure(settings.http.log_level)
+    import uvloop
+
+    serving = _stdio(settings, offer) if transport == "stdio" else _http(settings, offer, said)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_until_told(serving))
+
+
+async def _stdio(settings: Settings, offer: Offer) -> None:
+    from sandkasten.agents.tools.mcp_server import OneCaller, mcp_server
+    from sandkasten.agents.tools.mcp_stdio import serve_stdio
+
+    async with open_tools(settings, offer) as tools:
+        caller = tools.caller()
+        server = mcp_server(tools.shapes, OneCaller(caller), version=version("sandkasten"))
+        try:
+            await serve_stdio(server)
+        finally:
+            await caller.aclose()
+
+
+async def _http(settings: Settings, offer: Offer, said: Callable[[str], None]) -> None:
+    from sandkasten.daemon.mcp_http import mcp_over_http
+
+    async with (
+        open_tools(settings, offer) as tools,
+        mcp_over_http(
+            tools.shapes, tools.caller, settings.http, version=version("sandkasten")
+        ) as url,
+    ):
+        said(f"sandkasten serves its tools at {url}")
+        await asyncio.get_running_loop().create_future()
+
+
+async def _until_told(work: Coroutine[None, None, None]) -> None:
+    """A first signal ends the work, with its sandboxes; a second one ends the process."""
+    task = asyncio.create_task(work)
+    stopped = False
+
+    def told() -> None:
+        nonlocal stopped
+        if stopped:
+            os._exit(1)
+        stopped = True
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told)
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _require_mcp() -> None:
+    try:
+        import sandkasten.agents.tools.mcp_server  # noqa: F401  (only to know that it can be)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] == "sandkasten":
+            raise
+        raise BackendUnavailable(
+            f"an MCP server needs the library {exc.name}, which is not installed",
+            hint="pip install 'sandkasten[mcp]'",
+        ) from exc

@@ -1,0 +1,32 @@
+"""One engine for a file of tests, because finding out what the host can do takes a while."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.agents.tools.desk import cleared, fresh, opened
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def local(tmp_path_factory, anyio_backend):
+    async with opened(tmp_path_factory.mktemp("l")) as one:
+        yield one
+
+
+@pytest.fixture
+async def desk(local):
+    """A toolbox on real local sandboxes, none of which is there yet."""
+    yield fresh(local.engine, local.store)
+    await cleared(local.engine)
+
+
+@pytest.fixture
+async def memory_desk(tmp_path):
+    """For what is decided before a sandbox is reached."""
+    async with opened(tmp_path / "d", "memory") as one:
+        yield one

@@ -1,0 +1,77 @@
+"""A toolbox on a real engine with real local sandboxes and a file store, and calls on it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.agents.context import RunContext
+from sandkasten.agents.tools.toolbox import Toolbox
+from sandkasten.agents.wish import SandboxWish
+from sandkasten.daemon.books import open_books
+from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.daemon.settings import load
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.filestore import Filing
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sandkasten.engine.engine import Engine
+    from sandkasten.store.blobs import BlobStore
+
+CODE = SandboxWish(mode="code")
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    engine: Engine
+    store: BlobStore
+    toolbox: Toolbox
+    context: RunContext
+
+    async def call(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
+        return await self.toolbox.call(f"sandbox_{tool}", arguments, self.context)
+
+    def wishing(self, wish: SandboxWish, **changes: Any) -> Desk:
+        """The same toolbox for an agent that asks for this."""
+        return replace(self, context=replace(self.context, wish=wish, **changes))
+
+    def within(self, **changes: Any) -> Desk:
+        """The same toolbox in another run."""
+        return replace(self, context=replace(self.context, **changes))
+
+
+@asynccontextmanager
+async def opened(data_dir: Path, backend: str = "local", **settings: str) -> AsyncIterator[Desk]:
+    """Everything that is still there is destroyed at the end."""
+    environ = {"HOME": str(data_dir), "SANDKASTEN_BACKEND": backend}
+    environ |= {f"SANDKASTEN_{name.upper()}": value for name, value in settings.items()}
+    given = load({"data_dir": str(data_dir)}, environ, data_dir.parent)
+    prepare_data_dir(given.data_dir)
+    async with open_books(given, SystemClock()) as books:
+        engine = await open_engine(given, journal=books.journal)
+        try:
+            yield fresh(engine, books.files)
+        finally:
+            try:
+                await cleared(engine)
+            finally:
+                await engine.aclose()
+
+
+def fresh(engine: Engine, store: BlobStore) -> Desk:
+    """A toolbox that remembers nothing, and a run for it."""
+    toolbox = Toolbox(engine, Filing(engine.files, store), files=store)
+    return Desk(engine, store, toolbox, RunContext("run_a", "tester", wish=CODE))
+
+
+async def cleared(engine: Engine) -> None:
+    for one in await engine.list():
+        try:
+            await engine.destroy(one.id)
+        except SandkastenError:
+            continue

@@ -1,0 +1,72 @@
+"""A caller that does as a test says, for what the faces promise whoever carries the tools out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+_ANYTHING = {"type": "object", "properties": {"x": {"type": "integer"}}}
+TOOLS = [Shown(name, f"It can {name}.", _ANYTHING) for name in ("echo", "fail", "wait", "break")]
+
+
+@dataclass(slots=True)
+class Log:
+    """What the callers of one test went through, in order."""
+
+    events: list[str] = field(default_factory=list)
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: int = 0
+
+    def note(self, event: str) -> None:
+        self.events.append(event)
+        self.changed.set()
+
+    async def until(self, *events: str) -> None:
+        async with asyncio.timeout(20):
+            while self.events != list(events):
+                self.changed.clear()
+                await self.changed.wait()
+
+    def caller(self) -> Scripted:
+        self.opened += 1
+        return Scripted(self, self.opened)
+
+
+class Scripted:
+    def __init__(self, log: Log, number: int) -> None:
+        self._log = log
+        self._number = number
+
+    def tools(self) -> Sequence[Shown]:
+        return TOOLS
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        if name == "fail":
+            return {"ok": False, "error_code": "NO", "message": "it cannot be"}
+        if name == "break":
+            raise ValueError("a secret of the server")
+        if name == "wait":
+            self._log.waiting.set()
+            try:
+                await self._log.go_on.wait()
+            except asyncio.CancelledError:
+                self._log.note(f"cancelled {self._number}")
+                raise
+        return {"ok": True, "caller": self._number, "arguments": dict(arguments)}
+
+    async def aclose(self) -> None:
+        self._log.note(f"closed {self._number}")

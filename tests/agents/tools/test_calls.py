@@ -1,0 +1,139 @@
+"""A call is answered, whatever a model sends; only being cancelled comes through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from sandkasten.agents.tools.answers import failed
+from sandkasten.agents.tools.shapes import TOOLS
+from sandkasten.agents.wish import SandboxWish
+
+BODY = {"ok", "error_code", "error", "code", "message", "hint", "retryable", "details"}
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=30)
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)
+
+
+def calls(name: str) -> st.SearchStrategy[dict[str, object]]:
+    """Objects with some of a tool's own arguments, each of any kind, and sometimes others."""
+    known = st.sampled_from(sorted(TOOLS[name].parameters["properties"]))
+    return st.dictionaries(known | st.text(max_size=12), anything, max_size=5)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+async def test_whatever_violates_a_schema_is_answered_and_says_so(memory_desk, name):
+    schema = Draft202012Validator(TOOLS[name].parameters)
+    # With a session that is never there, so that an innocent call does nothing either.
+    loop = asyncio.get_running_loop()
+    seen: list[tuple[object, dict[str, object]]] = []
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(calls(name) | anything)
+    def attempt(arguments: object) -> None:
+        if isinstance(arguments, dict) and schema.is_valid(arguments):
+            return
+        asked = memory_desk.toolbox.call(name, arguments, memory_desk.context)
+        seen.append((arguments, asyncio.run_coroutine_threadsafe(asked, loop).result(30)))
+
+    await asyncio.to_thread(attempt)
+    assert len(seen) > 20
+    for arguments, answer in seen:
+        assert set(answer) == BODY, arguments
+        assert (answer["ok"], answer["code"]) == (False, "INVALID_REQUEST"), arguments
+        json.dumps(answer, allow_nan=False).encode()
+        assert len(json.dumps(answer)) < 20_000
+
+
+@pytest.mark.parametrize("name", sorted(set(TOOLS) - {"sandbox_run", "sandbox_open"}))
+async def test_what_a_schema_lets_through_is_answered_too(memory_desk, name):
+    """Strange values of the right kind: not one of them is an exception, or no JSON."""
+    odd = ["\ud800", "\0", "a\nb", "../..", "/", "é" * 100, "-", " "]
+    tool = TOOLS[name].parameters
+    for text in odd:
+        arguments: dict[str, object] = {
+            key: text
+            for key in tool["required"] or ["path"]
+            if tool["properties"].get(key, {}).get("type") == "string"
+        }
+        if name == "sandbox_exec":
+            arguments = {"cmd": [text]}
+        if name == "sandbox_fs_write":
+            arguments["text"] = text
+        answer = await memory_desk.toolbox.call(name, arguments, memory_desk.context)
+        json.dumps(answer, allow_nan=False, ensure_ascii=False).encode()
+
+
+async def test_an_error_has_the_one_body_and_names_the_nearest_argument(memory_desk):
+    answer = await memory_desk.call("fs_read", pth="x")
+    assert answer == {
+        "ok": False,
+        "error_code": "INVALID_REQUEST",
+        "error": answer["message"],
+        "code": "INVALID_REQUEST",
+        "message": "sandbox_fs_read cannot be called like this: "
+        "there is no argument 'pth' (did you mean path?)",
+        "hint": "mend the arguments and call it again",
+        "retryable": False,
+        "details": {
+            "tool": "sandbox_fs_read",
+            "problems": ["there is no argument 'pth' (did you mean path?)"],
+        },
+    }
+    assert failed(answer)
+
+
+async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(memory_desk):
+    answer = await memory_desk.toolbox.call("sandbox_exce", {}, memory_desk.context)
+    assert (answer["code"], answer["hint"]) == ("INVALID_REQUEST", "did you mean sandbox_exec?")
+    assert failed(await memory_desk.toolbox.call(None, {}, memory_desk.context))
+
+
+async def test_an_agent_that_computes_has_one_tool_and_one_that_codes_eleven(memory_desk):
+    box = memory_desk.toolbox
+    assert [one.name for one in box.specs(SandboxWish())] == ["sandbox_run"]
+    assert len(box.specs(SandboxWish(mode="code"))) == 11
+    assert box.specs(None) == ()
+    refused = await memory_desk.wishing(SandboxWish()).call("exec", cmd="ls")
+    assert refused["message"] == "there is no tool named 'sandbox_exec' here"
+
+
+async def test_a_failure_nobody_foresaw_says_nothing_of_what_it_holds(memory_desk, monkeypatch):
+    async def broken(*_: object, **__: object) -> None:
+        raise ValueError("sk-secret-of-the-daemon")
+
+    monkeypatch.setattr(memory_desk.engine.files, "read", broken)
+    answer = await memory_desk.call("fs_read", path="x")
+    assert answer["code"] == "INTERNAL_ERROR"
+    assert "secret" not in json.dumps(answer)
+
+
+async def test_being_cancelled_comes_through_and_the_command_runs_on(desk):
+    begun = await desk.call("exec", cmd=["sh", "-c", "echo 1 > begun; sleep 60"], stream=True)
+    waiting = asyncio.create_task(desk.call("exec_wait", exec_id=begun["exec_id"]))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    still = await desk.call("exec_wait", exec_id=begun["exec_id"], timeout_seconds=0)
+    assert (still["done"], still["status"]) == (False, "running")
+
+
+async def test_nothing_of_the_daemons_own_environment_comes_out(desk, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_API_KEY", "sk-of-the-daemon")
+    answers = [
+        await desk.call("exec", cmd="env; cat /proc/self/environ | tr '\\0' '\\n'"),
+        await desk.call("run", runtime="bash", code="env"),
+    ]
+    assert "sk-of-the-daemon" not in json.dumps(answers)

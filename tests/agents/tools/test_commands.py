@@ -1,0 +1,145 @@
+"""Commands by the tools: waited for, or begun and read later."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+from sandkasten.agents.wish import SandboxWish
+
+EXEC_ANSWER = {
+    "exec_id",
+    "status",
+    "exit_code",
+    "signal",
+    "stdout",
+    "stderr",
+    "output",
+    "cwd",
+    "truncated",
+    "timed_out",
+    "oom_killed",
+    "shell_reset",
+    "duration_ms",
+    "usage",
+    "why",
+}
+
+
+async def test_a_text_runs_in_a_shell_that_remembers_and_a_list_by_itself(desk):
+    first = await desk.call("exec", cmd="mkdir -p sub && cd sub && export A=1; echo err >&2")
+    assert set(first) >= EXEC_ANSWER | {"sandbox_id", "session_id"}
+    assert (first["exit_code"], first["stderr"], first["cwd"]) == (0, "err\n", "/workspace/sub")
+    second = await desk.call("exec", command="pwd; echo $A")
+    assert second["stdout"] == "/workspace/sub\n1\n"
+    alone = await desk.call("exec", cmd=["sh", "-c", "pwd; echo ${A:-none}"])
+    assert alone["stdout"] == "/workspace\nnone\n"
+
+
+async def test_directory_and_variables_are_of_one_command_under_both_words(desk):
+    for word in ("cwd", "workdir"):
+        told = await desk.call(
+            "exec", cmd=["sh", "-c", "pwd; echo $B"], env={"B": "2"}, **{word: "/tmp"}
+        )
+        assert told["stdout"] == "/tmp\n2\n"
+    both = await desk.call("exec", cmd="pwd", cwd="/tmp", workdir="/work")
+    assert both["message"] == "cwd and workdir contradict each other"
+
+
+async def test_a_command_that_fails_is_an_answer_and_one_that_cannot_run_an_error(desk):
+    failed = await desk.call("exec", cmd="exit 3")
+    assert (failed["status"], failed["exit_code"], "error_code" in failed) == (
+        "completed",
+        3,
+        False,
+    )
+    missing = await desk.call("exec", cmd=["no-such-program"])
+    assert (missing["ok"], missing["code"]) == (False, "COMMAND_NOT_FOUND")
+
+
+async def test_what_ran_into_its_time_keeps_what_it_wrote(desk):
+    ended = await desk.call("exec", cmd=["sh", "-c", "echo begun; sleep 60"], timeout_seconds=0.5)
+    assert (ended["timed_out"], ended["stdout"], ended["why"]["code"]) == (
+        True,
+        "begun\n",
+        "TIMEOUT",
+    )
+
+
+async def test_output_that_is_no_text_says_so(desk):
+    told = await desk.call("exec", cmd=["printf", "a\\377b"])
+    assert (told["stdout"], told["not_utf8"]) == ("a\ufffdb", ["stdout", "output"])
+    assert "not_utf8" not in await desk.call("exec", cmd="echo é")
+
+
+async def test_a_command_can_be_begun_read_and_waited_for(desk):
+    script = "echo one; read line < go; echo two >&2; exit 5"
+    await desk.call("exec", cmd="mkfifo go")
+    begun = await desk.call("exec", cmd=["sh", "-c", script], stream=True)
+    assert (begun["status"], begun["exit_code"], begun["stdout"]) == ("running", None, "")
+    the_id = begun["exec_id"]
+    waited = await desk.call("exec_wait", exec_id=the_id, timeout_seconds=0.05)
+    assert (waited["done"], waited["exit_code"], "stdout" in waited) == (False, None, False)
+    first = await desk.call("exec_read", exec_id=the_id)
+    while not first["chunks"]:
+        first = await desk.call("exec_read", exec_id=the_id)
+    assert first["chunks"] == [{"seq": 1, "stream": "stdout", "text": "one\n"}]
+    assert (first["done"], first["next_seq"]) == (False, 1)
+    await desk.call("exec", cmd="echo > go")
+    ended = await desk.call("exec_wait", exec_id=the_id)
+    assert set(ended) >= EXEC_ANSWER
+    assert (ended["done"], ended["exit_code"], ended["output"]) == (True, 5, "one\ntwo\n")
+    rest = await desk.call("exec_read", exec_id=the_id, since_seq=first["next_seq"])
+    assert rest["chunks"] == [{"seq": 2, "stream": "stderr", "text": "two\n"}]
+    assert (rest["done"], rest["exit_code"]) == (True, 5)
+    again = await desk.call("exec_read", exec_id=the_id, since_seq=0)
+    assert [one["seq"] for one in again["chunks"]] == [1, 2]
+
+
+async def test_a_reader_gets_no_more_chunks_than_it_asked_for_and_misses_none(desk):
+    write = (
+        "import sys\nfor i in range(20): print(i, flush=True, file=(sys.stdout, sys.stderr)[i % 2])"
+    )
+    begun = await desk.call("exec", cmd=["python3", "-c", write], stream=True)
+    await desk.call("exec_wait", exec_id=begun["exec_id"])
+    since, text, turns = 0, "", 0
+    while True:
+        part = await desk.call("exec_read", exec_id=begun["exec_id"], since_seq=since, max_chunks=3)
+        assert len(part["chunks"]) <= 3
+        assert part["more"] or part["done"]
+        text += "".join(one["text"] for one in part["chunks"])
+        since, turns = part["next_seq"], turns + 1
+        if part["done"]:
+            break
+    assert sorted(map(int, text.split())) == list(range(20))
+    assert turns > 3
+
+
+async def test_bytes_that_are_no_text_come_as_base64_in_chunks(desk):
+    begun = await desk.call("exec", cmd=["printf", "\\377"], stream=True)
+    await desk.call("exec_wait", exec_id=begun["exec_id"])
+    [chunk] = (await desk.call("exec_read", exec_id=begun["exec_id"]))["chunks"]
+    assert base64.b64decode(chunk["data_b64"]) == b"\xff"
+
+
+async def test_an_answer_of_chunks_is_bounded_by_what_the_agent_may_see(desk):
+    narrow = desk.wishing(
+        SandboxWish(mode="code", limits={"max_stdout_bytes": 1000, "max_stderr_bytes": 0}),
+        workflow_run_id="flow",
+    )
+    wide = narrow.wishing(SandboxWish(mode="code"))
+    begun = await wide.call("exec", cmd="head -c 300000 /dev/zero", stream=True)
+    await wide.call("exec_wait", exec_id=begun["exec_id"])
+    part = await narrow.call("exec_read", exec_id=begun["exec_id"])
+    assert (len(part["chunks"]), part["more"], part["done"]) == (1, True, False)
+
+
+async def test_an_unknown_command_is_an_error(desk):
+    for tool in ("exec_read", "exec_wait"):
+        assert (await desk.call(tool, exec_id="exe_none"))["code"] == "EXEC_NOT_FOUND"
+        assert (await desk.call(tool, exec_id="../x"))["code"] == "INVALID_REQUEST"
+
+
+async def test_many_commands_at_once_keep_their_answers_apart(desk):
+    answers = await asyncio.gather(*(desk.call("exec", cmd=["echo", str(i)]) for i in range(20)))
+    assert [one["stdout"] for one in answers] == [f"{i}\n" for i in range(20)]

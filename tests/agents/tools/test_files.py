@@ -1,0 +1,211 @@
+"""Files by the tools, and between the sandbox and the store."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+
+import pytest
+
+from sandkasten.model.tenancy import TenantQuota
+
+LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"contents": "é\n"},
+        {"text": "é\n"},
+        {"content": "é\n"},
+        {"content": "é\n", "encoding": "utf-8"},
+        {"content": "w6kK", "encoding": "base64"},
+        {"contents_b64": "w6kK"},
+        {"content_base64": "w6kK"},
+    ],
+)
+async def test_every_spelling_writes_the_same_file(desk, given):
+    written = await desk.call("fs_write", path="a/b/x", **given)
+    assert written == {
+        "sandbox_id": written["sandbox_id"],
+        "session_id": written["sandbox_id"],
+        "ok": True,
+        "path": "/workspace/a/b/x",
+        "size_bytes": 3,
+    }
+    assert (await desk.call("exec", cmd="cat a/b/x"))["stdout"] == "é\n"
+
+
+async def test_three_ways_to_write_a_path_name_one_file(desk):
+    for path in ("x", "/work/x", "/workspace/x", "./x"):
+        assert (await desk.call("fs_write", path=path, text=path))["path"] == "/workspace/x"
+        for other in ("x", "/work/x", "/workspace/x"):
+            found = await desk.call("fs_read", path=other)
+            assert (found["path"], found["contents"]) == ("/workspace/x", path)
+    assert len((await desk.call("fs_list"))["entries"]) == 1
+
+
+async def test_overwrite_is_enforced_and_mode_is_what_was_asked(desk):
+    assert (await desk.call("fs_write", path="x", text="1", mode="0755", overwrite=False))["ok"]
+    refused = await desk.call("fs_write", path="x", text="2", overwrite=False)
+    assert refused["code"] == "FILE_EXISTS"
+    assert (await desk.call("fs_read", path="x"))["contents"] == "1"
+    assert (await desk.call("fs_list"))["entries"][0]["mode"] == "0755"
+    assert (await desk.call("fs_write", path="x", text="2", mode=0o600))["ok"]
+    assert (await desk.call("fs_list"))["entries"][0]["mode"] == "0600"
+
+
+async def test_what_is_no_base64_or_no_unicode_is_refused(desk):
+    assert (await desk.call("fs_write", path="x", contents_b64="!"))["code"] == "INVALID_REQUEST"
+    assert (await desk.call("fs_write", path="x", text="\ud800"))["code"] == "INVALID_REQUEST"
+
+
+async def test_a_read_tells_the_true_size_and_what_is_left_out(desk):
+    await desk.call("exec", cmd="head -c 300000 /dev/zero | tr '\\0' x > big; printf '\\377' > raw")
+    big = await desk.call("fs_read", path="big")
+    assert (big["size_bytes"], big["truncated"], len(big["contents"])) == (300_000, True, 262_144)
+    assert (big["encoding"], big["content"]) == ("utf-8", big["contents"])
+    raw = await desk.call("fs_read", path="raw")
+    assert (raw["encoding"], raw["contents_b64"], raw["content_base64"]) == (
+        "base64",
+        "/w==",
+        "/w==",
+    )
+    assert "contents" not in raw
+    refused = await desk.call("fs_read", path="raw", encoding="utf-8")
+    assert (refused["code"], refused["message"]) == ("INVALID_REQUEST", "the file is no UTF-8")
+    plain = await desk.call("fs_read", path="big", encoding="base64", max_bytes=2)
+    assert base64.b64decode(plain["contents_b64"]) == b"xx"
+
+
+async def test_a_cut_lies_between_characters(desk):
+    await desk.call("fs_write", path="x", text="aé")
+    cut = await desk.call("fs_read", path="x", max_bytes=2)
+    assert (cut["contents"], cut["truncated"], cut["size_bytes"]) == ("a", True, 3)
+
+
+async def test_a_list_has_both_spellings_and_the_whole_tree_when_asked(desk):
+    await desk.call("fs_write", path="d/x", text="123")
+    await desk.call("exec", cmd="ln -s x d/link; printf '' > $(printf 'n\\377')")
+    top = await desk.call("fs_list")
+    assert [one["name"] for one in top["entries"]] == ["d", "n\ufffd"]
+    odd = top["entries"][1]
+    assert base64.b64decode(odd["name_b64"]) == b"n\xff"
+    tree = await desk.call("fs_list", path="/work", recursive=True)
+    [found] = [one for one in tree["entries"] if one["name"] == "x"]
+    mtime = found.pop("mtime_unix")
+    assert isinstance(mtime, int)
+    assert found == {
+        "path": "/workspace/d/x",
+        "name": "x",
+        "type": "file",
+        "is_dir": False,
+        "size": 3,
+        "size_bytes": 3,
+        "mode": "0644",
+    }
+    [link] = [one for one in tree["entries"] if one["name"] == "link"]
+    assert (link["type"], link["target"]) == ("symlink", "x")
+    assert (tree["path"], tree["truncated"]) == ("/workspace", False)
+
+
+async def test_a_long_list_is_cut_and_says_so(desk):
+    await desk.call("exec", cmd="mkdir many && cd many && touch $(seq 1001)")
+    listed = await desk.call("fs_list", path="many")
+    assert (len(listed["entries"]), listed["truncated"]) == (1000, True)
+
+
+async def test_a_directory_goes_only_when_all_of_it_may_go(desk):
+    await desk.call("fs_write", path="d/x", text="")
+    assert (await desk.call("fs_delete", path="d"))["code"] == "DIRECTORY_NOT_EMPTY"
+    gone = await desk.call("fs_delete", path="/work/d", recursive=True)
+    assert (gone["ok"], gone["deleted"], gone["path"]) == (True, "/workspace/d", "/workspace/d")
+    assert (await desk.call("fs_delete", path="d"))["code"] == "FILE_NOT_FOUND"
+    assert (await desk.call("fs_delete", path="/work"))["code"] == "INVALID_REQUEST"
+
+
+async def test_nothing_of_the_machine_is_read_or_written(desk):
+    for path in ("/etc/shadow", "/root/x", "/proc/self/environ"):
+        assert (await desk.call("fs_read", path=path))["code"] == "FORBIDDEN"
+        assert (await desk.call("fs_write", path=path, text=""))["code"] == "FORBIDDEN"
+    await desk.call("exec", cmd="ln -s /etc/passwd link")
+    assert (await desk.call("fs_read", path="link"))["code"] == "FORBIDDEN"
+    assert (await desk.call("fs_read", path="../etc/shadow"))["code"] == "INVALID_REQUEST"
+
+
+async def test_a_large_file_goes_to_the_store_and_back_byte_by_byte(desk):
+    size = (200 if LONG else 20) << 20
+    made = await desk.call(
+        "exec",
+        cmd=f"head -c {size} /dev/urandom > big && sha256sum big",
+        timeout_seconds=100,
+    )
+    digest = made["stdout"].split()[0]
+    kept = await desk.call("publish_file", source="big", file_key="results/big.bin")
+    assert kept == {
+        "sandbox_id": made["sandbox_id"],
+        "session_id": made["sandbox_id"],
+        "ok": True,
+        "file_key": "results/big.bin",
+        "size_bytes": size,
+        "checksum": f"sha256:{digest}",
+        "content_type": kept["content_type"],
+    }
+    await desk.call("close")
+    staged = await desk.call("stage_file", file_key="results/big.bin", destination="in/copy")
+    assert (staged["ok"], staged["path"], staged["size_bytes"]) == (
+        True,
+        "/workspace/in/copy",
+        size,
+    )
+    told = await desk.call("exec", cmd="sha256sum in/copy", timeout_seconds=100)
+    assert told["stdout"].split()[0] == digest
+
+
+async def test_a_key_is_made_up_where_none_is_given(desk):
+    await desk.call("fs_write", path="x", text="1")
+    kept = await desk.call("publish_file", source="x")
+    row = await desk.store.get("default", kept["file_key"])
+    assert row.checksum == f"sha256:{hashlib.sha256(b'1').hexdigest()}"
+
+
+async def test_what_is_not_in_the_store_or_another_tenants_is_not_staged(desk):
+    other = desk.within(tenant="other")
+    await other.call("fs_write", path="x", text="1")
+    await other.call("publish_file", source="x", file_key="theirs")
+    missing = await desk.call("stage_file", file_key="mine", destination="x")
+    theirs = await desk.call("stage_file", file_key="theirs", destination="x")
+    assert missing["code"] == theirs["code"] == "FILE_NOT_FOUND"
+    assert missing["message"].replace("mine", "?") == theirs["message"].replace("theirs", "?")
+    for path in ("/etc/x", "../x"):
+        refused = await other.call("stage_file", file_key="theirs", destination=path)
+        assert refused["code"] in ("FORBIDDEN", "INVALID_REQUEST")
+
+
+async def test_a_directory_is_not_published(desk):
+    await desk.call("exec", cmd="mkdir d")
+    assert (await desk.call("publish_file", source="d"))["code"] in (
+        "NOT_REGULAR",
+        "IS_A_DIRECTORY",
+    )
+    assert (await desk.call("publish_file", source="none"))["code"] == "FILE_NOT_FOUND"
+
+
+async def test_a_tenants_quota_bounds_what_is_published_and_opened(desk):
+    small = desk.within(tenant="small", quota=TenantQuota(max_disk_bytes=700 << 20, max_sessions=1))
+    await small.call("exec", cmd="head -c 300000000 /dev/zero > big")
+    refused = await small.call("publish_file", source="big")
+    assert (refused["code"], refused["details"]["quota"]) == ("QUOTA_EXCEEDED", "disk")
+    second = await small.call("open", session_key="second")
+    assert (second["code"], second["details"]["quota"]) == ("QUOTA_EXCEEDED", "sessions")
+
+
+async def test_without_a_store_its_tools_are_not_there(memory_desk):
+    from sandkasten.agents.tools.toolbox import Toolbox
+
+    bare = Toolbox(memory_desk.engine)
+    names = [one.name for one in bare.specs(memory_desk.context.wish)]
+    assert len(names) == 9
+    answer = await bare.call("sandbox_publish_file", {"source": "x"}, memory_desk.context)
+    assert answer["code"] == "UNSUPPORTED_BY_BACKEND"

@@ -1,0 +1,329 @@
+"""Every field of `sandbox:` does something to a real sandbox, as its text stands in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from sandkasten.agents.sandbox_field import LIMIT_FIELDS, SANDBOX_FIELDS, parse_sandbox
+from sandkasten.agents.strict_yaml import load
+from tests import imagekit
+from tests.agents.tools.desk import cleared, fresh, opened
+
+FORKS = """
+import os, time
+made = 0
+try:
+    while made < 40:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        made += 1
+finally:
+    print(made)
+"""
+HOG = "data = bytearray(256 << 20)\nprint('had it all')"
+
+
+def asks(desk, text: str, **context):
+    """A desk for an agent whose file has this below `sandbox:`."""
+    wish, warnings = parse_sandbox(load(text, max_bytes=10_000, what="sandbox"))
+    assert warnings == ()
+    return desk.wishing(wish, **context)
+
+
+def quota_of(sandbox_id: str) -> str:
+    """Microseconds in each tenth of a second, as its control group has it, whichever version."""
+    groups = [*Path("/sys/fs/cgroup").glob(f"**/sandkasten/{sandbox_id}")]
+    told = [at / name for at in groups for name in ("cpu.max", "cpu.cfs_quota_us")]
+    return next(one.read_text().split()[0] for one in told if one.exists())
+
+
+@pytest.fixture(scope="module")
+async def pictured(tmp_path_factory, anyio_backend):
+    """An engine whose store has an image of one static program."""
+    place = tmp_path_factory.mktemp("p")
+    await asyncio.to_thread(imagekit.store_with, place / "images", imagekit.busybox_tar())
+    async with opened(place) as one:
+        yield one
+
+
+@pytest.fixture
+async def busybox(pictured):
+    yield fresh(pictured.engine, pictured.store)
+    await cleared(pictured.engine)
+
+
+def test_every_field_is_asked_about_here():
+    """By name, in the tests below."""
+    here = Path(__file__).read_text()
+    apart = {"pip_packages", "npm_packages"}  # tests/agents/packages
+    fields = {*SANDBOX_FIELDS, *LIMIT_FIELDS} - apart
+    assert [name for name in sorted(fields) if here.count(f"{name}:") == 0] == []
+
+
+# ---- what it is
+
+
+async def test_a_plain_text_is_a_runtime_to_compute_with(desk):
+    answer = await asks(desk, "python").call("run", code="import sys; print(sys.version_info[0])")
+    assert (answer["ok"], answer["runtime"], answer["stdout"]) == (True, "python", "3\n")
+    answer = await asks(desk, "bash").call("run", code="echo ${BASH_VERSION:+yes}")
+    assert (answer["runtime"], answer["stdout"]) == ("bash", "yes\n")
+
+
+async def test_mode_decides_which_tools_there_are(desk):
+    assert "ok" not in await asks(desk, "{mode: code}").call("exec", cmd="true")
+    refused = await asks(desk, "{mode: compute}").call("exec", cmd="true")
+    assert refused["message"] == "there is no tool named 'sandbox_exec' here"
+
+
+async def test_runtime_is_what_runs_the_code_unless_the_model_names_one(desk):
+    desk = asks(desk, "{runtime: bash}")
+    assert (await desk.call("run", code="echo $0"))["stdout"] == "/workspace/main.sh\n"
+    named = await desk.call("run", runtime="python", code="print(__file__)")
+    assert named["stdout"] == "/workspace/main.py\n"
+
+
+async def test_image_is_what_the_sandbox_is_made_of_and_wins_over_runtime(busybox):
+    coding = asks(busybox, "{mode: code, runtime: python, image: busybox}")
+    assert (await coding.call("open"))["image"] == "busybox:latest"
+    assert (await coding.call("exec", cmd="ls /"))["stdout"].split()[0] == "bin"
+    computing = asks(busybox, "{image: busybox, runtime: bash}")
+    ran = await computing.call("run", runtime="sh", code="readlink /bin/ls")
+    assert (ran["image"], ran["stdout"]) == ("busybox:latest", "busybox\n")
+
+
+async def test_a_runtime_can_be_an_image(busybox):
+    ran = await asks(busybox, "{runtime: busybox}").call("run", code="readlink /bin/ls")
+    assert (ran["image"], ran["runtime"], ran["stdout"]) == ("busybox:latest", "sh", "busybox\n")
+    coding = asks(busybox, "{mode: code, runtime: busybox}")
+    assert (await coding.call("open"))["image"] == "busybox:latest"
+
+
+async def test_an_unknown_image_and_one_that_is_an_option_are_refused(desk):
+    missing = await asks(desk, "{mode: code, image: 'nowhere:1'}").call("open")
+    assert missing["code"] == "INVALID_IMAGE"
+    assert (await desk.call("open", image="--privileged"))["code"] == "INVALID_IMAGE"
+
+
+async def test_profile_dev_is_root_on_a_root_of_its_own(busybox):
+    text = "{mode: code, image: busybox, profile: %s}"
+    for profile, uid, can_write in (("hardened", "1000", "1"), ("dev", "0", "0")):
+        desk = asks(busybox, text % profile, agent_run_id=f"run_{profile}")
+        told = await desk.call("exec", cmd="id -u; touch /new 2>&-; echo $?")
+        assert told["stdout"].split() == [uid, can_write]
+
+
+# ---- whose it is
+
+
+@pytest.mark.parametrize(
+    ("session", "key"),
+    [
+        ("default", "workflow:flow:default"),
+        ("workflow", "workflow:flow:default"),
+        ("isolated", "agent:run_a:default"),
+        ("agent", "agent:run_a:default"),
+        ("notes", "workflow:flow:notes"),
+    ],
+)
+async def test_session_says_who_shares_it(desk, session, key):
+    text = f"{{mode: code, session: {session}}}"
+    one = asks(desk, text, workflow_run_id="flow")
+    two = asks(desk, text, workflow_run_id="flow", agent_run_id="run_b")
+    assert (await one.call("open"))["session_key"] == key
+    await one.call("fs_write", path="x", text="1")
+    shared = "contents" in await two.call("fs_read", path="x")
+    assert shared == key.startswith("workflow:")
+
+
+# ---- how long
+
+
+async def test_timeout_seconds_ends_a_command_and_a_run_that_name_no_time(desk):
+    ended = await asks(desk, "{mode: code, timeout_seconds: 0.3}").call("exec", cmd="sleep 60")
+    assert (ended["timed_out"], ended["status"]) == (True, "timed_out")
+    ran = await asks(desk, "{timeout_seconds: 1}").call("run", code="import time; time.sleep(60)")
+    assert (ran["ok"], ran["timed_out"], ran["limits"]["timeout_seconds"]) == (False, True, 1)
+
+
+async def test_the_model_can_name_another_time(desk):
+    coding = asks(desk, "{mode: code, timeout_seconds: 60}")
+    ended = await coding.call("exec", cmd=["sleep", "60"], timeout_seconds=0.2)
+    assert (ended["timed_out"], ended["why"]["code"]) == (True, "TIMEOUT")
+
+
+async def test_exec_timeout_seconds_among_the_limits_is_the_same(desk):
+    coding = asks(desk, "{mode: code, limits: {exec_timeout_seconds: 0.3}}")
+    assert (await coding.call("exec", cmd="sleep 60"))["timed_out"] is True
+
+
+async def test_max_exec_timeout_seconds_bounds_what_the_model_can_name(desk):
+    coding = asks(desk, "{mode: code, limits: {max_exec_timeout_seconds: 5}}")
+    refused = await coding.call("exec", cmd="true", timeout_seconds=6)
+    assert refused["message"] == "a timeout of 6 s is over max_exec_timeout_seconds (5)"
+
+
+@pytest.mark.parametrize("spelling", ["timeout_seconds: 1", "idle_timeout_seconds: 1"])
+async def test_a_sandbox_that_rests_too_long_ends(desk, spelling):
+    coding = asks(desk, f"{{mode: code, limits: {{{spelling}}}}}")
+    opened = await coding.call("fs_write", path="x", text="1")
+    info = await desk.engine.get(opened["sandbox_id"])
+    assert info.idle_timeout_s == 1
+    deadline = time.monotonic() + 30
+    while info.status == "running":
+        assert time.monotonic() < deadline, info
+        await asyncio.sleep(0.1)
+        info = await desk.engine.get(opened["sandbox_id"])
+    assert (await coding.call("fs_read", path="x"))["code"] == "FILE_NOT_FOUND"
+
+
+async def test_the_run_can_only_shorten_how_long_it_may_rest(desk):
+    for text, longest, idle_s in (
+        ("{mode: code}", 40.0, 40),
+        ("{mode: code}", 99_999.0, 1800),
+        ("{mode: code, limits: {idle_timeout_seconds: 20}}", 40.0, 20),
+        ("{mode: code, limits: {idle_timeout_seconds: 60}}", 40.0, 40),
+    ):
+        run = f"run_{idle_s}_{longest:g}"
+        coding = asks(desk, text, idle_timeout_s=longest, agent_run_id=run)
+        opened = await coding.call("open")
+        assert (await desk.engine.get(opened["sandbox_id"])).idle_timeout_s == idle_s
+
+
+# ---- how much
+
+
+@pytest.mark.parametrize("spelling", ["memory_mb: 64", "mem_limit_mb: 64"])
+async def test_memory_is_held_by_the_kernel(desk, spelling):
+    coding = asks(desk, f"{{mode: code, limits: {{{spelling}}}}}")
+    hog = await coding.call("exec", cmd=["python3", "-c", HOG])
+    assert (hog["oom_killed"], hog["stdout"], hog["why"]["code"]) == (True, "", "OOM")
+    ran = await asks(desk, f"{{limits: {{{spelling}}}}}").call("run", code=HOG)
+    assert (ran["ok"], ran["oom_killed"]) == (False, True)
+    assert ran["limits"]["mem_limit_mb"] == 64
+    # Twice as much as it wants.
+    innocent = await asks(desk, "{limits: {memory_mb: 512}}").call("run", code=HOG)
+    assert innocent["stdout"] == "had it all\n"
+
+
+async def test_workspace_mb_stops_the_write(desk):
+    coding = asks(desk, "{mode: code, limits: {workspace_mb: 4}}")
+    filled = await coding.call("exec", cmd="head -c 8000000 /dev/zero > big; stat -c %s big")
+    assert "No space left" in filled["stderr"]
+    assert int(filled["stdout"]) <= 4 << 20
+    refused = await coding.call("fs_write", path="more", text="x" * 2_000_000)
+    assert refused["code"] == "QUOTA_EXCEEDED"
+
+
+async def test_tmp_mb_is_the_size_of_tmp(desk):
+    coding = asks(desk, "{mode: code, limits: {tmp_mb: 2}}")
+    filled = await coding.call("exec", cmd="head -c 8000000 /dev/zero > /tmp/big")
+    assert (filled["exit_code"], "No space left" in filled["stderr"]) == (1, True)
+
+
+@pytest.mark.parametrize("spelling", ["cpu_millicores: 250", "cpu_limit: 0.25"])
+async def test_the_share_of_a_processor_stands_in_its_control_group(desk, spelling):
+    coding = asks(desk, f"{{mode: code, limits: {{{spelling}}}}}")
+    the_id = (await coding.call("open"))["sandbox_id"]
+    assert quota_of(the_id) == "25000"
+    # A quarter of the time that it is awake: the rest of it the kernel makes it wait.
+    spun = await coding.call("exec", cmd="timeout 0.5 sh -c 'while :; do :; done'")
+    assert spun["usage"]["cpu_ms"] < 300
+
+
+async def test_pids_limit_is_held_by_the_kernel(desk):
+    coding = asks(desk, "{mode: code, limits: {pids_limit: 16}}")
+    forked = await coding.call("exec", cmd=["python3", "-c", FORKS])
+    assert "BlockingIOError" in forked["stderr"]
+    assert 1 <= int(forked["stdout"]) < 16
+
+
+async def test_max_open_files_is_held_by_the_kernel(desk):
+    told = await asks(desk, "{mode: code, limits: {max_open_files: 256}}").call(
+        "exec", cmd="ulimit -n"
+    )
+    assert told["stdout"] == "256\n"
+
+
+async def test_max_stdout_bytes_and_max_stderr_bytes_cut_what_is_kept(desk):
+    write = "import sys; sys.stdout.write('o' * 5000); sys.stderr.write('e' * 5000)"
+    text = "max_stdout_bytes: 100, max_stderr_bytes: 50"
+    for given in (f"{{{text}}}", f"{{limits: {{{text}}}}}"):
+        ran = await asks(desk, given).call("run", code=write)
+        assert (ran["stdout"].count("o"), ran["stderr"].count("e")) == (101, 52)
+        assert ran["truncated"] is True
+        assert "4900 bytes not kept" in ran["stdout"]
+    coding = asks(desk, f"{{mode: code, {text}}}")
+    ran = await coding.call("exec", cmd=["python3", "-c", write])
+    assert (ran["stdout"].count("o"), ran["stderr"].count("e")) == (101, 52)
+    assert (ran["truncated"], ran["stdout_bytes"]) == (True, 5000)
+
+
+async def test_an_agent_sees_no_more_than_its_own_in_a_sandbox_that_another_opened(desk):
+    wide = asks(desk, "{mode: code}", workflow_run_id="flow")
+    narrow = asks(desk, "{mode: code, max_stdout_bytes: 100}", workflow_run_id="flow")
+    await wide.call("open")
+    ran = await narrow.call("exec", cmd="head -c 5000 /dev/zero | tr '\\0' o")
+    assert (ran["stdout"].count("o"), ran["truncated"]) == (101, True)
+    assert (await wide.call("exec", cmd="head -c 5000 /dev/zero"))["truncated"] is False
+
+
+async def test_max_artifact_bytes_leaves_out_larger_ones_and_says_so(desk):
+    desk = asks(desk, "{limits: {max_artifact_bytes: 10}}")
+    ran = await desk.call("run", runtime="bash", code="printf %011d 1 > a", artifacts=["a"])
+    [artifact] = ran["artifacts"]
+    assert (artifact["size_bytes"], "content_base64" in artifact) == (11, False)
+    assert artifact["omitted_reason"]
+
+
+async def test_max_file_size_bytes_bounds_the_file_tools_and_not_commands(desk):
+    coding = asks(desk, "{mode: code, limits: {max_file_size_bytes: 10}}")
+    assert (await coding.call("fs_write", path="x", text="1234567890"))["size_bytes"] == 10
+    refused = await coding.call("fs_write", path="x", text="12345678901")
+    assert (refused["code"], refused["details"]["limit"]) == ("PAYLOAD_TOO_LARGE", 10)
+    assert (await coding.call("exec", cmd="head -c 99 /dev/zero > x"))["exit_code"] == 0
+    computing = asks(desk, "{limits: {max_file_size_bytes: 10}}")
+    refused = await computing.call("run", code="", files={"x": "12345678901"})
+    assert refused["code"] == "PAYLOAD_TOO_LARGE"
+
+
+async def test_max_files_bounds_how_many_the_file_tools_write(desk):
+    coding = asks(desk, "{mode: code, limits: {max_files: 2}}")
+    assert (await coding.call("fs_write", path="a", text="1"))["ok"]
+    assert (await coding.call("fs_write", path="b", text="1"))["ok"]
+    # The same file again is no new one, under whatever name.
+    assert (await coding.call("fs_write", path="/work/b", text="2"))["ok"]
+    refused = await coding.call("fs_write", path="c", text="1")
+    assert (refused["code"], refused["details"]["limit"]) == ("PAYLOAD_TOO_LARGE", 2)
+    assert (await coding.call("exec", cmd="touch c d e"))["exit_code"] == 0
+    await coding.call("fs_delete", path="a")
+    assert (await coding.call("fs_write", path="f", text="1"))["ok"]
+    computing = asks(desk, "{limits: {max_files: 2}}")
+    many = await computing.call("run", code="", files={"a": "", "b": "", "c": ""})
+    assert many["code"] == "PAYLOAD_TOO_LARGE"
+
+
+# ---- what it may reach
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["allow_network: true", "network: {enabled: true}", "network: {allow: [example.org]}"],
+)
+async def test_a_network_is_refused_and_never_quietly_closed(desk, field):
+    coding = await asks(desk, f"{{mode: code, {field}}}").call("open")
+    computing = await asks(desk, f"{{{field}}}").call("run", code="print(1)")
+    assert coding["code"] == computing["code"]
+    assert coding["code"] in ("UNSUPPORTED_BY_BACKEND", "FORBIDDEN")
+    assert await desk.engine.list() == []
+
+
+async def test_without_one_there_is_only_loopback(desk):
+    for field in ("allow_network: false", "network: {enabled: false}"):
+        ran = await asks(desk, f"{{{field}}}").call("run", runtime="bash", code="ls /sys/class/net")
+        assert ran["stdout"].split() in (["lo"], [])

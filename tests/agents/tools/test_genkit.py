@@ -1,0 +1,103 @@
+"""The tools on a real Genkit, called by a model of this process; and every face beside another."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from genkit import Genkit, Message, ModelRequest, ModelResponse, Part, Role, ToolRequest
+from mcp import Client
+
+from sandkasten.agents.tools.genkit_tools import define_tools
+from sandkasten.agents.tools.mcp_server import OneCaller, mcp_server
+from sandkasten.agents.tools.openai import functions
+from sandkasten.agents.tools.shapes import TOOLS
+from sandkasten.client.embedded import open_tools
+from sandkasten.client.places import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+RUN = {"code": "import sys; print(6 * 7); print(sys.argv[1], file=sys.stderr)", "args": ["x"]}
+
+
+class Model:
+    """Asks for the tools of a script, one an answer, and keeps what came back."""
+
+    def __init__(self, script: Sequence[tuple[str, Any]]) -> None:
+        self._script = script
+        self.offered: list[dict[str, Any]] = []
+        self.answers: list[Any] = []
+
+    async def __call__(self, request: ModelRequest, context: object) -> ModelResponse[Any]:
+        tools = request.tools or []
+        self.offered = [one.model_dump(by_alias=True, exclude_none=True) for one in tools]
+        self.answers = [
+            part.tool_response.output
+            for message in request.messages
+            for part in message.content
+            if part.tool_response is not None
+        ]
+        if len(self.answers) == len(self._script):
+            return _said(Part(text="done"))
+        name, arguments = self._script[len(self.answers)]
+        return _said(Part(tool_request=ToolRequest(name=name, input=arguments)))
+
+
+def _said(part: Part) -> ModelResponse[Any]:
+    return ModelResponse(message=Message(role=Role.MODEL, content=[part]))
+
+
+async def asked(caller: Any, script: Sequence[tuple[str, Any]]) -> Model:
+    ai = Genkit()
+    model = Model(script)
+    ai.define_model("scripted", model.__call__)
+    names = define_tools(ai, caller)
+    done = await ai.generate(
+        model="scripted", prompt="work", tools=names, max_turns=len(script) + 1
+    )
+    assert done.text == "done"
+    return model
+
+
+async def test_a_model_sees_every_tool_and_works_with_a_sandbox(tmp_path):
+    async with open_tools(Place(str(tmp_path / "d"), "local"), mode="code") as tools:
+        model = await asked(
+            tools,
+            [
+                ("sandbox_open", None),
+                ("sandbox_fs_write", {"path": "a", "text": "grün\n"}),
+                ("sandbox_exec", {"cmd": "cat a; exit 3"}),
+                ("sandbox_exec", {"cmd": 7}),
+                ("sandbox_close", {}),
+            ],
+        )
+    assert [
+        {"name": t["name"], "description": t["description"], "parameters": t["inputSchema"]}
+        for t in model.offered
+    ] == [one["function"] for one in functions(t for t in TOOLS.values() if t.mode == "code")]
+    opened, written, ran, refused, closed = model.answers
+    assert (opened["status"], written["size_bytes"]) == ("ready", 6)
+    assert (ran["output"], ran["exit_code"]) == ("grün\n", 3)
+    assert (refused["ok"], refused["code"]) == (False, "INVALID_REQUEST")
+    assert closed["closed"]
+
+
+def same(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what no two runs share."""
+    return {k: v for k, v in answer.items() if k not in ("duration_ms", "sandbox_id")}
+
+
+async def test_every_face_answers_as_a_direct_call_does(tmp_path):
+    async with open_tools(Place(str(tmp_path / "d"), "local")) as tools:
+        direct = await tools.call("sandbox_run", RUN)
+        model = await asked(tools, [("sandbox_run", RUN)])
+        async with Client(mcp_server(tools.tools(), OneCaller(tools))) as client:
+            answer = await client.call_tool("sandbox_run", RUN)
+            listed = (await client.list_tools()).tools
+    assert (direct["stdout"], direct["stderr"], direct["ok"]) == ("42\n", "x\n", True)
+    assert same(model.answers[0]) == same(direct)
+    assert same(answer.structured_content or {}) == same(direct)
+    assert same(json.loads(getattr(answer.content[0], "text"))) == same(direct)  # noqa: B009
+    assert [t.name for t in listed] == [t["name"] for t in model.offered] == list(TOOLS)
+    assert [t.input_schema for t in listed] == [t["inputSchema"] for t in model.offered]

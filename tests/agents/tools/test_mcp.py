@@ -1,0 +1,306 @@
+"""`sandkasten mcp` as its clients meet it: the real client, the real command, real sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+from sandkasten.agents.tools.openai import functions
+from sandkasten.agents.tools.shapes import TOOLS
+from sandkasten.cli.main import main
+from sandkasten.client.embedded import open_tools
+from sandkasten.client.places import Place
+from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.mcp_http import mcp_over_http
+from sandkasten.daemon.settings import load
+from sandkasten.daemon.tooling import Offer
+from sandkasten.daemon.tooling import open_tools as tools_of
+from sandkasten.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "sandkasten.cli"]
+RUN: dict[str, Any] = {
+    "code": "import sys; print(6 * 7); print(sys.argv[1], file=sys.stderr)",
+    "args": ["x"],
+}
+
+MALFORMED: list[tuple[str, dict[str, Any]]] = [
+    ("sandbox_exec", {}),
+    ("sandbox_exec", {"cmd": 7}),
+    ("sandbox_fs_read", {"path": "x", "nonsense": 1}),
+    ("sandbox_fs_write", {"path": "x", "text": "a", "contents": "b"}),
+    ("sandbox_exec", {"cmd": "true", "sandbox_id": "sbx_0000000000000000"}),
+]
+
+
+def environ(data_dir: Path) -> dict[str, str]:
+    return {**os.environ, "SANDKASTEN_DATA_DIR": str(data_dir), "SANDKASTEN_BACKEND": "local"}
+
+
+def stdio(data_dir: Path, *words: str) -> StdioServerParameters:
+    return StdioServerParameters(
+        command=COMMAND[0], args=[*COMMAND[1:], "mcp", *words], env=environ(data_dir)
+    )
+
+
+def settings(data_dir: Path):
+    return load({"data_dir": str(data_dir), "listen": "127.0.0.1:0"}, {}, data_dir.parent)
+
+
+@asynccontextmanager
+async def over_http(data_dir: Path) -> AsyncIterator[str]:
+    given = settings(data_dir)
+    async with (
+        tools_of(given, Offer()) as tools,
+        mcp_over_http(tools.shapes, tools.caller, given.http) as url,
+    ):
+        yield url
+
+
+async def sandboxes(data_dir: Path) -> list[str]:
+    engine = await open_engine(settings(data_dir))
+    try:
+        return [one.id for one in await engine.list(all=True) if one.status == "running"]
+    finally:
+        await engine.aclose()
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    """Polls, because whoever does it is another process or another task."""
+    for _ in range(600):
+        if await check():
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("it did not come to that within 30 s")
+
+
+async def left(data_dir: Path, *ids: str) -> None:
+    async def are() -> bool:
+        return await sandboxes(data_dir) == list(ids)
+
+    await until(are)
+
+
+async def call(client: Client, name: str, **arguments: Any) -> Mapping[str, Any]:
+    answer = await client.call_tool(name, arguments)
+    assert answer.structured_content is not None
+    assert json.loads(getattr(answer.content[0], "text")) == answer.structured_content  # noqa: B009
+    assert answer.is_error is (answer.structured_content.get("ok") is False)
+    return answer.structured_content
+
+
+def same(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what no two runs share."""
+    return {k: v for k, v in answer.items() if k not in ("duration_ms", "sandbox_id")}
+
+
+async def test_a_client_over_stdio_has_a_computer_of_its_own(tmp_path):
+    data_dir = tmp_path / "d"
+    async with Client(stdio(data_dir)) as client:
+        listed = (await client.list_tools()).tools
+        assert [
+            {"name": t.name, "description": t.description, "parameters": t.input_schema}
+            for t in listed
+        ] == [one["function"] for one in functions(TOOLS.values())]
+        async with open_tools(Place(str(data_dir), "local")) as direct:
+            expected = same(await direct.call("sandbox_run", RUN))
+        assert same(await call(client, "sandbox_run", **RUN)) == expected
+        opened = await call(client, "sandbox_open")
+        await call(client, "sandbox_fs_write", path="src/a.txt", text="grün\n")
+        ran = await call(client, "sandbox_exec", cmd="cd src; export A=1; cat a.txt")
+        assert (ran["output"], ran["exit_code"]) == ("grün\n", 0)
+        assert ran["sandbox_id"] == opened["sandbox_id"]
+        assert (await call(client, "sandbox_exec", cmd="echo $A; pwd"))["stdout"] == (
+            "1\n/workspace/src\n"
+        )
+        ended = await call(client, "sandbox_exec", cmd="exit 3")
+        assert ended["exit_code"] == 3
+        published = await call(client, "sandbox_publish_file", source="src/a.txt")
+        await call(
+            client, "sandbox_stage_file", file_key=published["file_key"], destination="b.txt"
+        )
+        assert (await call(client, "sandbox_fs_read", path="b.txt"))["content"] == "grün\n"
+        assert await sandboxes(data_dir) == [opened["sandbox_id"]]
+        for name, arguments in MALFORMED:
+            refused = await call(client, name, **arguments)
+            assert (refused["ok"], bool(refused["code"])) == (False, True)
+        assert (await call(client, "sandbox_close"))["closed"]
+        assert await sandboxes(data_dir) == []
+        await call(client, "sandbox_open")
+    await left(data_dir)
+
+
+def lines(*requests: tuple[str, dict[str, Any]]) -> bytes:
+    told = [
+        {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        for number, (method, params) in enumerate(requests, 1)
+    ]
+    return "".join(json.dumps(one) + "\n" for one in told).encode()
+
+
+HELLO = (
+    "initialize",
+    {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "0"},
+    },
+)
+
+
+@pytest.mark.parametrize("end", ["the client leaves", "the client is killed", "it is told to end"])
+async def test_no_sandbox_outlives_its_client(tmp_path, end):
+    data_dir = tmp_path / "d"
+    server = await asyncio.create_subprocess_exec(
+        *COMMAND, "mcp", "--mode", "code",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ(data_dir),
+    )  # fmt: skip
+    assert server.stdin is not None
+    assert server.stdout is not None
+    opening = ("tools/call", {"name": "sandbox_open", "arguments": {}})
+    server.stdin.write(
+        lines(HELLO) + b"no json at all\n" + lines(HELLO, opening)[len(lines(HELLO)) :]
+    )
+    # Nothing but the protocol, from the first byte on.
+    assert (
+        json.loads(await server.stdout.readline())["result"]["serverInfo"]["name"] == "sandkasten"
+    )
+    opened = json.loads(await server.stdout.readline())
+    assert opened["result"]["structuredContent"]["status"] == "ready"
+    waiting = ("tools/call", {"name": "sandbox_exec", "arguments": {"cmd": "sleep 99"}})
+    server.stdin.write(lines(HELLO, opening, waiting).splitlines(keepends=True)[2])
+    await server.stdin.drain()
+    if end == "it is told to end":
+        server.send_signal(signal.SIGTERM)
+    else:
+        server.stdin.close()
+    if end == "the client is killed":
+        # Nobody reads what is still on its way.
+        server._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+    async with asyncio.timeout(30):
+        rest = await server.stdout.read()
+        assert await server.wait() == 0
+    assert [json.loads(line)["jsonrpc"] for line in rest.splitlines()] in ([], ["2.0"])
+    assert await sandboxes(data_dir) == []
+
+
+async def test_two_clients_over_http_do_not_see_each_other(tmp_path):
+    data_dir = tmp_path / "d"
+    async with over_http(data_dir) as url, Client(url) as mine:
+        async with Client(url) as other:
+            theirs = await call(other, "sandbox_open")
+            await call(other, "sandbox_fs_write", path="secret", text="s3cret")
+            own = await call(mine, "sandbox_open")
+            assert own["sandbox_id"] != theirs["sandbox_id"]
+            assert (await call(mine, "sandbox_fs_list"))["entries"] == []
+            for name, arguments in [
+                ("sandbox_fs_read", {"path": "secret", "sandbox_id": theirs["sandbox_id"]}),
+                ("sandbox_exec", {"cmd": "cat secret", "session_id": theirs["sandbox_id"]}),
+                ("sandbox_close", {"sandbox_id": theirs["sandbox_id"]}),
+                ("sandbox_open", {"session_key": theirs["session_key"]}),
+            ]:
+                assert (await call(mine, name, **arguments))["code"] == "SESSION_NOT_FOUND"
+            assert (await call(other, "sandbox_fs_read", path="secret"))["content"] == "s3cret"
+        await left(data_dir, own["sandbox_id"])
+        assert (await call(mine, "sandbox_exec", cmd="echo on"))["output"] == "on\n"
+    await left(data_dir)
+
+
+@pytest.mark.parametrize("cmd", ["sleep 77; sleep 78", ["sleep", "77"]])
+async def test_a_cancelled_call_takes_its_command_with_it(tmp_path, cmd):
+    async with over_http(tmp_path / "d") as url, Client(url) as client:
+        await call(client, "sandbox_open")
+        running = asyncio.create_task(client.call_tool("sandbox_exec", {"cmd": cmd}))
+
+        async def sleeps() -> bool:
+            seen = await call(client, "sandbox_exec", cmd=["pgrep", "-x", "sleep"])
+            return seen["exit_code"] == 0
+
+        async def sleeps_no_more() -> bool:
+            return not await sleeps()
+
+        await until(sleeps)
+        running.cancel()
+        await until(sleeps_no_more)
+        await asyncio.gather(running, return_exceptions=True)
+        # The shell is free again.
+        assert (await call(client, "sandbox_exec", cmd="echo on"))["output"] == "on\n"
+
+
+async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
+    data_dir = tmp_path / "d"
+    server = await asyncio.create_subprocess_exec(
+        *COMMAND, "mcp", "--transport", "http", "--listen", "127.0.0.1:0", "--mode", "compute",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environ(data_dir),
+    )  # fmt: skip
+    assert server.stdout is not None
+    assert server.stderr is not None
+    url = (await server.stderr.readline()).decode().split()[-1]
+    async with Client(url) as client:
+        assert [t.name for t in (await client.list_tools()).tools] == ["sandbox_run"]
+        async with open_tools(Place(str(data_dir), "local")) as direct:
+            expected = same(await direct.call("sandbox_run", RUN))
+        assert same(await call(client, "sandbox_run", **RUN)) == expected
+        assert expected["stdout"] == "42\n"
+        server.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await server.wait() == 0
+    assert await server.stdout.read() == b""
+    assert await sandboxes(data_dir) == []
+
+
+async def test_a_named_session_is_there_for_the_next_client(tmp_path):
+    place = Place(str(tmp_path / "d"), "local")
+    async with open_tools(place, session="mine") as tools:
+        await tools.call("sandbox_fs_write", {"path": "kept", "text": "k"})
+    async with open_tools(place) as tools:
+        assert (await tools.call("sandbox_fs_list", {}))["entries"] == []
+    async with open_tools(place, session="mine") as tools:
+        assert (await tools.call("sandbox_fs_read", {"path": "kept"}))["content"] == "k"
+        await tools.call("sandbox_close", {})
+    with pytest.raises(InvalidRequest, match="session key"):
+        async with open_tools(place, session="a:b"):
+            pass
+    assert await sandboxes(tmp_path / "d") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--transport", "http", "--listen", "0.0.0.0:0"], "there is no key"),
+        (["--transport", "http", "--session", "x"], "leave --session out"),
+    ],
+)
+def test_what_cannot_be_served_is_an_error_of_ours(tmp_path, capfd, words, code):
+    with pytest.raises(SystemExit) as ended:
+        main(["--data-dir", str(tmp_path / "d"), "mcp", *words])
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out) == (125, "")
+    assert code in err
+
+
+def test_without_the_library_the_command_says_how_to_get_it(tmp_path):
+    # What stands as None among the modules cannot be imported.
+    blocked = "import sys; sys.modules['mcp'] = None; from sandkasten.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, "mcp"], env=environ(tmp_path / "d"), capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr == (
+        "error: an MCP server needs the library mcp, which is not installed\n"
+        "hint: pip install 'sandkasten[mcp]'\n"
+    )

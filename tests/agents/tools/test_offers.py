@@ -1,0 +1,63 @@
+"""The tools as functions of chat completions, and of Python."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import typing
+
+import pytest
+
+from sandkasten.agents.tools.callables import callables, sync_callables
+from sandkasten.agents.tools.openai import functions
+from sandkasten.agents.tools.shapes import TOOLS
+
+
+def test_a_function_of_a_chat_completion_has_the_tools_own_schema():
+    made = functions(TOOLS.values())
+    assert [one["function"]["name"] for one in made] == list(TOOLS)
+    for one in made:
+        assert set(one) == {"type", "function"}
+        spec = TOOLS[one["function"]["name"]]
+        assert one["function"]["description"] == spec.description
+        parameters = one["function"]["parameters"]
+        assert {**spec.parameters, **parameters} == spec.parameters
+        assert set(spec.parameters) - set(parameters) == {"$schema", "$id", "title", "description"}
+
+
+async def test_a_function_of_python_has_a_signature_and_says_what_it_does(memory_desk):
+    made = callables(memory_desk.toolbox, memory_desk.context)
+    assert set(made) == set(TOOLS) - {"sandbox_run"}
+    write = made["sandbox_fs_write"]
+    assert str(inspect.signature(write)).startswith(
+        "(path: str, contents: str | None = None, *, sandbox_id: str | None = None,"
+    )
+    assert typing.get_type_hints(made["sandbox_exec"])["cmd"] == str | list[str] | None
+    told = inspect.getdoc(write) or ""
+    assert told.startswith(TOOLS["sandbox_fs_write"].description)
+    assert "    path: Relative to /workspace" in told
+    assert inspect.iscoroutinefunction(write)
+
+
+async def test_a_function_of_python_works_in_its_run(desk):
+    made = callables(desk.toolbox, desk.context)
+    written = await made["sandbox_fs_write"]("x", "hello")
+    told = await made["sandbox_exec"]("cat x")
+    assert (written["size_bytes"], told["stdout"]) == (5, "hello")
+    assert told["sandbox_id"] == (await desk.call("open"))["sandbox_id"]
+    assert (await made["sandbox_fs_read"](path="none"))["code"] == "FILE_NOT_FOUND"
+    with pytest.raises(TypeError):
+        await made["sandbox_fs_read"]()
+
+
+async def test_the_twin_of_another_thread_does_the_same_and_will_not_wait_for_itself(desk):
+    loop = asyncio.get_running_loop()
+    made = sync_callables(desk.toolbox, desk.context, loop)
+    told = await asyncio.to_thread(made["sandbox_exec"], cmd=["echo", "hi"])
+    assert told["stdout"] == "hi\n"
+    with pytest.raises(RuntimeError, match="await instead"):
+        made["sandbox_exec"](cmd="true")
+    other = callables(desk.toolbox, desk.context)
+    for name, function in made.items():
+        assert inspect.signature(function) == inspect.signature(other[name])
+        assert inspect.getdoc(function) == inspect.getdoc(other[name])

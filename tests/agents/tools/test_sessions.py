@@ -1,0 +1,205 @@
+"""Whose sandbox a call means, and that none leads into another run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sandkasten.agents.wish import SandboxWish
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.sandbox import CreateRequest
+from tests.agents.tools.desk import CODE
+
+
+async def ids(desk) -> list[str]:
+    return [one.id for one in await desk.engine.list()]
+
+
+async def test_the_first_call_opens_the_runs_sandbox_and_the_next_finds_it(desk):
+    first = await desk.call("fs_write", path="x", text="1")
+    opened = await desk.call("open")
+    read = await desk.call("fs_read", path="x")
+    assert opened == {
+        "sandbox_id": first["sandbox_id"],
+        "session_id": first["sandbox_id"],
+        "session_key": "agent:run_a:default",
+        "image": "host",
+        "workdir": "/workspace",
+        "cwd": "/workspace",
+        "created": False,
+        "status": "ready",
+        "warnings": ["alias linux (ubuntu:22.04) answered by the host image"],
+    }
+    assert read["contents"] == "1"
+    [info] = await desk.engine.list()
+    assert info.labels == {"sandkasten.run": "run_a", "sandkasten.agent": "tester"}
+
+
+async def test_a_hundred_calls_at_once_open_one_sandbox(desk):
+    answers = await asyncio.gather(*(desk.call("open") for _ in range(100)))
+    assert len({one["sandbox_id"] for one in answers}) == 1
+    assert sum(one["created"] for one in answers) == 1
+    assert len(await ids(desk)) == 1
+
+
+async def test_agents_of_a_workflow_share_one_and_an_isolated_one_has_its_own(desk):
+    one = desk.within(workflow_run_id="flow", agent_run_id="run_1")
+    two = desk.within(workflow_run_id="flow", agent_run_id="run_2")
+    alone = two.wishing(SandboxWish(mode="code", session="isolated"))
+    await one.call("fs_write", path="x", text="of the first")
+    assert (await two.call("fs_read", path="x"))["contents"] == "of the first"
+    assert (await alone.call("fs_read", path="x"))["code"] == "FILE_NOT_FOUND"
+    keys = {info.session_key for info in await desk.engine.list()}
+    assert keys == {"workflow:flow:default", "agent:run_2:default"}
+
+
+async def test_a_name_is_one_within_the_run_in_three_spellings(desk):
+    desk = desk.within(workflow_run_id="flow")
+    named = await desk.call("open", session_key="second")
+    again = await desk.call("open", session_key="workflow:flow:second")
+    assert (named["created"], again["created"]) == (True, False)
+    assert named["sandbox_id"] == again["sandbox_id"]
+    own = await desk.call("open")
+    legacy = await desk.call("open", session_key="workflow_flow_sandbox")
+    assert own["sandbox_id"] == legacy["sandbox_id"] != named["sandbox_id"]
+
+
+async def test_a_named_sandbox_is_used_by_its_id_under_both_words(desk):
+    second = await desk.call("open", session_key="second")
+    await desk.call("fs_write", path="x", text="2", sandbox_id=second["sandbox_id"])
+    found = await desk.call("fs_list", session_id=second["sandbox_id"])
+    assert [one["name"] for one in found["entries"]] == ["x"]
+    assert (await desk.call("fs_list"))["entries"] == []
+    both = await desk.call("fs_list", sandbox_id=second["sandbox_id"], session_id="sbx_other")
+    assert both["message"] == "sandbox_id and session_id contradict each other"
+
+
+async def test_another_runs_sandbox_answers_exactly_like_none(desk):
+    theirs = (await desk.within(agent_run_id="run_b").call("open"))["sandbox_id"]
+    foreign = (await desk.within(tenant="other").call("open"))["sandbox_id"]
+    plain = (await desk.engine.create(CreateRequest())).id
+    unknown = "sbx_00000000000000ff"
+    arguments = {
+        "exec": {"cmd": "id"},
+        "exec_read": {"exec_id": "exe_1"},
+        "exec_wait": {"exec_id": "exe_1"},
+        "fs_write": {"path": "x", "text": ""},
+        "fs_read": {"path": "x"},
+        "fs_list": {},
+        "fs_delete": {"path": "x"},
+        "stage_file": {"file_key": "k", "destination": "x"},
+        "publish_file": {"source": "x"},
+        "close": {},
+    }
+    for tool, given in arguments.items():
+        answers = []
+        for one in (unknown, theirs, foreign, plain, "nonsense"):
+            answer = await desk.call(tool, sandbox_id=one, **given)
+            answers.append({k: str(v).replace(one, "?") for k, v in answer.items()})
+        assert answers[0]["code"] == "SESSION_NOT_FOUND", tool
+        assert all(answer == answers[0] for answer in answers), tool
+    assert {theirs, foreign, plain} <= set(await ids(desk))
+
+
+async def test_another_runs_sandbox_that_ended_answers_like_none_too(desk):
+    other = desk.within(agent_run_id="run_b")
+    theirs = (await other.call("open"))["sandbox_id"]
+    await other.call("close")
+    gone = await desk.call("fs_list", sandbox_id=theirs)
+    never = await desk.call("fs_list", sandbox_id="sbx_00000000000000ff")
+    assert gone["message"].replace(theirs, "?") == never["message"].replace(
+        "sbx_00000000000000ff", "?"
+    )
+    assert gone["code"] == "SESSION_NOT_FOUND"
+
+
+async def test_the_runs_own_sandbox_that_ended_is_told_as_what_it_is(desk):
+    ours = (await desk.call("open"))["sandbox_id"]
+    await desk.engine.destroy(ours)
+    assert (await desk.call("fs_list", sandbox_id=ours))["code"] == "SESSION_EXPIRED"
+
+
+async def test_another_runs_key_answers_like_none_and_opens_nothing(desk):
+    await desk.within(agent_run_id="run_b").call("open")
+    before = await ids(desk)
+    for key in ("agent:run_b:default", "agent:run_c:default", "agent_run_b_sandbox"):
+        refused = await desk.call("open", session_key=key)
+        assert (refused["code"], refused["message"]) == (
+            "SESSION_NOT_FOUND",
+            "no session of this run has that key",
+        )
+    assert (await desk.call("open", session_key="a:b"))["code"] == "INVALID_REQUEST"
+    assert (await desk.call("open", session_key="../x"))["code"] == "INVALID_REQUEST"
+    assert await ids(desk) == before
+
+
+async def test_a_sandbox_that_died_is_replaced_and_the_model_is_told(desk):
+    first = await desk.call("fs_write", path="x", text="1")
+    await desk.engine.destroy(first["sandbox_id"])
+    listed = await desk.call("fs_list")
+    assert listed["entries"] == []
+    assert listed["sandbox_id"] != first["sandbox_id"]
+    assert listed["notice"].startswith("the sandbox of this session had ended")
+    assert "notice" not in await desk.call("fs_list")
+
+
+async def test_close_takes_the_sandbox_away_and_twice_is_quiet(desk):
+    opened = await desk.call("open")
+    closed = await desk.call("close", delete_workspace=True)
+    which = {"sandbox_id": opened["sandbox_id"], "session_id": opened["sandbox_id"]}
+    assert closed == {"ok": True, "closed": True, **which}
+    assert await ids(desk) == []
+    assert await desk.call("close") == {
+        "ok": True,
+        "closed": False,
+        "sandbox_id": None,
+        "session_id": None,
+    }
+    # One that was closed on purpose is no surprise.
+    again = await desk.call("open")
+    assert (again["created"], "notice" in again) == (True, False)
+
+
+async def test_who_asks_for_no_image_takes_the_one_the_session_has(memory_desk):
+    one = memory_desk.within(workflow_run_id="flow").wishing(
+        SandboxWish(mode="code", image="host"), workflow_run_id="flow"
+    )
+    opened = await one.call("open")
+    found = await one.wishing(CODE).call("open")
+    assert found["sandbox_id"] == opened["sandbox_id"]
+
+
+async def test_finish_destroys_all_of_a_run_and_nothing_else(desk):
+    flow = desk.within(workflow_run_id="flow")
+    await flow.call("open")
+    await flow.call("open", session_key="second")
+    other = (await desk.within(workflow_run_id="flow2").call("open"))["sandbox_id"]
+    own = (await flow.wishing(SandboxWish(mode="code", session="agent")).call("open"))["sandbox_id"]
+    done = await desk.toolbox.finish("workflow", "flow")
+    assert (len(done.destroyed), done.failed) == (2, ())
+    assert set(await ids(desk)) == {other, own}
+    assert (await desk.toolbox.finish("workflow", "flow")).destroyed == ()
+
+
+async def test_finish_goes_on_past_what_fails_and_tells_it(memory_desk, monkeypatch):
+    made = [(await memory_desk.call("open", session_key=name))["sandbox_id"] for name in "abc"]
+    destroy = memory_desk.engine.destroy
+
+    async def sometimes(sandbox_id: str) -> None:
+        if sandbox_id == made[1]:
+            raise BackendUnavailable("the engine is away")
+        await destroy(sandbox_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(memory_desk.engine, "destroy", sometimes)
+        done = await memory_desk.toolbox.finish("agent", "run_a")
+    assert set(done.destroyed) == {made[0], made[2]}
+    assert [(one, exc.code) for one, exc in done.failed] == [(made[1], "BACKEND_UNAVAILABLE")]
+    assert (await memory_desk.toolbox.finish("agent", "run_a")).destroyed == (made[1],)
+
+
+async def test_two_that_finish_a_run_at_once_do_not_hinder_each_other(desk):
+    for name in "abc":
+        await desk.call("open", session_key=name)
+    both = await asyncio.gather(*(desk.toolbox.finish("agent", "run_a") for _ in range(2)))
+    assert [one.failed for one in both] == [(), ()]
+    assert await ids(desk) == []

@@ -1,0 +1,188 @@
+"""Expressions come to a value or say why not, and none can take more than its share."""
+
+# ruff: noqa: E501 - a workflow on a line of its own is easier to read than one in pieces
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from sandkasten.agents.workflows.expressions import Bounds, Expressions, missing_path, problem
+from sandkasten.errors import RunFailed, RunLimitReached
+
+CONTEXT = {
+    "input": {"list": [1, 2, 3], "name": "é😀", "none": None, "flag": True},
+    "steps": {"a": {"output": {"n": 3, "f": 1.5}}, "a-b": {"output": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1 + 2", 3),
+        ("steps.a.output.n > 2 && input.flag", True),
+        ("has(steps.a.output.nope)", False),
+        ("has(steps.nope)", False),
+        ('steps["a-b"].output', {}),
+        ("input.list.map(x, x * 2)", [2, 4, 6]),
+        ("{'all': input.list, 'name': input.name}", {"all": [1, 2, 3], "name": "é😀"}),
+        ("input.none", None),
+        ("steps.a.output.f", 1.5),
+        ("timestamp('2024-01-01T00:00:00Z')", "2024-01-01T00:00:00+00:00"),
+        ("duration('90s')", 90.0),
+        ("b'ab'", "YWI="),
+        ("'A-B'.lowerAscii().split('-')", ["a", "b"]),
+        ("input.name.matches('^(a+)+$')", False),
+    ],
+)
+async def test_an_expression_comes_to_json(expressions, expression, value) -> None:
+    assert await expressions.value(expression, CONTEXT) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "missing"),
+    [
+        ("steps.a.output.nope", "steps.a.output.nope"),
+        ("steps.b.output.n == 1", "steps.b"),
+        ("has(steps.b.output)", "steps.b"),
+        ("input.list[7] > 1", "input.list[7]"),
+        ('steps["a-b"].output.x', 'steps["a-b"].output.x'),
+        ("input.list.size() > 1 && input.nope", "input.nope"),
+        ("input.none.deeper", "input.none.deeper"),
+        ("vars.x", "vars"),
+    ],
+)
+async def test_what_is_missing_is_named_and_never_guessed(expressions, expression, missing) -> None:
+    with pytest.raises(RunFailed) as caught:
+        await expressions.value(expression, CONTEXT)
+    assert caught.value.details["missing"] == missing
+    assert missing_path(expression, CONTEXT) == missing
+
+
+@pytest.mark.parametrize(
+    ("expression", "part"),
+    [
+        ("1 / 0", "division by zero"),
+        ("'a' + 1", "string + int"),
+        ("nofunction(1)", "nofunction"),
+        ("1 +", "cannot be read"),
+        ("", "is empty"),
+        ("0.0 / 0.0", "JSON"),
+        ("__import__('os')", "__import__"),
+        ("input.__class__", "input.__class__"),
+    ],
+)
+async def test_an_expression_without_a_value_says_why(expressions, expression, part) -> None:
+    with pytest.raises(RunFailed) as caught:
+        await expressions.value(expression, CONTEXT)
+    assert part in caught.value.message
+    assert await expressions.value("1", {}) == 1
+
+
+async def test_a_condition_is_true_or_false_and_nothing_else(expressions) -> None:
+    assert await expressions.truth("1 < 2", {}) is True
+    for expression in ("1", "'true'", "null", "[]"):
+        with pytest.raises(RunFailed, match="not true or false"):
+            await expressions.truth(expression, {})
+
+
+LONG = {"l": list(range(2000))}
+PAIRS = "l.all(a, l.all(b, l.all(c, l.all(d, a + b + c + d >= 0))))"
+
+
+async def test_an_expression_that_takes_too_long_is_ended_and_the_next_one_works() -> None:
+    async with Expressions(Bounds(cpu_s=0.2), processes=1) as expressions:
+        with pytest.raises(RunLimitReached, match="0.2 s of processor time"):
+            await expressions.value(PAIRS, LONG)
+        assert await expressions.value("size(l)", LONG) == 2000
+
+
+async def test_the_event_loop_goes_on_while_an_expression_takes_its_time() -> None:
+    async with Expressions(Bounds(cpu_s=0.3), processes=1) as expressions:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        with pytest.raises(RunLimitReached):
+            await expressions.value(PAIRS, LONG)
+        ticking.cancel()
+        assert ticks > 20
+
+
+async def test_an_expression_that_takes_too_much_memory_is_ended() -> None:
+    bounds = Bounds(memory_bytes=400 * 1024 * 1024, cpu_s=20.0)
+    async with Expressions(bounds, processes=1) as expressions:
+        double = "[" + ",".join(["s+s+s+s+s+s+s+s"] * 8) + "].map(x, [x+x+x+x, x+x+x+x])"
+        with pytest.raises(RunFailed):
+            await expressions.value(double, {"s": "x" * 1_000_000})
+        assert await expressions.value("1", {}) == 1
+
+
+async def test_a_value_that_is_too_long_is_refused() -> None:
+    async with Expressions(Bounds(value_bytes=1000), processes=1) as expressions:
+        with pytest.raises(RunLimitReached, match="longer than 1000 bytes"):
+            await expressions.value("s + s", {"s": "x" * 600})
+        assert await expressions.value("s", {"s": "x" * 600}) == "x" * 600
+
+
+async def test_only_what_is_looked_at_counts_and_too_much_of_it_is_refused() -> None:
+    async with Expressions(Bounds(context_bytes=1000), processes=1) as expressions:
+        context = {"big": "x" * 2000, "small": 1}
+        assert await expressions.value("small + 1", context) == 2
+        with pytest.raises(RunLimitReached, match="1000 are allowed"):
+            await expressions.value("size(big)", context)
+
+
+async def test_whoever_is_cancelled_leaves_no_process_behind() -> None:
+    before = _evaluators()
+    expressions = Expressions(Bounds(cpu_s=60.0), processes=1)
+    asked = asyncio.create_task(expressions.value(PAIRS, LONG))
+    async with asyncio.timeout(60):
+        while not _evaluators() - before:  # noqa: ASYNC110 - another process tells no event
+            await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert _evaluators() == before
+    assert await expressions.value("1", {}) == 1
+    await expressions.close()
+
+
+def _evaluators() -> set[str]:
+    children = [pid for thread in os.listdir("/proc/self/task") for pid in _children(thread)]
+    return {pid for pid in children if "evaluator.py" in _command(pid)}
+
+
+def _children(thread: str) -> list[str]:
+    try:
+        with open(f"/proc/self/task/{thread}/children") as listed:
+            return listed.read().split()
+    except FileNotFoundError:
+        return []
+
+
+def _command(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline") as line:
+            return line.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["(" * 2000, "[1].map(a," * 300 + "1" + ")" * 300, "!" * 4096, "a" + "+a" * 2000, "-" * 4095, "a" * 5000, "{" * 4000],
+)  # fmt: skip
+async def test_hostile_expressions_are_refused_or_evaluated(expressions, expression) -> None:
+    if problem(expression):
+        with pytest.raises(RunFailed):
+            await expressions.value(expression, {"a": 1})
+    else:
+        assert await expressions.value(expression, {"a": 1}) == 2001

@@ -1,0 +1,380 @@
+"""What each type of step does, and how it fails."""
+
+# ruff: noqa: E501 - a workflow on a line of its own is easier to read than one in pieces
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandkasten.agents.workflows.runner import Limits
+from sandkasten.errors import (
+    ModelUnavailable,
+    PolicyDenied,
+    QuotaExceeded,
+    RunFailed,
+    RunLimitReached,
+)
+from tests.agents.workflows.flow import Flow, PowerCut
+
+
+def _flow(expressions, *lines: str, **options) -> Flow:
+    return Flow(
+        "id: x\nsteps:\n" + "".join(f"- {line}\n" for line in lines), expressions, **options
+    )
+
+
+async def test_set_and_transform_make_values_that_later_steps_see(expressions) -> None:
+    flow = _flow(
+        expressions,
+        "{id: start, type: set, data: {n: 1, who: '${input.name}'}}",
+        "{id: more, type: context, data: {deep: '${vars.n + 1}'}, resultPath: vars.box.inner}",
+        "{id: sum, type: transform, data: {all: ['${n}', '${box.inner.deep}'], say: 'hi ${who}!'}}",
+    )
+    assert await flow.go({"name": "Eve"}) == {"all": [1, 2], "say": "hi Eve!"}
+    assert flow.saved["frame"]["vars"] == {"n": 1, "who": "Eve", "box": {"inner": {"deep": 2}}}
+
+
+async def test_an_output_can_be_chosen_and_the_workflow_has_its_own(expressions) -> None:
+    flow = Flow(
+        "id: x\noutput: {answer: '${result}', by: '${steps.a.output}'}\nsteps:\n"
+        "- {id: a, type: agent, agent: a, output: '${result.response}'}\n"
+        "- {id: b, type: agent, agent: b, outputPath: $.response}\n",
+        expressions,
+    )
+    assert await flow.go() == {"answer": "b", "by": "a"}
+
+
+async def test_an_end_inside_a_branch_ends_the_branch_alone(expressions) -> None:
+    flow = _flow(
+        expressions,
+        "{id: p, type: parallel, branches: [{name: l, steps: [{id: a, type: agent, agent: a}, "
+        "{id: e, type: end, output: {stopped: true}}]}, {name: r, steps: [{id: b, type: agent, agent: b}]}]}",
+        "{id: c, type: agent, agent: c, input: {seen: '${p}'}}",
+    )  # fmt: skip
+    await flow.go()
+    assert sorted(flow.order) == ["a", "b", "c"]
+    assert flow.calls[-1].variables["seen"] == {"l": {"stopped": True}, "r": {"response": "b"}}
+
+
+async def test_branches_work_at_the_same_time_and_a_failure_ends_the_others(expressions) -> None:
+    ended = []
+    both = asyncio.Barrier(2)
+
+    async def agent(call):
+        await both.wait()
+        if call.agent == "a":
+            raise ModelUnavailable("no answer")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(call.agent)
+
+    lines = "{id: p, type: parallel, branches: {l: [{id: a, type: agent, agent: a}], r: [{id: b, type: agent, agent: b}]}}"
+    flow = _flow(expressions, lines, agent=agent)
+    with pytest.raises(RunFailed) as caught:
+        await flow.go()
+    assert caught.value.details == {"step": "a", "cause": "MODEL_UNAVAILABLE", "attempts": 1}
+    assert ended == ["b"]
+    assert flow.saved["failed"]["step"] == "a"
+
+
+async def test_of_any_the_first_that_ends_well_wins(expressions) -> None:
+    ended = []
+
+    async def agent(call):
+        if call.agent == "fails":
+            raise ModelUnavailable("no answer")
+        if call.agent == "waits":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("waits")
+        return {"response": call.agent}
+
+    steps = ", ".join(
+        f"{n}: [{{id: {n}, type: agent, agent: {n}}}]" for n in ("fails", "waits", "ends")
+    )
+    line = f"{{id: p, type: parallel, join: any, branches: {{{steps}}}}}"
+    flow = _flow(expressions, line, agent=agent)
+    assert await flow.go() == {"ends": {"response": "ends"}}
+    assert ended == ["waits"]
+
+
+async def test_of_any_it_fails_when_all_do(expressions) -> None:
+    def agent(call):
+        raise ModelUnavailable(call.agent)
+
+    line = "{id: p, type: parallel, join: {mode: any}, branches: {l: [{id: a, type: agent, agent: a}], r: [{id: b, type: agent, agent: b}]}}"
+    with pytest.raises(RunFailed, match='the step "a" failed: a'):
+        await _flow(expressions, line, agent=agent).go()
+
+
+async def test_items_are_worked_on_so_many_at_once_and_their_results_are_in_order(
+    expressions,
+) -> None:
+    busy = most = 0
+    three = asyncio.Barrier(3)
+
+    async def agent(call):
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await three.wait()
+        for _ in range(9 - call.variables["n"]):
+            await asyncio.sleep(0)
+        busy -= 1
+        return {"n": call.variables["n"]}
+
+    line = "{id: e, type: foreach, itemsPath: $.input, maxConcurrency: 3, iterator: [{id: w, type: agent, agent: w, input: {n: '${item}'}}]}"
+    flow = _flow(expressions, line, agent=agent)
+    assert await flow.go(list(range(9))) == [{"n": n} for n in range(9)]
+    assert most == 3
+    assert await _flow(expressions, line, agent=agent).go([]) == []
+
+
+async def test_agents_of_all_branches_together_are_bounded(expressions) -> None:
+    busy = most = 0
+
+    async def agent(call):
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await asyncio.sleep(0)
+        busy -= 1
+        return {}
+
+    steps = ", ".join(f"b{n}: [{{id: s{n}, type: agent, agent: a}}]" for n in range(9))
+    line = f"{{id: p, type: parallel, branches: {{{steps}}}}}"
+    await _flow(expressions, line, agent=agent, limits=Limits(max_agents=2)).go()
+    assert most == 2
+
+
+async def test_foreach_over_what_is_no_list_fails(expressions) -> None:
+    line = "{id: e, type: foreach, items: input, iterator: [{id: w, type: agent, agent: w}]}"
+    with pytest.raises(RunFailed, match='the step "e" failed: `input` is no list'):
+        await _flow(expressions, line).go("text")
+
+
+async def test_while_goes_round_as_long_as_its_condition_is_true(expressions) -> None:
+    line = "{id: w, type: while, condition: '!has(steps.s) || s.n < 3', do: [{id: s, type: agent, agent: a, input: {at: '${index}'}}]}"
+    flow = _flow(expressions, line, "{id: z, type: transform, expression: s.n * 10}")
+    flow.agent = lambda call: {"n": len(flow.calls)}
+    assert await flow.go() == 30
+    assert [call.variables for call in flow.calls] == [{"at": 0}, {"at": 1}, {"at": 2}]
+
+
+TRY = (
+    "{id: t, type: try, try: [{id: a, type: agent, agent: a}], "
+    "catch: [{id: c, type: transform, data: {why: '${error.code}', at: '${error.step}'}}], "
+    "finally: [{id: f, type: agent, agent: f}]}"
+)
+
+
+async def test_a_failure_is_caught_and_what_is_last_is_done(expressions) -> None:
+    flow = _flow(expressions, TRY)
+
+    def agent(call):
+        if call.agent == "a":
+            raise ModelUnavailable("no answer")
+        return {}
+
+    flow.agent = agent
+    assert await flow.go() == {"why": "MODEL_UNAVAILABLE", "at": "a"}
+    assert flow.order == ["a", "f"]
+    calm = _flow(expressions, TRY)
+    assert await calm.go() == {"response": "a"}
+    assert calm.order == ["a", "f"]
+
+
+async def test_without_a_catch_the_failure_comes_out_after_what_is_last(expressions) -> None:
+    def agent(call):
+        if call.agent == "a":
+            raise ModelUnavailable("no answer", hint="wait")
+        return {}
+
+    line = "{id: t, type: try, try: [{id: a, type: agent, agent: a}], finally: [{id: f, type: agent, agent: f}]}"
+    flow = _flow(expressions, line, agent=agent)
+    with pytest.raises(RunFailed, match='"a" failed: no answer') as caught:
+        await flow.go()
+    assert (flow.order, caught.value.details["step"]) == (["a", "f"], "a")
+
+
+async def test_a_step_is_tried_again_after_a_growing_while(expressions) -> None:
+    line = "{id: a, type: agent, agent: a, retry: {max_attempts: 4, backoff: 2s, retry_on: [MODEL_UNAVAILABLE]}}"
+    flow = _flow(expressions, line)
+
+    def agent(call):
+        if len(flow.calls) < 4:
+            raise ModelUnavailable("no answer")
+        return {"response": "at last"}
+
+    flow.agent = agent
+    assert await flow.go() == {"response": "at last"}
+    assert [call.attempt for call in flow.calls] == [1, 2, 3, 4]
+    assert flow.clock.slept == [2.0, 4.0, 8.0]
+    assert [event["attempt"] for event in flow.noted("step.retried")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("retry", "failure", "calls"),
+    [
+        ("{max_attempts: 3}", ModelUnavailable("no answer"), 3),
+        ("{max_attempts: 3, retry_on: [BUSY]}", ModelUnavailable("no answer"), 1),
+        ("{max_attempts: 3}", PolicyDenied("not allowed"), 1),
+        ("{max_attempts: 3, retry_on: [FORBIDDEN]}", PolicyDenied("not allowed"), 3),
+    ],
+)
+async def test_what_is_tried_again_depends_on_the_failure(
+    expressions, retry, failure, calls
+) -> None:
+    def agent(call):
+        raise failure
+
+    flow = _flow(expressions, f"{{id: a, type: agent, agent: a, retry: {retry}}}", agent=agent)
+    with pytest.raises(RunFailed) as caught:
+        await flow.go()
+    assert len(flow.calls) == caught.value.details["attempts"] == calls
+    assert caught.value.details["cause"] == failure.code
+
+
+async def test_a_step_that_does_not_end_in_time_fails_and_can_be_tried_again(expressions) -> None:
+    line = "{id: a, type: agent, agent: a, timeout: 20ms, retry: {max_attempts: 2, retry_on: [timeout]}}"
+    flow = _flow(expressions, line)
+
+    async def agent(call):
+        if call.attempt == 1:
+            await asyncio.Event().wait()
+        return {"response": "second"}
+
+    flow.agent = agent
+    assert await flow.go() == {"response": "second"}
+    never = _flow(expressions, line, agent=lambda call: asyncio.Event().wait())
+    with pytest.raises(RunFailed, match=r"did not end within 0\.02 s") as caught:
+        await never.go()
+    assert caught.value.details["cause"] == "COMMAND_TIMEOUT"
+
+
+async def test_a_workflow_that_does_not_end_in_time_is_ended(expressions) -> None:
+    text = "id: x\ntimeout: 50ms\nsteps: [{id: a, type: agent, agent: a}]"
+    flow = Flow(text, expressions, lambda call: asyncio.Event().wait())
+    with pytest.raises(RunLimitReached, match=r"within 0\.05 s; it was at a") as caught:
+        await flow.go()
+    assert caught.value.details["step"] == "a"
+
+
+async def test_time_before_a_crash_counts(expressions) -> None:
+    text = "id: x\ntimeout: 60s\nsteps: [{id: s, type: sleep, duration: 10s}, {id: a, type: agent, agent: a}]"
+    flow = Flow(text, expressions)
+    flow.cut_at_save = 2
+    with pytest.raises(PowerCut):
+        await flow.go()
+    flow.clock.at += 100
+    with pytest.raises(RunLimitReached, match="within 60 s"):
+        await flow.go()
+
+
+async def test_sleep_lasts_to_the_same_moment_after_a_crash(expressions) -> None:
+    flow = _flow(expressions, "{id: s, type: delay, duration: 30s}", cut_at_save=2)
+    with pytest.raises(PowerCut):
+        await flow.go()
+    flow.saved["frame"]["begun"]["until"] = flow.clock.at + 12
+    await flow.go()
+    assert flow.clock.slept == [30.0, 12.0]
+
+
+LOOP = (
+    "{id: a, type: agent, agent: a}",
+    "{id: s, type: switch, expression: a.again, transitions: [{condition: 'true', next: a}], next: z}",
+    "{id: z, type: end}",
+)
+
+
+async def test_ten_thousand_rounds_are_refused_with_the_step_named(expressions) -> None:
+    flow = _flow(expressions, *LOOP)
+    flow.agent = lambda call: {"again": len(flow.calls) < 10_000}
+    with pytest.raises(
+        RunLimitReached, match='the step "a" would be entered for the 101th'
+    ) as caught:
+        await flow.go()
+    assert caught.value.details == {"step": "a", "limit": "max_visits", "most": 100}
+    assert len(flow.calls) == 100
+    assert flow.noted("loop.stopped") == [{"step": "a", "limit": "max_visits", "most": 100}]
+    # A hundred is allowed.
+    fits = _flow(expressions, *LOOP)
+    fits.agent = lambda call: {"again": len(fits.calls) < 100}
+    assert await fits.go() == {"again": False}
+
+
+async def test_all_steps_together_are_bounded(expressions) -> None:
+    line = "{id: e, type: foreach, items: input, iterator: [{id: w, type: set, data: {n: 1}}]}"
+    await _flow(expressions, line, limits=Limits(max_steps=11)).go(list(range(10)))
+    with pytest.raises(RunLimitReached, match="max_steps|step 12 of the run") as caught:
+        await _flow(expressions, line, limits=Limits(max_steps=11)).go(list(range(11)))
+    assert caught.value.details["step"] == "w"
+    with pytest.raises(RunLimitReached, match="has 1001 items"):
+        await _flow(expressions, line).go(list(range(1001)))
+
+
+async def test_no_catch_holds_a_loop_that_does_not_end(expressions) -> None:
+    loop = "{id: w, type: while, condition: 'true', do: [{id: n, type: set, data: {x: 1}}]}"
+    line = f"{{id: t, type: try, try: [{loop}], catch: [{{id: c, type: agent, agent: c}}], retry: {{max_attempts: 5}}}}"
+    flow = _flow(expressions, line, limits=Limits(max_visits=10))
+    with pytest.raises(RunLimitReached, match='the step "w" would go round for the 11th time'):
+        await flow.go()
+    assert flow.calls == []
+
+
+async def test_an_output_is_json_and_bounded(expressions) -> None:
+    one = "{id: a, type: agent, agent: a}"
+    with pytest.raises(RunFailed, match="its output is no JSON"):
+        await _flow(expressions, one, agent=lambda call: {"x": object()}).go()
+    limits = Limits(output_bytes=100)
+    with pytest.raises(RunFailed, match="its output has 113 bytes"):
+        await _flow(expressions, one, agent=lambda c: {"x": "y" * 104}, limits=limits).go()
+    flow = _flow(expressions, one, "{id: b, type: agent, agent: b}", limits=Limits(state_bytes=600))
+    flow.agent = lambda call: {"x": "y" * 300}
+    with pytest.raises(RunLimitReached, match="600 are allowed"):
+        await flow.go()
+
+
+async def test_no_condition_that_fits_is_a_failure_with_the_value(expressions) -> None:
+    lines = (
+        "{id: s, type: switch, expression: input.n, transitions: [{condition: 1, next: z}]}",
+        "{id: z, type: end}",
+    )
+    with pytest.raises(RunFailed, match='the step "s" failed: no condition of 2 fits'):
+        await _flow(expressions, *lines).go({"n": 2})
+    await _flow(expressions, *lines).go({"n": 1})
+
+
+async def test_whoever_cancels_the_run_cancels_its_steps(expressions) -> None:
+    began, ended = asyncio.Barrier(3), []
+
+    async def agent(call):
+        await began.wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(call.agent)
+
+    line = "{id: p, type: parallel, branches: {l: [{id: a, type: agent, agent: a}], r: [{id: b, type: agent, agent: b}]}}"
+    run = asyncio.create_task(_flow(expressions, line, agent=agent).go())
+    await began.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert sorted(ended) == ["a", "b"]
+
+
+async def test_a_state_that_cannot_be_saved_is_no_failure_of_a_step(expressions) -> None:
+    flow = _flow(expressions, "{id: a, type: agent, agent: a, retry: {max_attempts: 5}}")
+
+    async def save(state):
+        raise QuotaExceeded("the disk is full")
+
+    flow._save = save  # type: ignore[method-assign]
+    with pytest.raises(QuotaExceeded, match="the disk is full"):
+        await flow.go()
+    assert flow.calls == []

@@ -1,0 +1,185 @@
+"""Runs in files: what a crash tears, who holds a run, and what a list shows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from sandkasten.errors import Conflict, QuotaExceeded, RunNotFound
+from sandkasten.model.runs import RunRow, RunUsage
+from sandkasten.model.tenancy import TenantQuota
+from sandkasten.store import runs as runs_module
+from sandkasten.store.runs import RunDirectory
+
+ROW = RunRow(
+    id="run_0000000000000001",
+    kind="workflow",
+    name="tidy",
+    created_at=1.0,
+    tenant="acme",
+    input={"wörter": ["a", None, 2.5]},
+    usage=RunUsage(3, 2, 10, 20),
+    quota=TenantQuota(max_sessions=2),
+    source="id: tidy\n",
+    state={"at": "second", "context": {"steps": {}}},
+)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return RunDirectory(tmp_path / "runs")
+
+
+async def test_a_row_comes_back_as_it_was_saved(runs):
+    await runs.begin(ROW)
+    assert await runs.get(ROW.id) == ROW
+    ended = replace(ROW, status="failed", ended_at=9.0, error={"code": "X", "message": "m"})
+    await runs.save(ended)
+    assert await runs.get(ROW.id) == ended
+    with pytest.raises(Conflict):
+        await runs.begin(ROW)
+
+
+async def test_a_run_that_nobody_began_is_not_there(runs):
+    for strange in ("run_1", "../escape", "", "a" * 65, "run/../x", "."):
+        assert await runs.get(strange) is None
+        assert list(await runs.events(strange)) == []
+        with pytest.raises(RunNotFound):
+            await runs.save(replace(ROW, id=strange))
+        with pytest.raises(RunNotFound):
+            await runs.note(strange, "x", {})
+    assert list(await runs.list(None)) == []
+    assert await runs.prune(10**12) == 0
+
+
+async def test_a_row_that_was_torn_while_it_was_written_is_the_old_one(runs, tmp_path, monkeypatch):
+    await runs.begin(ROW)
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runs_module.os, "fsync", full)
+    with pytest.raises(QuotaExceeded):
+        await runs.save(replace(ROW, status="completed"))
+    monkeypatch.undo()
+    assert await RunDirectory(tmp_path / "runs").get(ROW.id) == ROW
+    assert sorted(os.listdir(tmp_path / "runs" / ROW.id)) == ["row.json"]
+
+
+async def test_a_torn_event_is_cut_and_its_number_given_again(runs, tmp_path):
+    await runs.begin(ROW)
+    first = await runs.note(ROW.id, "run.started", {"text": "ein\nzwei\u2028drei"})
+    path = tmp_path / "runs" / ROW.id / "events.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"seq": 2, "at": 1.0, "type": "to')
+    assert list(await runs.events(ROW.id)) == [first]
+    # A process that never wrote to it, and the one that did before.
+    for number, writer in ((2, RunDirectory(tmp_path / "runs")), (3, runs)):
+        assert (await writer.note(ROW.id, "later", {})).seq == number
+    assert [one.seq for one in await runs.events(ROW.id)] == [1, 2, 3]
+    assert [one.seq for one in await runs.events(ROW.id, since_seq=1, limit=1)] == [2]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 40])
+async def test_any_cut_of_the_file_of_events_leaves_whole_ones(runs, tmp_path, cut):
+    await runs.begin(ROW)
+    for number in range(5):
+        await runs.note(ROW.id, "step", {"n": number})
+    path = tmp_path / "runs" / ROW.id / "events.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    kept = [one.seq for one in await runs.events(ROW.id)]
+    assert kept == [1, 2, 3, 4]
+    assert (await runs.note(ROW.id, "step", {})).seq == 5
+
+
+async def test_two_that_write_at_once_give_each_number_once(runs, tmp_path):
+    await runs.begin(ROW)
+    other = RunDirectory(tmp_path / "runs")
+    await asyncio.gather(*(one.note(ROW.id, "x", {}) for one in (runs, other) * 10))
+    assert [one.seq for one in await runs.events(ROW.id)] == list(range(1, 21))
+
+
+async def test_a_claim_has_one_holder_and_ends_with_its_process(runs, tmp_path):
+    await runs.begin(ROW)
+    path = tmp_path / "runs" / ROW.id / "claim"
+    code = (
+        "import fcntl, os, sys; fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT); "
+        "fcntl.flock(fd, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout.readline() == b"held\n"
+    async with runs.claim(ROW.id) as ours:
+        assert not ours
+    holder.kill()
+    holder.communicate()
+    async with runs.claim(ROW.id) as ours, RunDirectory(tmp_path / "runs").claim(ROW.id) as others:
+        assert (ours, others) == (True, False)
+    async with runs.claim("run_00000000000000ff") as ours:
+        assert not ours
+
+
+async def test_a_list_is_newest_first_by_tenant_kind_and_status_in_pages(runs):
+    rows = [
+        replace(
+            ROW,
+            id=f"run_{number:016x}",
+            created_at=float(number // 2),
+            tenant="acme" if number != 3 else "other",
+            kind="agent" if number % 2 else "workflow",
+            status="completed" if number > 4 else "running",
+        )
+        for number in range(7)
+    ]
+    for row in rows:
+        await runs.begin(row)
+    mine = [row.id for row in (rows[6], rows[5], rows[4], rows[2], rows[1], rows[0])]
+    assert [row.id for row in await runs.list("acme")] == mine
+    assert len(await runs.list(None)) == 7
+    first = await runs.list("acme", limit=4)
+    rest = await runs.list("acme", limit=4, before=first[-1].id)
+    assert [row.id for row in (*first, *rest)] == mine
+    assert [row.id for row in await runs.list("acme", kind="agent")] == [rows[5].id, rows[1].id]
+    assert [row.id for row in await runs.list("other", status="running")] == [rows[3].id]
+    # A run of somebody else is no place in one's own list.
+    assert list(await runs.list("acme", before=rows[3].id)) == []
+
+
+async def test_who_waits_hears_of_events_of_every_process_and_of_the_end(runs, tmp_path):
+    await runs.begin(ROW)
+    other = RunDirectory(tmp_path / "runs")
+    assert not await runs.changed(ROW.id, 0, 0.01)
+    waiting = [asyncio.create_task(one.changed(ROW.id, 0, 30)) for one in (runs, other)]
+    await asyncio.sleep(0)
+    await runs.note(ROW.id, "x", {})
+    assert await asyncio.gather(*waiting) == [True, True]
+    assert not await runs.changed(ROW.id, 1, 0.01)
+    waiting = [asyncio.create_task(one.changed(ROW.id, 1, 30)) for one in (runs, other)]
+    await runs.save(replace(ROW, status="completed", ended_at=2.0))
+    assert await asyncio.gather(*waiting) == [True, True]
+
+
+async def test_only_what_ended_long_ago_is_forgotten(runs, tmp_path):
+    rows = {
+        "run_a": replace(ROW, id="run_a", status="completed", ended_at=10.0),
+        "run_b": replace(ROW, id="run_b", status="failed", ended_at=30.0),
+        "run_c": replace(ROW, id="run_c", created_at=1.0),
+        "run_d": replace(ROW, id="run_d", status="lost", ended_at=10.0),
+    }
+    for row in rows.values():
+        await runs.begin(row)
+    (tmp_path / "runs" / "run_e").mkdir()
+    (tmp_path / "runs" / "run_f").mkdir()
+    os.utime(tmp_path / "runs" / "run_f", (1, 1))
+    async with runs.claim("run_d"):
+        assert await runs.prune(20.0) == 2
+    assert sorted(os.listdir(tmp_path / "runs")) == ["run_b", "run_c", "run_d", "run_e"]
+    assert await runs.get("run_a") is None
