@@ -21,6 +21,7 @@ from sandkasten.errors import (
     PolicyDenied,
     QuotaExceeded,
     RunNotFound,
+    SandkastenError,
     WorkflowNotFound,
 )
 from sandkasten.model.runs import AgentRunRequest, RunRow, WorkflowRunRequest
@@ -118,6 +119,7 @@ async def test_everything_that_can_be_refused_is_refused_before_there_is_a_run(h
     greedy = WRITER.replace("mode: code", "mode: code, timeout_seconds: 7200")
     unknown = FLOW.replace("agent: reader", "agent: nobody")
     schema = FLOW + "inputSchema: {type: object, required: [text]}\n"
+    refusal: type[SandkastenError]
     for request, refusal in (
         (AgentRunRequest("nobody"), AgentNotFound),
         (AgentRunRequest("x", source="---\nmodel: [\n---\nhi"), InvalidAgent),
@@ -339,5 +341,6 @@ async def test_a_run_takes_no_longer_than_it_may(tmp_path):
     async with house(tmp_path) as home:
         async with asyncio.timeout(30):
             row = await home.agent("slow", "hang", source=slow)
+        assert row.error is not None
         assert (row.status, row.error["code"]) == ("failed", "RUN_LIMIT_REACHED")
         assert await home.sandboxes() == []

@@ -55,8 +55,8 @@ RECOVER_EVERY_S: Final = 30.0
 # A sandbox of a plain process ends after this without a touch, and is touched three times in it.
 PLAIN_IDLE_S: Final = 45.0
 TOUCH_EVERY_S: Final = 15.0
-# A run is in the list a moment before it is claimed.
-_YOUNG_S: Final = 5.0
+# A run is in the list a moment before it is claimed; looked at again soon.
+_YOUNG_S: Final = 2.0
 _FOLLOW_S: Final = 10.0
 
 
@@ -284,19 +284,27 @@ class AgentService:
 
     # ---- after a crash
 
-    async def recover(self) -> None:
-        """Settle what dead processes left. Only a daemon does so; it is the one that stays."""
+    async def recover(self) -> bool:
+        """Settle what dead processes left; False when some were too young to tell.
+
+        Only a daemon does so; it is the one that stays.
+        """
         now = self._clock.now()
         before: str | None = None
+        sure = True
         while rows := await self._runs.list(None, status="running", before=before):
             before = rows[-1].id
             for row in rows:
-                if self._working.has(row.id) or now - row.created_at < _YOUNG_S:
+                if self._working.has(row.id):
+                    continue
+                if 0 <= now - row.created_at < _YOUNG_S:
+                    sure = False
                     continue
                 with suppress(SandkastenError):
                     await self._settle(row)
         await self._leftovers.sweep()
         await self._runs.prune(now - self._rules.retention_s)
+        return sure
 
     async def _settle(self, row: RunRow) -> None:
         if row.kind == "workflow":
@@ -350,11 +358,12 @@ class AgentService:
 
     async def _look_after(self) -> None:
         while True:
+            sure = True
             try:
-                await self.recover()
+                sure = await self.recover()
             except SandkastenError as exc:
                 log.warning("runs.unrecovered", extra={"sandkasten": {"why": exc.code}})
-            await asyncio.sleep(RECOVER_EVERY_S)
+            await asyncio.sleep(RECOVER_EVERY_S if sure else _YOUNG_S)
 
     async def _keep_awake(self) -> None:
         while True:
