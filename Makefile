@@ -16,7 +16,7 @@ export BASE OFFLINE
 # A host's own settings must not leak into what is tested.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 
-.PHONY: help setup dev demo test test-long bench lint fmt wheel image images lock clean packages packages-test packages-bench lint-python lint-rust
+.PHONY: help setup dev demo demo-agents test test-long bench lint fmt wheel image images lock clean packages packages-test packages-bench lint-python lint-rust
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack &: $(
 
 demo: setup  ## the main job, shown step by step
 	@scripts/demo.sh
+
+demo-agents: setup  ## agents with a rehearsed model, and a workflow of them, offline
+	@scripts/demo-agents.sh
 
 test: dev packages-test  ## lint and every test, in their everyday sizes
 	@scripts/test.sh

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.docker.options import ENGINE_MODES, SHARED_VOLUME, WORKSPACE_MODES, Options
-from sandkasten.daemon import ceilings
+from sandkasten.daemon import ceilings, values
 from sandkasten.daemon.agent_settings import SETTINGS as AGENT_SETTINGS
 from sandkasten.daemon.agent_settings import AgentSettings, agent_settings
 from sandkasten.daemon.docker_settings import DockerSettings, docker_settings, tls_verify, volume
@@ -25,7 +25,6 @@ from sandkasten.daemon.package_settings import package_rules, printable
 from sandkasten.daemon.parsing import (
     Value,
     address,
-    bad,
     choice,
     count,
     figure,
@@ -37,16 +36,14 @@ from sandkasten.daemon.parsing import (
     text,
 )
 from sandkasten.daemon.registries import Registries, parse_registries
-from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
-from sandkasten.images.names import all_aliases, checked_name
+from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.images.packages.rules import PackageRules
 from sandkasten.model.filekeys import FileRules
 from sandkasten.model.isolation import ISOLATIONS, MINIMA
 from sandkasten.model.journal import Retention
 from sandkasten.model.limits import MIB, Limits
-from sandkasten.model.mounts import MountRule, mount_text, parse_mounts
+from sandkasten.model.mounts import MountRule, parse_mounts
 from sandkasten.model.numbers import number
-from sandkasten.model.paths import sandbox_path
 from sandkasten.model.policy import (
     DEFAULT_BLOCKED_PATHS,
     LIMIT_NAMES,
@@ -120,56 +117,6 @@ class _Setting:
         return "SANDKASTEN_" + self.name.removeprefix("backends.").upper().replace(".", "_")
 
 
-def _image(name: str, value: object) -> str:
-    try:
-        return checked_name(value)
-    except InvalidImage as exc:
-        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
-
-
-def _images(name: str, value: object) -> list[str]:
-    return [_image(name, one) for one in names(name, value)]
-
-
-def _aliases(name: str, value: object) -> list[str]:
-    """A mapping, or `alias=image` texts; kept as the latter. Loops are refused."""
-    if isinstance(value, dict):
-        value = [f"{alias}={image}" for alias, image in value.items()]
-    pairs = dict(_split(one) for one in names(name, value))
-    try:
-        all_aliases(pairs)
-    except InvalidImage as exc:
-        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
-    return [f"{alias}={image}" for alias, image in pairs.items()]
-
-
-def _split(pair: str) -> tuple[str, str]:
-    alias, _, image = pair.partition("=")
-    return alias, image
-
-
-def _paths(name: str, value: object) -> list[str]:
-    paths = names(name, value)
-    for path in paths:
-        try:
-            if not path.startswith("/") or sandbox_path(path) != path:
-                raise bad(name, "a list of absolute paths", path)
-        except InvalidRequest as exc:
-            raise bad(name, "a list of absolute paths", path) from exc
-    return paths
-
-
-def _mounts(name: str, value: object) -> list[str]:
-    """Each as one text, so that `config show` prints it and a variable can hold it."""
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    try:
-        # Where the data lies is known later, and asked again then.
-        return [mount_text(rule) for rule in parse_mounts(value, "/nonexistent")]
-    except InvalidRequest as exc:
-        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
-
-
 _LIMIT_ALIASES = {
     "exec_timeout_seconds": ("STATION_SANDBOX_DEFAULT_TIMEOUT_SECONDS",),
     "max_stdout_bytes": ("STATION_SANDBOX_MAX_STDOUT_BYTES",),
@@ -187,8 +134,8 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
     known = [
         _Setting("data_dir", text, _default_data_dir(environ), ("STATION_SANDBOX_DIR",)),
         _Setting("backend", choice(*BACKENDS), "local"),
-        _Setting("default_image", _image, "host"),
-        _Setting("allowed_images", _images, None, ("STATION_SANDBOX_ALLOWED_IMAGES",)),
+        _Setting("default_image", values.image, "host"),
+        _Setting("allowed_images", values.images, None, ("STATION_SANDBOX_ALLOWED_IMAGES",)),
         _Setting("session_ttl_seconds", seconds, 1800.0),
         _Setting(
             "session_idle_timeout_seconds", seconds, 1800.0, ("SANDBOX_SESSION_IDLE_TIMEOUT",)
@@ -208,9 +155,9 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("defaults.max_exec_timeout_ms", figure, 3_600_000),
         _Setting("defaults.network_mode", choice("none"), "none"),
         _Setting("defaults.readonly_rootfs", only_true, True),
-        _Setting("policy.blocked_paths", _paths, list(DEFAULT_BLOCKED_PATHS)),
+        _Setting("policy.blocked_paths", values.paths, list(DEFAULT_BLOCKED_PATHS)),
         _Setting("policy.env_allow", names, []),
-        _Setting("policy.mounts", _mounts, []),
+        _Setting("policy.mounts", values.mounts, []),
         _Setting("policy.allow_network", flag, False),
         *(_Setting(name, figure, None) for name in ceilings.SETTINGS),
         _Setting("workspace.default_mb", figure, None),
@@ -221,7 +168,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
         _Setting("idle.reclaim_after_seconds", seconds, None),
         _Setting("images.strict", flag, False),
         _Setting("pool.oneshot_spares", none_or_one, 1),
-        _Setting("images.aliases", _aliases, []),
+        _Setting("images.aliases", values.aliases, []),
         _Setting("images.pull", choice(*PULL_POLICIES), "never"),
         _Setting("images.pull_timeout_seconds", seconds, 3600.0),
         _Setting("images.registries", parse_registries, []),
@@ -381,7 +328,7 @@ def _build(origins: dict[str, Origin], environ: Mapping[str, str]) -> Settings:
         allowed_images=None if allowed is None else _strings(allowed),
         images_strict=bool(value("images.strict")),
         oneshot_spares=bool(value("pool.oneshot_spares")),
-        image_aliases=dict(_split(one) for one in _strings(value("images.aliases"))),
+        image_aliases=dict(values.pair(one) for one in _strings(value("images.aliases"))),
         images_pull=str(value("images.pull")),
         pull_timeout_s=_figure(value("images.pull_timeout_seconds")),
         registries=registries.access if isinstance(registries, Registries) else {},
