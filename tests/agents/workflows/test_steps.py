@@ -10,6 +10,7 @@ import pytest
 
 from sandkasten.agents.workflows.runner import Limits
 from sandkasten.errors import (
+    Cancelled,
     ModelUnavailable,
     PolicyDenied,
     QuotaExceeded,
@@ -44,6 +45,16 @@ async def test_an_output_can_be_chosen_and_the_workflow_has_its_own(expressions)
         expressions,
     )
     assert await flow.go() == {"answer": "b", "by": "a"}
+
+
+async def test_a_result_that_does_not_fit_its_schema_is_a_failure(expressions) -> None:
+    text = (
+        "id: x\noutputSchema: {type: object, required: [answer]}\n"
+        "steps: [{id: a, type: agent, agent: a}]"
+    )
+    with pytest.raises(RunFailed, match="does not fit its outputSchema"):
+        await Flow(text, expressions).go()
+    assert await Flow(text, expressions, lambda call: {"answer": 1}).go() == {"answer": 1}
 
 
 async def test_an_end_inside_a_branch_ends_the_branch_alone(expressions) -> None:
@@ -223,6 +234,7 @@ async def test_a_step_is_tried_again_after_a_growing_while(expressions) -> None:
         ("{max_attempts: 3}", ModelUnavailable("no answer"), 3),
         ("{max_attempts: 3, retry_on: [BUSY]}", ModelUnavailable("no answer"), 1),
         ("{max_attempts: 3}", PolicyDenied("not allowed"), 1),
+        ("{max_attempts: 3}", Cancelled("somebody ended it"), 1),
         ("{max_attempts: 3, retry_on: [FORBIDDEN]}", PolicyDenied("not allowed"), 3),
     ],
 )

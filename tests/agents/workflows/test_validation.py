@@ -38,6 +38,8 @@ def test_a_good_file_has_neither_errors_nor_warnings(text) -> None:
         ("id: x\nstart: b\nsteps: [" + A + "]", "INVALID_START", "start"),
         ("[]", "NOT_A_WORKFLOW", ""),
         ("", "NOT_A_WORKFLOW", ""),
+        ("inputSchema: {type: nope}\n" + _steps(A), "BAD_SCHEMA", "inputSchema"),
+        ("outputSchema: {$ref: 'http://x/y'}\n" + _steps(A), "BAD_SCHEMA", "outputSchema"),
         (_steps(A, A), "DUPLICATE_STEP_ID", "steps[1].id"),
         (_steps(A, "{id: a-b, type: end}", "{id: a_b, type: end}"), "DUPLICATE_STEP_ID", "steps[2].id"),
         (_steps("{type: end}"), "MISSING_STEP_ID", "steps[0]"),

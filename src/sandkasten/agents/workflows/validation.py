@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.agents.schemas import checked_schema
 from sandkasten.agents.workflows import expressions, templates
 from sandkasten.agents.workflows.issues import nearest
 from sandkasten.agents.workflows.plan import every_step
+from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -40,6 +42,14 @@ def check(workflow: Workflow, findings: Findings, agents: Collection[str] | None
     if workflow.id and not _WORKFLOW_ID.fullmatch(workflow.id):
         hint = "letters, digits, `-`, `_` and `.`, at most 128"
         findings.error("BAD_WORKFLOW_ID", "id", f'"{workflow.id[:60]}" cannot be an id', hint)
+    for name, schema in (
+        ("inputSchema", workflow.input_schema),
+        ("outputSchema", workflow.output_schema),
+    ):
+        try:
+            checked_schema(dict(schema), what=name)
+        except InvalidRequest as exc:
+            findings.error("BAD_SCHEMA", name, exc.message, exc.hint)
     _ids(workflow, findings)
     _way(workflow.body, findings)
     for step in every_step(workflow.body):
