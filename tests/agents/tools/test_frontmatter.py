@@ -283,10 +283,10 @@ async def test_pids_limit_is_held_by_the_kernel(desk):
 
 
 async def test_max_open_files_is_held_by_the_kernel(desk):
-    told = await asks(desk, "{mode: code, limits: {max_open_files: 256}}").call(
+    told = await asks(desk, "{mode: code, limits: {max_open_files: 128}}").call(
         "exec", cmd="ulimit -n"
     )
-    assert told["stdout"] == "256\n"
+    assert told["stdout"] == "128\n"
 
 
 async def test_max_stdout_bytes_and_max_stderr_bytes_cut_what_is_kept(desk):
