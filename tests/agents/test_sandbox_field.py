@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sandkasten.agents.context import RunContext
 from sandkasten.agents.sandbox_field import parse_sandbox
 from sandkasten.agents.wish import SandboxWish
 from sandkasten.errors import InvalidAgent
@@ -130,7 +131,9 @@ def test_two_spellings_that_differ_are_a_contradiction(fields, paths):
 
 def test_two_names_of_one_limit_that_differ_are_a_contradiction():
     found = refusal({"limits": {"memory_mb": 512, "mem_limit_mb": 1024}})
-    assert found.message == "limits memory_mb and mem_limit_mb contradict each other"
+    assert found.message == (
+        "sandbox.limits: limits memory_mb and mem_limit_mb contradict each other"
+    )
 
 
 def test_an_unknown_key_warns_with_the_nearest_spelling_and_hurts_nothing():
@@ -246,3 +249,10 @@ def test_spaces_around_a_version_are_taken():
 def test_a_session_is_named_so_that_keys_cannot_be_mixed_up(name):
     with pytest.raises(InvalidAgent):
         parse_sandbox({"mode": "code", "session": name})
+
+
+def test_names_that_read_alike_when_joined_are_different_keys():
+    one = RunContext("r", workflow_run_id="a_b", wish=SandboxWish(mode="code", session="c"))
+    other = RunContext("r", workflow_run_id="a", wish=SandboxWish(mode="code", session="b_c"))
+    assert str(one.session_key()) == "workflow:a_b:c"
+    assert str(other.session_key()) == "workflow:a:b_c"

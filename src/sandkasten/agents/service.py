@@ -266,6 +266,8 @@ class AgentService:
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        image: str | None = None,
+        runtime: str | None = None,
     ) -> Mapping[str, Any]:
         context = RunContext(
             # No id of a run looks like this, so no name leads to a sandbox of one.
@@ -273,7 +275,9 @@ class AgentService:
             agent_name="client",
             tenant=tenant,
             quota=quota,
-            wish=SandboxWish(mode="compute" if name == "sandbox_run" else "code"),
+            wish=SandboxWish(
+                mode="compute" if name == "sandbox_run" else "code", image=image, runtime=runtime
+            ),
         )
         context.session_key()
         return await self._toolbox.call(name, dict(arguments), context)

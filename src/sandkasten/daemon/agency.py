@@ -174,8 +174,19 @@ class LocalAgents:
         return self._service.tools(mode)
 
     async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, session: str
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        session: str,
+        image: str | None = None,
+        runtime: str | None = None,
     ) -> Mapping[str, Any]:
         return await self._service.call_tool(
-            name, arguments, tenant=DEFAULT_TENANT, session=session
+            name,
+            arguments,
+            tenant=DEFAULT_TENANT,
+            session=session,
+            image=image,
+            runtime=runtime,
         )

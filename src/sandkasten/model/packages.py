@@ -38,7 +38,7 @@ _PIP: Final = re.compile(
     rf"(?:,(?:===|==|~=|!=|<=|>=|<|>){_VERSION})*)?\Z"
 )
 _NPM: Final = re.compile(
-    r"(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-zA-Z0-9~-][a-zA-Z0-9._~-]*)"
+    r"(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-zA-Z0-9~][a-zA-Z0-9._~-]*)"
     r"(?:@(?P<range>[A-Za-z0-9^~<>=.*|+ -]+))?\Z"
 )
 

@@ -292,15 +292,17 @@ def test_what_cannot_be_served_is_an_error_of_ours(tmp_path, capfd, words, code)
     assert code in err
 
 
-def test_without_the_library_the_command_says_how_to_get_it(tmp_path):
+@pytest.mark.parametrize("missing", [["mcp"], ["jsonschema", "mcp"]])
+def test_without_the_library_the_command_says_how_to_get_it(tmp_path, missing):
     # What stands as None among the modules cannot be imported.
-    blocked = "import sys; sys.modules['mcp'] = None; from sandkasten.cli.main import main; main()"
+    block = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
+    blocked = f"{block}; from sandkasten.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", blocked, "mcp"], env=environ(tmp_path / "d"), capture_output=True,
         text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr == (
-        "error: an MCP server needs the library mcp, which is not installed\n"
+        f"error: the MCP server is not installed (no module named {missing[0]})\n"
         "hint: pip install 'sandkasten[mcp]'\n"
     )

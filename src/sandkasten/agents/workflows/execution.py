@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from sandkasten.agents.workflows.plan import Body, Step, Workflow
 
 MOST_BACKOFF_S: Final = 300.0
+MOST_LEVELS: Final = 64
+"""Of outputs, so that the state as a whole can be written and read."""
 
 
 class Stopped(Exception):
@@ -228,6 +230,9 @@ class Execution:
                 if attempt >= retry.attempts or not _again(exc, retry.retry_on):
                     if isinstance(exc, RunFailed) and "cause" in exc.details:
                         raise  # of a step inside this one
+                    told = {"code": exc.code, "message": exc.message[:1000]}
+                    about = {"step": step.id, "key": scope.key + step.id, "attempt": attempt}
+                    await self.note("step.failed", **about, error=told)
                     raise _named(exc, step, attempt) from exc
                 wait = retry.backoff_s * (2 ** (attempt - 1) if retry.grows else 1)
                 wait = min(wait, MOST_BACKOFF_S)
@@ -276,10 +281,12 @@ class Execution:
 
     def _keep(self, step: Step, frame: dict[str, Any], output: Any) -> None:
         most = self.limits.output_bytes
+        if schemas.deeper_than(output, MOST_LEVELS):
+            raise RunFailed(f"its output is nested deeper than {MOST_LEVELS} levels")
         try:
             size = len(json.dumps(output, allow_nan=False))
         except (TypeError, ValueError) as exc:
-            raise RunFailed("its output is no JSON", step=step.id) from exc
+            raise RunFailed("its output is no JSON") from exc
         if size > most:
             raise RunFailed(
                 f"its output has {size} bytes, and {most} are allowed",

@@ -14,10 +14,11 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.agents import schemas
 from sandkasten.agents.workflows.calls import AgentCall, Around, Clock, Limits, RealClock
-from sandkasten.agents.workflows.execution import Execution, Stopped
+from sandkasten.agents.workflows.execution import MOST_LEVELS, Execution, Stopped
 from sandkasten.agents.workflows.state import VERSION, new_state
-from sandkasten.errors import InvalidWorkflow
+from sandkasten.errors import InvalidRequest, InvalidWorkflow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -50,6 +51,8 @@ class WorkflowRunner:
 
         An exception of `save` or `note` is not the workflow's failure and comes out as it is.
         """
+        if schemas.deeper_than(input, MOST_LEVELS):
+            raise InvalidRequest(f"the input is nested deeper than {MOST_LEVELS} levels")
         if state and state.get("version") != VERSION:
             raise InvalidWorkflow("the saved state of the run is of another version")
         current = json.loads(json.dumps(state)) if state else new_state(workflow, self.clock.now())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     """What the registry has under these names; None for one that it does not know."""
 
 MAX_PLACED: Final = 5000
-_NAME: Final = re.compile(r"(?:@[a-zA-Z0-9~-][a-zA-Z0-9._~-]*/)?[a-zA-Z0-9~-][a-zA-Z0-9._~-]*\Z")
+_NAME: Final = re.compile(r"(?:@[a-zA-Z0-9~-][a-zA-Z0-9._~-]*/)?[a-zA-Z0-9~][a-zA-Z0-9._~-]*\Z")
 _PROGRAM: Final = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]*\Z")
 
 Location = tuple[str, ...]

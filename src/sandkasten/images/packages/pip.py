@@ -69,10 +69,14 @@ print(json.dumps({
 }))
 """
 # pip asks this machine's python for markers also when it fetches for another (pypa/pip#11664).
-# No file may grow beyond the bound: it is held by the kernel, whatever an index sends.
+# No file may grow beyond the bound: it is held by the kernel, whatever an index sends. And it ends
+# with whoever began it (PR_SET_PDEATHSIG), also when that one is killed.
 _FETCH: Final = """
-import json, resource, sys
-where, markers, most = sys.argv[1:4]
+import ctypes, json, os, resource, sys
+where, markers, most, parent = sys.argv[1:5]
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(parent):
+    sys.exit("whoever began this is gone")
 if where:
     sys.path.insert(0, where)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
@@ -80,7 +84,7 @@ from pip._vendor.packaging import markers as asked
 asked.default_environment
 asked.default_environment = lambda: json.loads(markers)
 from pip._internal.cli.main import main
-sys.exit(main(sys.argv[4:]))
+sys.exit(main(sys.argv[5:]))
 """
 _INSTALL: Final = """
 import os, sys
@@ -200,7 +204,7 @@ async def _fetch(
         (
             sys.executable, "-I", "-c", _FETCH,
             "" if ours.is_dir() else os.fspath(ours),
-            json.dumps(python.markers), str(rules.max_bytes),
+            json.dumps(python.markers), str(rules.max_bytes), str(os.getpid()),
             "download", "--only-binary=:all:", "--no-input", "--disable-pip-version-check",
             "--no-cache-dir", "--progress-bar", "off", "--dest", os.fspath(wheels),
             "--python-version", python.version, "--implementation", python.implementation,

@@ -1,0 +1,52 @@
+"""One data directory for the suite: our pip is copied and templates are made once."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.settings import load
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.engine.engine import Engine
+
+    Opened = Callable[..., AbstractAsyncContextManager[Engine]]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-packages-", dir="/var/tmp"))
+    yield path
+    left = [one.name for one in (path / "cells").glob("*")]
+    making = [one.name for one in (path / "packages" / "making").glob("*")]
+    shutil.rmtree(path)
+    assert (left, making) == ([], [])
+
+
+@pytest.fixture
+def opened(data_dir: Path, tmp_path: Path) -> Opened:
+    """An engine with these settings of `packages`; its sandboxes go with it."""
+
+    @asynccontextmanager
+    async def open_with(**settings: object) -> AsyncIterator[Engine]:
+        backend = str(settings.pop("backend", "local"))
+        flags = {f"packages.{name}": str(value) for name, value in settings.items()}
+        found = load({"data_dir": str(data_dir), "backend": backend, **flags}, {}, tmp_path)
+        engine = await open_engine(found)
+        try:
+            yield engine
+        finally:
+            for info in await engine.list(all=True):
+                await engine.destroy(info.id)
+            await engine.aclose()
+
+    return open_with

@@ -1,0 +1,148 @@
+"""Packages of npm from a registry made here, unpacked by node in real sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import ProvisioningFailed
+from sandkasten.model.oneshot import RunRequest
+from tests.packages.wheels import npm_tarball, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.engine.engine import Engine
+    from tests.packages.wheels import Server
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def registry() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+async def said(engine: Engine, code: str, *packages: str, runtime: str = "node") -> str:
+    result = await engine.run(RunRequest(code, runtime, npm_packages=packages))
+    return (result.stdout + result.stderr).decode().strip()
+
+
+async def test_packages_are_found_by_require_and_import_and_their_programs_by_name(
+    opened, registry
+):
+    long = "deep/" * 30 + "file.js"
+    registry.package(
+        "left",
+        dependencies={"@scope/pad": "^1.0.0", "other": "1"},
+        files={
+            "index.js": "module.exports = () => 'left ' + require('@scope/pad')",
+            "cli.js": "#!/usr/bin/env node\nconsole.log(require('left')(), process.argv[2])\n",
+            long: "module.exports = 'deep'",
+        },
+        bin={"left-say": "./cli.js"},
+        scripts={"postinstall": "touch /workspace/ran; exit 1"},
+    )
+    registry.package("@scope/pad", "1.2.0", files={"index.js": "module.exports = 'pad 1'"})
+    registry.package("@scope/pad", "2.0.0", files={"index.js": "module.exports = 'pad 2'"})
+    registry.package(
+        "other",
+        dependencies={"@scope/pad": "2"},
+        files={"index.js": "module.exports = require('@scope/pad')"},
+    )
+    code = f"""
+cat > a.mjs <<'END'
+import left from 'left'
+import other from 'other'
+console.log(left(), other)
+END
+mkdir -p sub && cp a.mjs sub/ && node sub/a.mjs
+node -e 'console.log(require("left/{long}"), require("other"))'
+left-say hello
+ls /workspace; touch /node_modules/x 2>&1 | grep -o 'Read-only.*'
+"""
+    async with opened(npm_registry=registry.url) as engine:
+        assert (await said(engine, code, "left", runtime="bash")).splitlines() == [
+            "left pad 1 pad 2",
+            "deep pad 2",
+            "left pad 1 hello",
+            "a.mjs",
+            "main.sh",
+            "sub",
+            "Read-only file system",
+        ]
+        asked = len(registry.asked)
+        assert await said(engine, "console.log(require('left')())", "left") == "left pad 1"
+        assert len(registry.asked) == asked, "nobody was asked again"
+
+
+@pytest.mark.parametrize(
+    ("dist", "why"),
+    [
+        ({"integrity": "sha512-" + "A" * 86 + "=="}, "its file is not what the registry says"),
+        ({"integrity": "", "shasum": ""}, "does not say what its file must be"),
+        ({"integrity": "sha512-!!"}, "does not say what its file must be"),
+        ({"tarball": "http://192.0.2.1/x.tgz"}, "at an address that is not the registry's"),
+        ({"tarball": "file:///etc/passwd"}, "at an address that is not the registry's"),
+    ],
+)
+async def test_a_file_that_is_not_what_and_where_it_should_be_is_refused(
+    opened, registry, dist, why
+):
+    registry.package("evil", dist=dist)
+    async with opened(npm_registry=registry.url) as engine:
+        with pytest.raises(ProvisioningFailed) as failed:
+            await said(engine, "1", "evil")
+    assert failed.value.message.startswith("npm package evil could not be fetched: ")
+    assert why in failed.value.message
+    assert failed.value.details == {"package": "evil"}
+
+
+async def test_a_tarball_that_leads_out_is_refused_and_what_is_no_tarball_too(
+    opened, registry, data_dir
+):
+    registry.package("out", tarball=npm_tarball({"package/../../../x": "x"}, raw=True))
+    registry.package("none", tarball=b"this is no gzip")
+    before = sorted((data_dir / "packages").glob("sets/*"))
+    async with opened(npm_registry=registry.url) as engine:
+        for name, why in (("out", "a member leads out of the package"), ("none", "header")):
+            with pytest.raises(ProvisioningFailed) as failed:
+                await said(engine, "1", name)
+            assert failed.value.message.startswith("the npm packages could not be unpacked")
+            assert f"{name}: " in failed.value.message
+            assert why in failed.value.message
+    assert sorted((data_dir / "packages").glob("sets/*")) == before
+
+
+async def test_a_package_that_is_not_there_is_named_and_the_login_is_not(opened, registry):
+    registry.package("needs-gone", dependencies={"gone": "^1"})
+    url = registry.url.replace("http://", "http://s3cret-token@")
+    async with opened(npm_registry=url) as engine:
+        with pytest.raises(ProvisioningFailed) as failed:
+            await said(engine, "1", "needs-gone")
+    assert failed.value.message == (
+        "npm package gone@^1 (for needs-gone) cannot be had: "
+        "the registry has no such package or version"
+    )
+    assert "s3cret" not in repr((str(failed.value), failed.value.details))
+    assert set(registry.authorizations) == {"Bearer s3cret-token"}
+
+
+async def test_what_is_too_large_is_cut_and_a_registry_that_hangs_is_left(opened, registry):
+    registry.package("large", files={"noise": bytes(range(256)) * 40_000})
+    registry.answers["/large/-/large-1.0.0.tgz"] = b"x" * 2_000_000
+    async with opened(npm_registry=registry.url, max_bytes=1_000_000) as engine:
+        with pytest.raises(ProvisioningFailed, match="take more than 1000000 bytes"):
+            await said(engine, "1", "large")
+        registry.stall = threading.Event()
+        registry.began.clear()
+        asking = asyncio.ensure_future(said(engine, "1", "slow"))
+        assert await asyncio.to_thread(registry.began.wait, 60)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert await engine.list(all=True) == []

@@ -1,0 +1,177 @@
+"""Which packages of npm are needed and where each goes, against a registry in a dict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandkasten.errors import ProvisioningFailed
+from sandkasten.images.packages.npm_tree import MAX_PLACED, Machine, resolve
+
+MACHINE = Machine("linux", "x64", "glibc")
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {}
+        self.asked: list[str] = []
+
+    def add(self, name: str, version: str = "1.0.0", *, tag: str = "latest", **more: Any) -> None:
+        about = self.known.setdefault(name, {"dist-tags": {}, "versions": {}})
+        about["versions"][version] = {"name": name, "version": version, **more}
+        about["dist-tags"][tag] = version
+
+    def look_up(self, names: Any) -> dict[str, Any]:
+        self.asked += sorted(names)
+        return {name: self.known.get(name) for name in names}
+
+    def resolve(self, *specs: str) -> dict[str, str]:
+        placed = resolve(specs, MACHINE, self.look_up)
+        return {one.path: f"{one.name}@{one.version}" for one in placed}
+
+
+@pytest.fixture
+def registry():
+    return Registry()
+
+
+def test_one_version_goes_to_the_top_and_another_to_who_needs_it(registry):
+    registry.add("a", dependencies={"c": "^1.0.0", "b": "1"})
+    registry.add("b", dependencies={"c": "^2.0.0"})
+    registry.add("c", "1.5.0")
+    registry.add("c", "2.1.0", dependencies={"d": "*"})
+    registry.add("d")
+    assert registry.resolve("a") == {
+        "a": "a@1.0.0",
+        "c": "c@1.5.0",
+        "b": "b@1.0.0",
+        "b/node_modules/c": "c@2.1.0",
+        "d": "d@1.0.0",
+    }
+    assert sorted(registry.asked) == ["a", "b", "c", "d"], "each is asked for once"
+
+
+def test_a_circle_ends(registry):
+    registry.add("a", dependencies={"b": "1"})
+    registry.add("b", dependencies={"a": "1"})
+    assert registry.resolve("a") == {"a": "a@1.0.0", "b": "b@1.0.0"}
+
+
+def test_the_latest_wins_over_a_newer_one_and_a_tag_is_what_it_says(registry):
+    registry.add("a", "2.0.0-rc.1", tag="next")
+    registry.add("a", "1.9.0", tag="other")
+    registry.add("a", "1.2.0")
+    assert registry.resolve("a") == {"a": "a@1.2.0"}
+    assert registry.resolve("a@^1.0.0") == {"a": "a@1.2.0"}
+    assert registry.resolve("a@^1.5") == {"a": "a@1.9.0"}
+    assert registry.resolve("a@next") == {"a": "a@2.0.0-rc.1"}
+
+
+def test_a_deprecated_version_is_taken_only_where_there_is_no_other(registry):
+    registry.add("a", "1.1.0", deprecated="broken")
+    registry.add("a", "1.0.5", tag="old")
+    registry.add("a", "2.0.0")
+    assert registry.resolve("a@^1.0.0") == {"a": "a@1.0.5"}
+    assert registry.resolve("a@^1.1.0") == {"a": "a@1.1.0"}
+
+
+def test_an_optional_one_for_another_machine_or_missing_is_left_out(registry):
+    registry.add("a", optionalDependencies={"win": "1", "lin": "1", "musl": "1", "gone": "1"})
+    registry.add("win", os=["win32"])
+    registry.add("lin", os=["linux"], cpu=["x64", "arm64"], libc=["glibc"])
+    registry.add("musl", os=["!darwin"], libc=["musl"])
+    assert registry.resolve("a") == {"a": "a@1.0.0", "lin": "lin@1.0.0"}
+
+
+def test_one_that_is_needed_and_made_for_another_machine_is_a_failure(registry):
+    registry.add("a", dependencies={"mac": "1"})
+    registry.add("mac", os=["darwin"])
+    with pytest.raises(ProvisioningFailed) as failed:
+        registry.resolve("a")
+    assert failed.value.message == (
+        "npm package mac@1 (for a) cannot be had: it is not made for linux on x64"
+    )
+    assert failed.value.details == {"package": "mac"}
+
+
+def test_a_peer_is_brought_and_shared_and_a_second_version_of_it_is_a_failure(registry):
+    registry.add("react", "17.0.0", tag="old")
+    registry.add("react", "18.0.0")
+    registry.add("ui", peerDependencies={"react": ">=17", "opt": "1"},
+                 peerDependenciesMeta={"opt": {"optional": True}})  # fmt: skip
+    registry.add("older", peerDependencies={"react": "^17"})
+    assert registry.resolve("ui") == {"ui": "ui@1.0.0", "react": "react@18.0.0"}
+    with pytest.raises(ProvisioningFailed) as failed:
+        registry.resolve("react", "older")
+    assert "react 18.0.0 is there already" in failed.value.message
+
+
+def test_an_alias_has_its_own_directory(registry):
+    registry.add("a", dependencies={"b": "npm:real@^2"})
+    registry.add("real", "2.0.0")
+    assert registry.resolve("a") == {"a": "a@1.0.0", "b": "real@2.0.0"}
+
+
+def test_what_a_package_brings_itself_is_not_fetched(registry):
+    registry.add("a", dependencies={"b": "1"}, bundleDependencies=["b"])
+    assert registry.resolve("a") == {"a": "a@1.0.0"}
+
+
+@pytest.mark.parametrize(
+    "range_", ["git+ssh://git@h/x", "file:/etc", "https://h/x.tgz", "user/repo", "link:../x"]
+)
+def test_an_address_or_a_path_is_never_followed(registry, range_):
+    registry.add("a", dependencies={"b": range_})
+    registry.add("b")
+    with pytest.raises(ProvisioningFailed, match="addresses and paths are not taken"):
+        registry.resolve("a")
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/b/c", ".bin", "@x", "a\0b", "a b", "", "x" * 215]
+)
+def test_a_name_that_is_no_name_never_becomes_a_path(registry, name):
+    registry.add("a", dependencies={name: "1"})
+    registry.add(name)
+    with pytest.raises(ProvisioningFailed, match="no name of a package"):
+        registry.resolve("a")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, {}, {"versions": []}, {"versions": {"1.0.0": None}, "dist-tags": {"latest": "1.0.0"}},
+     {"versions": {"1.0.0": {"version": "2.0.0"}}, "dist-tags": {"latest": "1.0.0"}},
+     {"versions": {}, "dist-tags": {"latest": 5}}],
+)  # fmt: skip
+def test_a_registry_that_makes_no_sense_is_a_failure_with_the_name(registry, answer):
+    registry.known["a"] = answer
+    with pytest.raises(ProvisioningFailed) as failed:
+        registry.resolve("a")
+    assert failed.value.message.startswith("npm package a@latest cannot be had: ")
+
+
+def test_two_versions_of_what_was_asked_for_are_a_failure(registry):
+    registry.add("a", "1.0.0")
+    registry.add("a", "2.0.0")
+    with pytest.raises(ProvisioningFailed, match="is asked for beside it"):
+        registry.resolve("a@1", "a@2")
+
+
+def test_a_registry_without_end_is_cut(registry):
+    class Endless(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            next_ = {f"{name}{letter}": "1" for letter in "abcdefghij"}
+            manifest = {"name": name, "version": "1.0.0", "dependencies": next_}
+            return {"versions": {"1.0.0": manifest}, "dist-tags": {"latest": "1.0.0"}}
+
+    registry.known = Endless()
+    with pytest.raises(ProvisioningFailed, match=f"more than {MAX_PLACED} packages"):
+        registry.resolve("a")
+
+
+def test_programs_with_odd_names_are_left_out(registry):
+    registry.add("@s/a", bin="./cli.js")
+    registry.add("b", bin={"ok": "x.js", "../../evil": "x.js", "y": 5, ".": "z"})
+    a, b = resolve(("@s/a", "b"), MACHINE, registry.look_up)
+    assert (a.programs, b.programs) == ({"a": "./cli.js"}, {"ok": "x.js"})

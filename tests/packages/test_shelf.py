@@ -1,0 +1,136 @@
+"""Where sets lie: whole or not at all, and the least used go when it is full."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import QuotaExceeded
+from sandkasten.images.packages.rules import PackageRules
+from sandkasten.images.packages.shelf import GRACE_S, Shelf, settle
+from tests.packages.processes import fetchers
+from tests.packages.wheels import serving, wheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BLOCK = 64 * 1024
+
+
+def put(shelf: Shelf, key: str, *, idle_s: float = 0) -> None:
+    asyncio.run(_prepared(shelf))
+    with shelf.scratch() as scratch:
+        made = scratch / "made"
+        (made / "tree").mkdir(parents=True)
+        (made / "tree" / "file").write_bytes(os.urandom(BLOCK))
+        shelf.put(key, made, {"packages": [key]})
+    then = time.time() - idle_s
+    os.utime(shelf.tree(key).parent, (then, then))
+
+
+async def _prepared(shelf: Shelf) -> None:
+    async with shelf.alone("key"):
+        pass
+
+
+def test_the_least_recently_used_goes_but_nothing_that_is_in_use_or_was_just_given(tmp_path):
+    shelf = Shelf(tmp_path / "p", max_bytes=4 * BLOCK)
+    for number, key in enumerate(("old", "used", "older")):
+        put(shelf, key, idle_s=2 * GRACE_S + number)
+    put(shelf, "fresh")
+    shelf.make_room(BLOCK, {"older"})
+    assert [shelf.has(key) for key in ("old", "used", "older", "fresh")] == [
+        True, False, True, True,
+    ]  # fmt: skip
+    assert shelf.use("old")
+    with pytest.raises(QuotaExceeded, match="the rest is in use"):
+        shelf.make_room(3 * BLOCK, {"older"})
+    assert shelf.has("old"), "asked for a moment ago"
+
+
+def test_what_came_out_of_a_sandbox_is_ours_and_readable_and_nothing_more(tmp_path):
+    tree = tmp_path / "tree"
+    (tree / "closed").mkdir(parents=True)
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    secret.chmod(0o600)
+    for name, mode in (("plain", 0o4600), ("program", 0o2701), ("open", 0o666)):
+        (tree / "closed" / name).write_text("x")
+        (tree / "closed" / name).chmod(mode)
+    (tree / "link").symlink_to(secret)
+    (tree / "closed").chmod(0o700)
+    settle(tree)
+    modes = {
+        one.name: oct(one.lstat().st_mode & 0o7777)
+        for one in tree.rglob("*")
+        if not one.is_symlink()
+    }
+    assert modes == {"closed": "0o755", "plain": "0o644", "program": "0o755", "open": "0o644"}
+    assert oct(secret.stat().st_mode & 0o7777) == "0o600", "no link was followed"
+
+
+def poll(look, wanted, within_s: float = 30.0):
+    """What it last saw, which is `wanted` unless the time ran out."""
+    ends_at = time.monotonic() + within_s
+    while (seen := look()) != wanted and time.monotonic() < ends_at:
+        time.sleep(0.02)
+    return seen
+
+
+def test_a_folder_counts_with_what_lies_in_it(tmp_path):
+    rules = PackageRules(find_links=str(tmp_path))
+    before = rules.pip_source
+    assert PackageRules(find_links=str(tmp_path)).pip_source == before
+    wheel(tmp_path, "new")
+    assert rules.pip_source != before
+    index = PackageRules(index_url="https://me:secret@host/simple")
+    assert index.pip_source == ["index https://host/simple"]
+    assert "secret" not in repr(index)
+
+
+_DYING = """
+import asyncio, sys
+from pathlib import Path
+from sandkasten.daemon.compose import open_engine
+from sandkasten.daemon.settings import load
+from sandkasten.model.oneshot import RunRequest
+
+async def main():
+    flags = {"data_dir": sys.argv[1], "packages.index_url": sys.argv[2]}
+    engine = await open_engine(load(flags, {}, Path("/nonexistent")))
+    result = await engine.run(RunRequest("import gamma; print(gamma.VERSION)",
+                                         pip_packages=("gamma",)))
+    print(result.stdout.decode())
+    await engine.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_is_killed_midway_leaves_nothing_half(data_dir: Path, tmp_path: Path):
+    """What it left is swept by the next one, which gets the whole set."""
+    wheel(tmp_path / "w", "gamma", "3.0")
+    making = data_dir / "packages" / "making"
+    words = [sys.executable, "-c", _DYING, str(data_dir)]
+    with serving(tmp_path / "w") as index:
+        words.append(f"{index.url}/simple")
+        index.stall = threading.Event()
+        dying = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert index.began.wait(60)
+        dying.kill()
+        dying.wait()
+        sets = sorted((data_dir / "packages" / "sets").glob("*"))
+        assert len(list(making.iterdir())) == 1
+        assert poll(lambda: fetchers(data_dir), []) == [], "it ended with whoever began it"
+        index.stall.set()
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout.strip() == "3.0", done.stderr
+    assert list(making.iterdir()) == []
+    assert len(sorted((data_dir / "packages" / "sets").glob("*"))) == len(sets) + 1

@@ -1,0 +1,73 @@
+"""The same wish by every way in: the SDK, HTTP and the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sandkasten
+from sandkasten.cli.main import main
+from sandkasten.errors import InvalidRequest, ProvisioningFailed
+from tests.api.serving import serving
+from tests.packages.wheels import wheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CODE = "import delta; print(delta.VERSION)"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("wheels")
+    wheel(path, "delta", "4.0")
+    return path
+
+
+@pytest.fixture
+def embedded(monkeypatch, folder, data_dir) -> Path:
+    monkeypatch.setenv("SANDKASTEN_PACKAGES_FIND_LINKS", str(folder))
+    return data_dir
+
+
+def test_the_sdk_runs_code_with_packages_and_makes_sandboxes_that_have_them(embedded):
+    result = sandkasten.run(CODE, pip_packages=["delta"], data_dir=embedded)
+    assert (result.ok, result.stdout) == (True, "4.0\n")
+    with sandkasten.Sandbox(pip_packages=["delta"], data_dir=embedded) as box:
+        assert box.exec(["python3", "-c", CODE]).stdout == "4.0\n"
+        (mounted,) = box.info().mounts
+        assert mounted.target == "/opt/sandkasten/python"
+    with pytest.raises(ProvisioningFailed) as failed:
+        sandkasten.run(CODE, pip_packages=["delta==9"], data_dir=embedded)
+    assert failed.value.details["package"] == "delta==9"
+    with pytest.raises(InvalidRequest):
+        sandkasten.run(CODE, pip_packages="delta", data_dir=embedded)
+
+
+def test_the_command_line_takes_them_too(embedded, capsys):
+    where = ["--data-dir", str(embedded)]
+    with pytest.raises(SystemExit) as ended:
+        main([*where, "run", "--json", "--pip", "delta", "-c", CODE])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["stdout"] == "4.0\n"
+
+
+@pytest.mark.anyio
+async def test_http_takes_them_in_both_bodies_and_answers_a_failure_in_the_one_body(opened, folder):
+    async with opened(find_links=folder) as engine, serving(engine) as daemon:
+        body = {"code": CODE, "pip_packages": ["delta"]}
+        assert (await daemon.ask("POST", "/v1/run", body)).json["stdout"] == "4.0\n"
+        made = await daemon.ask("POST", "/v1/sessions", {"pip_packages": ["delta"]})
+        assert (made.status, [one["target"] for one in made.json["mounts"]]) == (
+            201,
+            ["/opt/sandkasten/python"],
+        )
+        for wish, status, code in (
+            ({"pip_packages": ["delta==9"]}, 422, "PROVISIONING_FAILED"),
+            ({"pip_packages": ["--help"]}, 400, "INVALID_REQUEST"),
+            ({"npm_packages": ["../x"]}, 400, "INVALID_REQUEST"),
+        ):
+            answer = await daemon.ask("POST", "/v1/sessions", wish)
+            assert (answer.status, answer.json["code"]) == (status, code)

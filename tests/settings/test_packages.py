@@ -1,0 +1,79 @@
+"""`packages.*`: said in a file or a variable, and never printed with a login."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.daemon.settings import load
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.images.packages.rules import NPM_REGISTRY, PackageRules
+
+FILE = """
+packages:
+  index_url: https://me:s3cret@pypi.example/simple
+  find_links: /srv/wheels
+  npm_registry: https://t0ken@npm.example
+  allow: [pandas, "npm:lodash"]
+  timeout_seconds: 2m
+  max_bytes: 1000000
+"""
+
+
+def test_without_a_word_packages_are_installed_as_pip_is_configured(tmp_path):
+    assert load({}, {}, tmp_path).packages == PackageRules()
+    assert PackageRules().enabled
+    assert PackageRules().npm_registry == NPM_REGISTRY
+
+
+def test_a_file_says_where_they_come_from_and_nothing_prints_who_we_are_there(tmp_path):
+    (tmp_path / "sandkasten.yaml").write_text(FILE)
+    settings = load({}, {}, tmp_path)
+    assert settings.packages == PackageRules(
+        index_url="https://me:s3cret@pypi.example/simple",
+        find_links="/srv/wheels",
+        npm_registry="https://t0ken@npm.example",
+        allow=("pandas", "npm:lodash"),
+        timeout_s=120.0,
+        max_bytes=1_000_000,
+    )
+    shown = {one.name: one.value for one in settings.origins() if one.name.startswith("packages")}
+    assert shown == {
+        "packages.enabled": True,
+        "packages.index_url": "https://pypi.example/simple",
+        "packages.find_links": "/srv/wheels",
+        "packages.npm_registry": "https://npm.example",
+        "packages.allow": ["pandas", "npm:lodash"],
+        "packages.timeout_seconds": 120.0,
+        "packages.max_bytes": 1_000_000,
+    }
+    assert "s3cret" not in repr(settings)
+    assert "t0ken" not in repr(settings)
+
+
+def test_a_variable_turns_them_off(tmp_path):
+    assert not load({}, {"SANDKASTEN_PACKAGES_ENABLED": "no"}, tmp_path).packages.enabled
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("index_url", "pypi.example"),
+        ("index_url", "file:///srv/s3cret"),
+        ("index_url", "https://s3cret@:99999/"),
+        ("npm_registry", "ftp://s3cret@npm.example"),
+        ("npm_registry", "https://s3cret@npm.example/ --x"),
+        ("find_links", "s3cret/wheels"),
+        ("find_links", "/srv/s3cret wheels"),
+        ("timeout_seconds", "0"),
+        ("timeout_seconds", "2d"),
+        ("max_bytes", "0"),
+        ("enabled", "perhaps"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name_and_an_address_is_not_repeated(
+    tmp_path, name, value
+):
+    with pytest.raises(InvalidConfiguration) as refused:
+        load({f"packages.{name}": value}, {}, tmp_path)
+    assert refused.value.details["setting"] == f"packages.{name}"
+    assert "s3cret" not in str(refused.value)
