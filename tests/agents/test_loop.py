@@ -5,7 +5,9 @@ What is decided before a sandbox is reached stands on the memory backend, all el
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 import pytest
 
@@ -114,6 +116,48 @@ async def test_a_long_answer_of_a_tool_is_shortened_for_the_model_and_says_so(de
     assert len(stage.noted("tool.answered")[0]["answer"]) < 20_000
 
 
+async def test_cancelled_in_the_middle_of_a_command_it_leaves_nothing(desk):
+    script = [Answer(calls=[Call("sandbox_exec", {"command": "touch begun; sleep 1000"})])]
+    async with staged(desk, script) as stage:
+        task = asyncio.create_task(stage.run(CODER))
+        await _until(lambda: _begun(desk))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await _nothing_runs(desk)
+        await desk.toolbox.finish("agent", desk.context.agent_run_id)
+    assert await desk.engine.list(all=True) == []
+
+
+async def _begun(desk) -> bool:
+    return (await desk.call("exec", cmd=["test", "-e", "begun"]))["exit_code"] == 0
+
+
+async def _nothing_runs(desk) -> bool:
+    # A list, for a process beside the shell that the command stood in.
+    seen = await desk.call("exec", cmd=["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])
+    return "sleep 1000" not in seen["stdout"]
+
+
+async def _until(seen) -> None:
+    deadline = time.monotonic() + 20
+    while not await seen():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_the_deadline_ends_a_command_too(desk):
+    slow = agent(f"{CODE}\ntimeout_seconds: 2.5")
+    script = [Answer(calls=[Call("sandbox_exec", {"command": "sleep 1000"})])]
+    await desk.call("open")
+    async with staged(desk, script) as stage:
+        with pytest.raises(RunLimitReached, match=r"longer than its 2\.5 s") as caught:
+            await stage.run(slow)
+        assert caught.value.details["limit"] == "timeout"
+        assert await _nothing_runs(desk)
+    assert stage.noted("tool.called")[0]["name"] == "sandbox_exec"
+
+
 # ---- agents that call agents
 
 
@@ -174,6 +218,31 @@ async def test_a_called_agent_with_no_keeper_leaves_no_sandbox(desk):
         assert (await stage.run(lead)).text == "end"
     assert stage.noted("tool.answered")[0]["name"] == "sandbox_open"
     assert await desk.engine.list(all=True) == []
+
+
+async def test_cancelling_a_caller_ends_the_called_agent_and_its_sandbox(desk):
+    worker = agent(CODE, says="You work.", name="worker")
+    lead = agent("agents: [worker]", says="You lead.", name="lead")
+
+    def script(asked: Asked) -> Answer:
+        if "You lead." in asked.system:
+            return Answer(calls=[Call("agent_worker", {"task": "t"})])
+        if asked.turn == 0:
+            return Answer(calls=[Call("sandbox_open", {})])
+        return Answer(calls=[Call("sandbox_exec", {"command": "sleep 1000"})])
+
+    async def running() -> bool:
+        made = [info for info in await desk.engine.list() if info.status == "running"]
+        execs = [await desk.engine.execs(info.id) for info in made]
+        return any(one.status == "running" for some in execs for one in some)
+
+    async with staged(desk, script, worker) as stage:
+        task = asyncio.create_task(stage.run(lead))
+        await _until(running)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await desk.engine.list() == []
 
 
 async def test_agents_that_call_one_another_come_to_an_end(memory_desk):
@@ -260,6 +329,15 @@ async def test_the_token_limit_ends_a_run_that_would_go_on(memory_desk):
             await stage.run(agent("max_tokens: 20"))
     async with staged(memory_desk, [Answer("done", usage=(100, 100))]) as stage:
         assert (await stage.run(agent("max_tokens: 20"))).text == "done"
+
+
+async def test_a_conversation_that_grows_without_end_ends(memory_desk):
+    said = Answer("x" * 1000, calls=[Call("nowhere", {})])
+    small = LoopLimits(conversation_chars=3000)
+    async with staged(memory_desk, lambda _: said, limits=small) as stage:
+        with pytest.raises(RunLimitReached, match="more than 3000 characters"):
+            await stage.run(PLAIN)
+    assert len(stage.model.requests) == 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,10 @@ def test_the_task_can_come_as_the_variable():
     assert told("{{userInput}}", "task", userInput="hi") == [("user", "task")]
 
 
+def test_a_task_that_is_no_text_is_shown_as_json():
+    assert told("Be kind.", userInput={"a": 1}) == [("system", "Be kind."), ("user", '{"a": 1}')]
+
+
 def test_nothing_to_say_is_refused():
     with pytest.raises(InvalidRequest, match="nothing to say"):
         render(made(""), "", {})
@@ -136,9 +141,9 @@ def test_the_language_is_there():
     template = (
         "{{#each l}}{{@index}}{{this}}{{#unless @last}},{{/unless}}{{/each}} "
         "{{#if a}}yes{{else}}no{{/if}} {{#with o}}{{k}}{{/with}} "
-        "{{#ifEquals a 'x'}}same{{else}}other{{/ifEquals}} {{lookup o 'k'}} \\{{a}}"
+        "{{#ifEquals a 'x'}}same{{else}}other{{/ifEquals}} {{lookup o 'k'}} {{l.[1]}} \\{{a}}"
     )
-    assert text(template, l=["p", "q"], a="x", o={"k": "v"}) == "0p,1q yes v same v {{a}}"
+    assert text(template, l=["p", "q"], a="x", o={"k": "v"}) == "0p,1q yes v same v q {{a}}"
 
 
 def test_media_become_parts():
@@ -270,3 +275,19 @@ def test_attributes_of_values_cannot_be_reached():
     assert (
         text("[{{a.__class__}}{{a.keys}}{{this.__init__}}{{lookup a '__class__'}}]", a={}) == "[]"
     )
+
+
+PIECES = (
+    "{{ }} {{{ }}} {{{{ }}}} {{# {{/ {{^ {{> {{! {{!-- --}} {{~ ~}} {{& {{* {{#> {{#*inline "
+    "if each with unless else role json media lookup ifEquals raw a b this . .. @root @index "
+    "( ) [ ] | as |x| = ' \" 'user' \"a\" 0 1 true null / \\ userInput \n"
+)
+fragments = st.lists(st.sampled_from(PIECES.split(" ")), max_size=25)
+
+
+@given(fragments, st.booleans())
+def test_any_template_is_filled_or_refused_by_name(pieces, spaced):
+    template = (" " if spaced else "").join(pieces)
+    with suppress(InvalidAgent, InvalidRequest):
+        for message in render(made(template), "go", {"a": [1, {"b": None}], "b": "x"}):
+            assert message["role"] in ("system", "user", "assistant")

@@ -10,6 +10,7 @@ request it made, and waits for them. Destroying the sandboxes of a run is its ca
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -103,6 +104,19 @@ class _Talk:
     note: Note
     spent: Spent
     messages: list[Mapping[str, Any]]
+    most_chars: int
+    chars: int = 0
+
+    def add(self, *messages: Mapping[str, Any]) -> None:
+        """RunLimitReached when the conversation has grown beyond what any model reads."""
+        self.messages.extend(messages)
+        self.chars += sum(len(json.dumps(one, ensure_ascii=False)) for one in messages)
+        if self.chars > self.most_chars:
+            raise RunLimitReached(
+                f"the conversation has more than {self.most_chars} characters",
+                hint="let tools answer less at once, or split the task",
+                limit="conversation",
+            )
 
 
 class AgentLoop:
@@ -168,7 +182,8 @@ class AgentLoop:
         messages: list[Mapping[str, Any]] = list(render(agent, task, variables))
         for one in messages:
             await transcript.said(str(one.get("role")), one.get("content"))
-        talk = _Talk(agent, offered, context, transcript, note, spent, messages)
+        most = self._limits.conversation_chars
+        talk = _Talk(agent, offered, context, transcript, note, spent, messages, most)
         timer = asyncio.timeout(offered.limits.timeout_s)
         try:
             async with timer:
@@ -238,8 +253,7 @@ class AgentLoop:
 
     async def _correct(self, talk: _Talk, text: str, problems: list[str]) -> None:
         told = complaint(problems)
-        talk.messages.append({"role": "assistant", "content": text})
-        talk.messages.append({"role": "user", "content": told})
+        talk.add({"role": "assistant", "content": text}, {"role": "user", "content": told})
         await talk.transcript.said("user", told)
 
     # ---- tools
@@ -262,16 +276,16 @@ class AgentLoop:
         except BaseExceptionGroup as exc:
             # What is not told to the model is ours: a transcript that cannot be kept, say.
             raise exc.exceptions[0] from None
-        talk.messages.append(
+        talk.add(
             {
                 "role": "assistant",
                 "content": reply.text or None,
                 "tool_calls": [echoed(call) for call in calls],
-            }
-        )
-        talk.messages.extend(
-            {"role": "tool", "tool_call_id": call.id, "content": task.result()}
-            for call, task in zip(calls, tasks, strict=True)
+            },
+            *(
+                {"role": "tool", "tool_call_id": call.id, "content": task.result()}
+                for call, task in zip(calls, tasks, strict=True)
+            ),
         )
 
     async def _answer(

@@ -35,6 +35,8 @@ class LoopLimits:
     calls_at_once: int = 8
     answer_chars: int = 48_000
     """Of one tool's answer, as the model sees it. About 12,000 tokens."""
+    conversation_chars: int = 8 << 20
+    """Of all messages together: some two million tokens, more than models read."""
     output_retries: int = 2
     """How often an answer that does not fit its schema is asked for again."""
 

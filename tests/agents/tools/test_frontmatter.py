@@ -201,18 +201,24 @@ async def test_max_exec_timeout_seconds_bounds_what_the_model_can_name(desk):
     assert refused["message"] == "a timeout of 6 s is over max_exec_timeout_seconds (5)"
 
 
-@pytest.mark.parametrize("spelling", ["timeout_seconds: 1", "idle_timeout_seconds: 1"])
-async def test_a_sandbox_that_rests_too_long_ends(desk, spelling):
-    coding = asks(desk, f"{{mode: code, limits: {{{spelling}}}}}")
+async def test_a_sandbox_that_rests_too_long_ends(desk):
+    coding = asks(desk, "{mode: code, limits: {timeout_seconds: 2}}")
     opened = await coding.call("fs_write", path="x", text="1")
     info = await desk.engine.get(opened["sandbox_id"])
-    assert info.idle_timeout_s == 1
+    assert info.idle_timeout_s == 2
     deadline = time.monotonic() + 30
     while info.status == "running":
         assert time.monotonic() < deadline, info
         await asyncio.sleep(0.1)
         info = await desk.engine.get(opened["sandbox_id"])
-    assert (await coding.call("fs_read", path="x"))["code"] == "FILE_NOT_FOUND"
+    missing = await coding.call("fs_read", path="x")
+    assert missing["code"] == "FILE_NOT_FOUND"
+    assert missing["notice"].startswith("the sandbox of this session had ended")
+
+
+async def test_idle_timeout_seconds_is_another_word_for_it(desk):
+    opened = await asks(desk, "{mode: code, limits: {idle_timeout_seconds: 70}}").call("open")
+    assert (await desk.engine.get(opened["sandbox_id"])).idle_timeout_s == 70
 
 
 async def test_the_run_can_only_shorten_how_long_it_may_rest(desk):
@@ -266,7 +272,7 @@ async def test_the_share_of_a_processor_stands_in_its_control_group(desk, spelli
     assert quota_of(the_id) == "25000"
     # A quarter of the time that it is awake: the rest of it the kernel makes it wait.
     spun = await coding.call("exec", cmd="timeout 0.5 sh -c 'while :; do :; done'")
-    assert spun["usage"]["cpu_ms"] < 300
+    assert spun["usage"]["cpu_ms"] <= spun["duration_ms"] / 4 + 100
 
 
 async def test_pids_limit_is_held_by_the_kernel(desk):
@@ -277,10 +283,10 @@ async def test_pids_limit_is_held_by_the_kernel(desk):
 
 
 async def test_max_open_files_is_held_by_the_kernel(desk):
-    told = await asks(desk, "{mode: code, limits: {max_open_files: 256}}").call(
+    told = await asks(desk, "{mode: code, limits: {max_open_files: 128}}").call(
         "exec", cmd="ulimit -n"
     )
-    assert told["stdout"] == "256\n"
+    assert told["stdout"] == "128\n"
 
 
 async def test_max_stdout_bytes_and_max_stderr_bytes_cut_what_is_kept(desk):

@@ -107,7 +107,13 @@ class Toolbox:
         if name == "sandbox_close":
             return await self._close(given, context, which)
         place = await self._sessions.resolve(context, which)
-        answer = await self._verbs[name](given, context, place)
+        try:
+            answer = await self._verbs[name](given, context, place)
+        except SandkastenError as exc:
+            if place.notice is None:
+                raise
+            # It explains the error, and is said once.
+            return {**answers.failure(exc), "notice": place.notice}
         return _with_place(answer, place)
 
     def _spec(self, name: str, context: RunContext) -> ToolSpec:
