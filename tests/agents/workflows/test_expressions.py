@@ -38,6 +38,10 @@ CONTEXT = {
         ("'A-B'.lowerAscii().split('-')", ["a", "b"]),
         ("input.name.matches('^(a+)+$')", False),
         ("input.list.map(input, input + 1)", [2, 3, 4]),
+        ("double(steps.a.output.n) + 0.5", 3.5),
+        ("['a', 'b'].join('-').replace('-', '+')", "a+b"),
+        ("math.greatest([1, 3, 2])", 3),
+        ("steps.a.output.n > 2.5", True),
     ],
 )
 async def test_an_expression_comes_to_json(expressions, expression, value) -> None:
