@@ -152,9 +152,13 @@ class ScriptedModel:
         self.requests.append(asked)
         try:
             return await self._send(request, asked, self._next(asked))
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             self.gone += 1
             raise
+        except ConnectionError:
+            # Whoever asked has left, which is no trouble of ours.
+            self.gone += 1
+            return web.Response()
 
     def _next(self, asked: Asked) -> Answer:
         if callable(self._script):

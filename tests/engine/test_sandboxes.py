@@ -68,6 +68,18 @@ async def test_the_environment_of_a_sandbox_is_the_operators_then_the_callers():
     await world.engine.aclose()
 
 
+async def test_nobody_gets_more_than_the_operators_ceiling():
+    world = World(policy=Policy(ceiling={"mem_limit_mb": 256, "max_stdout_bytes": 1000}))
+    with pytest.raises(PolicyDenied) as refused:
+        await world.engine.create(CreateRequest(limits={"memory_mb": 257}))
+    assert refused.value.details["rule"] == "policy.max.mem_limit_mb"
+    with pytest.raises(PolicyDenied):
+        await world.engine.run(RunRequest("echo", "bash", limits={"max_stdout_bytes": 1001}))
+    info = await world.engine.create(CreateRequest(limits={"memory_mb": 256}))
+    assert info.limits.memory_bytes == 256 * 1024 * 1024
+    await world.engine.aclose()
+
+
 async def test_an_alias_is_warned_of_and_a_default_is_not(engine):
     named = await engine.create(CreateRequest(image="bash"))
     assert named.warnings == ("alias bash (ubuntu:22.04) answered by the host image",)

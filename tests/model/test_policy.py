@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.image import Image
 from sandkasten.model.limits import MIB, Limits
 from sandkasten.model.policy import (
@@ -134,3 +134,14 @@ def test_a_session_key_that_could_not_be_read_back_is_refused(key):
 def test_a_session_key_may_hold_any_printable_text():
     assert checked_session_key("workflow:7:größe & co") == "workflow:7:größe & co"
     assert checked_session_key(None) is None
+
+
+def test_a_request_over_the_ceiling_is_denied_by_the_name_of_the_setting():
+    ceiling = {"mem_limit_mb": 1024}
+    for name in ("mem_limit_mb", "memory_mb"):
+        with pytest.raises(PolicyDenied) as caught:
+            parse_limits({name: 1025}, Limits(), ceiling)
+        assert caught.value.message == f"{name} is more than policy.max.mem_limit_mb (1024) allows"
+        assert caught.value.details["rule"] == "policy.max.mem_limit_mb"
+    assert parse_limits({"memory_mb": 1024}, Limits(), ceiling).memory_bytes == 1024 * MIB
+    assert parse_limits({"cpu_limit": 64}, Limits(), ceiling).cpus == 64

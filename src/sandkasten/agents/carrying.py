@@ -90,10 +90,12 @@ class Carrier:
     ) -> RunRow:
         """The row at its end. Conflict when somebody else works on the run."""
         async with self._runs.claim(row.id) as ours:
-            if not ours:
+            fresh = await self._runs.get(row.id) if ours else None
+            if fresh is None or fresh.ended:
+                # Held up for so long before it began that somebody took it for left behind.
                 raise Conflict(
-                    f"another process works on run {row.id}",
-                    hint="wait for it, or end it there",
+                    f"another process works on run {row.id}, or did",
+                    hint="look at what became of it",
                     run_id=row.id,
                 )
             carried = Carried(row, self._runs)

@@ -153,6 +153,9 @@ class ChatModel:
                 if answer.status != 200:
                     raise await _refused(settings, body, answer)
                 await _read(settings, answer, found)
+        except aiohttp.ServerTimeoutError as exc:
+            reason = f"it could not be reached within {CONNECT_S:g} s"
+            raise _broken(settings, found, reason, exc) from exc
         except TimeoutError as exc:
             raise _broken(
                 settings,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SETTINGS: Final = (
-    "SANDKASTEN_MODELS_BASE_URL, SANDKASTEN_MODELS_API_KEY and SANDKASTEN_MODELS_MODEL"
+    "SANDKASTEN_MODELS_BASE_URL, SANDKASTEN_MODELS_API_KEY and SANDKASTEN_MODELS_DEFAULT"
 )
 # It goes into a header: a line break in it would begin another one.
 _KEY: Final = re.compile(r"[\x21-\x7e]*")
@@ -113,5 +113,5 @@ def _named(model: str, provider: str) -> str:
     whose = f"of the provider {provider!r}" if provider else "of the default endpoint"
     raise InvalidConfiguration(
         f"neither the agent's file nor the settings {whose} name a model",
-        hint="write `model:` into the file, or set SANDKASTEN_MODELS_MODEL",
+        hint="write `model:` into the file, or set SANDKASTEN_MODELS_DEFAULT",
     )

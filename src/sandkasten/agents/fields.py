@@ -77,7 +77,7 @@ class Fields:
         try:
             return number(self.path(name), value, low=low, high=high)
         except InvalidRequest as exc:
-            raise as_agent(exc) from exc
+            raise _as_agent(exc) from exc
 
     def whole(self, name: str, *, low: int, high: int) -> int | None:
         value = self.values.get(name)
@@ -86,7 +86,7 @@ class Fields:
         try:
             return whole(self.path(name), value, low=low, high=high)
         except InvalidRequest as exc:
-            raise as_agent(exc) from exc
+            raise _as_agent(exc) from exc
 
     def texts(self, name: str, *, most: int = 100, longest: int = 200) -> tuple[str, ...] | None:
         """A list of texts, none of them empty."""
@@ -127,7 +127,7 @@ class Fields:
         return self._path or "the frontmatter"
 
 
-def as_agent(exc: InvalidRequest) -> InvalidAgent:
+def _as_agent(exc: InvalidRequest) -> InvalidAgent:
     """The same trouble, found in an agent's file."""
     return InvalidAgent(exc.message, hint=exc.hint, **exc.details)
 

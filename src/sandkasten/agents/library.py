@@ -104,7 +104,7 @@ class Library:
         for entry in entries:
             if slug(entry.stem) == wanted:
                 return entry
-        hint = "there are none here; see the setting agents.dirs"
+        hint = f"there are none here; see the setting {kind}s.dirs"
         if entries:
             hint = did_you_mean(wanted, {slug(entry.name) for entry in entries})
         raise missing(f"there is no {kind} named {shown(name)}", hint=hint, name=name[:200])

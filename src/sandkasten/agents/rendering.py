@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents import schemas
-from sandkasten.agents.templates import MAX_CHARACTERS, Mark, compiled, fill
+from sandkasten.agents.templates import MAX_CHARACTERS, Mark, as_text, compiled, fill
 from sandkasten.errors import InvalidAgent, InvalidRequest, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def render(agent: Agent, task: str, variables: Mapping[str, Any]) -> list[Messag
     values = inputs(agent, task, variables)
     template = compiled(agent.template, first_line=agent.first_line)
     messages = _messages(fill(template, values))
-    told = str(values.get(TASK) or "")
+    told = as_text(values.get(TASK))
     opening = messages[0] if messages and messages[0]["role"] is None else None
     users = any(one["role"] == "user" for one in messages)
     if opening is not None:

@@ -11,7 +11,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sandkasten.agents.fields import Fields, as_agent
+from sandkasten.agents.fields import Fields
 from sandkasten.agents.wish import SandboxWish
 from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
 from sandkasten.model.imagename import checked_name
@@ -21,6 +21,8 @@ from sandkasten.model.scoping import SessionKey
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sandkasten.agents.wish import Mode
     from sandkasten.model.sandbox import Number
 
@@ -185,7 +187,7 @@ def _limits(fields: Fields, limits: Fields) -> dict[str, Number]:
     return asked
 
 
-def _check_limits(asked: dict[str, Any], path: Any) -> None:
+def _check_limits(asked: dict[str, Any], path: Callable[[str], str]) -> None:
     for name, value in asked.items():
         try:
             parse_limits({name: value}, _WIDEST)
@@ -195,7 +197,9 @@ def _check_limits(asked: dict[str, Any], path: Any) -> None:
     try:
         parse_limits(asked, _WIDEST)
     except InvalidRequest as exc:
-        raise as_agent(exc) from exc
+        raise InvalidAgent(
+            f"sandbox.limits: {exc.message}", hint=exc.hint, field="sandbox.limits"
+        ) from exc
 
 
 def _agreed(

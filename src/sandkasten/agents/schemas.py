@@ -103,7 +103,7 @@ def _canonical(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, allow_nan=False, sort_keys=True, ensure_ascii=False)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _validator(text: str) -> Any:
     schema = json.loads(text)
     if deeper_than(schema, MAX_DEPTH):

@@ -1,10 +1,10 @@
 """Carries out agents and workflows: the one object behind HTTP, the client and the command line.
 
 Whatever can be refused is refused before a run begins. Every run is a task of this object and ends
-with it at the latest; its sandboxes are gone when it has ended, however it ended. In a daemon what a
-crash left is found at the start and every half minute: workflow runs go on, agent runs are `lost`,
-and sandboxes of runs that ended are destroyed. In a plain process nobody comes back, so there the
-sandboxes of a run end by themselves unless they are touched.
+with it at the latest; its sandboxes are gone when it has ended, however it ended. In a daemon what
+a crash left is found at the start and every half minute: workflow runs go on, agent runs are
+`lost`, and sandboxes of runs that ended are destroyed. In a plain process nobody comes back, so
+there the sandboxes of a run end by themselves unless they are touched.
 
 A run of another tenant is RunNotFound, as an unknown one is.
 """
@@ -55,8 +55,8 @@ RECOVER_EVERY_S: Final = 30.0
 # A sandbox of a plain process ends after this without a touch, and is touched three times in it.
 PLAIN_IDLE_S: Final = 45.0
 TOUCH_EVERY_S: Final = 15.0
-# A run is in the list a moment before it is claimed.
-_YOUNG_S: Final = 5.0
+# A run is in the list a moment before it is claimed; looked at again soon.
+_YOUNG_S: Final = 2.0
 _FOLLOW_S: Final = 10.0
 
 
@@ -87,7 +87,6 @@ class AgentService:
     ) -> None:
         self._runs = runs
         self._toolbox = toolbox
-        self._library = library
         self._clock = clock
         self._rules = rules or ServiceRules()
         self._carrier = Carrier(runs, self._clean, clock, events)
@@ -136,10 +135,10 @@ class AgentService:
     # ---- the library
 
     async def definitions(self, kind: RunKind) -> Sequence[Definition]:
-        return await asyncio.to_thread(self._library.definitions, kind)
+        return await self._preparing.definitions(kind)
 
     async def definition(self, kind: RunKind, name: str) -> Definition:
-        return await asyncio.to_thread(self._library.definition, kind, name)
+        return await self._preparing.definition(kind, name)
 
     async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
         describe = described_agent if kind == "agent" else described_workflow
@@ -267,6 +266,8 @@ class AgentService:
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        image: str | None = None,
+        runtime: str | None = None,
     ) -> Mapping[str, Any]:
         context = RunContext(
             # No id of a run looks like this, so no name leads to a sandbox of one.
@@ -274,26 +275,36 @@ class AgentService:
             agent_name="client",
             tenant=tenant,
             quota=quota,
-            wish=SandboxWish(mode="compute" if name == "sandbox_run" else "code"),
+            wish=SandboxWish(
+                mode="compute" if name == "sandbox_run" else "code", image=image, runtime=runtime
+            ),
         )
         context.session_key()
         return await self._toolbox.call(name, dict(arguments), context)
 
     # ---- after a crash
 
-    async def recover(self) -> None:
-        """Settle what dead processes left. Only a daemon does so; it is the one that stays."""
+    async def recover(self) -> bool:
+        """Settle what dead processes left; False when some were too young to tell.
+
+        Only a daemon does so; it is the one that stays.
+        """
         now = self._clock.now()
         before: str | None = None
+        sure = True
         while rows := await self._runs.list(None, status="running", before=before):
             before = rows[-1].id
             for row in rows:
-                if self._working.has(row.id) or now - row.created_at < _YOUNG_S:
+                if self._working.has(row.id):
+                    continue
+                if 0 <= now - row.created_at < _YOUNG_S:
+                    sure = False
                     continue
                 with suppress(SandkastenError):
                     await self._settle(row)
         await self._leftovers.sweep()
         await self._runs.prune(now - self._rules.retention_s)
+        return sure
 
     async def _settle(self, row: RunRow) -> None:
         if row.kind == "workflow":
@@ -347,11 +358,12 @@ class AgentService:
 
     async def _look_after(self) -> None:
         while True:
+            sure = True
             try:
-                await self.recover()
+                sure = await self.recover()
             except SandkastenError as exc:
                 log.warning("runs.unrecovered", extra={"sandkasten": {"why": exc.code}})
-            await asyncio.sleep(RECOVER_EVERY_S)
+            await asyncio.sleep(RECOVER_EVERY_S if sure else _YOUNG_S)
 
     async def _keep_awake(self) -> None:
         while True:
@@ -360,8 +372,7 @@ class AgentService:
                 await self._leftovers.touch(self._working.ids())
 
     async def _clean(self, row: RunRow) -> None:
-        namespace = "workflow" if row.kind == "workflow" else "agent"
-        done = await self._toolbox.finish(namespace, row.id, row.tenant)
+        done = await self._toolbox.finish(row.kind, row.id, row.tenant)
         for the_id, why in done.failed:
             told = {"run": row.id, "sandbox": the_id, "why": why.code}
             log.warning("run.sandbox_left", extra={"sandkasten": told})

@@ -205,12 +205,14 @@ class Working:
             finally:
                 carried.usage = child.spent.usage
 
+        await self._runs.begin(row)
         await note("agent.called", {"agent": row.name, "run_id": row.id})
         return await self._below(row, do)
 
     async def _below(
         self, row: RunRow, do: Callable[[Carried], Awaitable[AgentResult]]
     ) -> AgentResult:
+        """Of a run that is in the list already, so that whoever hears of it finds it."""
         answer = _Answer()
 
         async def work(carried: Carried) -> Outcome:
@@ -223,7 +225,6 @@ class Working:
                 raise
             return Outcome(result.output, result.usage)
 
-        await self._runs.begin(row)
         await _waited(self._begin(row, work, top=False))
         if answer.result is not None:
             return answer.result
@@ -277,6 +278,7 @@ class Working:
                 carried.usage = _sum(carried.usage, spent.usage)
 
         about = {"step": call.step_id, "key": call.key, "agent": agent.name, "run_id": row.id}
+        await self._runs.begin(row)
         await carried.note("agent.called", {**about, "attempt": call.attempt})
         result = await self._below(row, do)
         return step_output(row, result)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
@@ -19,7 +19,7 @@ from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from sandkasten.model.ids import SandboxId, sandbox_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
 
     from starlette.requests import HTTPConnection, Request
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sandkasten.model.tenancy import Principal
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 # Bytes a second that the slowest client still manages.
 _SLOWEST = 4096
 # How many whole pauses a streamed body may take in all, beyond what its size allows.
@@ -101,6 +102,23 @@ class Call:
             twice = next(name for name in names if names.count(name) > 1)[:100]
             raise InvalidRequest(f"{twice} is given twice", hint="give it once", http_status=422)
         return checked(model, given)
+
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` comes to, after the body was read. Whoever leaves cancels it: ClientLeft."""
+        task, leaving = asyncio.create_task(work), asyncio.create_task(self._left())
+        try:
+            await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientLeft
+            return task.result()
+        finally:
+            for one in (task, leaving):
+                one.cancel()
+            await asyncio.gather(task, leaving, return_exceptions=True)
+
+    async def _left(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
 
     async def raw(self, most: int) -> bytes:
         patience_s = self.server.rules.body_timeout_s

@@ -65,7 +65,7 @@ def _mcp(
 
     state = cast("State", context.obj)
     serve_mcp(
-        state.here,
+        state.place,
         mode=mode.value,
         transport=transport.value,
         listen=listen,

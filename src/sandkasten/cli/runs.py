@@ -12,11 +12,12 @@ import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.output import age, put, put_json, put_table, say, visible
-from sandkasten.cli.state import EXIT_INTERRUPTED, EXIT_OURS, EXIT_TIMED_OUT
+from sandkasten.cli.state import EXIT_INTERRUPTED, EXIT_OURS, EXIT_SIGNAL_BASE, EXIT_TIMED_OUT
 from sandkasten.errors import FileTrouble, InvalidRequest, SandkastenError
 from sandkasten.model.runs import public_run
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 EXIT_FAILED: Final = 1
 STATUSES: Final = (
     "Exit status: 0 when the run completed, 1 when it failed, 124 when it came to a limit (time, "
-    "steps, tokens), 130 when it was cancelled, 125 when it could not be begun or was lost."
+    "steps, tokens), 125 when it could not be begun or was lost, 130 when it was cancelled (Ctrl-C "
+    "cancels it, and so does SIGTERM, with 143)."
 )
 _FILES: Final = (".prompt", ".yaml", ".yml", ".json")
 _MAX_FILE: Final = 1 << 20
@@ -85,8 +87,9 @@ async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool)
     """The run at its end. Whoever ends this command ends the run."""
     if not state.json:
         say(f"run {row.id}")
+    told = _Told()
     try:
-        with _ended_by_signal():
+        with _ended_by_signal(told):
             async with service.run_events(row.id) as events:
                 async for event in events:
                     if talk:
@@ -97,18 +100,30 @@ async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool)
         with suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(_CANCEL_S):
                 await service.cancel_run(row.id)
+        if told.terminated:
+            raise SystemExit(EXIT_SIGNAL_BASE + signal.SIGTERM) from None
         raise
 
 
+@dataclass(slots=True)
+class _Told:
+    terminated: bool = False
+
+
 @contextmanager
-def _ended_by_signal() -> Iterator[None]:
+def _ended_by_signal(told: _Told) -> Iterator[None]:
     """SIGTERM is as good a reason to leave as Ctrl-C, and leaves nothing behind either."""
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
     assert task is not None
+
+    def end() -> None:
+        told.terminated = True
+        task.cancel()
+
     try:
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    except (NotImplementedError, RuntimeError, ValueError):
+        loop.add_signal_handler(signal.SIGTERM, end)
+    except (RuntimeError, ValueError):
         # Not the main thread: somebody else minds the signals.
         yield
         return

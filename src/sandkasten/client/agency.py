@@ -49,7 +49,13 @@ class AgentsTransport(Protocol):
     ) -> AsyncIterator[RunEvent | RunRow]: ...
     async def tools(self, mode: str) -> Sequence[Mapping[str, Any]]: ...
     async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, session: str
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        session: str,
+        image: str | None = None,
+        runtime: str | None = None,
     ) -> Mapping[str, Any]: ...
 
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.client.places import Place, aclose, connect
+from sandkasten.client.places import Place, aclose, connect, no_tenant, place_of
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -101,13 +101,19 @@ def serve_mcp(
     session: str | None,
     said: Callable[[str], None],
 ) -> None:
-    """Be an MCP server in this process. `said` hears where it can be reached, if by HTTP."""
-    _require_linux()
+    """Be an MCP server in this process, whose tools are carried out at `place`.
+
+    `said` hears where it can be reached, if by HTTP.
+    """
+    if place.url is None:
+        _require_linux()
+        no_tenant(place)
     with _installed():
         from sandkasten.daemon.settings import load
+    with _installed("the MCP server", "mcp"):
         from sandkasten.daemon.tooling import Offer, serve_mcp
     settings = load({**place.flags(), "listen": listen}, os.environ, Path.cwd())
-    serve_mcp(settings, Offer(mode, image, runtime, session), transport, said)
+    serve_mcp(settings, Offer(mode, image, runtime, session), transport, said, place)
 
 
 @asynccontextmanager
@@ -123,11 +129,14 @@ async def open_tools(
 
     `session`: unless it is named; then it stays for whoever names it again.
     """
-    loaded = await asyncio.to_thread(_load, place or Place())
-    with _installed():
+    at = place or place_of()
+    if at.url is None:
+        no_tenant(at)
+    loaded = await asyncio.to_thread(_load, at)
+    with _installed("the toolbox of agents", "agents"):
         from sandkasten.daemon import tooling
     offer = tooling.Offer(mode, image, runtime, session)
-    async with tooling.open_tools(loaded, offer) as tools:
+    async with tooling.open_tools(loaded, offer, at) as tools:
         caller = tools.caller()
         try:
             yield caller
@@ -136,14 +145,14 @@ async def open_tools(
 
 
 @contextmanager
-def _installed() -> Iterator[None]:
+def _installed(what: str = "the embedded engine", extra: str = "server") -> Iterator[None]:
     """The client alone can be installed without what the engine needs."""
     try:
         yield
     except ModuleNotFoundError as exc:
         raise BackendUnavailable(
-            f"the embedded engine is not installed (no module named {exc.name})",
-            hint="pip install 'sandkasten[server]'",
+            f"{what} is not installed (no module named {exc.name})",
+            hint=f"pip install 'sandkasten[{extra}]'",
         ) from exc
 
 

@@ -1,7 +1,7 @@
 """The tools outside any run of ours: for an MCP client, or for a program that has agents itself.
 
-Opens an engine on the data directory, beside a daemon if there is one. Whatever stands in the way
-is an error before the first client is heard.
+A daemon that is named carries them out; otherwise an engine on the data directory does, in this
+process. Whatever stands in the way is an error before the first client is heard.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
@@ -26,10 +26,13 @@ from sandkasten.telemetry import jsonlines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from sandkasten.agents.tools.client_caller import ToolMode
     from sandkasten.agents.tools.faces import Caller as Caller
     from sandkasten.agents.tools.faces import Shape
+    from sandkasten.client.places import Place
+    from sandkasten.daemon.http_settings import HttpSettings
     from sandkasten.daemon.settings import Settings
 
 Transport = Literal["stdio", "http"]
@@ -53,8 +56,38 @@ class Tools:
     """One for each client."""
 
 
+def open_tools(
+    settings: Settings, offer: Offer, place: Place | None = None
+) -> AbstractAsyncContextManager[Tools]:
+    if place is None or place.url is None:
+        return _tools_here(settings, offer)
+    return _tools_there(place, offer)
+
+
 @asynccontextmanager
-async def open_tools(settings: Settings, offer: Offer) -> AsyncIterator[Tools]:
+async def _tools_there(place: Place, offer: Offer) -> AsyncIterator[Tools]:
+    from sandkasten.client.agency import agents_of
+    from sandkasten.client.places import open_transport
+    from sandkasten.daemon.remote_tools import RemoteCaller, described
+
+    async with agents_of(place) as agents, aclosing(await open_transport(place)) as sandboxes:
+        shapes = await described(agents, offer.mode)
+
+        def caller() -> Caller:
+            return RemoteCaller(
+                agents,
+                sandboxes,
+                shapes,
+                session=offer.session,
+                image=offer.image,
+                runtime=offer.runtime,
+            )
+
+        yield Tools(shapes, caller)
+
+
+@asynccontextmanager
+async def _tools_here(settings: Settings, offer: Offer) -> AsyncIterator[Tools]:
     engine = await open_engine(settings)
     try:
         toolbox = Toolbox(engine, Filing(engine.files, BriefFiles(settings)))
@@ -69,7 +102,11 @@ async def open_tools(settings: Settings, offer: Offer) -> AsyncIterator[Tools]:
 
 
 def serve_mcp(
-    settings: Settings, offer: Offer, transport: Transport, said: Callable[[str], None]
+    settings: Settings,
+    offer: Offer,
+    transport: Transport,
+    said: Callable[[str], None],
+    place: Place | None = None,
 ) -> None:
     """Until the client leaves (stdio) or a signal comes. `said` hears where it can be reached."""
     if transport == "http":
@@ -84,16 +121,17 @@ def serve_mcp(
     jsonlines.configure(settings.http.log_level)
     import uvloop
 
-    serving = _stdio(settings, offer) if transport == "stdio" else _http(settings, offer, said)
+    opening = open_tools(settings, offer, place)
+    serving = _stdio(opening) if transport == "stdio" else _http(opening, settings.http, said)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_told(serving))
 
 
-async def _stdio(settings: Settings, offer: Offer) -> None:
+async def _stdio(opening: AbstractAsyncContextManager[Tools]) -> None:
     from sandkasten.agents.tools.mcp_server import OneCaller, mcp_server
     from sandkasten.agents.tools.mcp_stdio import serve_stdio
 
-    async with open_tools(settings, offer) as tools:
+    async with opening as tools:
         caller = tools.caller()
         server = mcp_server(tools.shapes, OneCaller(caller), version=version("sandkasten"))
         try:
@@ -102,14 +140,14 @@ async def _stdio(settings: Settings, offer: Offer) -> None:
             await caller.aclose()
 
 
-async def _http(settings: Settings, offer: Offer, said: Callable[[str], None]) -> None:
+async def _http(
+    opening: AbstractAsyncContextManager[Tools], rules: HttpSettings, said: Callable[[str], None]
+) -> None:
     from sandkasten.daemon.mcp_http import mcp_over_http
 
     async with (
-        open_tools(settings, offer) as tools,
-        mcp_over_http(
-            tools.shapes, tools.caller, settings.http, version=version("sandkasten")
-        ) as url,
+        opening as tools,
+        mcp_over_http(tools.shapes, tools.caller, rules, version=version("sandkasten")) as url,
     ):
         said(f"sandkasten serves its tools at {url}")
         await asyncio.get_running_loop().create_future()
@@ -141,6 +179,6 @@ def _require_mcp() -> None:
         if (exc.name or "").partition(".")[0] == "sandkasten":
             raise
         raise BackendUnavailable(
-            f"an MCP server needs the library {exc.name}, which is not installed",
+            f"the MCP server is not installed (no module named {exc.name})",
             hint="pip install 'sandkasten[mcp]'",
         ) from exc

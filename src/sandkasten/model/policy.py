@@ -101,7 +101,8 @@ _LIMITS: dict[str, _Limit] = {
     "pids_limit": _count("pids", 8, 4_194_304),
     "workspace_mb": _mb("workspace_bytes"),
     "tmp_mb": _mb("tmp_bytes"),
-    "max_open_files": _count("open_files", 64, 1_048_576),
+    # Below it the launcher and the runner have no room for their own descriptors.
+    "max_open_files": _count("open_files", 128, 1_048_576),
     "exec_timeout_seconds": _Limit("exec_timeout_s", 0.001, 86_400),
     "max_exec_timeout_seconds": _Limit("max_exec_timeout_s", 0.001, 86_400),
     "max_stdout_bytes": _count("stdout_bytes", 0, MAX_KEPT_BYTES),

@@ -119,6 +119,12 @@ class Agents(Protocol):
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        image: str | None = None,
+        runtime: str | None = None,
     ) -> Mapping[str, Any]:
-        """Outside any run: `session` names the caller's own sandbox. A failure is an answer."""
+        """Outside any run: `session` names the caller's own sandbox. A failure is an answer.
+
+        `image`, `runtime`: what it is made of where the call does not say. Cancelled, it ends the
+        command it waits for.
+        """
         ...

@@ -49,6 +49,7 @@ class Desk:
 async def opened(data_dir: Path, backend: str = "local", **settings: str) -> AsyncIterator[Desk]:
     """Everything that is still there is destroyed at the end."""
     environ = {"HOME": str(data_dir), "SANDKASTEN_BACKEND": backend}
+    environ["SANDKASTEN_FILES_MAX_BYTES"] = str(300 << 20)
     environ |= {f"SANDKASTEN_{name.upper()}": value for name, value in settings.items()}
     given = load({"data_dir": str(data_dir)}, environ, data_dir.parent)
     prepare_data_dir(given.data_dir)

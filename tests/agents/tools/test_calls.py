@@ -75,6 +75,17 @@ async def test_what_a_schema_lets_through_is_answered_too(memory_desk, name):
         json.dumps(answer, allow_nan=False, ensure_ascii=False).encode()
 
 
+async def test_arguments_of_millions_of_parts_or_levels_are_refused_at_once(memory_desk):
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for command in (deep, [1] * 1_000_000, [[1] * 1000] * 1000):
+        answer = await memory_desk.call("exec", cmd=command)
+        assert answer["details"]["problems"] == ["the arguments have too many parts"]
+    answer = await memory_desk.call("exec", cmd=["true", *["x"] * 9_000])
+    assert answer["exit_code"] == 0
+
+
 async def test_an_error_has_the_one_body_and_names_the_nearest_argument(memory_desk):
     answer = await memory_desk.call("fs_read", pth="x")
     assert answer == {

@@ -7,7 +7,6 @@ import asyncio
 from sandkasten.agents.wish import SandboxWish
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox import CreateRequest
-from tests.agents.tools.desk import CODE
 
 
 async def ids(desk) -> list[str]:
@@ -157,15 +156,6 @@ async def test_close_takes_the_sandbox_away_and_twice_is_quiet(desk):
     # One that was closed on purpose is no surprise.
     again = await desk.call("open")
     assert (again["created"], "notice" in again) == (True, False)
-
-
-async def test_who_asks_for_no_image_takes_the_one_the_session_has(memory_desk):
-    one = memory_desk.within(workflow_run_id="flow").wishing(
-        SandboxWish(mode="code", image="host"), workflow_run_id="flow"
-    )
-    opened = await one.call("open")
-    found = await one.wishing(CODE).call("open")
-    assert found["sandbox_id"] == opened["sandbox_id"]
 
 
 async def test_finish_destroys_all_of_a_run_and_nothing_else(desk):

@@ -35,6 +35,7 @@ CONTEXT = {
         ("b'ab'", "YWI="),
         ("'A-B'.lowerAscii().split('-')", ["a", "b"]),
         ("input.name.matches('^(a+)+$')", False),
+        ("input.list.map(input, input + 1)", [2, 3, 4]),
     ],
 )
 async def test_an_expression_comes_to_json(expressions, expression, value) -> None:

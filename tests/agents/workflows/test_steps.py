@@ -10,6 +10,8 @@ import pytest
 
 from sandkasten.agents.workflows.runner import Limits
 from sandkasten.errors import (
+    Cancelled,
+    InvalidRequest,
     ModelUnavailable,
     PolicyDenied,
     QuotaExceeded,
@@ -46,6 +48,27 @@ async def test_an_output_can_be_chosen_and_the_workflow_has_its_own(expressions)
     assert await flow.go() == {"answer": "b", "by": "a"}
 
 
+async def test_a_result_that_does_not_fit_its_schema_is_a_failure(expressions) -> None:
+    text = (
+        "id: x\noutputSchema: {type: object, required: [answer]}\n"
+        "steps: [{id: a, type: agent, agent: a}]"
+    )
+    with pytest.raises(RunFailed, match="does not fit its outputSchema"):
+        await Flow(text, expressions).go()
+    assert await Flow(text, expressions, lambda call: {"answer": 1}).go() == {"answer": 1}
+
+
+async def test_what_an_agent_puts_out_is_never_a_template(expressions) -> None:
+    flow = _flow(
+        expressions,
+        "{id: a, type: agent, agent: a}",
+        "{id: b, type: agent, agent: b, task: 'It said: ${a.response}'}",
+        agent=lambda call: {"response": "${input.secret}"},
+    )
+    await flow.go({"secret": "s3cret"})
+    assert flow.calls[1].task == "It said: ${input.secret}"
+
+
 async def test_an_end_inside_a_branch_ends_the_branch_alone(expressions) -> None:
     flow = _flow(
         expressions,
@@ -77,6 +100,14 @@ async def test_branches_work_at_the_same_time_and_a_failure_ends_the_others(expr
         await flow.go()
     assert caught.value.details == {"step": "a", "cause": "MODEL_UNAVAILABLE", "attempts": 1}
     assert ended == ["b"]
+    assert flow.noted("step.failed") == [
+        {
+            "step": "a",
+            "key": "p.l.a",
+            "attempt": 1,
+            "error": {"code": "MODEL_UNAVAILABLE", "message": "no answer"},
+        }
+    ]
     assert flow.saved["failed"]["step"] == "a"
 
 
@@ -223,6 +254,7 @@ async def test_a_step_is_tried_again_after_a_growing_while(expressions) -> None:
         ("{max_attempts: 3}", ModelUnavailable("no answer"), 3),
         ("{max_attempts: 3, retry_on: [BUSY]}", ModelUnavailable("no answer"), 1),
         ("{max_attempts: 3}", PolicyDenied("not allowed"), 1),
+        ("{max_attempts: 3}", Cancelled("somebody ended it"), 1),
         ("{max_attempts: 3, retry_on: [FORBIDDEN]}", PolicyDenied("not allowed"), 3),
     ],
 )
@@ -331,6 +363,13 @@ async def test_an_output_is_json_and_bounded(expressions) -> None:
     with pytest.raises(RunFailed, match="its output is no JSON"):
         await _flow(expressions, one, agent=lambda call: {"x": object()}).go()
     limits = Limits(output_bytes=100)
+    deep: dict = {}
+    for _ in range(2000):
+        deep = {"x": deep}
+    with pytest.raises(RunFailed, match="nested deeper than 64 levels"):
+        await _flow(expressions, one, agent=lambda call: deep).go()
+    with pytest.raises(InvalidRequest, match="nested deeper than 64 levels"):
+        await _flow(expressions, one).go(deep)
     with pytest.raises(RunFailed, match="its output has 113 bytes"):
         await _flow(expressions, one, agent=lambda c: {"x": "y" * 104}, limits=limits).go()
     flow = _flow(expressions, one, "{id: b, type: agent, agent: b}", limits=Limits(state_bytes=600))

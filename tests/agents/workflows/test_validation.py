@@ -38,6 +38,8 @@ def test_a_good_file_has_neither_errors_nor_warnings(text) -> None:
         ("id: x\nstart: b\nsteps: [" + A + "]", "INVALID_START", "start"),
         ("[]", "NOT_A_WORKFLOW", ""),
         ("", "NOT_A_WORKFLOW", ""),
+        ("inputSchema: {type: nope}\n" + _steps(A), "BAD_SCHEMA", "inputSchema"),
+        ("outputSchema: {$ref: 'http://x/y'}\n" + _steps(A), "BAD_SCHEMA", "outputSchema"),
         (_steps(A, A), "DUPLICATE_STEP_ID", "steps[1].id"),
         (_steps(A, "{id: a-b, type: end}", "{id: a_b, type: end}"), "DUPLICATE_STEP_ID", "steps[2].id"),
         (_steps("{type: end}"), "MISSING_STEP_ID", "steps[0]"),
@@ -154,6 +156,36 @@ def test_bodies_lie_at_most_so_deep() -> None:
     for n in range(9):
         text = f"[{{id: t{n}, type: try, try: {text}}}]"
     assert [i.code for i in inspect(f"id: x\nsteps: {text}").errors] == ["TOO_DEEP"]
+
+
+def test_a_list_inside_is_of_the_dialect_that_its_own_word_says() -> None:
+    two = "[{id: b, type: agent, agent: b}, {id: c, type: agent, agent: c}]"
+    loop = "{id: a, type: foreach, items: [1], iterator: {%s: " + two + "}%s}"
+    falls = parse_workflow("id: x\nstates: [" + loop % ("steps", ", end: true") + "]")
+    assert falls.body.steps[0].body is not None
+    assert [s.next for s in falls.body.steps[0].body.steps] == ["c", None]
+    ends = inspect("id: x\nsteps: [" + loop % ("states", "") + "]")
+    assert {w.code for w in ends.warnings} == {"MISSING_TRANSITION", "UNREACHABLE_STEP"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id: x\nsteps:\n"
+        + "".join(f"- {{id: {'s' * 50}{n}, type: agent, agent: a, next: {'z' * 60}}}\n" for n in range(500)),
+        "id: x\nsteps: [{id: a, type: switch, transitions: ["
+        + ",".join("{if: x, next: nope}" for _ in range(9000)) + "]}]",
+        "id: x\n" + "".join(f"unknown{n}: 1\n" for n in range(15_000)) + "steps: [" + A + "]",
+        "id: x\nsteps: [{id: a, type: agent, agent: a, task: '" + "${1}" * 60_000 + "'}]",
+        "id: x\nsteps: [{id: a, type: agent, agent: a, task: '" + "$${" * 80_000 + "'}]",
+    ],
+    ids=["targets", "choices", "fields", "expressions", "escapes"],
+)  # fmt: skip
+def test_a_file_made_to_take_long_does_not(text) -> None:
+    assert len(text) < MAX_BYTES
+    found = inspect(text)
+    # The nearest word takes milliseconds, so not everybody gets one.
+    assert sum("did you mean" in i.hint for i in (*found.errors, *found.warnings)) <= 20
 
 
 def test_a_file_with_a_thousand_errors_is_answered_shortly() -> None:

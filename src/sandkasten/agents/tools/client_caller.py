@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ToolMode = Literal["compute", "code", "all"]
 
-_MODES: Final[Mapping[ToolMode, Sequence[Mode]]] = {
+MODES: Final[Mapping[ToolMode, Sequence[Mode]]] = {
     "compute": ("compute",),
     "code": ("code",),
     "all": ("compute", "code"),
@@ -31,7 +31,7 @@ _MODES: Final[Mapping[ToolMode, Sequence[Mode]]] = {
 
 
 def specs(toolbox: Toolbox, mode: ToolMode) -> Sequence[ToolSpec]:
-    return [one for each in _MODES[mode] for one in toolbox.specs(SandboxWish(mode=each))]
+    return [one for each in MODES[mode] for one in toolbox.specs(SandboxWish(mode=each))]
 
 
 class ClientCaller:

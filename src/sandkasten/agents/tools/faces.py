@@ -44,8 +44,3 @@ class Caller(Protocol):
 def schema_of(shape: Shape) -> dict[str, Any]:
     """What every face shows of the parameters, so that a model sees the same by each of them."""
     return {k: v for k, v in shape.parameters.items() if k not in _OF_THE_DOCUMENT}
-
-
-def failed(answer: Mapping[str, Any]) -> bool:
-    """Whether the tool failed. A program that ran and ended badly is no failure of the tool."""
-    return answer.get("ok") is False and bool(answer.get("error_code"))

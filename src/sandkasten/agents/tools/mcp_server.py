@@ -29,7 +29,8 @@ from mcp.types import (
 )
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
-from sandkasten.agents.tools.faces import failed, schema_of
+from sandkasten.agents.tools.answers import failed
+from sandkasten.agents.tools.faces import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -129,11 +130,11 @@ def mcp_server(
 
 def result_of(answer: Mapping[str, Any]) -> CallToolResult:
     """Both ways a client may read it; one that shows text alone shows all of it."""
-    text = json.dumps(answer, ensure_ascii=False)
+    body = dict(answer)
     return CallToolResult(
-        content=[TextContent(text=text)],
-        structured_content=dict(answer),
-        is_error=failed(answer),
+        content=[TextContent(text=json.dumps(body, ensure_ascii=False))],
+        structured_content=body,
+        is_error=failed(body),
     )
 
 

@@ -86,6 +86,8 @@ def request_for(
         limits=dict(wish.limits),
         profile=wish.profile,
         network=network_for(wish),
+        pip_packages=wish.pip_packages,
+        npm_packages=wish.npm_packages,
         session_key=str(the_key),
         tenant=context.tenant,
         key_id=context.key_id,

@@ -12,7 +12,6 @@ from sandkasten.agents.tools.requests import (
     runtime_for,
     timeout_for,
 )
-from sandkasten.agents.tools.sessions import with_packages
 from sandkasten.engine.files import check_tool_write
 from sandkasten.model.oneshot import RunRequest
 from sandkasten.model.policy import parse_limits
@@ -22,16 +21,14 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.context import RunContext
     from sandkasten.agents.tools.answers import Answer
-    from sandkasten.agents.tools.ports import Packages
     from sandkasten.engine.engine import Engine
     from sandkasten.ports import FileStore
 
 
 class Running:
-    def __init__(self, engine: Engine, files: FileStore | None, packages: Packages | None) -> None:
+    def __init__(self, engine: Engine, files: FileStore | None) -> None:
         self._engine = engine
         self._files = files
-        self._packages = packages
 
     async def run(self, given: Mapping[str, Any], context: RunContext) -> Answer:
         wish, quota = context.wish, context.quota
@@ -49,10 +46,12 @@ class Running:
             files=files,
             timeout_s=given.get("timeout_seconds", timeout_for(wish)),
             artifacts=tuple(given.get("artifacts", ())),
-            image=await with_packages(self._packages, context, compute_image(wish)),
+            image=compute_image(wish),
             limits=dict(wish.limits),
             profile=wish.profile,
             network=network_for(wish),
+            pip_packages=wish.pip_packages,
+            npm_packages=wish.npm_packages,
             tenant=context.tenant,
             key_id=context.key_id,
         )

@@ -8,8 +8,8 @@ or of none at all answers SESSION_NOT_FOUND in the same words. What was opened f
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sandkasten.agents.tools.answers import unforeseen
 from sandkasten.agents.tools.requests import image_for, request_for
@@ -17,7 +17,6 @@ from sandkasten.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
-    ProvisioningFailed,
     SandboxLost,
     SandkastenError,
     SessionExpired,
@@ -28,11 +27,14 @@ from sandkasten.model.scoping import SessionKey, is_legacy, parse_session_key
 
 if TYPE_CHECKING:
     from sandkasten.agents.context import RunContext
-    from sandkasten.agents.tools.ports import Packages
+    from sandkasten.agents.wish import SandboxWish
     from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox import CreateRequest, Info
     from sandkasten.model.scoping import Namespace
     from sandkasten.ports import FileStore
+
+_Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...]]
+"""What a sandbox of a key must agree with: image, profile and packages."""
 
 # Sandboxes remembered beside the ledger, each a few hundred bytes; the oldest is forgotten.
 _REMEMBERED: Final = 10_000
@@ -59,13 +61,19 @@ class Finished:
     """Still there, with what kept them; the engine's reaper and a second call try again."""
 
 
+@dataclass(slots=True)
+class _Known:
+    id: str
+    kinds: set[_Kind] = field(default_factory=set)
+    """What was asked for and answered by this one: the same need not be asked of the engine."""
+
+
 class Sessions:
-    def __init__(self, engine: Engine, files: FileStore | None, packages: Packages | None) -> None:
+    def __init__(self, engine: Engine, files: FileStore | None) -> None:
         self._engine = engine
         self._files = files
-        self._packages = packages
-        self._known: dict[tuple[str, str], str] = {}
-        """Tenant and key to the id it had when it was last used here."""
+        self._known: dict[tuple[str, str], _Known] = {}
+        """By tenant and key, as it was when it was last used here."""
 
     async def open(
         self, context: RunContext, *, key: SessionKey | None = None, image: str | None = None
@@ -73,13 +81,14 @@ class Sessions:
         """The session of this key, made when it is not there."""
         the_key = key or context.session_key()
         before = self._known.get((context.tenant, str(the_key)))
-        if before is not None and image is None:
-            found = await self._alive(before, str(the_key))
+        kind = _kind(context.wish, image)
+        if before is not None and kind in before.kinds:
+            found = await self._alive(before.id, str(the_key))
             if found is not None:
                 return Place(found)
         info = await self._made(context, the_key, image)
-        self._remember(info)
-        if before not in (None, info.id):
+        self._remember(info, kind)
+        if before is not None and before.id != info.id:
             return Place(
                 info,
                 "the sandbox of this session had ended, with its files; this is a new one",
@@ -187,15 +196,15 @@ class Sessions:
             image=image,
             default_idle_s=min(policy.ttl_s, policy.idle_timeout_s),
         )
-        request = replace(request, image=await self._with_packages(context, request.image))
         try:
             return await self._create(request, context)
         except Conflict as exc:
-            # Who asked for no image takes the one that the session has.
             there = exc.details.get("sandbox_id")
             if image is not None or image_for(wish) is not None or not isinstance(there, str):
                 raise
-            return await self.named(context, there)
+            # Who asks for no image takes the one that the session has; the rest is asked again.
+            has = (await self._engine.get(there)).image
+            return await self._create(replace(request, image=has), context)
 
     async def _create(self, request: CreateRequest, context: RunContext) -> Info:
         stored = 0
@@ -204,40 +213,28 @@ class Sessions:
             stored = await self._files.usage(context.tenant)
         return await self._engine.create(request, quota, other_disk_bytes=stored)
 
-    async def _with_packages(self, context: RunContext, image: str | None) -> str | None:
-        return await with_packages(self._packages, context, image)
-
-    def _remember(self, info: Info) -> None:
+    def _remember(self, info: Info, kind: _Kind | None = None) -> None:
         if info.session_key is None:
             return
         name = (info.tenant, info.session_key)
-        self._known.pop(name, None)
-        self._known[name] = info.id
+        known = self._known.pop(name, None)
+        if known is None or known.id != info.id:
+            known = _Known(info.id)
+        if kind is not None:
+            known.kinds.add(kind)
+        self._known[name] = known
         if len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
 
     def _was_ours(self, context: RunContext, the_id: str) -> bool:
         return any(
-            known == the_id and tenant == context.tenant and context.owns(parse_session_key(key))
+            known.id == the_id and tenant == context.tenant and context.owns(parse_session_key(key))
             for (tenant, key), known in self._known.items()
         )
 
 
-async def with_packages(
-    packages: Packages | None, context: RunContext, image: str | None
-) -> str | None:
-    """The image with the packages that the agent's file asks for in it."""
-    wish = context.wish
-    if not wish.pip_packages and not wish.npm_packages:
-        return image
-    if packages is None:
-        raise ProvisioningFailed(
-            "packages cannot be installed here",
-            hint="take pip_packages and npm_packages out, or use an image that has them",
-        )
-    return await packages.image_with(
-        image, pip=wish.pip_packages, npm=wish.npm_packages, tenant=context.tenant
-    )
+def _kind(wish: SandboxWish, image: str | None) -> _Kind:
+    return (image or image_for(wish), wish.profile, wish.pip_packages, wish.npm_packages)
 
 
 def owned(context: RunContext, info: Info) -> bool:

@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.agents.ceilings import check_wish
 from sandkasten.agents.tools import answers
 from sandkasten.agents.tools.arguments import checked, named
 from sandkasten.agents.tools.filing import FileTools
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.context import RunContext
     from sandkasten.agents.tools.answers import Answer
-    from sandkasten.agents.tools.ports import Packages
     from sandkasten.agents.tools.sessions import Place
     from sandkasten.agents.tools.shapes import ToolSpec
     from sandkasten.agents.wish import SandboxWish
@@ -48,13 +48,12 @@ class Toolbox:
         filing: Filing | None = None,
         *,
         files: FileStore | None = None,
-        packages: Packages | None = None,
     ) -> None:
         """Without `filing` there is no file store, and the two tools of it are not offered."""
         self._engine = engine
         self._has_store = filing is not None
-        self._sessions = Sessions(engine, files, packages)
-        self._running = Running(engine, files, packages)
+        self._sessions = Sessions(engine, files)
+        self._running = Running(engine, files)
         self._files = FileTools(engine, filing, files)
         shells = Shells(engine)
         self._verbs: Mapping[str, Verb] = {
@@ -99,6 +98,7 @@ class Toolbox:
 
     async def _call(self, name: str, arguments: object, context: RunContext) -> Answer:
         given = checked(self._spec(name, context), arguments)
+        check_wish(context.wish, self._engine.policy)
         if name == "sandbox_run":
             return await self._running.run(given, context)
         if name == "sandbox_open":
@@ -107,7 +107,13 @@ class Toolbox:
         if name == "sandbox_close":
             return await self._close(given, context, which)
         place = await self._sessions.resolve(context, which)
-        answer = await self._verbs[name](given, context, place)
+        try:
+            answer = await self._verbs[name](given, context, place)
+        except SandkastenError as exc:
+            if place.notice is None:
+                raise
+            # It explains the error, and is said once.
+            return {**answers.failure(exc), "notice": place.notice}
         return _with_place(answer, place)
 
     def _spec(self, name: str, context: RunContext) -> ToolSpec:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.agents.workflows.fields import Fields, kind, seconds
-from sandkasten.agents.workflows.issues import nearest
+from sandkasten.agents.workflows.issues import Near
 from sandkasten.agents.workflows.plan import Body, Branch, Choice, Retry, Step, Workflow
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MOST_STEPS: Final = 500
 MOST_DEPTH: Final = 8
 MOST_BRANCHES: Final = 32
+MOST_CHOICES: Final = 100
 MOST_ATTEMPTS: Final = 20
 MOST_CONCURRENCY: Final = 32
 MOST_STEP_S: Final = 24 * 3600.0
@@ -106,11 +107,14 @@ class _Reader:
         if not listed:
             self.findings.error("MISSING_STATES", where, "there are no steps", "add at least one")
             return Body("", ())
+        # A list inside another may be of the other dialect; its own word for it decides.
+        outer, self.dialect = self.dialect, "steps" if fields.has("steps") else "states"
         steps = self._steps(listed, where, depth)
+        self.dialect = outer
         known = [step.id for step in steps]
         if start is not None and start not in known:
             message = f'it is to start with "{start[:60]}", which is none of its steps'
-            self.findings.error("INVALID_START", fields.at("start"), message, nearest(start, known))
+            self.findings.error("INVALID_START", fields.at("start"), message, Near(start, known))
         return Body(start or (known[0] if known else ""), tuple(steps))
 
     def inner(self, raw: Any, path: str, depth: int) -> Body:
@@ -203,11 +207,12 @@ class _Reader:
     def _type(self, fields: Fields) -> StepType | None:
         said = fields.text("type")
         if said is None:
-            hint = "add `type: agent`"
-            self.findings.error("MISSING_TYPE", fields.path, "the step has no type", hint)
+            self.findings.error(
+                "MISSING_TYPE", fields.path, "the step has no type", "add `type: agent`"
+            )
             return None
         if said not in _TYPES:
-            hint = _ELSEWHERE.get(said) or nearest(said, _TYPES)
+            hint: str | Near = _ELSEWHERE.get(said) or Near(said, _TYPES)
             message = f'there is no type "{said[:60]}"'
             self.findings.error("UNKNOWN_STEP_TYPE", fields.at("type"), message, hint)
             return None
@@ -283,7 +288,10 @@ class _Reader:
 
     def _choices(self, fields: Fields) -> tuple[Choice, ...]:
         found = []
-        for index, raw in enumerate(fields.list("transitions", "conditions") or ()):
+        listed = fields.list("transitions", "conditions") or []
+        if len(listed) > MOST_CHOICES:
+            fields.bad(f"has more than {MOST_CHOICES} conditions", "transitions", "conditions")
+        for index, raw in enumerate(listed[:MOST_CHOICES]):
             path = f"{fields.at('transitions', 'conditions')}[{index}]"
             if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
                 self.findings.error("BAD_FIELD", path, "is to be a mapping with `next`")

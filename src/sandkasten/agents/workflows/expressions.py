@@ -144,7 +144,7 @@ class Expressions:
                 raise RunFailed(
                     f"the expression {_shown(expression)} {why}", expression=expression[:200]
                 )
-        seen = frozenset().union(*(names(expression) for expression in expressions))
+        seen = frozenset().union(*(_references(expression) for expression in expressions))
         chosen = {name: value for name, value in context.items() if name in seen}
         request = json.dumps({"expressions": list(expressions), "context": chosen}).encode()
         if len(request) > self.bounds.context_bytes:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.workflows.issues import nearest
+from sandkasten.agents.workflows.issues import Near
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,7 +126,7 @@ class Fields:
                     "UNKNOWN_FIELD",
                     f"{self.path}.{shown}" if self.path else shown,
                     "means nothing here",
-                    nearest(shown, self.asked),
+                    Near(shown, self.asked),
                 )
 
 

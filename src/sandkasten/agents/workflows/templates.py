@@ -25,20 +25,22 @@ class Part:
 def parts(text: str) -> list[Part]:
     """ValueError when an expression has no end."""
     found: list[Part] = []
-    plain, at = "", 0
+    plain: list[str] = []
+    at = 0
     while (start := text.find("${", at)) >= 0:
         if start > at and text[start - 1] == "$":  # `$${`
-            plain, at = plain + text[at : start - 1] + "${", start + 2
+            plain += [text[at : start - 1], "${"]
+            at = start + 2
             continue
         end = _end(text, start + 2)
-        plain += text[at:start]
-        if plain:
-            found.append(Part(plain, expression=False))
+        plain.append(text[at:start])
+        if any(plain):
+            found.append(Part("".join(plain), expression=False))
         found.append(Part(text[start + 2 : end].strip(), expression=True))
-        plain, at = "", end + 1
-    plain += text[at:]
-    if plain or not found:
-        found.append(Part(plain, expression=False))
+        plain, at = [], end + 1
+    plain.append(text[at:])
+    if any(plain) or not found:
+        found.append(Part("".join(plain), expression=False))
     return found
 
 

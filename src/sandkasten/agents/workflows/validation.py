@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.agents.schemas import checked_schema
 from sandkasten.agents.workflows import expressions, templates
-from sandkasten.agents.workflows.issues import nearest
+from sandkasten.agents.workflows.issues import Near
 from sandkasten.agents.workflows.plan import every_step
+from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 RESERVED: Final = frozenset({"input", "steps", "vars", "index", "result", "error"})
 """Names that expressions see in every run, so no step and no item can have them."""
+
+MOST_EXPRESSIONS: Final = 2000
 
 _ID: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _WORKFLOW_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -40,6 +44,14 @@ def check(workflow: Workflow, findings: Findings, agents: Collection[str] | None
     if workflow.id and not _WORKFLOW_ID.fullmatch(workflow.id):
         hint = "letters, digits, `-`, `_` and `.`, at most 128"
         findings.error("BAD_WORKFLOW_ID", "id", f'"{workflow.id[:60]}" cannot be an id', hint)
+    for name, schema in (
+        ("inputSchema", workflow.input_schema),
+        ("outputSchema", workflow.output_schema),
+    ):
+        try:
+            checked_schema(dict(schema), what=name)
+        except InvalidRequest as exc:
+            findings.error("BAD_SCHEMA", name, exc.message, exc.hint)
     _ids(workflow, findings)
     _way(workflow.body, findings)
     for step in every_step(workflow.body):
@@ -47,9 +59,7 @@ def check(workflow: Workflow, findings: Findings, agents: Collection[str] | None
             _way(body, findings)
         if agents is not None and step.type == "agent" and step.agent and step.agent not in agents:
             message = f'there is no agent "{step.agent[:60]}"'
-            findings.error(
-                "UNKNOWN_AGENT", f"{step.path}.agent", message, nearest(step.agent, agents)
-            )
+            findings.error("UNKNOWN_AGENT", f"{step.path}.agent", message, Near(step.agent, agents))
     _expressions(workflow, findings)
 
 
@@ -94,7 +104,7 @@ def _way(body: Body, findings: Findings) -> None:
                 leads[step.id].add(target)
             else:
                 message = f'"{target[:60]}" is none of these steps'
-                hint = nearest(target, known)
+                hint = Near(target, known)
                 findings.error("UNKNOWN_TRANSITION_TARGET", path, message, hint)
                 exits.add(step.id)  # wherever it was to lead, it is complained of once
     if body.start not in known:
@@ -149,6 +159,7 @@ def _expressions(workflow: Workflow, findings: Findings) -> None:
     known = RESERVED | ids | {step.item_name for step in steps if step.type == "foreach"}
     known |= {"_value", "val"} | {step.result_path[0] for step in steps if step.result_path}
     known |= {key for s in steps if s.type == "set" and isinstance(s.data, dict) for key in s.data}
+    left = MOST_EXPRESSIONS
     for path, value, template in _written(workflow):
         texts = templates.texts(value, path) if template else [(path, value)]
         for where, text in texts:
@@ -157,6 +168,11 @@ def _expressions(workflow: Workflow, findings: Findings) -> None:
             except ValueError as exc:
                 findings.error("BAD_EXPRESSION", where, str(exc), "close it with }, or write $${")
                 continue
+            left -= len(found)
+            if left < 0:
+                message = f"there are more than {MOST_EXPRESSIONS} expressions"
+                findings.error("TOO_MANY_EXPRESSIONS", where, message)
+                return
             for expression in found:
                 _expression(expression, where, ids, known, findings)
 
@@ -174,7 +190,7 @@ def _expression(
     for bare, quoted in _STEP_NAMED.findall(expression):
         if (bare or quoted) not in ids:
             message = f'`{shown}` names the step "{bare or quoted}", which there is not'
-            findings.error("UNKNOWN_STEP", path, message, nearest(bare or quoted, ids))
+            findings.error("UNKNOWN_STEP", path, message, Near(bare or quoted, ids))
     for name in sorted(expressions.names(expression) - set(known)):
         message = f'`{shown}` names "{name}", which is unknown here'
-        findings.warning("UNKNOWN_NAME", path, message, nearest(name, known))
+        findings.warning("UNKNOWN_NAME", path, message, Near(name, known))

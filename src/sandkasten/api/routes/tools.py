@@ -1,7 +1,8 @@
 """The agents' tools over HTTP, for whoever has a loop of their own.
 
 A call works in a sandbox of the caller, named by `session` and opened on first use; no name leads
-to a sandbox of a run. A tool that fails is an answer with `ok` false.
+to a sandbox of a run. A tool that fails is an answer with `ok` false. Whoever hangs up takes the
+command along.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class ToolsQuery(Query):
 class ToolBody(Body):
     arguments: dict[str, Any] = Field(default_factory=dict)
     session: str = Field("default", description="Which sandbox of the caller; made at first use.")
+    image: str | None = Field(None, description="What it is made of; wins over the runtime's own.")
+    runtime: str | None = Field(None, description="python, node, bash or linux.")
 
 
 class Tool(Answer):
@@ -54,14 +57,17 @@ async def tools(call: Call) -> Response:
 
 async def call_tool(call: Call) -> Response:
     body = await call.body(ToolBody)
-    done = await agents_of(call).call_tool(
+    work = agents_of(call).call_tool(
         call.path("name"),
         body.arguments,
         tenant=call.principal.tenant,
         session=body.session,
         quota=call.principal.quota,
+        image=body.image,
+        runtime=body.runtime,
     )
-    return answer(dict(done))
+    # Nobody else knows the command by its id, so nobody else could end it.
+    return answer(dict(await call.while_there(work)))
 
 
 ROUTES = (

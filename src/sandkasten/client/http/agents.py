@@ -116,9 +116,16 @@ class HttpAgents:
         return records(told.get("tools"), "tools")
 
     async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, session: str
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        session: str,
+        image: str | None = None,
+        runtime: str | None = None,
     ) -> Mapping[str, Any]:
         body = {"arguments": dict(arguments), "session": session}
+        body |= given(image=image, runtime=runtime)
         order = Order("POST", f"/v1/tools/{quote(name, safe='')}", body, answer_s=_TOOL_S)
         return record(await self._connection.ask(order))
 

@@ -1,0 +1,74 @@
+"""An agent's loop on a scripted model and a real toolbox, and what it noted."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.agents.chat_settings import Models
+from sandkasten.agents.loop import AgentLoop
+from sandkasten.agents.prompt import parse_agent
+from sandkasten.agents.wish import SandboxWish
+from sandkasten.errors import AgentNotFound
+from tests.models.server import ScriptedModel, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from sandkasten.agents.loop import AgentResult
+    from sandkasten.agents.prompt import Agent
+    from tests.agents.tools.desk import Desk
+    from tests.models.server import Script
+
+
+def agent(text: str = "", *, says: str = "You are a tester.", name: str = "tester") -> Agent:
+    """From the lines of its frontmatter and what it says."""
+    return parse_agent(f"---\nmodel: scripted\n{text}\n---\n{says}\n", name)
+
+
+@dataclass
+class Stage:
+    loop: AgentLoop
+    model: ScriptedModel
+    desk: Desk
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    async def note(self, type: str, data: Mapping[str, Any]) -> None:
+        self.notes.append((type, dict(data)))
+
+    async def run(
+        self,
+        agent: Agent,
+        task: str = "do it",
+        variables: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> AgentResult:
+        context = replace(
+            self.desk.context, agent_name=agent.name, wish=agent.wish or SandboxWish()
+        )
+        return await self.loop.run(agent, task, variables or {}, context, self.note, **others)
+
+    def noted(self, type: str) -> list[dict[str, Any]]:
+        return [data for one, data in self.notes if one == type]
+
+
+@asynccontextmanager
+async def staged(
+    desk: Desk,
+    script: Script,
+    *agents: Agent,
+    settings: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> AsyncIterator[Stage]:
+    known = {one.name: one for one in agents}
+
+    def lookup(name: str) -> Agent:
+        if name not in known:
+            raise AgentNotFound(f"no agent {name}")
+        return known[name]
+
+    async with ScriptedModel(script) as model:
+        models = Models(settings_of(model, **(settings or {})))
+        async with AgentLoop(models, desk.toolbox, lookup, **others) as loop:
+            yield Stage(loop, model, desk)

@@ -1,0 +1,61 @@
+"""An agent's file can only ask: what the operator does not allow fails before the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.agents.ceilings import check_wish
+from sandkasten.agents.sandbox_field import parse_sandbox
+from sandkasten.errors import PolicyDenied, UnsupportedByBackend
+from sandkasten.model.policy import Policy
+
+POLICY = Policy(ceiling={"mem_limit_mb": 1024, "cpu_limit": 2, "max_files": 50}, lifetime_s=3600)
+
+
+def asked(**fields):
+    return parse_sandbox(fields)[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"limits": {"memory_mb": 2048}}, "policy.max.mem_limit_mb"),
+        ({"limits": {"mem_limit_mb": 1025}}, "policy.max.mem_limit_mb"),
+        ({"limits": {"cpu_millicores": 2001}}, "policy.max.cpu_limit"),
+        ({"limits": {"max_files": 51}}, "policy.max.max_files"),
+        ({"limits": {"timeout_seconds": 3601}}, "session_max_lifetime_seconds"),
+        ({"timeout_seconds": 3601}, "defaults.max_exec_timeout_ms"),
+        ({"limits": {"exec_timeout_seconds": 3601}}, "defaults.max_exec_timeout_ms"),
+        ({"limits": {"max_exec_timeout_seconds": 3601}}, "defaults.max_exec_timeout_ms"),
+        ({"allow_network": True}, "policy.allow_network"),
+        ({"network": {"allow": ["example.org"]}}, "policy.allow_network"),
+    ],
+)
+def test_asking_for_more_is_denied_by_the_name_of_the_rule(fields, rule):
+    with pytest.raises(PolicyDenied) as caught:
+        check_wish(asked(**fields), POLICY)
+    assert caught.value.details["rule"] == rule
+    assert rule in caught.value.message
+    assert caught.value.hint
+
+
+def test_asking_for_as_much_as_is_allowed_is_fine():
+    check_wish(
+        asked(
+            timeout_seconds=3600,
+            limits={
+                "memory_mb": 1024,
+                "cpu_millicores": 2000,
+                "max_files": 50,
+                "idle_timeout_seconds": 3600,
+                "pids_limit": 4096,
+            },
+        ),
+        POLICY,
+    )
+    check_wish(asked(), Policy())
+
+
+def test_a_network_that_is_allowed_and_cannot_be_had_is_told_as_such():
+    with pytest.raises(UnsupportedByBackend):
+        check_wish(asked(allow_network=True), Policy(allow_network=True))

@@ -1,0 +1,100 @@
+"""What goes between a model and its tools is made to fit, and says so where it was cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandkasten.agents.chat_config import wire_config
+from sandkasten.agents.loop_texts import fitted, gapped, json_of, slug
+from sandkasten.errors import InvalidAgent
+
+
+def test_what_fits_is_not_touched():
+    answer = {"ok": True, "stdout": "ü" * 50}
+    assert json.loads(fitted(answer, 100)) == answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"ok": True, "stdout": "x" * 100_000, "stderr": "y" * 100_000, "exit_code": 3},
+        {"ok": True, "entries": [{"path": f"/workspace/{n}" * 9} for n in range(2000)]},
+        {"ok": False, "deep": [[["z" * 50_000]]], "text": '"\\' * 50_000},
+        {str(n): n for n in range(9000)},
+    ],
+)
+def test_what_does_not_fit_is_cut_to_valid_json_that_says_so(answer):
+    found = fitted(answer, 5000)
+    # Quotes and backslashes of a text inside a text take twice their room.
+    assert len(found) <= 5000 * 2
+    told = json.loads(found)
+    assert told["cut_for_model"] is True
+    assert told.get("ok") == answer.get("ok")
+    assert "left out" in found
+
+
+def test_a_gap_keeps_the_beginning_and_more_of_the_end():
+    assert gapped("a" * 50 + "b" * 50, 30) == (
+        "a" * 10 + "\n[… 70 characters left out …]\n" + "b" * 20
+    )
+    assert gapped("abc", 3) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        (' {"a": [1]}\n', {"a": [1]}),
+        ('```json\n{"a": 1}\n```', {"a": 1}),
+        ('Words.\r\n```\r\n{"a": 1}\r\n```\r\nMore.', {"a": 1}),
+        ('```python\nx = 1\n```\nthen\n```json\n"b"\n```', "b"),
+        ('{"a": "```"}', {"a": "```"}),
+    ],
+)
+def test_json_is_found_where_models_put_it(text, value):
+    assert json_of(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "  ", "no", '{"a": NaN}', "```json\n```", "[" * 100_000])
+def test_where_there_is_no_json_it_is_said_why(text):
+    with pytest.raises(ValueError, match="the answer is no JSON: ."):
+        json_of(text)
+
+
+def test_a_hostile_answer_costs_no_time():
+    with pytest.raises(ValueError, match="no JSON"):
+        json_of("```\n" + " " * (4 << 20))
+
+
+@pytest.mark.parametrize(
+    ("name", "short"), [("code-fixer", "code-fixer"), ("a b/c", "a_b_c"), ("ä", "unnamed")]
+)
+def test_names_are_made_fit_for_endpoints(name, short):
+    assert slug(name) == short
+    assert len(slug("x" * 999)) == 64
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"temperature": "hot"},
+        {"temperature": True},
+        {"temperature": float("nan")},
+        {"maxOutputTokens": 1.5},
+        {"stopSequences": [7]},
+        {"stop": {"a": 1}},
+        {"reasoningEffort": 3},
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_by_name(config):
+    (name,) = config
+    with pytest.raises(InvalidAgent, match=f"config.{name}"):
+        wire_config(config)
+
+
+def test_what_is_no_setting_of_a_completion_is_not_sent():
+    assert wire_config({"apiKey": "x", "topK": 3, "version": "1", "stop": "a", "seed": None}) == {
+        "stop": ["a"]
+    }

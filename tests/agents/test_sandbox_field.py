@@ -1,0 +1,258 @@
+"""The `sandbox:` of an agent's file: every field of it, its other spellings, and bad ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.agents.context import RunContext
+from sandkasten.agents.sandbox_field import parse_sandbox
+from sandkasten.agents.wish import SandboxWish
+from sandkasten.errors import InvalidAgent
+
+
+def wish(**fields) -> SandboxWish:
+    found, warnings = parse_sandbox(fields)
+    assert warnings == ()
+    return found
+
+
+def refusal(value) -> InvalidAgent:
+    with pytest.raises(InvalidAgent) as caught:
+        parse_sandbox(value)
+    return caught.value
+
+
+def test_a_text_is_a_runtime_to_compute_with():
+    assert parse_sandbox("python") == (SandboxWish(mode="compute", runtime="python"), ())
+
+
+def test_every_field_is_read():
+    found = wish(
+        mode="code",
+        runtime="python",
+        image="python:3.11-slim",
+        session="reviews",
+        timeout_seconds=300,
+        max_stdout_bytes=1000,
+        max_stderr_bytes=2000,
+        allow_network=True,
+        network={"enabled": True, "allow": ["example.org", "*.example.org", "127.0.0.1:8080"]},
+        pip_packages=["pandas", "numpy==2.1.0", "uvicorn[standard]>=0.30,<1"],
+        npm_packages=["lodash", "@types/node@20.1.0", "left-pad@^1.3.0"],
+        profile="dev",
+        limits={
+            "cpu_millicores": 1500,
+            "cpu_limit": 1.5,
+            "memory_mb": 2048,
+            "mem_limit_mb": 2048,
+            "pids_limit": 64,
+            "workspace_mb": 500,
+            "max_file_size_bytes": 10_485_760,
+            "max_files": 100,
+            "max_stdout_bytes": 1000,
+            "timeout_seconds": 900,
+            "idle_timeout_seconds": 900,
+            "exec_timeout_seconds": 300,
+        },
+    )
+    assert found == SandboxWish(
+        mode="code",
+        runtime="python",
+        image="python:3.11-slim",
+        session="reviews",
+        timeout_s=300.0,
+        network=True,
+        network_allow=("example.org", "*.example.org", "127.0.0.1:8080"),
+        pip_packages=("pandas", "numpy==2.1.0", "uvicorn[standard]>=0.30,<1"),
+        npm_packages=("lodash", "@types/node@20.1.0", "left-pad@^1.3.0"),
+        profile="dev",
+        limits={
+            "cpu_millicores": 1500,
+            "cpu_limit": 1.5,
+            "memory_mb": 2048,
+            "mem_limit_mb": 2048,
+            "pids_limit": 64,
+            "workspace_mb": 500,
+            "max_file_size_bytes": 10_485_760,
+            "max_files": 100,
+            "max_stdout_bytes": 1000,
+            "max_stderr_bytes": 2000,
+            "exec_timeout_seconds": 300,
+        },
+        idle_timeout_s=900.0,
+    )
+
+
+def test_what_is_left_out_is_the_default():
+    assert wish() == SandboxWish()
+    assert wish(limits=None, network=None, session=None) == SandboxWish()
+
+
+@pytest.mark.parametrize(
+    ("fields", "network"),
+    [
+        ({"allow_network": False}, False),
+        ({"allow_network": True}, True),
+        ({"network": {"enabled": True}}, True),
+        ({"network": {"allow": ["example.org"]}}, True),
+        ({"network": {"allow": []}}, False),
+        ({"network": "none"}, False),
+    ],
+)
+def test_a_network_is_asked_for_in_three_ways(fields, network):
+    assert wish(**fields).network is network
+
+
+@pytest.mark.parametrize(
+    ("fields", "paths"),
+    [
+        ({"allow_network": True, "network": {"enabled": False}}, "allow_network network.enabled"),
+        ({"network": {"enabled": False, "allow": ["a.org"]}}, "network.enabled network.allow"),
+        ({"allow_network": True, "network": "none"}, "allow_network network.enabled"),
+        (
+            {"max_stdout_bytes": 1, "limits": {"max_stdout_bytes": 2}},
+            "max_stdout_bytes limits.max_stdout_bytes",
+        ),
+        (
+            {"timeout_seconds": 1, "limits": {"exec_timeout_seconds": 2}},
+            "timeout_seconds limits.exec_timeout_seconds",
+        ),
+        (
+            {"limits": {"timeout_seconds": 10, "idle_timeout_seconds": 20}},
+            "limits.timeout_seconds limits.idle_timeout_seconds",
+        ),
+    ],
+)
+def test_two_spellings_that_differ_are_a_contradiction(fields, paths):
+    one, other = paths.split()
+    expected = f"sandbox.{one} and sandbox.{other} contradict each other"
+    assert refusal(fields).message == expected
+
+
+def test_two_names_of_one_limit_that_differ_are_a_contradiction():
+    found = refusal({"limits": {"memory_mb": 512, "mem_limit_mb": 1024}})
+    assert found.message == (
+        "sandbox.limits: limits memory_mb and mem_limit_mb contradict each other"
+    )
+
+
+def test_an_unknown_key_warns_with_the_nearest_spelling_and_hurts_nothing():
+    found, warnings = parse_sandbox(
+        {"runtme": "python", "limits": {"memroy_mb": 1}, "network": {"enabld": True}}
+    )
+    assert found == SandboxWish()
+    assert warnings == (
+        "sandbox has no field 'runtme' (did you mean runtime?)",
+        "sandbox.limits has no field 'memroy_mb' (did you mean memory_mb?)",
+        "sandbox.network has no field 'enabld' (did you mean enabled?)",
+    )
+
+
+def test_many_unknown_keys_are_summed_up():
+    _, warnings = parse_sandbox({f"x{n}": 1 for n in range(500)})
+    assert len(warnings) == 51
+    assert warnings[-1] == "sandbox has 500 unknown fields in all"
+
+
+def test_a_session_in_compute_mode_is_warned_of():
+    _, warnings = parse_sandbox({"session": "mine"})
+    assert warnings == ("sandbox.session has no effect in compute mode: each run has its own",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"mode": 3}, "sandbox.mode"),
+        ({"mode": "codes"}, "sandbox.mode"),
+        ({"runtime": ["python"]}, "sandbox.runtime"),
+        ({"session": 1}, "sandbox.session"),
+        ({"timeout_seconds": "5m"}, "sandbox.timeout_seconds"),
+        ({"timeout_seconds": 0}, "sandbox.timeout_seconds"),
+        ({"timeout_seconds": True}, "sandbox.timeout_seconds"),
+        ({"allow_network": "yes"}, "sandbox.allow_network"),
+        ({"network": True}, "sandbox.network"),
+        ({"network": {"enabled": "on"}}, "sandbox.network.enabled"),
+        ({"network": {"allow": ["a b"]}}, "sandbox.network.allow[0]"),
+        ({"network": {"allow": ["ok.org", "-x"]}}, "sandbox.network.allow[1]"),
+        ({"pip_packages": "pandas"}, "sandbox.pip_packages"),
+        ({"pip_packages": [1]}, "sandbox.pip_packages[0]"),
+        ({"profile": "root"}, "sandbox.profile"),
+        ({"limits": []}, "sandbox.limits"),
+        ({"limits": {"memory_mb": "2g"}}, "sandbox.limits.memory_mb"),
+        ({"limits": {"pids_limit": 1.5}}, "sandbox.limits.pids_limit"),
+        ({"limits": {"timeout_seconds": "x"}}, "sandbox.limits.timeout_seconds"),
+        ({"max_stderr_bytes": -1}, "sandbox.max_stderr_bytes"),
+    ],
+)
+def test_a_wrong_value_names_the_path_to_its_field(fields, path):
+    found = refusal(fields)
+    assert found.message.startswith(path)
+    assert found.details["field"] == path
+    assert found.hint
+
+
+@pytest.mark.parametrize("value", [None, True, 3, ["python"]])
+def test_a_sandbox_is_a_text_or_a_mapping(value):
+    assert refusal(value).message == "sandbox must be a runtime or a mapping"
+
+
+BAD_IMAGES = ["--privileged", "-v", "-v /:/host", "../x", "a b", "a;b", "$(id)", "", "A", "x\n"]
+
+
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_a_name_of_an_image_is_never_an_option(name):
+    for value in (name, {"image": name}, {"runtime": name}):
+        with pytest.raises(InvalidAgent):
+            parse_sandbox(value)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "-r requirements.txt",
+        "--index-url=http://x",
+        "-e .",
+        ".",
+        "./x",
+        "/etc/x",
+        "../x",
+        "git+https://example.org/x",
+        "https://example.org/x.whl",
+        "x @ https://example.org/x.whl",
+        "x; python_version<'3'",
+        "x==1 --hash=y",
+        "x.whl",
+        "x.tar.gz",
+        "x\n--index-url y",
+        "file:x",
+        "x y",
+        "",
+    ],
+)
+@pytest.mark.parametrize("field", ["pip_packages", "npm_packages"])
+def test_a_package_is_a_name_and_a_version_and_nothing_else(field, package):
+    with pytest.raises(InvalidAgent):
+        parse_sandbox({field: [package]})
+
+
+@pytest.mark.parametrize("package", ["npm:x@1", "user/repo", "x@file:..", "x@http://y", "_x", ".x"])
+def test_npm_takes_no_other_sources(package):
+    with pytest.raises(InvalidAgent):
+        parse_sandbox({"npm_packages": [package]})
+
+
+def test_spaces_around_a_version_are_taken():
+    assert wish(pip_packages=["pandas >= 2, < 3"]).pip_packages == ("pandas>=2,<3",)
+
+
+@pytest.mark.parametrize("name", ["a:b", "", " ", "../x", "x" * 101, "-x", "a b", "a/b", "ä"])
+def test_a_session_is_named_so_that_keys_cannot_be_mixed_up(name):
+    with pytest.raises(InvalidAgent):
+        parse_sandbox({"mode": "code", "session": name})
+
+
+def test_names_that_read_alike_when_joined_are_different_keys():
+    one = RunContext("r", workflow_run_id="a_b", wish=SandboxWish(mode="code", session="c"))
+    other = RunContext("r", workflow_run_id="a", wish=SandboxWish(mode="code", session="b_c"))
+    assert str(one.session_key()) == "workflow:a_b:c"
+    assert str(other.session_key()) == "workflow:a:b_c"

@@ -1,0 +1,346 @@
+"""Runs from their beginning to their end: what is refused, what is kept, and that nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from sandkasten.agents.service import PLAIN_IDLE_S, TOUCH_EVERY_S
+from sandkasten.daemon.agency import agency
+from sandkasten.daemon.brief_files import BriefFiles
+from sandkasten.errors import (
+    AgentNotFound,
+    Busy,
+    InvalidAgent,
+    InvalidConfiguration,
+    InvalidRequest,
+    InvalidWorkflow,
+    PolicyDenied,
+    QuotaExceeded,
+    RunNotFound,
+    SandkastenError,
+    WorkflowNotFound,
+)
+from sandkasten.model.runs import AgentRunRequest, RunRow, WorkflowRunRequest
+from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.tenancy import TenantQuota
+from tests.agents.agency import DEFAULT_TENANT, FLOW, WRITER, house, played
+
+
+@pytest.fixture
+async def home(tmp_path):
+    async with house(tmp_path) as one:
+        yield one
+
+
+async def test_an_agent_that_completes_leaves_its_answer_its_usage_and_no_sandbox(home):
+    row = await home.agent("writer", "hello")
+    assert (row.status, row.output, row.error) == ("completed", "written", None)
+    assert (row.usage.steps, row.usage.tool_calls) == (2, 1)
+    assert row.usage.prompt_tokens > 0
+    assert row.source == WRITER
+    types = await home.types(row)
+    assert types[0] == "run.started"
+    assert types[-1] == "run.ended"
+    assert {"tool.called", "tool.answered"} <= set(types)
+    assert await home.sandboxes() == []
+
+
+async def test_a_workflow_shares_one_sandbox_and_makes_a_run_of_each_step(home):
+    row = await home.flow("flow", {"text": "shared"})
+    assert row.status == "completed", row.error
+    assert row.output["said"] == "write shared"
+    below = [one for one in await home.service.runs(DEFAULT_TENANT) if one.parent_id == row.id]
+    assert [(one.name, one.status, one.workflow_run_id) for one in below] == [
+        ("reader", "completed", row.id),
+        ("writer", "completed", row.id),
+    ]
+    assert row.usage.tool_calls == sum(one.usage.tool_calls for one in below) == 2
+    assert await home.sandboxes() == []
+
+
+async def test_an_agent_that_calls_another_has_a_run_below_it_with_a_sandbox_of_its_own(home):
+    row = await home.agent("caller", "go")
+    assert row.status == "completed", row.error
+    [below] = [one for one in await home.service.runs(DEFAULT_TENANT) if one.parent_id == row.id]
+    assert (below.name, below.status, below.input["task"]) == (
+        "writer",
+        "completed",
+        "hand it on",
+    )
+    assert row.usage.steps == 2 + below.usage.steps
+    assert await home.sandboxes() == []
+
+
+async def test_a_run_that_fails_says_why_and_leaves_nothing(home, tmp_path):
+    broken = WRITER.replace("You are the writer.", "I fail.")
+    row = await home.agent("broken", "x", source=broken)
+    assert row.status == "failed"
+    assert row.error is not None
+    assert set(row.error) >= {"code", "message", "hint"}
+    assert (await home.types(row))[-1] == "run.ended"
+    assert await home.sandboxes() == []
+
+
+async def test_a_run_is_cancelled_in_the_midst_and_its_sandbox_is_gone_when_that_returns(home):
+    row = await home.service.start_agent(AgentRunRequest("writer", "hang on"))
+    await home.heard(row, "tool.answered")
+    assert await home.sandboxes() == [f"agent:{row.id}:default"]
+    cancelled = await home.service.cancel(row.id, DEFAULT_TENANT)
+    assert (cancelled.status, cancelled.error["code"]) == ("cancelled", "CANCELLED")
+    assert await home.sandboxes() == []
+    assert await home.service.cancel(row.id, DEFAULT_TENANT) == cancelled
+
+
+async def test_cancelling_a_workflow_cancels_the_step_it_is_at(home):
+    row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
+    await home.step_at_work(row)
+    cancelled = await home.service.cancel(row.id, DEFAULT_TENANT)
+    below = [one for one in await home.service.runs(DEFAULT_TENANT) if one.parent_id == row.id]
+    assert [cancelled.status, *(one.status for one in below)] == ["cancelled", "cancelled"]
+    assert await home.sandboxes() == []
+
+
+async def test_cancelling_a_run_below_fails_the_step_and_not_the_service(home):
+    row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
+    step = await home.step_at_work(row)
+    assert await home.sandboxes() == [f"workflow:{row.id}:default"]
+    below = await home.service.cancel(step.id, DEFAULT_TENANT)
+    assert below.status == "cancelled"
+    ended = await home.ended(row)
+    assert (ended.status, ended.error["details"]["cause"]) == ("failed", "CANCELLED")
+    assert await home.sandboxes() == []
+
+
+async def test_everything_that_can_be_refused_is_refused_before_there_is_a_run(home):
+    greedy = WRITER.replace("mode: code", "mode: code, timeout_seconds: 7200")
+    unknown = FLOW.replace("agent: reader", "agent: nobody")
+    schema = FLOW + "inputSchema: {type: object, required: [text]}\n"
+    refusal: type[SandkastenError]
+    for request, refusal in (
+        (AgentRunRequest("nobody"), AgentNotFound),
+        (AgentRunRequest("x", source="---\nmodel: [\n---\nhi"), InvalidAgent),
+        (AgentRunRequest("x", source=greedy), PolicyDenied),
+        (AgentRunRequest("plain", "no word"), InvalidRequest),
+    ):
+        with pytest.raises(refusal):
+            await home.service.start_agent(request)
+    for flow, refusal in (
+        (WorkflowRunRequest("nothing"), WorkflowNotFound),
+        (WorkflowRunRequest("x", source="id: x\nsteps: 3\n"), InvalidWorkflow),
+        (WorkflowRunRequest("x", source=unknown), AgentNotFound),
+        (WorkflowRunRequest("x", {"other": 1}, source=schema), InvalidRequest),
+    ):
+        with pytest.raises(refusal):
+            await home.service.start_workflow(flow)
+    assert list(await home.service.runs(DEFAULT_TENANT)) == []
+    assert home.model.requests == []
+
+
+async def test_without_a_model_an_agent_is_refused_and_the_settings_named(tmp_path):
+    async with house(tmp_path, SANDKASTEN_MODELS_BASE_URL="") as home:
+        with pytest.raises(InvalidConfiguration) as refused:
+            await home.service.start_agent(AgentRunRequest("writer", "x"))
+        assert "SANDKASTEN_MODELS_BASE_URL" in refused.value.hint
+
+
+async def test_no_variable_of_a_request_leads_to_the_sandbox_of_another_run(home):
+    victim = await home.service.start_agent(AgentRunRequest("writer", "hang here"))
+    await home.heard(victim, "tool.answered")
+    names = {"_runID", "run_id", "workflow_run_id", "agent_run_id", "session_key", "sandbox_id"}
+    thief = await home.agent("reader", "steal", variables=dict.fromkeys(names, victim.id))
+    assert thief.status == "completed", thief.error
+    # Its own new sandbox has no such file: nothing of the victim's was read.
+    assert "hang here" not in str(thief.output)
+    await home.service.cancel(victim.id, DEFAULT_TENANT)
+
+
+async def test_a_run_of_another_tenant_is_one_that_never_was(home):
+    row = await home.agent("plain", variables={"word": "x"}, tenant="acme")
+    refused = []
+    for call in (
+        home.service.run(row.id, "other"),
+        home.service.run("run_0000000000000000", "other"),
+        home.service.cancel(row.id, "other"),
+        home.service.resume(row.id, "other"),
+        anext(aiter(home.service.events(row.id, "other"))),
+    ):
+        with pytest.raises(RunNotFound) as caught:
+            await call
+        refused.append(str(caught.value))
+    assert len(set(refused)) == 1
+    assert list(await home.service.runs("other")) == []
+    assert [one.id for one in await home.service.runs("acme")] == [row.id]
+
+
+async def test_a_tenants_quota_holds_for_the_sandboxes_of_its_agents(home):
+    row = await home.agent("writer", "x", quota=TenantQuota(max_sessions=0), tenant="acme")
+    [answered] = [one for one in await home.runs.events(row.id) if one.type == "tool.answered"]
+    assert "QUOTA_EXCEEDED" in str(answered.data)
+
+
+async def test_no_more_runs_work_at_a_time_than_the_operator_allows(tmp_path):
+    async with house(tmp_path, SANDKASTEN_AGENTS_MAX_CONCURRENT_RUNS="1") as home:
+        row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
+        with pytest.raises(QuotaExceeded):
+            await home.service.start_agent(AgentRunRequest("plain", variables={"word": "x"}))
+        await home.service.cancel(row.id, DEFAULT_TENANT)
+        assert (await home.agent("plain", variables={"word": "x"})).status == "completed"
+
+
+async def test_a_plain_process_that_closes_cancels_what_runs(tmp_path):
+    async with house(tmp_path) as home:
+        agent = await home.service.start_agent(AgentRunRequest("writer", "hang"))
+        flow = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
+        await home.heard(agent, "tool.answered")
+        await home.step_at_work(flow)
+        await home.service.aclose()
+        assert await home.sandboxes() == []
+        rows = [await home.runs.get(row.id) for row in (agent, flow)]
+        assert [row and row.status for row in rows] == ["cancelled", "cancelled"]
+        with pytest.raises(Busy):
+            await home.service.start_agent(AgentRunRequest("plain", variables={"word": "x"}))
+
+
+async def test_a_daemon_that_stops_leaves_workflow_runs_for_the_next_one(tmp_path):
+    hanging = True
+
+    def script(asked):
+        told = played(asked)
+        return told if hanging or told.fault is None else replace(told, text="written", fault=None)
+
+    async with house(tmp_path, stays=True, script=script) as home:
+        agent = await home.service.start_agent(AgentRunRequest("writer", "hang"))
+        flow = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
+        await home.heard(agent, "tool.answered")
+        await home.step_at_work(flow)
+        await home.service.drain(0.01)
+        await home.service.aclose()
+        left = await home.runs.get(flow.id)
+        assert left is not None
+        assert left.status == "running"
+        assert left.state["frame"]["at"] == "write"
+        ended = await home.runs.get(agent.id)
+        assert ended is not None
+        assert ended.status == "cancelled"
+        assert ended.error is not None
+        assert "stopped" in ended.error["message"]
+        # What the workflow has is kept for whoever goes on with it.
+        assert await home.sandboxes() == [f"workflow:{flow.id}:default"]
+        hanging = False
+        files = BriefFiles(home.settings)
+        async with agency(home.settings, home.engine, files, stays=True) as service:
+            next_one = replace(home, service=service)
+            done = await next_one.ended(left)
+            assert done.status == "completed", done.error
+            assert "run.resumed" in await home.types(flow)
+            assert await home.sandboxes() == []
+
+
+async def test_what_a_dead_process_left_is_settled_and_its_sandboxes_go(tmp_path):
+    async with house(tmp_path, stays=True) as home:
+        ended = replace(
+            RunRow("run_" + "a" * 16, "agent", "writer", 1.0),
+            status="completed",
+            ended_at=time.time(),
+        )
+        left = RunRow("run_" + "b" * 16, "agent", "writer", 1.0)
+        held = RunRow("run_" + "c" * 16, "agent", "writer", 1.0)
+        for row in (ended, left, held):
+            await home.runs.begin(row)
+        kept = ["agent:client-mine:default", "workflow:somebody-elses:x", f"agent:{held.id}:one"]
+        gone = [
+            f"agent:{ended.id}:default",
+            f"agent:{left.id}:default",
+            f"workflow:run_{'d' * 16}:default",
+        ]
+        for key in (*kept, *gone):
+            await home.engine.create(CreateRequest(session_key=key))
+        async with home.runs.claim(held.id):
+            await home.service.recover()
+        assert sorted(await home.sandboxes()) == sorted(kept)
+        found = [await home.runs.get(row.id) for row in (ended, left, held)]
+        assert [row and row.status for row in found] == ["completed", "lost", "running"]
+
+
+async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(home):
+    row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
+    await home.heard(row, "tool.answered")
+    [info] = await home.engine.list()
+    assert info.idle_timeout_s == PLAIN_IDLE_S
+    # Three touches before it ends, and all of it within the minute that was promised.
+    assert TOUCH_EVERY_S * 3 <= PLAIN_IDLE_S <= 60 - TOUCH_EVERY_S
+    await home.service.cancel(row.id, DEFAULT_TENANT)
+
+
+async def test_tools_are_called_outside_of_runs_in_a_sandbox_of_the_caller(home):
+    service = home.service
+    names = [one["name"] for one in service.tools("code")]
+    assert "sandbox_exec" in names
+    assert [one["name"] for one in service.tools("compute")] == ["sandbox_run"]
+
+    async def call(name, session, **arguments):
+        return await service.call_tool(name, arguments, tenant=DEFAULT_TENANT, session=session)
+
+    await call("sandbox_exec", "mine", command="echo x > f")
+    assert (await call("sandbox_exec", "mine", command="cat f"))["stdout"] == "x\n"
+    assert (await call("sandbox_exec", "other", command="cat f"))["exit_code"] != 0
+    row = await service.start_agent(AgentRunRequest("writer", "hang"))
+    await home.heard(row, "tool.answered")
+    assert (await call("sandbox_exec", row.id, command="cat note.txt"))["exit_code"] != 0
+    failed = await call("sandbox_nothing", "mine")
+    assert (failed["ok"], failed["code"]) == (False, "INVALID_REQUEST")
+    with pytest.raises(InvalidRequest):
+        await call("sandbox_exec", "a:b", command="true")
+    await service.cancel(row.id, DEFAULT_TENANT)
+
+
+async def test_definitions_tell_what_can_be_used_and_why_something_cannot(tmp_path):
+    more = {"agents/bad.prompt": "---\nmodel: [\n---\n", "workflows/bad.yaml": "id: bad\n"}
+    async with house(tmp_path, files=more) as home:
+        agents = {one.name: one for one in await home.service.definitions("agent")}
+        assert set(agents) == {"bad", "caller", "plain", "reader", "writer"}
+        assert agents["bad"].error is not None
+        assert agents["writer"].error is None
+        flows = {one.name: one for one in await home.service.definitions("workflow")}
+        assert flows["bad"].error is not None
+        assert flows["flow"].fields["graph"]["edges"][0] == {
+            "from": "write",
+            "to": "read",
+            "when": None,
+        }
+        assert "flowchart" in flows["flow"].fields["mermaid"]
+        assert (await home.service.definition("workflow", "flow")).source == FLOW
+        with pytest.raises(WorkflowNotFound):
+            await home.service.definition("workflow", "flo")
+        checked = await home.service.check("workflow", FLOW.replace("writer", "nobody"))
+        assert checked.error is not None
+        assert checked.error["code"] == "AGENT_NOT_FOUND"
+        assert (await home.service.check("agent", WRITER)).error is None
+
+
+async def test_events_can_be_read_again_from_any_place(home):
+    row = await home.agent("plain", variables={"word": "x"})
+    service = home.service
+
+    async def items(**more):
+        return [one async for one in service.events(row.id, DEFAULT_TENANT, **more)]
+
+    everything = await items()
+    assert everything[-1] == row
+    assert [one.seq for one in everything[:-1]] == list(range(1, len(everything)))
+    assert await items(since_seq=2) == everything[2:]
+    assert await items(since_seq=2, follow=True) == everything[2:]
+
+
+async def test_a_run_takes_no_longer_than_it_may(tmp_path):
+    slow = WRITER.replace("model: scripted", "model: scripted\ntimeout_seconds: 0.5")
+    async with house(tmp_path) as home:
+        async with asyncio.timeout(30):
+            row = await home.agent("slow", "hang", source=slow)
+        assert row.error is not None
+        assert (row.status, row.error["code"]) == ("failed", "RUN_LIMIT_REACHED")
+        assert await home.sandboxes() == []

@@ -1,0 +1,113 @@
+"""`sandkasten mcp` where a daemon has the data: the daemon carries the tools out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+from sandkasten import SandboxClient
+from sandkasten.agents.tools.shapes import TOOLS
+from sandkasten.client.embedded import open_tools
+from sandkasten.client.places import Place
+from sandkasten.errors import BackendUnavailable, Unauthorized
+from tests.client.http.served import KEY, Served, served
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("d") / "d", backend="local") as one:
+        yield one
+
+
+async def sandboxes(daemon: Served) -> list[str]:
+    async with SandboxClient(base_url=daemon.url, api_key=KEY) as client:
+        return [one.id for one in await client.list_sessions() if one.status == "running"]
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(600):
+        if await check():
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("it did not come to that within 30 s")
+
+
+async def test_the_daemon_of_the_data_directory_does_the_work(daemon):
+    words = ["-m", "sandkasten.cli", "--data-dir", str(daemon.data_dir), "mcp"]
+    server = StdioServerParameters(command=sys.executable, args=words, env={**os.environ})
+    async with Client(server) as client:
+        assert [t.name for t in (await client.list_tools()).tools] == list(TOOLS)
+
+        async def call(name: str, **arguments: Any) -> dict[str, Any]:
+            return (await client.call_tool(name, arguments)).structured_content or {}
+
+        opened = await call("sandbox_open")
+        assert await sandboxes(daemon) == [opened["sandbox_id"]]
+        await call("sandbox_fs_write", path="a", text="x")
+        # The store is the daemon's, which nobody else can open meanwhile.
+        published = await call("sandbox_publish_file", source="a")
+        assert published["size_bytes"] == 1
+        other = await call("sandbox_open", session_key="other")
+        assert other["sandbox_id"] != opened["sandbox_id"]
+        refused = await call("sandbox_exec", cmd=7)
+        assert (refused["ok"], refused["code"]) == (False, "INVALID_REQUEST")
+    assert await sandboxes(daemon) == []
+
+
+async def test_a_client_has_its_own_sandboxes_there_and_a_named_one_stays(daemon):
+    place = Place(url=daemon.url, api_key=KEY)
+    async with open_tools(place) as one, open_tools(place, session="kept") as other:
+        mine = await one.call("sandbox_open", {})
+        theirs = await other.call("sandbox_open", {})
+        stolen = await one.call("sandbox_exec", {"cmd": "id", "sandbox_id": theirs["sandbox_id"]})
+        assert (stolen["ok"], stolen["code"]) == (False, "SESSION_NOT_FOUND")
+        assert mine["sandbox_id"] != theirs["sandbox_id"]
+    assert await sandboxes(daemon) == [theirs["sandbox_id"]]
+    async with open_tools(place, session="kept") as again:
+        assert (await again.call("sandbox_open", {}))["sandbox_id"] == theirs["sandbox_id"]
+        await again.call("sandbox_close", {})
+    assert await sandboxes(daemon) == []
+
+
+async def test_what_the_offer_says_of_images_reaches_the_daemon(daemon):
+    place = Place(url=daemon.url, api_key=KEY)
+    async with open_tools(place, image="nonsense:1", runtime="bash") as tools:
+        assert (await tools.call("sandbox_open", {}))["code"] == "INVALID_IMAGE"
+    async with open_tools(place, runtime="bash") as tools:
+        ran = await tools.call("sandbox_run", {"code": "echo $BASH"})
+        assert (ran["runtime"], ran["exit_code"]) == ("bash", 0)
+
+
+async def test_a_call_that_is_cancelled_here_ends_its_command_there(daemon):
+    async with open_tools(Place(url=daemon.url, api_key=KEY)) as tools:
+        await tools.call("sandbox_open", {})
+        running = asyncio.create_task(tools.call("sandbox_exec", {"cmd": "sleep 77"}))
+
+        async def sleeps() -> bool:
+            seen = await tools.call("sandbox_exec", {"cmd": ["pgrep", "-x", "sleep"]})
+            return seen["exit_code"] == 0
+
+        async def sleeps_no_more() -> bool:
+            return not await sleeps()
+
+        await until(sleeps)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await until(sleeps_no_more)
+
+
+async def test_a_daemon_that_does_not_let_us_in_is_an_error_before_the_first_call(daemon):
+    with pytest.raises(Unauthorized):
+        async with open_tools(Place(url=daemon.url, api_key="sk-wrong")):
+            pass
+    with pytest.raises(BackendUnavailable):
+        async with open_tools(Place(url="http://127.0.0.1:1")):
+            pass

@@ -1,0 +1,128 @@
+"""`agent …` and `workflow …` without a daemon, on the memory backend, with a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from tests.agents.agency import FLOW, WRITER, files_in, played
+from tests.models.server import ScriptedModel
+
+
+@pytest.fixture(scope="module")
+def model():
+    """In a thread with a loop of its own, because a command has one too."""
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    found: list[ScriptedModel] = []
+    end = asyncio.Event()
+
+    async def serve() -> None:
+        async with ScriptedModel(played) as one:
+            found.append(one)
+            ready.set()
+            await end.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(20)
+    yield found[0]
+    loop.call_soon_threadsafe(end.set)
+    thread.join(20)
+    loop.close()
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch, model):
+    files_in(tmp_path)
+    monkeypatch.setenv("SANDKASTEN_AGENTS_DIRS", str(tmp_path / "agents"))
+    monkeypatch.setenv("SANDKASTEN_WORKFLOWS_DIRS", str(tmp_path / "workflows"))
+    monkeypatch.setenv("SANDKASTEN_MODELS_BASE_URL", model.base_url)
+    return tmp_path
+
+
+def test_an_agent_runs_its_result_is_on_stdout_and_the_talk_on_stderr(cli):
+    done = cli("agent", "run", "writer", "hello", "--follow")
+    assert (done.status, done.out) == (0, "written\n")
+    assert done.err.startswith("run run_")
+    assert "tool.called" in done.err
+    quiet = cli("agent", "run", "writer", "hello")
+    assert quiet.out == "written\n"
+    assert len(quiet.err.splitlines()) == 1
+
+
+def test_an_agent_in_a_file_gets_its_variables_and_json_says_everything(cli, files):
+    done = cli("agent", "run", str(files / "agents" / "plain.prompt"), "--var", "word=x", "--json")
+    told = json.loads(done.out)
+    assert (done.status, told["status"], told["output"]) == (0, "completed", "plainly")
+    assert told["variables"] == {"word": "x"}
+    (files / "values.json").write_text('{"word": "y"}')
+    done = cli("agent", "run", "plain", "--variables", f"@{files}/values.json", "--json")
+    assert json.loads(done.out)["variables"] == {"word": "y"}
+
+
+def test_the_exit_status_tells_how_a_run_ended(cli, files):
+    (files / "fails.prompt").write_text(WRITER.replace("You are the writer.", "I fail."))
+    failed = cli("agent", "run", str(files / "fails.prompt"), "x")
+    assert (failed.status, failed.out) == (1, "")
+    assert "error: " in failed.err
+    slow = WRITER.replace("model: scripted", "model: scripted\ntimeout_seconds: 0.3")
+    (files / "slow.prompt").write_text(slow)
+    assert cli("agent", "run", str(files / "slow.prompt"), "hang").status == 124
+    unknown = cli("agent", "run", "nobody", "x")
+    assert (unknown.status, unknown.out) == (125, "")
+    assert "hint: " in unknown.err
+    assert cli("agent", "run", "plain").status == 125
+    assert cli("agent", "run", "plain", "--detach", "--var", "word=x").status == 125
+    assert cli("agent", "run", "plain", "--variables", "[1]").status == 125
+    assert cli("agent", "run", "plain", "--var", "word").status == 125
+
+
+def test_agents_are_listed_shown_and_validated(cli, files):
+    assert [line.split()[0] for line in cli("agent", "list").out.splitlines()] == [
+        "NAME",
+        "caller",
+        "plain",
+        "reader",
+        "writer",
+    ]
+    assert json.loads(cli("agent", "show", "writer", "--json").out)["mode"] == "code"
+    assert "scripted" in cli("agent", "show", str(files / "agents" / "writer.prompt")).out
+    assert cli("agent", "validate", "writer", "reader").out == "writer: ok\nreader: ok\n"
+    (files / "bad.prompt").write_text("---\nmodel: [\n---\n")
+    bad = cli("agent", "validate", "writer", str(files / "bad.prompt"))
+    assert (bad.status, bad.out) == (1, "writer: ok\n")
+    assert "error: " in bad.err
+
+
+def test_a_workflow_runs_and_is_inspected_and_listed(cli, files):
+    done = cli("workflow", "run", "flow", "--input", '{"text": "abc"}', "--follow", "--json")
+    told = json.loads(done.out)
+    assert (done.status, told["status"], told["output"]["said"]) == (0, "completed", "write abc")
+    assert "step.ended" in done.err
+    listed = json.loads(cli("workflow", "runs", "--json").out)
+    assert [one["id"] for one in listed] == [told["id"]]
+    assert len(json.loads(cli("agent", "runs", "--json").out)) == 2
+    inspected = json.loads(cli("workflow", "inspect", told["id"], "--json").out)
+    assert inspected["state"]["steps"] == 3
+    assert inspected["events"][-1]["type"] == "run.ended"
+    assert told["id"] in cli("workflow", "inspect", told["id"]).out
+    cancelled = cli("workflow", "cancel", told["id"], "--json")
+    assert json.loads(cancelled.out)["status"] == "completed"
+    assert cli("workflow", "resume", told["id"]).status == 125
+    assert cli("workflow", "inspect", "run_none").status == 125
+
+
+def test_workflows_are_drawn_and_checked(cli, files):
+    assert cli("workflow", "graph", "flow").out.startswith("flowchart TD\n")
+    assert json.loads(cli("workflow", "graph", "flow", "--json").out)["nodes"]
+    (files / "bad.yaml").write_text(FLOW.replace("type: end", "type: nothing"))
+    bad = cli("workflow", "validate", str(files / "bad.yaml"))
+    assert bad.status == 1
+    assert "error: " in bad.err
+    assert cli("workflow", "validate", "flow").out == "flow: ok\n"
+    assert cli("workflow", "list", "--json").status == 0
+    assert cli("workflow", "show", "flow").status == 0
+    assert cli("workflow", "run", "flow", "--input", "{").status == 125
