@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 # Each one is a program that fetches and a sandbox that installs.
 _AT_ONCE: Final = 4
+# Whatever fetches has the same deadline and says more of what it was doing.
+_MARGIN_S: Final = 5.0
 _FORM: Final = 1
 """Of what a set looks like: another number, and every set is made anew."""
 
@@ -98,7 +100,7 @@ class Provisioner:
             async with asyncio.timeout(2 * limit_s), self._shelf.alone(key):
                 if not self._shelf.use(key):
                     async with self._gate:
-                        await self._make(key, ecosystem, specs, image, backend)
+                        await self._make_in_time(key, ecosystem, specs, image, backend)
         except TimeoutError as exc:
             raise Busy(
                 f"packages {', '.join(specs)} were not there within {2 * limit_s:g} s",
@@ -116,6 +118,25 @@ class Provisioner:
                 found = await npm.configured_registry(scratch, self._environ)
             self._rules = replace(self._rules, npm_registry=found)
         return [address(self._rules.npm_registry or "")]
+
+    async def _make_in_time(
+        self,
+        key: str,
+        ecosystem: Ecosystem,
+        specs: tuple[str, ...],
+        image: Image,
+        backend: str,
+    ) -> None:
+        limit_s = self._rules.timeout_s
+        try:
+            async with asyncio.timeout(limit_s + _MARGIN_S):
+                await self._make(key, ecosystem, specs, image, backend)
+        except TimeoutError as exc:
+            raise ProvisioningFailed(
+                f"installing {', '.join(specs)} was not done within {limit_s:g} s",
+                hint="ask for less, or raise packages.timeout_seconds",
+                packages=list(specs),
+            ) from exc
 
     async def _make(
         self,
