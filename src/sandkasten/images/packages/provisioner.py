@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import (
@@ -25,6 +26,7 @@ from sandkasten.errors import (
 from sandkasten.images.buildcache import build_key
 from sandkasten.images.disk import translated
 from sandkasten.images.packages import npm, pip
+from sandkasten.images.packages.rules import address
 from sandkasten.images.packages.shelf import Shelf
 from sandkasten.images.unpack import Caps, unpack_layer
 from sandkasten.model.packages import (
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 # Each one is a program that fetches and a sandbox that installs.
 _AT_ONCE: Final = 4
+# Whatever fetches has the same deadline and says more of what it was doing.
+_MARGIN_S: Final = 5.0
 _FORM: Final = 1
 """Of what a set looks like: another number, and every set is made anew."""
 
@@ -85,7 +89,8 @@ class Provisioner:
     async def _provide(
         self, ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, backend: str
     ) -> PackageSet:
-        key = await asyncio.to_thread(self._key, ecosystem, specs, image)
+        source = await self._source(ecosystem)
+        key = await asyncio.to_thread(_key, ecosystem, specs, image, source)
         found = _shown(ecosystem, key, self._shelf.tree(key))
         if self._shelf.use(key):
             return found
@@ -95,7 +100,7 @@ class Provisioner:
             async with asyncio.timeout(2 * limit_s), self._shelf.alone(key):
                 if not self._shelf.use(key):
                     async with self._gate:
-                        await self._make(key, ecosystem, specs, image, backend)
+                        await self._make_in_time(key, ecosystem, specs, image, backend)
         except TimeoutError as exc:
             raise Busy(
                 f"packages {', '.join(specs)} were not there within {2 * limit_s:g} s",
@@ -103,17 +108,35 @@ class Provisioner:
             ) from exc
         return found
 
-    def _key(self, ecosystem: Ecosystem, specs: tuple[str, ...], image: Image) -> str:
-        source = self._rules.pip_source if ecosystem == "pip" else [self._rules.npm_registry]
-        program = "python3" if ecosystem == "pip" else "node"
-        return build_key(
-            form=_FORM,
-            ecosystem=ecosystem,
-            packages=list(specs),
-            image=_identity(image, program),
-            machine=platform.machine(),
-            source=source,
-        )
+    async def _source(self, ecosystem: Ecosystem) -> list[str]:
+        if ecosystem == "pip":
+            return await asyncio.to_thread(lambda: self._rules.pip_source)
+        if self._rules.npm_registry is None:
+            # Once for this process: a daemon does not follow a file that is not its own.
+            await asyncio.to_thread(self._shelf.prepare)
+            with self._shelf.scratch() as scratch:
+                found = await npm.configured_registry(scratch, self._environ)
+            self._rules = replace(self._rules, npm_registry=found)
+        return [address(self._rules.npm_registry or "")]
+
+    async def _make_in_time(
+        self,
+        key: str,
+        ecosystem: Ecosystem,
+        specs: tuple[str, ...],
+        image: Image,
+        backend: str,
+    ) -> None:
+        limit_s = self._rules.timeout_s
+        try:
+            async with asyncio.timeout(limit_s + _MARGIN_S):
+                await self._make(key, ecosystem, specs, image, backend)
+        except TimeoutError as exc:
+            raise ProvisioningFailed(
+                f"installing {', '.join(specs)} was not done within {limit_s:g} s",
+                hint="ask for less, or raise packages.timeout_seconds",
+                packages=list(specs),
+            ) from exc
 
     async def _make(
         self,
@@ -169,6 +192,17 @@ class Provisioner:
     async def _in_use(self) -> frozenset[str]:
         names = frozenset() if self.sites is None else await self.sites.mounted()
         return frozenset(name.removeprefix(MOUNT_PREFIX) for name in names)
+
+
+def _key(ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, source: list[str]) -> str:
+    return build_key(
+        form=_FORM,
+        ecosystem=ecosystem,
+        packages=list(specs),
+        image=_identity(image, "python3" if ecosystem == "pip" else "node"),
+        machine=platform.machine(),
+        source=source,
+    )
 
 
 def _unpack(archive: Path, tree: Path, max_bytes: int) -> None:

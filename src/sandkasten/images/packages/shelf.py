@@ -56,12 +56,16 @@ class Shelf:
             return False
         return self.has(key)
 
-    @asynccontextmanager
-    async def alone(self, key: str) -> AsyncIterator[None]:
-        """One at a time for this key, over all processes. Waits without holding a thread."""
+    def prepare(self) -> None:
         with translated("use the store of packages"):
             for name in ("locks", "making", "sets"):
                 (self._root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @asynccontextmanager
+    async def alone(self, key: str) -> AsyncIterator[None]:
+        """One at a time for this key, over all processes. Waits without holding a thread."""
+        self.prepare()
+        with translated("use the store of packages"):
             fd = os.open(self._root / "locks" / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not _taken(fd):  # noqa: ASYNC110  (its holder may be another process)
