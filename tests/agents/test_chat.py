@@ -428,6 +428,33 @@ def test_pieces_without_an_index_are_told_apart_by_id_and_name():
     )
 
 
+def test_calls_that_all_have_the_same_index_are_told_apart_by_their_ids():
+    found = Assembly()
+    for call in (
+        {"index": 0, "id": "a", "function": {"name": "one", "arguments": ""}},
+        {"index": 0, "id": "not a", "function": {"arguments": "{}"}},
+        {"index": 0, "id": "b", "function": {"name": "one", "arguments": "{"}},
+        {"index": 0, "function": {"arguments": "}"}},
+    ):
+        found.add_piece(json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]}).encode())
+    assert found.reply().tool_calls == (ToolCall("a", "one", "{}"), ToolCall("b", "one", "{}"))
+
+
+def test_calls_are_in_the_order_of_their_index():
+    found = Assembly()
+    for index in (2, 0, 1):
+        call = {"index": index, "id": f"{index}", "function": {"name": "one"}}
+        found.add_piece(json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]}).encode())
+    assert [call.id for call in found.reply().tool_calls] == ["0", "1", "2"]
+
+
+def test_more_calls_than_are_taken_are_refused():
+    calls = [{"id": f"{n}", "function": {"name": "one"}} for n in range(65)]
+    piece = json.dumps({"choices": [{"delta": {"tool_calls": calls}}]}).encode()
+    with pytest.raises(Unreadable, match="more than 64 tool calls"):
+        Assembly().add_piece(piece)
+
+
 def test_halves_of_a_character_are_joined_and_a_half_alone_is_replaced():
     found = Assembly()
     for half in (r"\ud83d", r"\udc4b", r"\ud83d"):

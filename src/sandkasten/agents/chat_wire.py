@@ -135,6 +135,7 @@ class Events:
 
 @dataclass(slots=True)
 class _Call:
+    place: int
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
@@ -151,7 +152,9 @@ class Assembly:
         self._text: list[str] = []
         self._refusal: list[str] = []
         self._length = 0
-        self._calls: dict[int, _Call] = {}
+        self._calls: list[_Call] = []
+        self._at: dict[int, _Call] = {}
+        """The newest of each index that was told."""
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -164,7 +167,7 @@ class Assembly:
             raise Unreadable("it holds no choice")
 
     def reply(self) -> Reply:
-        calls = [self._calls[index] for index in sorted(self._calls)]
+        calls = sorted(self._calls, key=lambda one: one.place)
         return Reply(
             text=_mended("".join(self._text)),
             tool_calls=tuple(
@@ -204,7 +207,7 @@ class Assembly:
             self._call(said.get("tool_calls"), whole=key == "message")
         reason = choice.get("finish_reason")
         if isinstance(reason, str) and reason:
-            self.finish_reason = reason[:_MOST_NAME]
+            self.finish_reason = reason[:_MOST_NAME].lower()
 
     def _say(self, where: list[str], said: object) -> None:
         if said is None or said == "":
@@ -239,7 +242,7 @@ class Assembly:
         if not isinstance(function, dict):
             raise Unreadable("the function of a tool call is no object")
         name = _short(function.get("name"), "the name of a tool")
-        one = self._calls.setdefault(self._index(told_index, told_id, name), _Call())
+        one = self._called(told_index, told_id, name)
         one.id = one.id or told_id
         # Most send it once; those that send it again with each piece send it whole.
         if name and name != one.name:
@@ -256,15 +259,29 @@ class Assembly:
             raise Unreadable(f"a tool call's arguments exceed {MOST_ARGUMENTS >> 20} Mi characters")
         one.arguments.append(arguments)
 
-    def _index(self, told: object, told_id: str, name: str) -> int:
-        """Where none is told, a new id or a name begins a call, and the rest is of the last one."""
-        if told is None:
-            last = max(self._calls, default=-1)
-            begins = told_id != self._calls[last].id if told_id and last >= 0 else bool(name)
-            told = last + 1 if begins or last < 0 else last
-        if isinstance(told, bool) or not isinstance(told, int) or not 0 <= told < MOST_CALLS:
+    def _called(self, index: object, id: str, name: str) -> _Call:
+        """The call that a piece is of.
+
+        Not everybody counts: some tell no index, some the same for every call, and some another id
+        with each piece. A name comes only with the first piece of a call.
+        """
+        if index is None:
+            last = self._calls[-1] if self._calls else None
+            if last is None or (id != last.id if id else name):
+                return self._begun(len(self._calls))
+            return last
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < MOST_CALLS:
             raise Unreadable(f"a tool call is not one of at most {MOST_CALLS}")
-        return told
+        there = self._at.get(index)
+        if there is None or (id and name and there.id and there.name and id != there.id):
+            there = self._at[index] = self._begun(index)
+        return there
+
+    def _begun(self, place: int) -> _Call:
+        if len(self._calls) >= MOST_CALLS:
+            raise Unreadable(f"it has more than {MOST_CALLS} tool calls")
+        self._calls.append(_Call(place))
+        return self._calls[-1]
 
     def _count(self, usage: object) -> None:
         if not isinstance(usage, dict):

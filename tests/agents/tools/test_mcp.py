@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mcp import Client, StdioServerParameters
 
+from sandkasten.agents.leftovers import Leftovers
 from sandkasten.agents.tools.openai import functions
 from sandkasten.agents.tools.shapes import TOOLS
 from sandkasten.cli.main import main
@@ -25,6 +26,7 @@ from sandkasten.daemon.settings import load
 from sandkasten.daemon.tooling import Offer
 from sandkasten.daemon.tooling import open_tools as tools_of
 from sandkasten.errors import InvalidRequest
+from sandkasten.store.runs import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -242,7 +244,7 @@ async def test_a_cancelled_call_takes_its_command_with_it(tmp_path, cmd):
 async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
     data_dir = tmp_path / "d"
     server = await asyncio.create_subprocess_exec(
-        *COMMAND, "mcp", "--transport", "http", "--listen", "127.0.0.1:0", "--mode", "compute",
+        *COMMAND, "mcp", "--transport", "http", "--listen", "127.0.0.1:0",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=environ(data_dir),
     )  # fmt: skip
@@ -250,7 +252,8 @@ async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
     assert server.stderr is not None
     url = (await server.stderr.readline()).decode().split()[-1]
     async with Client(url) as client:
-        assert [t.name for t in (await client.list_tools()).tools] == ["sandbox_run"]
+        opened = await call(client, "sandbox_open")
+        assert await sandboxes(data_dir) == [opened["sandbox_id"]]
         async with open_tools(Place(str(data_dir), "local")) as direct:
             expected = same(await direct.call("sandbox_run", RUN))
         assert same(await call(client, "sandbox_run", **RUN)) == expected
@@ -259,6 +262,27 @@ async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
         async with asyncio.timeout(30):
             assert await server.wait() == 0
     assert await server.stdout.read() == b""
+    assert await sandboxes(data_dir) == []
+
+
+@pytest.mark.parametrize("mode", ["compute", "code", "all"])
+async def test_a_mode_has_its_own_tools_and_no_others(tmp_path, mode):
+    async with open_tools(Place(str(tmp_path / "d"), "memory"), mode=mode) as tools:
+        assert [one.name for one in tools.tools()] == [
+            one.name for one in TOOLS.values() if mode in (one.mode, "all")
+        ]
+
+
+async def test_a_clients_sandbox_is_not_taken_for_what_a_run_left(tmp_path):
+    data_dir = tmp_path / "d"
+    async with open_tools(Place(str(data_dir), "local")) as tools:
+        opened = await tools.call("sandbox_open", {})
+        engine = await open_engine(settings(data_dir))
+        try:
+            assert await Leftovers(engine, RunDirectory(data_dir / "runs")).sweep() == []
+        finally:
+            await engine.aclose()
+        assert await sandboxes(data_dir) == [opened["sandbox_id"]]
     assert await sandboxes(data_dir) == []
 
 
