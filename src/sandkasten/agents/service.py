@@ -15,7 +15,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from sandkasten.agents.carrying import Carrier
 from sandkasten.agents.context import RunContext
@@ -33,7 +33,8 @@ from sandkasten.errors import (
     RunNotFound,
     SandkastenError,
 )
-from sandkasten.model.runs import RunEvent, RunRow, new_run_id
+from sandkasten.model.runs import RunEvent, RunRow, RunStatus, new_run_id
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -182,13 +183,16 @@ class AgentService:
             source=prepared.source,
         )
         await self._runs.begin(row)
-        self._working.start_workflow(row, prepared.workflow)
+        self._working.start_workflow(row, prepared.workflow, prepared.warnings)
         return row
 
     async def run(self, run_id: str, tenant: str) -> RunRow:
         row = await self._runs.get(run_id)
         if row is None or row.tenant != tenant:
-            raise RunNotFound("no run has that id", hint="GET /runs lists those there are")
+            raise RunNotFound(
+                "no run has that id",
+                hint="sandkasten agent runs, or GET /runs, lists those there are",
+            )
         return row
 
     async def runs(
@@ -200,6 +204,12 @@ class AgentService:
         limit: int = 100,
         before: str | None = None,
     ) -> Sequence[RunRow]:
+        if status is not None and status not in get_args(RunStatus):
+            raise InvalidRequest(
+                f"there is no status {shown(status)} of a run",
+                hint="say running, completed, failed, cancelled or lost",
+                field="status",
+            )
         return await self._runs.list(tenant, kind=kind, status=status, limit=limit, before=before)
 
     async def cancel(self, run_id: str, tenant: str) -> RunRow:
