@@ -343,10 +343,24 @@ class AgentService:
             fresh = await self._runs.get(row.id)
             if fresh is None or fresh.ended:
                 return False
+            await self._settle_below(fresh)
+        # Nothing is awaited between the look and the start: two who ask at once begin it once.
         if self._working.has(row.id):
             return False
         self._working.resume(fresh)
         return True
+
+    async def _settle_below(self, flow: RunRow) -> None:
+        """A step that was at work is done again, in a new run; nobody comes back for the old."""
+        before: str | None = None
+        while rows := await self._runs.list(
+            flow.tenant, kind="agent", status="running", before=before
+        ):
+            before = rows[-1].id
+            for row in rows:
+                if row.workflow_run_id == flow.id and not self._working.has(row.id):
+                    with suppress(SandkastenError):
+                        await self._settle(row)
 
     async def _abandon(self, row: RunRow) -> None:
         """Cancel one that no living process works on."""
@@ -365,6 +379,8 @@ class AgentService:
                 now = self._clock.now()
                 ended = replace(fresh, status="cancelled", ended_at=now, error=told)
                 await self._carrier.conclude(ended)
+        if row.kind == "workflow":
+            await self._settle_below(row)
 
     async def _look_after(self) -> None:
         while True:
