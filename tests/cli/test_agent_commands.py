@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 import threading
 
 import pytest
 
 from tests.agents.agency import FLOW, WRITER, files_in, played
+from tests.cli.conftest import COMMAND
 from tests.models.server import ScriptedModel
 
 
@@ -201,3 +204,16 @@ def test_a_task_on_stdin_has_to_be_utf_8(process):
 
 def test_an_output_that_ends_its_line_is_not_given_another(cli):
     assert not cli("workflow", "graph", "flow").out.endswith("\n\n")
+
+
+def test_a_run_that_was_interrupted_is_one_json_document_too():
+    words = [*COMMAND, "agent", "run", "writer", "hang", "--json", "--follow"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"run.started" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(out)["status"] == "cancelled"

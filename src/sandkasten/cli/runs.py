@@ -111,7 +111,9 @@ async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool)
         say(f"cancelling run {row.id}")
         with suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(_CANCEL_S):
-                await service.cancel_run(row.id)
+                ended = await service.cancel_run(row.id)
+                if state.json:
+                    put_json(described(ended))
         if told.terminated:
             raise SystemExit(EXIT_SIGNAL_BASE + signal.SIGTERM) from None
         raise
