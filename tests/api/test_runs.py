@@ -11,6 +11,7 @@ from sandkasten import SandboxClient, sync
 from sandkasten.errors import AgentNotFound, RunNotFound
 from sandkasten.store.memory import MemoryJournal
 from tests.agents.agency import FLOW, WRITER, house
+from tests.api.booked import booked, new_key
 from tests.api.serving import serving
 
 OTHER = {"X-Sandkasten-Tenant": "other"}
@@ -141,8 +142,7 @@ async def test_another_tenant_cannot_tell_a_run_from_one_that_never_was(daemon, 
     ):
         answers = []
         for the_id in (mine, "run_" + "0" * 16, "a" * 80):
-            body = {} if method == "POST" else None
-            answer = await daemon.ask(method, path.format(the_id), body, headers=OTHER)
+            answer = await daemon.ask(method, path.format(the_id), headers=OTHER)
             told = {name: value for name, value in answer.json.items() if name != "request_id"}
             answers.append((answer.status, told))
         assert answers[0] == answers[1] == answers[2]
@@ -241,3 +241,32 @@ async def test_the_synchronous_client_does_the_same(daemon):
             assert [one.name for one in client.agents()][0] == "caller"
 
     await asyncio.to_thread(use)
+
+
+async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(home, tmp_path):
+    async with booked(home.engine, tmp_path / "books", agents=home.service) as daemon:
+        bare = await new_key(daemon, tenant="acme", scopes=["sessions"])
+        small = await new_key(daemon, tenant="acme", quota={"max_sessions": 0})
+        stranger = await new_key(daemon, tenant="zeta")
+        body = {"agent_name": "writer", "task": "x"}
+        for path, what in (
+            ("/execute", body),
+            ("/workflow-runs", {"workflow_id": "flow"}),
+            ("/v1/tools/sandbox_publish_file", {"arguments": {"source": "x"}}),
+        ):
+            refused = await daemon.ask("POST", path, what, headers=bare)
+            assert (refused.status, refused.json["code"]) == (403, "FORBIDDEN"), path
+        tool = {"arguments": {"command": "echo hi"}, "session": "mine"}
+        done = await daemon.ask("POST", "/v1/tools/sandbox_exec", tool, headers=bare)
+        assert done.json["stdout"] == "hi\n"
+        # The same name leads each tenant to a sandbox of its own.
+        other = await daemon.ask("POST", "/v1/tools/sandbox_exec", tool, headers=stranger)
+        assert other.json["sandbox_id"] != done.json["sandbox_id"]
+        begun = await daemon.ask("POST", "/execute", body, headers=small)
+        assert begun.status == 202, begun.raw
+        row = await home.ended(await home.service.run(begun.json["run_id"], "acme"))
+        told = [one for one in await home.runs.events(row.id) if one.type == "tool.answered"]
+        assert "QUOTA_EXCEEDED" in str(told[0].data)
+        assert (await daemon.ask("GET", f"/runs/{row.id}", headers=stranger)).status == 404
+        assert (await daemon.ask("GET", f"/runs/{row.id}", headers=bare)).status == 200
+        assert (await daemon.ask("GET", "/runs")).status == 401

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.api.auth import require
 from sandkasten.api.printing import answer
 from sandkasten.api.routes.run_models import (
     Accepted,
@@ -68,6 +69,8 @@ def agents_of(call: Call) -> Agents:
 
 
 async def execute(call: Call) -> Response:
+    # Its tools reach the stored files of the tenant, whoever wrote the agent.
+    require(call.principal, "files")
     body = await call.body(ExecuteBody)
     name = _one_name(body)
     row = await agents_of(call).start_agent(
@@ -85,6 +88,7 @@ async def execute(call: Call) -> Response:
 
 
 async def start_workflow(call: Call) -> Response:
+    require(call.principal, "files")
     body = await call.body(WorkflowBody)
     if body.workflow_id is None and body.source is None:
         raise _refused("workflow_id", "no workflow is named")
@@ -142,6 +146,7 @@ async def workflow_cancel(call: Call) -> Response:
 
 
 async def resume(call: Call) -> Response:
+    require(call.principal, "files")
     await _workflow_run(call)
     row = await agents_of(call).resume(call.path("run_id"), call.principal.tenant)
     return answer({**run_fields(row), "message": f"workflow {row.name} goes on"}, 202)
@@ -266,7 +271,8 @@ _PLAIN = (
         answer=Accepted,
         status=202,
         errors=(AgentNotFound, InvalidAgent, *_START),
-        description="Answered when the run has begun; `GET /runs/{run_id}` tells how it goes.",
+        description="Answered when the run has begun; `GET /runs/{run_id}` tells how it goes. "
+        "Takes the scopes sessions and files.",
     ),
     Route(
         "GET",
@@ -315,6 +321,7 @@ _PLAIN = (
         answer=Accepted,
         status=202,
         errors=(WorkflowNotFound, InvalidWorkflow, AgentNotFound, InvalidAgent, *_START),
+        description="Takes the scopes sessions and files.",
     ),
     Route(
         "GET",
@@ -365,6 +372,7 @@ _PLAIN = (
         answer=Accepted,
         status=202,
         errors=(*_ONE, Conflict, Busy, InvalidWorkflow, QuotaExceeded),
+        description="Takes the scopes sessions and files. A daemon does it by itself.",
     ),
     Route(
         "GET",

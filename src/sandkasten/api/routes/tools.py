@@ -7,10 +7,11 @@ command along.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
+from sandkasten.api.auth import require
 from sandkasten.api.printing import answer
 from sandkasten.api.routes.runs import agents_of
 from sandkasten.api.routing import Answer, Body, Query, Route
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.call import Call
+
+
+_OF_THE_STORE: Final = frozenset({"sandbox_stage_file", "sandbox_publish_file"})
 
 
 class ToolsQuery(Query):
@@ -56,6 +60,8 @@ async def tools(call: Call) -> Response:
 
 
 async def call_tool(call: Call) -> Response:
+    if call.path("name") in _OF_THE_STORE:
+        require(call.principal, "files")
     body = await call.body(ToolBody)
     work = agents_of(call).call_tool(
         call.path("name"),
@@ -91,5 +97,7 @@ ROUTES = (
         body_required=False,
         answer=ToolAnswer,
         errors=(InvalidRequest, UnsupportedByBackend),
+        description="A tool that fails is an answer too, with `ok` false. Those that stage and "
+        "publish files take the scope files as well.",
     ),
 )
