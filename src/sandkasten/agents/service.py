@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -36,7 +36,7 @@ from sandkasten.errors import (
 from sandkasten.model.runs import RunEvent, RunRow, new_run_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from sandkasten.agents.chat_settings import Models
     from sandkasten.agents.library import Library
@@ -89,6 +89,10 @@ class AgentService:
         self._toolbox = toolbox
         self._clock = clock
         self._rules = rules or ServiceRules()
+        policy = engine.policy
+        self._idle_timeout_s = (
+            min(policy.ttl_s, policy.idle_timeout_s) if self._rules.stays else PLAIN_IDLE_S
+        )
         self._carrier = Carrier(runs, self._clean, clock, events)
         self._working = Working(
             runs=runs,
@@ -105,6 +109,7 @@ class AgentService:
         self._leftovers = Leftovers(engine, runs)
         self._upkeep: asyncio.Task[None] | None = None
         self._closed = False
+        self._coming = 0
 
     async def __aenter__(self) -> Self:
         work = self._look_after() if self._rules.stays else self._keep_awake()
@@ -150,39 +155,39 @@ class AgentService:
     # ---- runs
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
-        self._check_room()
-        agent = await self._preparing.agent(request)
-        row = RunRow(
-            id=new_run_id(),
-            kind="agent",
-            name=agent.name,
-            created_at=self._clock.now(),
-            tenant=request.tenant,
-            input={"task": request.task, "variables": dict(request.variables)},
-            key_id=request.key_id,
-            quota=request.quota,
-            source=agent.source,
-        )
-        await self._runs.begin(row)
-        self._working.start_agent(row, agent)
+        with self._room():
+            agent = await self._preparing.agent(request)
+            row = RunRow(
+                id=new_run_id(),
+                kind="agent",
+                name=agent.name,
+                created_at=self._clock.now(),
+                tenant=request.tenant,
+                input={"task": request.task, "variables": dict(request.variables)},
+                key_id=request.key_id,
+                quota=request.quota,
+                source=agent.source,
+            )
+            await self._runs.begin(row)
+            self._working.start_agent(row, agent)
         return row
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
-        self._check_room()
-        prepared = await self._preparing.workflow(request)
-        row = RunRow(
-            id=new_run_id(),
-            kind="workflow",
-            name=prepared.workflow.id,
-            created_at=self._clock.now(),
-            tenant=request.tenant,
-            input=request.input,
-            key_id=request.key_id,
-            quota=request.quota,
-            source=prepared.source,
-        )
-        await self._runs.begin(row)
-        self._working.start_workflow(row, prepared.workflow)
+        with self._room():
+            prepared = await self._preparing.workflow(request)
+            row = RunRow(
+                id=new_run_id(),
+                kind="workflow",
+                name=prepared.workflow.id,
+                created_at=self._clock.now(),
+                tenant=request.tenant,
+                input=request.input,
+                key_id=request.key_id,
+                quota=request.quota,
+                source=prepared.source,
+            )
+            await self._runs.begin(row)
+            self._working.start_workflow(row, prepared.workflow)
         return row
 
     async def run(self, run_id: str, tenant: str) -> RunRow:
@@ -215,11 +220,11 @@ class AgentService:
         if row.kind != "workflow" or row.ended:
             what = "has ended" if row.ended else "is no workflow run"
             raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
-        self._check_room()
-        if not await self._resumed(row):
-            raise Conflict(
-                f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
-            )
+        with self._room():
+            if not await self._resumed(row):
+                raise Conflict(
+                    f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
+                )
         return row
 
     async def events(
@@ -335,6 +340,9 @@ class AgentService:
                 return False
         if self._working.has(row.id):
             return False
+        # Whoever made its sandboxes may have been of the other kind of process.
+        with suppress(SandkastenError):
+            await self._leftovers.adopt(row.id, self._idle_timeout_s)
         self._working.resume(fresh)
         return True
 
@@ -377,12 +385,19 @@ class AgentService:
             told = {"run": row.id, "sandbox": the_id, "why": why.code}
             log.warning("run.sandbox_left", extra={"sandkasten": told})
 
-    def _check_room(self) -> None:
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """A place for one more run, kept while it is being begun."""
         if self._closed:
             raise Busy("no new runs are begun here, it is shutting down", hint="try again")
-        if self._working.tops >= self._rules.max_concurrent:
+        if self._working.tops + self._coming >= self._rules.max_concurrent:
             raise QuotaExceeded(
                 f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
                 hint="wait for one to end, or raise agents.max_concurrent_runs",
                 quota="runs",
             )
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1

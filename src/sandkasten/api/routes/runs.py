@@ -115,14 +115,15 @@ async def workflow_runs(call: Call) -> Response:
 
 
 async def _listed(call: Call, query: RunsQuery, kind: RunKind | None) -> Response:
-    rows = await agents_of(call).runs(
-        call.principal.tenant,
-        kind=kind,
-        status=query.status,
-        limit=query.limit,
-        before=query.before,
+    agents, tenant = agents_of(call), call.principal.tenant
+    rows = await agents.runs(
+        tenant, kind=kind, status=query.status, limit=query.limit, before=query.before
     )
-    more = rows[-1].id if len(rows) == query.limit else None
+    more = None
+    if rows and await agents.runs(
+        tenant, kind=kind, status=query.status, limit=1, before=rows[-1].id
+    ):
+        more = rows[-1].id
     return answer({"runs": [run_fields(row) for row in rows], "count": len(rows), "next": more})
 
 
@@ -165,10 +166,12 @@ async def events(call: Call) -> Response:
     row = await agents.run(the_id, tenant)
     found: list[RunEvent] = []
     async for item in agents.events(the_id, tenant, since_seq=since):
-        if isinstance(item, RunEvent) and len(found) <= query.limit:
-            found.append(item)
-        elif isinstance(item, RunRow):
+        if isinstance(item, RunRow):
             row = item
+        elif len(found) > query.limit:
+            break
+        else:
+            found.append(item)
     shown = found[: query.limit]
     return answer(
         {
