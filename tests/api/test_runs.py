@@ -8,7 +8,7 @@ import json
 import pytest
 
 from sandkasten import SandboxClient, sync
-from sandkasten.errors import AgentNotFound, RunNotFound
+from sandkasten.errors import AgentNotFound, RunNotFound, UnsupportedByBackend
 from sandkasten.store.memory import MemoryJournal
 from tests.agents.agency import FLOW, WRITER, house
 from tests.api.booked import booked, new_key
@@ -195,7 +195,12 @@ async def test_what_changes_something_is_audited_and_looking_is_not(daemon):
 
 
 async def test_a_daemon_without_agents_says_so_and_serves_on(home):
-    async with serving(home.engine, no_agents="agents need the library cel") as daemon:
+    async def missing():
+        raise UnsupportedByBackend(
+            "agents need the library cel", hint="pip install 'sandkasten[agents]'"
+        )
+
+    async with serving(home.engine, open_agents=missing) as daemon:
         for method, path in (("GET", "/agents"), ("POST", "/execute"), ("GET", "/v1/tools")):
             body = {"agent_name": "x"} if method == "POST" else None
             answer = await daemon.ask(method, path, body)

@@ -59,10 +59,12 @@ if TYPE_CHECKING:
     from sandkasten.ports.running import Agents
 
 
-def agents_of(call: Call) -> Agents:
+async def agents_of(call: Call) -> Agents:
+    if call.server.agents is None and call.server.open_agents is not None:
+        call.server.agents = await call.server.open_agents()
     if call.server.agents is None:
         raise UnsupportedByBackend(
-            "this daemon runs no agents" + (call.server.no_agents and f": {call.server.no_agents}"),
+            "this daemon runs no agents",
             hint="pip install 'sandkasten[agents]' where the daemon is, and start it again",
         )
     return call.server.agents
@@ -73,7 +75,7 @@ async def execute(call: Call) -> Response:
     require(call.principal, "files")
     body = await call.body(ExecuteBody)
     name = _one_name(body)
-    row = await agents_of(call).start_agent(
+    row = await (await agents_of(call)).start_agent(
         AgentRunRequest(
             agent=name,
             task=body.task,
@@ -92,7 +94,7 @@ async def start_workflow(call: Call) -> Response:
     body = await call.body(WorkflowBody)
     if body.workflow_id is None and body.source is None:
         raise _refused("workflow_id", "no workflow is named")
-    row = await agents_of(call).start_workflow(
+    row = await (await agents_of(call)).start_workflow(
         WorkflowRunRequest(
             workflow=body.workflow_id or "",
             input=body.input,
@@ -115,7 +117,7 @@ async def workflow_runs(call: Call) -> Response:
 
 
 async def _listed(call: Call, query: RunsQuery, kind: RunKind | None) -> Response:
-    agents, tenant = agents_of(call), call.principal.tenant
+    agents, tenant = await agents_of(call), call.principal.tenant
     rows = await agents.runs(
         tenant, kind=kind, status=query.status, limit=query.limit, before=query.before
     )
@@ -137,7 +139,7 @@ async def workflow_run(call: Call) -> Response:
 
 
 async def cancel(call: Call) -> Response:
-    row = await agents_of(call).cancel(call.path("run_id"), call.principal.tenant)
+    row = await (await agents_of(call)).cancel(call.path("run_id"), call.principal.tenant)
     return answer(detail_fields(row))
 
 
@@ -149,13 +151,13 @@ async def workflow_cancel(call: Call) -> Response:
 async def resume(call: Call) -> Response:
     require(call.principal, "files")
     await _workflow_run(call)
-    row = await agents_of(call).resume(call.path("run_id"), call.principal.tenant)
+    row = await (await agents_of(call)).resume(call.path("run_id"), call.principal.tenant)
     return answer({**run_fields(row), "message": f"workflow {row.name} goes on"}, 202)
 
 
 async def events(call: Call) -> Response:
     query = call.query(EventsQuery)
-    agents, the_id, tenant = agents_of(call), call.path("run_id"), call.principal.tenant
+    agents, the_id, tenant = await agents_of(call), call.path("run_id"), call.principal.tenant
     since = query.since_seq
     headers = call.connection.headers
     if EVENTS in headers.get("accept", ""):
@@ -198,39 +200,39 @@ async def _stream(agents: Agents, the_id: str, tenant: str, since: int) -> Async
 
 
 async def agents(call: Call) -> Response:
-    found = await agents_of(call).definitions("agent")
+    found = await (await agents_of(call)).definitions("agent")
     return answer({"agents": [definition_fields(one) for one in found], "count": len(found)})
 
 
 async def workflows(call: Call) -> Response:
-    found = await agents_of(call).definitions("workflow")
+    found = await (await agents_of(call)).definitions("workflow")
     return answer({"workflows": [definition_fields(one) for one in found], "count": len(found)})
 
 
 async def agent(call: Call) -> Response:
-    found = await agents_of(call).definition("agent", call.path("name"))
+    found = await (await agents_of(call)).definition("agent", call.path("name"))
     return answer(definition_fields(found, whole=True))
 
 
 async def workflow(call: Call) -> Response:
-    found = await agents_of(call).definition("workflow", call.path("name"))
+    found = await (await agents_of(call)).definition("workflow", call.path("name"))
     return answer(definition_fields(found, whole=True))
 
 
 async def check_agent(call: Call) -> Response:
     body = await call.body(SourceBody)
-    found = await agents_of(call).check("agent", body.source, body.name)
+    found = await (await agents_of(call)).check("agent", body.source, body.name)
     return answer(definition_fields(found, whole=True))
 
 
 async def check_workflow(call: Call) -> Response:
     body = await call.body(SourceBody)
-    found = await agents_of(call).check("workflow", body.source, body.name)
+    found = await (await agents_of(call)).check("workflow", body.source, body.name)
     return answer(definition_fields(found, whole=True))
 
 
 async def _run(call: Call) -> RunRow:
-    return await agents_of(call).run(call.path("run_id"), call.principal.tenant)
+    return await (await agents_of(call)).run(call.path("run_id"), call.principal.tenant)
 
 
 async def _workflow_run(call: Call) -> RunRow:

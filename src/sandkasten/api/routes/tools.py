@@ -55,7 +55,7 @@ class ToolAnswer(Answer):
 
 async def tools(call: Call) -> Response:
     mode = call.query(ToolsQuery).mode
-    found = [dict(one) for one in agents_of(call).tools(mode)]
+    found = [dict(one) for one in (await agents_of(call)).tools(mode)]
     return answer({"tools": found, "count": len(found), "mode": mode})
 
 
@@ -63,7 +63,7 @@ async def call_tool(call: Call) -> Response:
     if call.path("name") in _OF_THE_STORE:
         require(call.principal, "files")
     body = await call.body(ToolBody)
-    work = agents_of(call).call_tool(
+    work = (await agents_of(call)).call_tool(
         call.path("name"),
         body.arguments,
         tenant=call.principal.tenant,
