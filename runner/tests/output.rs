@@ -1,8 +1,6 @@
 //! Output rings over the wire: exact caps, sequence numbers, following, falling behind.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

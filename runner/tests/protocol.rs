@@ -1,8 +1,6 @@
 //! Frames, streams, credit, connections, and the verbs that answer at once.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
