@@ -15,6 +15,8 @@ RUNNER_SOURCES := $(shell find runner \( -name target -o -name build \) -prune -
 export BASE OFFLINE
 # A host's own settings must not leak into what is tested.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
+# Hundreds of programs are started by the tests; each would compile all it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup dev demo test test-long bench lint fmt wheel image images lock clean packages packages-test packages-bench lint-python lint-rust ready debians
 

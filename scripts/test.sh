@@ -5,6 +5,7 @@
 # there is one run of pytest, and they go to it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONDONTWRITEBYTECODE
 summary=()
 status=0
 logs=build/test-logs
