@@ -75,7 +75,7 @@ runner() {
 rust_tests() {
     # What grows with the square, or is a matter of chance, is asked less of every day.
     [ "${SANDKASTEN_LONG:-}" = 1 ] && export SANDKASTEN_DEPTH=5000 SANDKASTEN_FUZZ=100000 \
-        SANDKASTEN_FUZZ_FRAMES=100000
+        SANDKASTEN_FUZZ_FRAMES=100000 SANDKASTEN_WIDE=20000
     scripts/cargo.sh test --quiet --no-fail-fast \
         --config 'source.crates-io.replace-with="debian"' \
         --config 'source.debian.directory="/usr/share/cargo/registry"'
