@@ -31,6 +31,7 @@ from tests.pool import Pool, taken_away
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from sandkasten.model.ids import SandboxId
     from sandkasten.model.limits import Limits
     from sandkasten.model.spec import CellSpec
     from sandkasten.ports import Backend, Cell
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 DEFAULT_BACKENDS = ("memory", "local")
 
 AGAIN = "test_as_ordinary_user.py"
+_lent = pytest.StashKey[tuple[Pool, "SandboxId"]]()
+_as_it_was = pytest.StashKey[bool]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -153,19 +156,25 @@ async def cell(
         return
     pool, beside = pools(backend_name), open_backend(backend_name, _pool_place(scratch))
     sandbox_id = await asyncio.to_thread(pool.take)
+    alone = request.node.get_closest_marker("own_cell") is not None
+    stash = request.node.stash
+    if not alone:
+        stash[_lent] = pool, sandbox_id
     try:
         yield await beside.attach(sandbox_id)
     finally:
-        alone = request.node.get_closest_marker("own_cell") is not None
-        pool.give_back(sandbox_id, spoilt=alone)
+        pool.give_back(sandbox_id, spoilt=alone, as_it_was=stash.get(_as_it_was, False))
         await beside.aclose()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
-async def box(cell: Cell) -> AsyncIterator[Box]:
+async def box(cell: Cell, request: pytest.FixtureRequest) -> AsyncIterator[Box]:
     """A fresh place and one channel to its runner."""
     opened = await Box.open(cell)
     yield opened
+    if _lent in request.node.stash:
+        pool, sandbox_id = request.node.stash[_lent]
+        request.node.stash[_as_it_was] = await pool.put_back(sandbox_id, opened.channel)
     await opened.aclose()
 
 
