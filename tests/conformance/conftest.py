@@ -94,13 +94,23 @@ def standing(backend_name: str) -> None:
         importlib.import_module("aiodocker")
 
 
+@pytest.fixture(scope="session")
+def found_ready() -> set[str]:
+    """Backends that were asked, and said that they can be used."""
+    return set()
+
+
 @pytest.fixture
-async def backend(backend_name: str, scratch: Path, standing: None) -> AsyncIterator[Backend]:
+async def backend(
+    backend_name: str, scratch: Path, standing: None, found_ready: set[str]
+) -> AsyncIterator[Backend]:
     """A backend that is ready; whatever a test left in it is removed afterwards."""
     opened = open_backend(backend_name, scratch)
-    readiness = await opened.probe()
-    if not readiness.ready:
-        pytest.fail(f"{backend_name} cannot be used: {readiness.reason} ({readiness.remedy})")
+    if backend_name not in found_ready:
+        readiness = await opened.probe()
+        if not readiness.ready:
+            pytest.fail(f"{backend_name} cannot be used: {readiness.reason} ({readiness.remedy})")
+        found_ready.add(backend_name)
     yield opened
     for sandbox_id in await opened.owned():
         await taken_away(opened, sandbox_id)
