@@ -106,13 +106,14 @@ else
     # The suites that run on several grounds tell each other what they found: one lane. What meets
     # clients is another, and all the rest a third, so that a new directory is in it by itself.
     # Most of them wait most of the time: for a deadline, a daemon that starts, a sandbox that ends.
-    # The suites on engines of docker are a fourth, and what else is done with engines a fifth.
-    engines=(tests/matrix/test_docker_grounds.py tests/engines)
-    docker=(tests/docker tests/container tests/deploy)
+    # The suites on engines of docker are a fourth, with the images that engines have too; what else
+    # is done with engines is a fifth, with the daemon as a program. All five take about as long.
+    engines=(tests/matrix/test_docker_grounds.py tests/engines tests/images)
+    docker=(tests/docker tests/container tests/deploy tests/daemon)
     grounds=(tests/conformance tests/security tests/matrix --ignore=tests/matrix/test_docker_grounds.py)
-    clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/daemon tests/examples)
+    clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/examples)
     rooms=("${clients[@]/#/--ignore=}" "${docker[@]/#/--ignore=}" --ignore=tests/conformance --ignore=tests/security \
-        --ignore=tests/matrix --ignore=tests/engines)
+        --ignore=tests/matrix --ignore=tests/engines --ignore=tests/images)
     .venv/bin/python -m tests.hostwatch before $logs/host || status=1
     beside grounds tests -o cache_dir=build/pytest-grounds "${grounds[@]}"
     beside clients tests -o cache_dir=build/pytest-clients "${clients[@]}"
