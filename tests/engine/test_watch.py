@@ -155,6 +155,32 @@ async def test_creates_and_destroys_under_watch_end_as_what_they_were(watched, m
     assert await watched.left() == ([], [])
 
 
+async def test_what_comes_into_the_ledger_during_a_round_is_not_taken_for_gone(
+    watched, monkeypatch
+):
+    begin, listed = watched.journal.begin_session, watched.engine._watch._store.list
+    begun, listing = asyncio.Event(), asyncio.Event()
+
+    async def held(row):
+        await begin(row)
+        begun.set()
+        await listing.wait()
+
+    monkeypatch.setattr(watched.journal, "begin_session", held)
+    making = asyncio.create_task(watched.engine.create(CreateRequest()))
+    await begun.wait()
+
+    async def late():
+        found = await listed()
+        listing.set()
+        await making
+        return found
+
+    monkeypatch.setattr(watched.engine._watch._store, "list", late)
+    await watched.engine._watch.round()
+    assert (await watched.journal.session(making.result().id)).status == "running"
+
+
 async def test_an_idle_round_costs_little(watched):
     await asyncio.gather(*(watched.engine.create(CreateRequest()) for _ in range(50)))
     began = time.monotonic()

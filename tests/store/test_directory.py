@@ -202,6 +202,24 @@ async def test_a_write_that_fails_leaves_the_old_row_and_no_temporary_file(tmp_p
     assert [p.name for p in (tmp_path / "ledger" / "rows").iterdir()] == [f"{one.id}.json"]
 
 
+async def test_what_a_killed_writer_had_begun_goes_and_what_a_living_one_writes_stays(tmp_path):
+    store = DirectoryStore(tmp_path / "ledger")
+    one = record()
+    child = await asyncio.create_subprocess_exec("true")
+    await child.wait()
+    here = os.stat("/proc/self/ns/pid").st_ino
+    rows, keys = (tmp_path / "ledger" / name for name in ("rows", "keys"))
+    dead = [place / f".{one.id}.json.{here}-{child.pid}-00000000" for place in (rows, keys)]
+    elsewhere = rows / f".{one.id}.json.1-{child.pid}-00000001"
+    forgotten = rows / f".{one.id}.json.1-{child.pid}-00000002"
+    ours = rows / f".{one.id}.json.{here}-{os.getpid()}-00000003"
+    for path in (*dead, elsewhere, forgotten, ours):
+        path.write_text("{")
+    os.utime(forgotten, (0, 0))
+    assert list(await store.corrupt()) == []
+    assert sorted([*rows.iterdir(), *keys.iterdir()]) == sorted([elsewhere, ours])
+
+
 async def test_a_ledger_that_cannot_be_made_is_a_named_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InternalError):

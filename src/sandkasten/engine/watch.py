@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.engine.chronicle import row_of
 from sandkasten.errors import SandkastenError
+from sandkasten.model.ids import SandboxId
 from sandkasten.model.isolation import has_engine
 from sandkasten.model.lifecycle import State, is_there
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from sandkasten.engine.chronicle import Chronicle
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.reaper import Reaper
-    from sandkasten.model.ids import SandboxId
     from sandkasten.model.journal import SessionRow
     from sandkasten.model.record import Record
     from sandkasten.ports import Backend, EventSink, Store
@@ -149,8 +149,13 @@ class Watch:
             return
         there: set[str] = set(records)
         known = {row.id for row in begun}
-        for the_id in known - there - self._chronicle.making:
-            # Looked at again: its end may have been written since.
+        for the_id in known - there:
+            # Looked at again, since the list is as old as the round: it may have come into the
+            # ledger meanwhile, or its end may have been written.
+            if await self._store.get(SandboxId(the_id)) is not None:
+                continue
+            if the_id in self._chronicle.making:
+                continue
             row = await journal.session(the_id)
             if row is not None and row.ended_at is None:
                 await self._chronicle.ended(the_id, "destroyed", "another process destroyed it")

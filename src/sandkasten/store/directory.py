@@ -2,7 +2,8 @@
 
 One file a record, mode 0600, replaced by rename, so a reader sees the old row or the new.
 Nothing is fsynced: no sandbox outlives the machine, so a row lost with it describes nothing.
-A file that cannot be read is reported by `corrupt` and answers like a missing one. A disk
+A file that cannot be read is reported by `corrupt` and answers like a missing one; what a
+process that was killed had begun to write goes then too. A disk
 that is full or read-only raises QuotaExceeded or InternalError, before anything was made; a
 process that has no descriptors left, Busy.
 
@@ -15,8 +16,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
-from contextlib import AbstractAsyncContextManager, contextmanager
+import time
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import (
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
     from sandkasten.model.record import Record
 
 _SUFFIX = ".json"
+# `.<name>.<namespace of pids>-<pid>-<anything>`: who is writing it.
+_HALF = re.compile(r"\..+\.(\d+)-(\d+)-[0-9a-f]{8}\Z")
+# Of a writer that we cannot see, in another namespace: a rename follows a write at once.
+_HALF_FOR_S = 60.0
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_MORE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -90,6 +97,9 @@ class DirectoryStore:
                     return
 
     async def corrupt(self) -> Sequence[SandboxId]:
+        with _translated("clear the ledger"):
+            for directory in (self._rows, self._keys):
+                _clear(directory)
         return [
             one for one in self._ids() if self._read(one) is None and self._row_path(one).exists()
         ]
@@ -129,7 +139,7 @@ def _read_small(path: Path) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{_who()}-{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
@@ -138,6 +148,37 @@ def _replace(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _who() -> str:
+    return f"{_namespace()}-{os.getpid()}"
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0
+
+
+def _clear(directory: Path) -> None:
+    """Of what is half-written, that which nobody goes on with."""
+    for name in os.listdir(directory):
+        half = _HALF.match(name)
+        if half is None:
+            continue
+        path = directory / name
+        with suppress(FileNotFoundError):
+            dead = int(half[1]) == _namespace() and not _lives(int(half[2]))
+            if dead or time.time() - path.stat().st_mtime > _HALF_FOR_S:
+                path.unlink()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextmanager
