@@ -179,7 +179,10 @@ class AgentLoop:
         offered = await asyncio.to_thread(self._offer, agent, context.depth)
         spent.max_tokens = offered.limits.max_tokens
         transcript = Transcript(note, agent.name)
-        messages: list[Mapping[str, Any]] = list(render(agent, task, variables))
+        messages: list[Mapping[str, Any]] = list(
+            # Seconds, where a file means ill.
+            await asyncio.to_thread(render, agent, task, variables)
+        )
         for one in messages:
             await transcript.said(str(one.get("role")), one.get("content"))
         most = self._limits.conversation_chars
@@ -225,7 +228,7 @@ class AgentLoop:
                     hint="say the task in other words, or ask another model",
                     reason="refusal",
                 )
-            output, problems = _output(text, talk.agent.output_schema)
+            output, problems = await asyncio.to_thread(_output, text, talk.agent.output_schema)
             if not problems:
                 return AgentResult(output, text, talk.spent.usage)
             tries += 1
