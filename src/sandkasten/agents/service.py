@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -36,7 +36,7 @@ from sandkasten.errors import (
 from sandkasten.model.runs import RunEvent, RunRow, new_run_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from sandkasten.agents.chat_settings import Models
     from sandkasten.agents.library import Library
@@ -104,6 +104,7 @@ class AgentService:
         self._preparing = Preparing(library, self._working.loop, engine.policy)
         self._leftovers = Leftovers(engine, runs)
         self._upkeep: asyncio.Task[None] | None = None
+        self._starting = 0
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -150,7 +151,10 @@ class AgentService:
     # ---- runs
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
-        self._check_room()
+        with self._room():
+            return await self._start_agent(request)
+
+    async def _start_agent(self, request: AgentRunRequest) -> RunRow:
         agent = await self._preparing.agent(request)
         row = RunRow(
             id=new_run_id(),
@@ -168,7 +172,10 @@ class AgentService:
         return row
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
-        self._check_room()
+        with self._room():
+            return await self._start_workflow(request)
+
+    async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
         prepared = await self._preparing.workflow(request)
         row = RunRow(
             id=new_run_id(),
@@ -215,8 +222,9 @@ class AgentService:
         if row.kind != "workflow" or row.ended:
             what = "has ended" if row.ended else "is no workflow run"
             raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
-        self._check_room()
-        if not await self._resumed(row):
+        with self._room():
+            resumed = await self._resumed(row)
+        if not resumed:
             raise Conflict(
                 f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
             )
@@ -377,12 +385,19 @@ class AgentService:
             told = {"run": row.id, "sandbox": the_id, "why": why.code}
             log.warning("run.sandbox_left", extra={"sandkasten": told})
 
-    def _check_room(self) -> None:
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """A place among those that run, from before it is asked for until the run has it."""
         if self._closed:
             raise Busy("no new runs are begun here, it is shutting down", hint="try again")
-        if self._working.tops >= self._rules.max_concurrent:
+        if self._working.tops + self._starting >= self._rules.max_concurrent:
             raise QuotaExceeded(
                 f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
                 hint="wait for one to end, or raise agents.max_concurrent_runs",
                 quota="runs",
             )
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
