@@ -31,12 +31,10 @@ from tests.agents.agency import (
     DEFAULT_TENANT,
     FLOW,
     WRITER,
-    Answer,
-    Asked,
-    Call,
     house,
     played,
 )
+from tests.models.server import Answer, Asked, Call
 
 
 @pytest.fixture
@@ -370,9 +368,13 @@ async def test_runs_that_are_asked_for_at_once_are_no_more_than_the_operator_all
     def hang(asked: Asked) -> Answer:
         return Answer(fault="hang")
 
-    most = {"SANDKASTEN_AGENTS_MAX_CONCURRENT_RUNS": "3"}
-    files = {"agents/p.prompt": _named("p")}
-    async with house(tmp_path, script=hang, files=files, backend="memory", **most) as home:
+    async with house(
+        tmp_path,
+        script=hang,
+        files={"agents/p.prompt": _named("p")},
+        backend="memory",
+        SANDKASTEN_AGENTS_MAX_CONCURRENT_RUNS="3",
+    ) as home:
         asked = [home.service.start_agent(AgentRunRequest("p", "go")) for _ in range(12)]
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert sum(isinstance(one, RunRow) for one in found) == 3

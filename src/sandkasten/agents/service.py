@@ -165,6 +165,7 @@ class AgentService:
             input={"task": request.task, "variables": dict(request.variables)},
             key_id=request.key_id,
             quota=request.quota,
+            files=request.files,
             source=agent.source,
         )
         await self._runs.begin(row)
@@ -186,6 +187,7 @@ class AgentService:
             input=request.input,
             key_id=request.key_id,
             quota=request.quota,
+            files=request.files,
             source=prepared.source,
         )
         await self._runs.begin(row)
@@ -274,6 +276,7 @@ class AgentService:
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
     ) -> Mapping[str, Any]:
@@ -282,6 +285,7 @@ class AgentService:
             agent_run_id=f"client-{session}",
             agent_name="client",
             tenant=tenant,
+            key_id=key_id,
             quota=quota,
             wish=SandboxWish(
                 mode="compute" if name == "sandbox_run" else "code", image=image, runtime=runtime

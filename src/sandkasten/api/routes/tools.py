@@ -7,10 +7,11 @@ command along.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
+from sandkasten.api.auth import require
 from sandkasten.api.printing import answer
 from sandkasten.api.routes.runs import agents_of
 from sandkasten.api.routing import Answer, Body, Query, Route
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.call import Call
+
+
+# Besides the scope of sessions they take that of files, as the routes for the same do.
+_OF_THE_STORE: Final = ("sandbox_stage_file", "sandbox_publish_file")
 
 
 class ToolsQuery(Query):
@@ -57,12 +62,15 @@ async def tools(call: Call) -> Response:
 
 async def call_tool(call: Call) -> Response:
     body = await call.body(ToolBody)
+    if call.path("name") in _OF_THE_STORE:
+        require(call.principal, "files")
     work = agents_of(call).call_tool(
         call.path("name"),
         body.arguments,
         tenant=call.principal.tenant,
         session=body.session,
         quota=call.principal.quota,
+        key_id=call.principal.key_id,
         image=body.image,
         runtime=body.runtime,
     )
