@@ -27,7 +27,14 @@ from sandkasten.errors import (
 from sandkasten.model.runs import AgentRunRequest, RunRow, WorkflowRunRequest
 from sandkasten.model.sandbox import CreateRequest
 from sandkasten.model.tenancy import TenantQuota
-from tests.agents.agency import DEFAULT_TENANT, FLOW, WRITER, house, played
+from tests.agents.agency import (
+    DEFAULT_TENANT,
+    FLOW,
+    WRITER,
+    house,
+    played,
+)
+from tests.models.server import Answer, Asked, Call
 
 
 @pytest.fixture
@@ -362,3 +369,59 @@ async def test_a_run_takes_no_longer_than_it_may(tmp_path):
         assert row.error is not None
         assert (row.status, row.error["code"]) == ("failed", "RUN_LIMIT_REACHED")
         assert await home.sandboxes() == []
+
+
+def _named(name: str, more: str = "") -> str:
+    return f"---\nmodel: scripted\nmetadata: {{name: {name}}}\n{more}\n---\nYou are {name}.\n"
+
+
+async def test_agents_that_all_name_one_another_are_looked_at_once_each(tmp_path):
+    names = [f"m{n}" for n in range(12)]
+    mesh = {f"agents/{one}.prompt": _named(one, f"agents: [{', '.join(names)}]") for one in names}
+    async with house(tmp_path, files=mesh, backend="memory") as home:
+        assert (await home.agent("m0", "go")).status == "completed"
+
+
+async def test_runs_that_are_asked_for_at_once_are_no_more_than_the_operator_allows(tmp_path):
+    def hang(asked: Asked) -> Answer:
+        return Answer(fault="hang")
+
+    async with house(
+        tmp_path,
+        script=hang,
+        files={"agents/p.prompt": _named("p")},
+        backend="memory",
+        SANDKASTEN_AGENTS_MAX_CONCURRENT_RUNS="3",
+    ) as home:
+        asked = [home.service.start_agent(AgentRunRequest("p", "go")) for _ in range(12)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(one, RunRow) for one in found) == 3
+        assert sum(isinstance(one, QuotaExceeded) for one in found) == 9
+        await home.service.cancel(next(o.id for o in found if isinstance(o, RunRow)), "default")
+        assert await home.service.start_agent(AgentRunRequest("p", "go"))
+
+
+async def test_agents_that_call_themselves_are_so_many_and_no_more(tmp_path):
+    def greedy(asked: Asked) -> Answer:
+        if asked.turn < 2:
+            return Answer(calls=[Call("agent_p", {"task": "more"}) for _ in range(20)])
+        return Answer(str(asked.last))
+
+    files = {"agents/p.prompt": _named("p", "agents: [p]")}
+    async with house(tmp_path, script=greedy, files=files, backend="memory") as home:
+        row = await home.agent("p", "go")
+        assert row.status == "completed"
+        assert len(await home.service.runs(DEFAULT_TENANT, limit=1000)) == 101
+        assert "have called 100 agents" in row.output
+
+
+async def test_what_an_agent_answers_can_be_written_and_read_by_everybody(tmp_path):
+    said = {"deep": "[" * 400 + "]" * 400, "huge": '{"a": 1e999}'}
+
+    def script(asked: Asked) -> Answer:
+        return Answer("{}" if "does not fit" in asked.user else said[asked.user])
+
+    files = {"agents/p.prompt": _named("p", "output: {format: json}")}
+    async with house(tmp_path, script=script, files=files, backend="memory") as home:
+        for task in said:
+            assert (await home.agent("p", task)).output == {}

@@ -13,6 +13,7 @@ from sandkasten.store.memory import MemoryJournal
 from tests.agents.agency import FLOW, WRITER, house
 from tests.api.booked import booked, new_key
 from tests.api.serving import serving
+from tests.models.server import Answer, Asked, Call
 
 OTHER = {"X-Sandkasten-Tenant": "other"}
 
@@ -250,6 +251,7 @@ async def test_the_synchronous_client_does_the_same(daemon):
     await asyncio.to_thread(use)
 
 
+<<<<<<< HEAD
 async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(home, tmp_path):
     async with booked(home.engine, tmp_path / "books", agents=home.service) as daemon:
         bare = await new_key(daemon, tenant="acme", scopes=["sessions"])
@@ -277,3 +279,43 @@ async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(h
         assert (await daemon.ask("GET", f"/runs/{row.id}", headers=stranger)).status == 404
         assert (await daemon.ask("GET", f"/runs/{row.id}", headers=bare)).status == 200
         assert (await daemon.ask("GET", "/runs")).status == 401
+=======
+async def test_a_key_without_the_scope_of_files_has_no_tool_for_them_either(tmp_path):
+    stage = {"file_key": "secret", "destination": "x"}
+
+    def thief(asked: Asked) -> Answer:
+        if asked.turn == 0:
+            return Answer(calls=[Call("sandbox_stage_file", stage)])
+        return Answer(str(asked.last))
+
+    thieves = {"agents/thief.prompt": WRITER.replace("writer", "thief"), "workflows/t.yaml": THEFT}
+    async with (
+        house(tmp_path, script=thief, files=thieves, backend="memory") as home,
+        booked(home.engine, tmp_path / "books", agents=home.service) as daemon,
+    ):
+        both = await new_key(daemon, tenant="a", scopes=["sessions", "files"])
+        await daemon.ask("POST", "/v1/files?key=secret", data=b"s", headers=both)
+        one = await new_key(daemon, tenant="a", scopes=["sessions"])
+        direct = await daemon.ask(
+            "POST", "/v1/tools/sandbox_stage_file", {"arguments": stage}, headers=one
+        )
+        assert (direct.status, direct.json["details"]) == (403, {"scope": "files"})
+        ways: dict[str, dict[str, str]] = {
+            "/execute": {"agent_name": "thief", "task": "go"},
+            "/workflow-runs": {"workflow_id": "t"},
+        }
+        for path, body in ways.items():
+            begun = await daemon.ask("POST", path, body, headers=one)
+            assert begun.status == 202, begun.raw
+            row = await home.ended(await home.service.run(begun.json["run_id"], "a"))
+            assert "may not use stored files" in json.dumps(row.output), path
+            begun = await daemon.ask("POST", path, body, headers=both)
+            row = await home.ended(await home.service.run(begun.json["run_id"], "a"))
+            assert "may not use stored files" not in json.dumps(row.output), path
+
+
+THEFT = """id: t
+steps:
+  - {id: take, type: agent, agent: thief, task: go}
+"""
+>>>>>>> b-attack

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from sandkasten.errors import Conflict, QuotaExceeded, RunNotFound
+from sandkasten.errors import Busy, Conflict, QuotaExceeded, RunNotFound
 from sandkasten.model.runs import RunRow, RunUsage
 from sandkasten.model.tenancy import TenantQuota
 from sandkasten.store.runs import RunDirectory
@@ -185,6 +186,7 @@ async def test_only_what_ended_long_ago_is_forgotten(runs, tmp_path):
     assert await runs.get("run_a") is None
 
 
+<<<<<<< HEAD
 async def test_who_follows_reads_on_and_not_all_again(runs, tmp_path):
     await runs.begin(ROW)
     for number in range(30):
@@ -211,3 +213,32 @@ async def test_a_page_of_large_rows_is_short_and_the_next_one_goes_on(runs, monk
         before = page[-1].id
         seen += [row.id for row in page]
     assert seen == [f"run_{number}" for number in (4, 3, 2, 1, 0)]
+=======
+async def test_a_run_that_cannot_be_read_for_want_of_descriptors_is_not_taken_for_none(
+    runs, tmp_path
+):
+    await runs.begin(ROW)
+    long_ago = 1.0
+    os.utime(tmp_path / "runs" / ROW.id, (long_ago, long_ago))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Threads of the loop are there already, so that nothing but the file is wanting.
+    await runs.get(ROW.id)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, hard))
+        while True:
+            try:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        runs._briefs.clear()
+        with pytest.raises(Busy):
+            await runs.get(ROW.id)
+        with pytest.raises(Busy):
+            await runs.prune(0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in taken:
+            os.close(one)
+    assert await runs.get(ROW.id) == ROW
+>>>>>>> b-attack

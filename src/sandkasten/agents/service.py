@@ -108,6 +108,7 @@ class AgentService:
         self._preparing = Preparing(library, self._working.loop, engine.policy)
         self._leftovers = Leftovers(engine, runs)
         self._upkeep: asyncio.Task[None] | None = None
+        self._starting = 0
         self._closed = False
         self._coming = 0
 
@@ -156,6 +157,7 @@ class AgentService:
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
         with self._room():
+<<<<<<< HEAD
             agent = await self._preparing.agent(request)
             row = RunRow(
                 id=new_run_id(),
@@ -170,10 +172,31 @@ class AgentService:
             )
             await self._runs.begin(row)
             self._working.start_agent(row, agent)
+=======
+            return await self._start_agent(request)
+
+    async def _start_agent(self, request: AgentRunRequest) -> RunRow:
+        agent = await self._preparing.agent(request)
+        row = RunRow(
+            id=new_run_id(),
+            kind="agent",
+            name=agent.name,
+            created_at=self._clock.now(),
+            tenant=request.tenant,
+            input={"task": request.task, "variables": dict(request.variables)},
+            key_id=request.key_id,
+            quota=request.quota,
+            files=request.files,
+            source=agent.source,
+        )
+        await self._runs.begin(row)
+        self._working.start_agent(row, agent)
+>>>>>>> b-attack
         return row
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
         with self._room():
+<<<<<<< HEAD
             prepared = await self._preparing.workflow(request)
             row = RunRow(
                 id=new_run_id(),
@@ -188,6 +211,26 @@ class AgentService:
             )
             await self._runs.begin(row)
             self._working.start_workflow(row, prepared.workflow)
+=======
+            return await self._start_workflow(request)
+
+    async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
+        prepared = await self._preparing.workflow(request)
+        row = RunRow(
+            id=new_run_id(),
+            kind="workflow",
+            name=prepared.workflow.id,
+            created_at=self._clock.now(),
+            tenant=request.tenant,
+            input=request.input,
+            key_id=request.key_id,
+            quota=request.quota,
+            files=request.files,
+            source=prepared.source,
+        )
+        await self._runs.begin(row)
+        self._working.start_workflow(row, prepared.workflow)
+>>>>>>> b-attack
         return row
 
     async def run(self, run_id: str, tenant: str) -> RunRow:
@@ -221,10 +264,18 @@ class AgentService:
             what = "has ended" if row.ended else "is no workflow run"
             raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
         with self._room():
+<<<<<<< HEAD
             if not await self._resumed(row):
                 raise Conflict(
                     f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
                 )
+=======
+            resumed = await self._resumed(row)
+        if not resumed:
+            raise Conflict(
+                f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
+            )
+>>>>>>> b-attack
         return row
 
     async def events(
@@ -271,6 +322,7 @@ class AgentService:
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
     ) -> Mapping[str, Any]:
@@ -279,6 +331,7 @@ class AgentService:
             agent_run_id=f"client-{session}",
             agent_name="client",
             tenant=tenant,
+            key_id=key_id,
             quota=quota,
             wish=SandboxWish(
                 mode="compute" if name == "sandbox_run" else "code", image=image, runtime=runtime
@@ -387,17 +440,32 @@ class AgentService:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
+<<<<<<< HEAD
         """A place for one more run, kept while it is being begun."""
         if self._closed:
             raise Busy("no new runs are begun here, it is shutting down", hint="try again")
         if self._working.tops + self._coming >= self._rules.max_concurrent:
+=======
+        """A place among those that run, from before it is asked for until the run has it."""
+        if self._closed:
+            raise Busy("no new runs are begun here, it is shutting down", hint="try again")
+        if self._working.tops + self._starting >= self._rules.max_concurrent:
+>>>>>>> b-attack
             raise QuotaExceeded(
                 f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
                 hint="wait for one to end, or raise agents.max_concurrent_runs",
                 quota="runs",
             )
+<<<<<<< HEAD
         self._coming += 1
         try:
             yield
         finally:
             self._coming -= 1
+=======
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
+>>>>>>> b-attack

@@ -163,6 +163,7 @@ class Working:
             tenant=row.tenant,
             key_id=row.key_id,
             quota=row.quota,
+            files=row.files,
             wish=agent.wish or SandboxWish(),
             idle_timeout_s=self._idle_timeout_s,
         )
@@ -201,6 +202,7 @@ class Working:
             workflow_run_id=parent.workflow_run_id,
             key_id=parent.key_id,
             quota=parent.quota,
+            files=parent.files,
             source=child.agent.source,
         )
 
@@ -268,6 +270,7 @@ class Working:
             workflow_run_id=above.id,
             key_id=above.key_id,
             quota=above.quota,
+            files=above.files,
             source=agent.source,
         )
         spent = Spent()

@@ -122,6 +122,7 @@ class Agents(Protocol):
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
     ) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ that cannot be read counts as none. Everything that blocks is done in threads.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -46,6 +47,10 @@ _MARKED_RUNS: Final = 1000
 _PAGE_BYTES: Final = 32 << 20
 # A directory without a row is one that is being made, unless it is as old as this.
 _MADE_WITHIN_S: Final = 300.0
+
+_PASSING: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.EINTR}
+)
 
 Rows: TypeAlias = "Sequence[RunRow]"
 
@@ -179,7 +184,14 @@ class RunDirectory:
             with (self._root / run_id / "row.json").open("rb") as file:
                 found = os.fstat(file.fileno())
                 row = _decoded(file.read(MAX_ROW_BYTES + 1))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except OSError as exc:
+            # A run that cannot be read just now is there all the same: for one that is not, its
+            # sandboxes and its files would go.
+            if exc.errno in _PASSING:
+                with translated(f"read run {run_id}"):
+                    raise
+            return None
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if row.id != run_id:
             return None

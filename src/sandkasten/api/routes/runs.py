@@ -84,6 +84,7 @@ async def execute(call: Call) -> Response:
             key_id=call.principal.key_id,
             quota=call.principal.quota,
             source=body.source,
+            files=call.principal.may("files"),
         )
     )
     return answer({**run_fields(row), "message": f"agent {row.name} runs"}, 202)
@@ -102,6 +103,7 @@ async def start_workflow(call: Call) -> Response:
             key_id=call.principal.key_id,
             quota=call.principal.quota,
             source=body.source,
+            files=call.principal.may("files"),
         )
     )
     return answer({**run_fields(row), "message": f"workflow {row.name} runs"}, 202)
