@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from sandkasten.daemon.brief_files import BriefFiles
 from sandkasten.errors import (
     AgentNotFound,
     Busy,
+    Conflict,
     InvalidAgent,
     InvalidConfiguration,
     InvalidRequest,
@@ -285,15 +287,21 @@ async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(hom
 
 async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_rest(tmp_path):
     async with house(tmp_path, stays=True) as home:
-        flow = RunRow(
-            "run_" + "e" * 16, "workflow", "flow", 1.0, source=FLOW, input={"text": "hang"}
-        )
+        made_at = time.time()
+        flow = RunRow("run_" + "e" * 16, "workflow", "flow", made_at, source=FLOW)
+        flow = replace(flow, input={"text": "hang"})
         await home.runs.begin(flow)
-        key = f"workflow:{flow.id}:default"
-        made = await home.engine.create(
-            CreateRequest(session_key=key, image="bash", idle_timeout_s=PLAIN_IDLE_S)
-        )
-        await home.service.resume(flow.id, DEFAULT_TENANT)
+        async with home.runs.claim(flow.id):
+            made = await home.engine.create(
+                CreateRequest(
+                    session_key=f"workflow:{flow.id}:default",
+                    image="bash",
+                    idle_timeout_s=PLAIN_IDLE_S,
+                )
+            )
+        # The service may have found it by itself by now.
+        with suppress(Conflict):
+            await home.service.resume(flow.id, DEFAULT_TENANT)
         await home.step_at_work(flow)
         [info] = await home.engine.list()
         assert (info.id, info.idle_timeout_s) == (made.id, home.engine.policy.idle_timeout_s)

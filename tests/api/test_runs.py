@@ -251,20 +251,15 @@ async def test_the_synchronous_client_does_the_same(daemon):
     await asyncio.to_thread(use)
 
 
-<<<<<<< HEAD
 async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(home, tmp_path):
     async with booked(home.engine, tmp_path / "books", agents=home.service) as daemon:
         bare = await new_key(daemon, tenant="acme", scopes=["sessions"])
         small = await new_key(daemon, tenant="acme", quota={"max_sessions": 0})
         stranger = await new_key(daemon, tenant="zeta")
         body = {"agent_name": "writer", "task": "x"}
-        for path, what in (
-            ("/execute", body),
-            ("/workflow-runs", {"workflow_id": "flow"}),
-            ("/v1/tools/sandbox_publish_file", {"arguments": {"source": "x"}}),
-        ):
-            refused = await daemon.ask("POST", path, what, headers=bare)
-            assert (refused.status, refused.json["code"]) == (403, "FORBIDDEN"), path
+        publish = {"arguments": {"source": "x"}}
+        refused = await daemon.ask("POST", "/v1/tools/sandbox_publish_file", publish, headers=bare)
+        assert (refused.status, refused.json["code"]) == (403, "FORBIDDEN")
         tool = {"arguments": {"command": "echo hi"}, "session": "mine"}
         done = await daemon.ask("POST", "/v1/tools/sandbox_exec", tool, headers=bare)
         assert done.json["stdout"] == "hi\n"
@@ -279,7 +274,8 @@ async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(h
         assert (await daemon.ask("GET", f"/runs/{row.id}", headers=stranger)).status == 404
         assert (await daemon.ask("GET", f"/runs/{row.id}", headers=bare)).status == 200
         assert (await daemon.ask("GET", "/runs")).status == 401
-=======
+
+
 async def test_a_key_without_the_scope_of_files_has_no_tool_for_them_either(tmp_path):
     stage = {"file_key": "secret", "destination": "x"}
 
@@ -318,4 +314,3 @@ THEFT = """id: t
 steps:
   - {id: take, type: agent, agent: thief, task: go}
 """
->>>>>>> b-attack

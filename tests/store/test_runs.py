@@ -186,7 +186,6 @@ async def test_only_what_ended_long_ago_is_forgotten(runs, tmp_path):
     assert await runs.get("run_a") is None
 
 
-<<<<<<< HEAD
 async def test_who_follows_reads_on_and_not_all_again(runs, tmp_path):
     await runs.begin(ROW)
     for number in range(30):
@@ -213,7 +212,8 @@ async def test_a_page_of_large_rows_is_short_and_the_next_one_goes_on(runs, monk
         before = page[-1].id
         seen += [row.id for row in page]
     assert seen == [f"run_{number}" for number in (4, 3, 2, 1, 0)]
-=======
+
+
 async def test_a_run_that_cannot_be_read_for_want_of_descriptors_is_not_taken_for_none(
     runs, tmp_path
 ):
@@ -241,4 +241,3 @@ async def test_a_run_that_cannot_be_read_for_want_of_descriptors_is_not_taken_fo
         for one in taken:
             os.close(one)
     assert await runs.get(ROW.id) == ROW
->>>>>>> b-attack

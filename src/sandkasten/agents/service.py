@@ -110,7 +110,6 @@ class AgentService:
         self._upkeep: asyncio.Task[None] | None = None
         self._starting = 0
         self._closed = False
-        self._coming = 0
 
     async def __aenter__(self) -> Self:
         work = self._look_after() if self._rules.stays else self._keep_awake()
@@ -157,22 +156,6 @@ class AgentService:
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
         with self._room():
-<<<<<<< HEAD
-            agent = await self._preparing.agent(request)
-            row = RunRow(
-                id=new_run_id(),
-                kind="agent",
-                name=agent.name,
-                created_at=self._clock.now(),
-                tenant=request.tenant,
-                input={"task": request.task, "variables": dict(request.variables)},
-                key_id=request.key_id,
-                quota=request.quota,
-                source=agent.source,
-            )
-            await self._runs.begin(row)
-            self._working.start_agent(row, agent)
-=======
             return await self._start_agent(request)
 
     async def _start_agent(self, request: AgentRunRequest) -> RunRow:
@@ -191,27 +174,10 @@ class AgentService:
         )
         await self._runs.begin(row)
         self._working.start_agent(row, agent)
->>>>>>> b-attack
         return row
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
         with self._room():
-<<<<<<< HEAD
-            prepared = await self._preparing.workflow(request)
-            row = RunRow(
-                id=new_run_id(),
-                kind="workflow",
-                name=prepared.workflow.id,
-                created_at=self._clock.now(),
-                tenant=request.tenant,
-                input=request.input,
-                key_id=request.key_id,
-                quota=request.quota,
-                source=prepared.source,
-            )
-            await self._runs.begin(row)
-            self._working.start_workflow(row, prepared.workflow)
-=======
             return await self._start_workflow(request)
 
     async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
@@ -230,7 +196,6 @@ class AgentService:
         )
         await self._runs.begin(row)
         self._working.start_workflow(row, prepared.workflow)
->>>>>>> b-attack
         return row
 
     async def run(self, run_id: str, tenant: str) -> RunRow:
@@ -264,18 +229,11 @@ class AgentService:
             what = "has ended" if row.ended else "is no workflow run"
             raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
         with self._room():
-<<<<<<< HEAD
-            if not await self._resumed(row):
-                raise Conflict(
-                    f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
-                )
-=======
             resumed = await self._resumed(row)
         if not resumed:
             raise Conflict(
                 f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
             )
->>>>>>> b-attack
         return row
 
     async def events(
@@ -440,32 +398,17 @@ class AgentService:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-<<<<<<< HEAD
-        """A place for one more run, kept while it is being begun."""
-        if self._closed:
-            raise Busy("no new runs are begun here, it is shutting down", hint="try again")
-        if self._working.tops + self._coming >= self._rules.max_concurrent:
-=======
         """A place among those that run, from before it is asked for until the run has it."""
         if self._closed:
             raise Busy("no new runs are begun here, it is shutting down", hint="try again")
         if self._working.tops + self._starting >= self._rules.max_concurrent:
->>>>>>> b-attack
             raise QuotaExceeded(
                 f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
                 hint="wait for one to end, or raise agents.max_concurrent_runs",
                 quota="runs",
             )
-<<<<<<< HEAD
-        self._coming += 1
-        try:
-            yield
-        finally:
-            self._coming -= 1
-=======
         self._starting += 1
         try:
             yield
         finally:
             self._starting -= 1
->>>>>>> b-attack

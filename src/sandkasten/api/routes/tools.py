@@ -23,12 +23,8 @@ if TYPE_CHECKING:
     from sandkasten.api.call import Call
 
 
-<<<<<<< HEAD
-_OF_THE_STORE: Final = frozenset({"sandbox_stage_file", "sandbox_publish_file"})
-=======
 # Besides the scope of sessions they take that of files, as the routes for the same do.
 _OF_THE_STORE: Final = ("sandbox_stage_file", "sandbox_publish_file")
->>>>>>> b-attack
 
 
 class ToolsQuery(Query):
@@ -68,13 +64,7 @@ async def call_tool(call: Call) -> Response:
     if call.path("name") in _OF_THE_STORE:
         require(call.principal, "files")
     body = await call.body(ToolBody)
-<<<<<<< HEAD
     work = (await agents_of(call)).call_tool(
-=======
-    if call.path("name") in _OF_THE_STORE:
-        require(call.principal, "files")
-    work = agents_of(call).call_tool(
->>>>>>> b-attack
         call.path("name"),
         body.arguments,
         tenant=call.principal.tenant,
