@@ -235,7 +235,10 @@ async def _run(call: Call) -> RunRow:
 async def _workflow_run(call: Call) -> RunRow:
     row = await _run(call)
     if row.kind != "workflow":
-        raise RunNotFound("no workflow run has that id", hint="GET /workflow-runs lists them")
+        raise RunNotFound(
+            "no workflow run has that id",
+            hint="sandkasten workflow runs, or GET /workflow-runs, lists them",
+        )
     return row
 
 
