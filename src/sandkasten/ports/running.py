@@ -40,7 +40,10 @@ class Runs(Protocol):
         limit: int = 100,
         before: str | None = None,
     ) -> Sequence[RunRow]:
-        """Newest first (created_at, then id); `before` is the last id of the page before."""
+        """Newest first (created_at, then id); `before` is the last id of the page before.
+
+        Large ones come fewer at a time than asked for: only an empty page is the last.
+        """
         ...
 
     async def note(self, run_id: str, type: str, data: Mapping[str, Any]) -> RunEvent: ...

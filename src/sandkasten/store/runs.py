@@ -38,6 +38,8 @@ _FIELDS: Final = frozenset(one.name for one in fields(RunRow))
 _USAGE: Final = frozenset(one.name for one in fields(RunUsage))
 # What is larger was not written by us.
 MAX_ROW_BYTES: Final = 64 << 20
+# A list ends before that, however many were asked for: each row may have megabytes.
+MAX_LIST_BYTES: Final = 8 << 20
 # Whoever watches a run of another process looks this often; one of this process is told at once.
 LOOK_EVERY_S: Final = 0.2
 # A directory without a row is one that is being made, unless it is as old as this.
@@ -230,8 +232,17 @@ class RunDirectory:
             if last is None or (tenant is not None and last.tenant != tenant):
                 return ()
             found = [one for one in found if one < (last.created_at, before)]
-        rows = (self._read(run_id) for _, run_id in found[:limit])
-        return [row for row in rows if row is not None]
+        rows: list[RunRow] = []
+        left = MAX_LIST_BYTES
+        for _, run_id in found[:limit]:
+            brief = self._known(run_id)
+            left -= 0 if brief is None else brief.stamp.size
+            if left < 0 and rows:
+                break
+            row = self._read(run_id)
+            if row is not None:
+                rows.append(row)
+        return rows
 
     def _note(self, run_id: str, type: str, data: Mapping[str, Any]) -> RunEvent:
         path = self._root / run_id / "events.jsonl"

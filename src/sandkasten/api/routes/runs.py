@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.call import Call
-    from sandkasten.model.runs import RunKind
+    from sandkasten.model.runs import Definition, RunKind
     from sandkasten.ports.running import Agents
 
 
@@ -113,14 +113,15 @@ async def workflow_runs(call: Call) -> Response:
 
 
 async def _listed(call: Call, query: RunsQuery, kind: RunKind | None) -> Response:
-    rows = await agents_of(call).runs(
-        call.principal.tenant,
-        kind=kind,
-        status=query.status,
-        limit=query.limit,
-        before=query.before,
+    agents, tenant = agents_of(call), call.principal.tenant
+    rows = await agents.runs(
+        tenant, kind=kind, status=query.status, limit=query.limit, before=query.before
     )
-    more = rows[-1].id if len(rows) == query.limit else None
+    more = rows[-1].id if rows else None
+    if more is not None and len(rows) < query.limit:
+        # Large ones come fewer at a time.
+        rest = await agents.runs(tenant, kind=kind, status=query.status, limit=1, before=more)
+        more = more if rest else None
     return answer({"runs": [run_fields(row) for row in rows], "count": len(rows), "next": more})
 
 
@@ -162,10 +163,12 @@ async def events(call: Call) -> Response:
     row = await agents.run(the_id, tenant)
     found: list[RunEvent] = []
     async for item in agents.events(the_id, tenant, since_seq=since):
-        if isinstance(item, RunEvent) and len(found) <= query.limit:
-            found.append(item)
-        elif isinstance(item, RunRow):
+        if isinstance(item, RunRow):
             row = item
+            break
+        found.append(item)
+        if len(found) > query.limit:
+            break
     shown = found[: query.limit]
     return answer(
         {
@@ -192,22 +195,22 @@ async def _stream(agents: Agents, the_id: str, tenant: str, since: int) -> Async
 
 
 async def agents(call: Call) -> Response:
-    found = await agents_of(call).definitions("agent")
+    found = [_shown(call, one) for one in await agents_of(call).definitions("agent")]
     return answer({"agents": [definition_fields(one) for one in found], "count": len(found)})
 
 
 async def workflows(call: Call) -> Response:
-    found = await agents_of(call).definitions("workflow")
+    found = [_shown(call, one) for one in await agents_of(call).definitions("workflow")]
     return answer({"workflows": [definition_fields(one) for one in found], "count": len(found)})
 
 
 async def agent(call: Call) -> Response:
-    found = await agents_of(call).definition("agent", call.path("name"))
+    found = _shown(call, await agents_of(call).definition("agent", call.path("name")))
     return answer(definition_fields(found, whole=True))
 
 
 async def workflow(call: Call) -> Response:
-    found = await agents_of(call).definition("workflow", call.path("name"))
+    found = _shown(call, await agents_of(call).definition("workflow", call.path("name")))
     return answer(definition_fields(found, whole=True))
 
 
@@ -221,6 +224,13 @@ async def check_workflow(call: Call) -> Response:
     body = await call.body(SourceBody)
     found = await agents_of(call).check("workflow", body.source, body.name)
     return answer(definition_fields(found, whole=True))
+
+
+def _shown(call: Call, found: Definition) -> Definition:
+    """Where the files of this machine lie is for its operator to know."""
+    if call.principal.may("admin"):
+        return found
+    return replace(found, path=found.path.rpartition("/")[2])
 
 
 async def _run(call: Call) -> RunRow:
