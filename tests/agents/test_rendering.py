@@ -291,3 +291,25 @@ def test_any_template_is_filled_or_refused_by_name(pieces, spaced):
     with suppress(InvalidAgent, InvalidRequest):
         for message in render(made(template), "go", {"a": [1, {"b": None}], "b": "x"}):
             assert message["role"] in ("system", "user", "assistant")
+
+
+@pytest.mark.parametrize(
+    ("template", "variables"),
+    [
+        (
+            "{{#each x}}{{#with ..}}{{/with}}{{/each}}",
+            {"x": [1] * 5000, **{f"k{n}": 1 for n in range(20_000)}},
+        ),
+        (
+            "{{#each l}}{{#ifEquals ../x ../y}}{{/ifEquals}}{{/each}}",
+            {"l": [1] * 200, "x": [[]] * 50_000, "y": [[]] * 50_000},
+        ),
+        (
+            "{{#each l}}{{#if (json ../x)}}{{/if}}{{/each}}",
+            {"l": [1] * 200, "x": [0] * 50_000},
+        ),
+    ],
+    ids=["names around", "comparing", "json"],
+)
+def test_a_step_is_counted_by_the_values_it_goes_through(template, variables):
+    assert TOO_MUCH in overrun(template, **variables)

@@ -177,3 +177,37 @@ rules = st.fixed_dictionaries(
 @given(values, rules)
 def test_what_fits_is_what_the_library_says_fits(value, schema):
     assert (check(value, schema) == []) == Draft202012Validator(schema).is_valid(value)
+
+
+TOO_MUCH = ["#: takes more than 200000 comparisons with its schema"]
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ([{"a": 1}] * 20_000, {"items": {"properties": {f"b{n}": True for n in range(500)}}}),
+        ([{"a": 1}] * 20_000, {"items": {"dependentRequired": {f"b{n}": [] for n in range(500)}}}),
+        ([[0] * 1000] * 900, {"items": {"enum": [[0] * 1001, [0] * 1000]}}),
+        ([[[0] * 300_000]], {"allOf": [{"items": {"uniqueItems": True}}] * 9}),
+        (["a" * 4000] * 1000, {"items": {"pattern": r"\w{60}"}}),
+    ],
+    ids=["properties", "dependentRequired", "enum", "uniqueItems", "pattern"],
+)
+def test_a_rule_is_counted_by_all_that_it_goes_through(value, schema):
+    assert check(value, schema) == TOO_MUCH
+
+
+def test_a_pattern_costs_its_making_once_and_not_for_each_text():
+    assert check(["ab"] * 2000, {"items": {"pattern": r"^\w{1,60}$"}}) == []
+
+
+def test_an_enum_of_many_words_is_held_against_many_values():
+    words = [f"w{n}" for n in range(200)]
+    assert check(words * 10, {"items": {"enum": words}}) == []
+
+
+def test_patterns_that_take_long_to_make_are_refused_together():
+    one = r"[\w\d\s]{0,80}"
+    assert checked_schema({"pattern": one}, what="it") == {"pattern": one}
+    many = [{"pattern": rf"[\w\d\s]{{0,{80 + n}}}"} for n in range(60)]
+    assert "its patterns are too large" in refusal({"anyOf": many})

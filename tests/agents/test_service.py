@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from sandkasten.daemon.brief_files import BriefFiles
 from sandkasten.errors import (
     AgentNotFound,
     Busy,
+    Conflict,
     InvalidAgent,
     InvalidConfiguration,
     InvalidRequest,
@@ -27,7 +29,14 @@ from sandkasten.errors import (
 from sandkasten.model.runs import AgentRunRequest, RunRow, WorkflowRunRequest
 from sandkasten.model.sandbox import CreateRequest
 from sandkasten.model.tenancy import TenantQuota
-from tests.agents.agency import DEFAULT_TENANT, FLOW, WRITER, house, played
+from tests.agents.agency import (
+    DEFAULT_TENANT,
+    FLOW,
+    WRITER,
+    house,
+    played,
+)
+from tests.models.server import Answer, Asked, Call
 
 
 @pytest.fixture
@@ -296,6 +305,30 @@ async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(hom
     await home.service.cancel(row.id, DEFAULT_TENANT)
 
 
+async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_rest(tmp_path):
+    async with house(tmp_path, stays=True) as home:
+        made_at = time.time()
+        flow = RunRow("run_" + "e" * 16, "workflow", "flow", made_at, source=FLOW)
+        flow = replace(flow, input={"text": "hang"})
+        await home.runs.begin(flow)
+        async with home.runs.claim(flow.id):
+            made = await home.engine.create(
+                CreateRequest(
+                    session_key=f"workflow:{flow.id}:default",
+                    image="bash",
+                    idle_timeout_s=PLAIN_IDLE_S,
+                )
+            )
+        # The service may have found it by itself by now.
+        with suppress(Conflict):
+            await home.service.resume(flow.id, DEFAULT_TENANT)
+        await home.step_at_work(flow)
+        [info] = await home.engine.list()
+        assert (info.id, info.idle_timeout_s) == (made.id, home.engine.policy.idle_timeout_s)
+        assert (await home.service.cancel(flow.id, DEFAULT_TENANT)).status == "cancelled"
+        assert await home.sandboxes() == []
+
+
 async def test_tools_are_called_outside_of_runs_in_a_sandbox_of_the_caller(home):
     service = home.service
     names = [one["name"] for one in service.tools("code")]
@@ -364,3 +397,59 @@ async def test_a_run_takes_no_longer_than_it_may(tmp_path):
         assert row.error is not None
         assert (row.status, row.error["code"]) == ("failed", "RUN_LIMIT_REACHED")
         assert await home.sandboxes() == []
+
+
+def _named(name: str, more: str = "") -> str:
+    return f"---\nmodel: scripted\nmetadata: {{name: {name}}}\n{more}\n---\nYou are {name}.\n"
+
+
+async def test_agents_that_all_name_one_another_are_looked_at_once_each(tmp_path):
+    names = [f"m{n}" for n in range(12)]
+    mesh = {f"agents/{one}.prompt": _named(one, f"agents: [{', '.join(names)}]") for one in names}
+    async with house(tmp_path, files=mesh, backend="memory") as home:
+        assert (await home.agent("m0", "go")).status == "completed"
+
+
+async def test_runs_that_are_asked_for_at_once_are_no_more_than_the_operator_allows(tmp_path):
+    def hang(asked: Asked) -> Answer:
+        return Answer(fault="hang")
+
+    async with house(
+        tmp_path,
+        script=hang,
+        files={"agents/p.prompt": _named("p")},
+        backend="memory",
+        SANDKASTEN_AGENTS_MAX_CONCURRENT_RUNS="3",
+    ) as home:
+        asked = [home.service.start_agent(AgentRunRequest("p", "go")) for _ in range(12)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(one, RunRow) for one in found) == 3
+        assert sum(isinstance(one, QuotaExceeded) for one in found) == 9
+        await home.service.cancel(next(o.id for o in found if isinstance(o, RunRow)), "default")
+        assert await home.service.start_agent(AgentRunRequest("p", "go"))
+
+
+async def test_agents_that_call_themselves_are_so_many_and_no_more(tmp_path):
+    def greedy(asked: Asked) -> Answer:
+        if asked.turn < 2:
+            return Answer(calls=[Call("agent_p", {"task": "more"}) for _ in range(20)])
+        return Answer(str(asked.last))
+
+    files = {"agents/p.prompt": _named("p", "agents: [p]")}
+    async with house(tmp_path, script=greedy, files=files, backend="memory") as home:
+        row = await home.agent("p", "go")
+        assert row.status == "completed"
+        assert len(await home.service.runs(DEFAULT_TENANT, limit=1000)) == 101
+        assert "have called 100 agents" in row.output
+
+
+async def test_what_an_agent_answers_can_be_written_and_read_by_everybody(tmp_path):
+    said = {"deep": "[" * 400 + "]" * 400, "huge": '{"a": 1e999}'}
+
+    def script(asked: Asked) -> Answer:
+        return Answer("{}" if "does not fit" in asked.user else said[asked.user])
+
+    files = {"agents/p.prompt": _named("p", "output: {format: json}")}
+    async with house(tmp_path, script=script, files=files, backend="memory") as home:
+        for task in said:
+            assert (await home.agent("p", task)).output == {}

@@ -63,7 +63,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "websockets": frozenset({"api"}),
     "prometheus_client": frozenset({"telemetry"}),
     "pydantic": frozenset({"api"}),
-    "pydantic_core": frozenset({"api"}),
+    "pydantic_core": frozenset({"api", "agents"}),
     "python_multipart": frozenset({"api"}),
     "starlette": frozenset({"api"}),
     "uvicorn": frozenset({"daemon"}),

@@ -98,7 +98,8 @@ class Carrier:
                     hint="look at what became of it",
                     run_id=row.id,
                 )
-            carried = Carried(row, self._runs)
+            # As it is now: somebody may have come further with it before we had the claim.
+            carried = Carried(fresh, self._runs)
             self._emit("run.started", row)
             cancelled: asyncio.CancelledError | None = None
             try:

@@ -22,6 +22,7 @@ from sandkasten.agents.loop_limits import LoopLimits, Spent
 from sandkasten.agents.loop_notes import Transcript
 from sandkasten.agents.loop_offer import Offer, offer
 from sandkasten.agents.loop_texts import (
+    MOST_LEVELS,
     arguments_of,
     complaint,
     echoed,
@@ -31,7 +32,7 @@ from sandkasten.agents.loop_texts import (
     unknown_tool,
 )
 from sandkasten.agents.rendering import render
-from sandkasten.agents.schemas import check
+from sandkasten.agents.schemas import check, deeper_than
 from sandkasten.agents.tools.answers import failure
 from sandkasten.agents.wish import SandboxWish
 from sandkasten.errors import InvalidRequest, RunFailed, RunLimitReached, SandkastenError
@@ -179,7 +180,10 @@ class AgentLoop:
         offered = await asyncio.to_thread(self._offer, agent, context.depth)
         spent.max_tokens = offered.limits.max_tokens
         transcript = Transcript(note, agent.name)
-        messages: list[Mapping[str, Any]] = list(render(agent, task, variables))
+        messages: list[Mapping[str, Any]] = list(
+            # Seconds, where a file means ill.
+            await asyncio.to_thread(render, agent, task, variables)
+        )
         for one in messages:
             await transcript.said(str(one.get("role")), one.get("content"))
         most = self._limits.conversation_chars
@@ -225,7 +229,7 @@ class AgentLoop:
                     hint="say the task in other words, or ask another model",
                     reason="refusal",
                 )
-            output, problems = _output(text, talk.agent.output_schema)
+            output, problems = await asyncio.to_thread(_output, text, talk.agent.output_schema)
             if not problems:
                 return AgentResult(output, text, talk.spent.usage)
             tries += 1
@@ -319,7 +323,12 @@ class AgentLoop:
                 "`task` is a text and `variables` is an object",
                 hint='call it again, such as {"task": "…"}',
             )
+        if deeper_than(variables, MOST_LEVELS):
+            raise InvalidRequest(
+                f"`variables` are nested deeper than {MOST_LEVELS} levels", hint="flatten them"
+            )
         # A budget below the caller's: what is spent there is spent here.
+        talk.spent.handed_on(self._limits.max_called)
         spent = Spent(talk.spent)
         spent.check()
 

@@ -32,6 +32,8 @@ class LoopLimits:
     most_timeout_s: float = 24 * 3600.0
     max_depth: int = 3
     """Agents that call one another: with 3, the third below the first can call no more."""
+    max_called: int = 100
+    """Agents that one run may call, with all that those call: each level could multiply them."""
     calls_at_once: int = 8
     answer_chars: int = 48_000
     """Of one tool's answer, as the model sees it. About 12,000 tokens."""
@@ -76,6 +78,7 @@ class Spent:
     def __init__(self, above: Spent | None = None) -> None:
         self._above = above
         self._usage = RunUsage()
+        self._agents = 0
         self.max_tokens: int | None = None
 
     @property
@@ -87,6 +90,18 @@ class Spent:
 
     def called(self, calls: int) -> None:
         self._add(RunUsage(0, calls))
+
+    def handed_on(self, most: int) -> None:
+        """Another agent is called. RunLimitReached when it would be one too many in all."""
+        if self._above is not None:
+            self._above.handed_on(most)
+        elif self._agents >= most:
+            raise RunLimitReached(
+                f"the run and those it called have called {most} agents, which is the most",
+                hint="answer with what there is, or do the rest without another agent",
+                limit="agents",
+            )
+        self._agents += 1
 
     def check(self) -> None:
         """RunLimitReached when this run, or one above it, has no tokens left to go on with."""

@@ -7,9 +7,11 @@ final answer is read as JSON, also where it stands between fences.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.agents.schemas import deeper_than
 from sandkasten.agents.tools.answers import failure
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.spelling import did_you_mean
@@ -26,6 +28,8 @@ _LEAST_KEPT: Final = 200
 _MOST_ECHOED: Final = 2000
 _MOST_DEEP: Final = 50
 _MOST_FENCES: Final = 20
+MOST_LEVELS: Final = 64
+"""Of what a model says, so that everybody who is told of it can write and read it."""
 
 
 def slug(name: str, most: int = MOST_NAME) -> str:
@@ -40,7 +44,7 @@ def arguments_of(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
     if not call.arguments.strip():
         return {}
     try:
-        found = json.loads(call.arguments, parse_constant=_refused)
+        found = json.loads(call.arguments, parse_constant=_refused, parse_float=_finite)
     except (ValueError, RecursionError) as exc:
         where = f" ({exc})" if isinstance(exc, json.JSONDecodeError) else ""
         raise InvalidRequest(
@@ -73,6 +77,13 @@ def echoed(call: ToolCall) -> dict[str, Any]:
 
 def _refused(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    found = float(digits)
+    if not math.isfinite(found):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return found
 
 
 # ---- answers of tools
@@ -131,7 +142,10 @@ def json_of(text: str) -> Any:
         if not one:
             continue
         try:
-            return json.loads(one, parse_constant=_refused)
+            found = json.loads(one, parse_constant=_refused, parse_float=_finite)
+            if not deeper_than(found, MOST_LEVELS):
+                return found
+            reason = "it is too deeply nested"
         except RecursionError:
             reason = "it is too deeply nested"
         except ValueError as exc:

@@ -70,15 +70,20 @@ class Preparing:
         render(agent, request.task, request.variables)
         return agent
 
-    def _allowed(self, agent: Agent, above: tuple[str, ...] = ()) -> None:
+    def _allowed(self, agent: Agent) -> None:
         """It and those it may call: what fails in the midst of a run costs more."""
-        if agent.wish is not None:
-            check_wish(agent.wish, self._policy)
-        self._loop.check(agent)
-        for name in agent.agents:
-            other = self._library.agent(name)
-            if other.name not in above:
-                self._allowed(other, (*above, agent.name))
+        # Each once, however many ways lead there: agents may all name one another.
+        seen, waiting = {agent.name}, [agent]
+        while waiting:
+            one = waiting.pop()
+            if one.wish is not None:
+                check_wish(one.wish, self._policy)
+            self._loop.check(one)
+            for name in one.agents:
+                other = self._library.agent(name)
+                if other.name not in seen:
+                    seen.add(other.name)
+                    waiting.append(other)
 
     def _workflow(self, request: WorkflowRunRequest) -> Prepared:
         source = request.source

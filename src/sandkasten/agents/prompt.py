@@ -52,6 +52,7 @@ AGENT_FIELDS: Final = (
     "version",
     "ext",
 )
+_MOST_NAME: Final = 100
 _INPUT_FIELDS: Final = ("schema", "default")
 _OUTPUT_FIELDS: Final = ("format", "schema")
 _FORMATS: Final = ("text", "json")
@@ -233,9 +234,9 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
 
 
 def _name(metadata: Fields, fields: Fields, file_name: str) -> str:
-    name = metadata.text("name", longest=100) or fields.text("name", longest=100)
+    name = metadata.text("name", longest=_MOST_NAME) or fields.text("name", longest=_MOST_NAME)
     name = name or file_name or "agent"
-    if not name.isprintable() or name != name.strip():
+    if len(name) > _MOST_NAME or not name.isprintable() or name != name.strip():
         raise InvalidAgent(
             f"{shown(name)} cannot be the name of an agent",
             hint="give metadata.name 1 to 100 printable characters",

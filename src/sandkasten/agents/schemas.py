@@ -1,10 +1,10 @@
 """JSON Schemas of agents and workflows: checked when they are read, and held against values.
 
 Fetches nothing: a `$ref` that leads out of its own schema is refused. Bounded whatever the schema
-and the value are: size and depth of both, and the number of rules that are tried. A `pattern` is
-matched by the engine of CEL, which takes time with the length of the text and no more; look-around
-and back references, which it has not, are refused. `format` says something to people and is not
-held.
+and the value are: size and depth of both, and the number of rules that are tried, each counted by
+what it looks at. A `pattern` is matched by an engine that takes time with the length of the text
+and with the size of what the pattern becomes, and no more; both are counted, and look-around and
+back references, which it has not, are refused. `format` says something to people and is not held.
 
 A bad schema is InvalidRequest, or the class that the caller names. A value that does not fit is no
 error but a list of short texts, each with the JSON pointer to the place.
@@ -13,14 +13,16 @@ error but a list of short texts, each with the JSON pointer to the place.
 from __future__ import annotations
 
 import json
+import time
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-import cel
 from jsonschema import exceptions, validators
 from jsonschema.validators import Draft202012Validator
+from pydantic_core import SchemaError, SchemaValidator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -36,12 +38,18 @@ MAX_SCHEMA_BYTES: Final = 64 * 1024
 MAX_VALUE_BYTES: Final = 4 * 1024 * 1024
 MAX_DEPTH: Final = 64
 MAX_RULES: Final = 200_000
-"""A rule takes some 5 µs."""
+_RULE_S: Final = 5e-6
 MAX_PROBLEMS: Final = 10
 
+MAX_PATTERNS_S: Final = 0.25
+r"""Processor time that the patterns of one schema may take to be made. `\w{50}` takes 10 ms."""
+
 _PATTERN_COST: Final = 50
+# Names and values that a rule goes through cost less than a rule each.
+_SHARE: Final = 4
+# Measured: the worst took 10 rules for each character and second of making the pattern.
+_MATCH_COST: Final = 20.0
 _left: ContextVar[int] = ContextVar("rules_left", default=MAX_RULES)
-_matches: Final = cel.compile("text.matches(pattern)")
 
 
 class _TooMuch(Exception):
@@ -108,17 +116,29 @@ def _validator(text: str) -> Any:
     schema = json.loads(text)
     if deeper_than(schema, MAX_DEPTH):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-    _check_rules(schema, schema)
+    _check_rules(schema, schema, _Making())
     # No formats: it would try the patterns with the library's engine.
     Draft202012Validator.check_schema(schema, format_checker=None)  # type: ignore[arg-type]
     return _Bounded(schema, registry=_NOTHING)
 
 
-def _check_rules(schema: Any, root: Any) -> None:
+@dataclass(slots=True)
+class _Making:
+    """What the patterns of one schema have taken so far."""
+
+    seconds: float = 0.0
+
+    def take(self, pattern: str) -> None:
+        self.seconds += _pattern_of(pattern).seconds
+        if self.seconds > MAX_PATTERNS_S:
+            raise ValueError(f"its patterns are too large, with {shown(pattern)}")
+
+
+def _check_rules(schema: Any, root: Any, making: _Making) -> None:
     """References lead somewhere inside; patterns are ones that the engine has."""
     if isinstance(schema, list):
         for one in schema:
-            _check_rules(one, root)
+            _check_rules(one, root, making)
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
@@ -128,11 +148,11 @@ def _check_rules(schema: Any, root: Any) -> None:
             # The library goes through the whole schema again for each, uncounted.
             raise ValueError(f"{key} is not taken")
         if key == "pattern" and isinstance(value, str):
-            _matched(value, "")
+            making.take(value)
         if key == "patternProperties" and isinstance(value, dict):
             for pattern in value:
-                _matched(pattern, "")
-        _check_rules(value, root)
+                making.take(pattern)
+        _check_rules(value, root, making)
 
 
 def _check_reference(reference: str, root: Any) -> None:
@@ -151,11 +171,31 @@ def _check_reference(reference: str, root: Any) -> None:
             raise ValueError(f"the reference {shown(reference)} leads nowhere")
 
 
-def _matched(pattern: str, text: str) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    engine: SchemaValidator
+    seconds: float
+    """Processor time that it took to make, which goes with its size."""
+
+
+# Each may hold some megabytes.
+@lru_cache(maxsize=32)
+def _pattern_of(pattern: str) -> _Pattern:
+    began = time.thread_time()
     try:
-        return bool(_matches.execute({"text": text, "pattern": pattern}))
-    except RuntimeError as exc:
+        engine = SchemaValidator({"type": "str", "pattern": pattern})
+    except (SchemaError, ValueError) as exc:
         raise ValueError(f"the pattern {shown(pattern)} cannot be used") from exc
+    return _Pattern(engine, time.thread_time() - began)
+
+
+def _matched(pattern: str, text: str) -> bool:
+    known = _pattern_of.cache_info().misses
+    made = _pattern_of(pattern)
+    if _pattern_of.cache_info().misses != known:
+        _take(int(made.seconds / _RULE_S))
+    _take(_PATTERN_COST + int(_MATCH_COST * made.seconds * len(text)))
+    return made.engine.isinstance_python(text)
 
 
 def _take(rules: int) -> None:
@@ -165,16 +205,31 @@ def _take(rules: int) -> None:
     _left.set(left)
 
 
+def _breadth(value: Any) -> int:
+    """What a rule goes through that names many: properties, required, enum, …"""
+    return len(value) // _SHARE if isinstance(value, dict | list) else 0
+
+
+def _compared(rule: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    """For `const` and `enum`, which go through all that lies in their values."""
+
+    def comparing(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if isinstance(instance, dict | list):
+            _take(parts(value, _left.get() * _SHARE) // _SHARE)
+        yield from rule(validator, value, instance, schema) or ()
+
+    return comparing
+
+
 def _counted(rule: Callable[..., Any], cost: int) -> Callable[..., Iterator[Any]]:
     def counting(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        _take(cost)
+        _take(cost + _breadth(value))
         yield from rule(validator, value, instance, schema) or ()
 
     return counting
 
 
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Any]:
-    _take(_PATTERN_COST)
     if isinstance(instance, str) and not _matched(pattern, instance):
         yield exceptions.ValidationError("does not match the pattern")
 
@@ -186,7 +241,6 @@ def _pattern_properties(
         return
     for pattern, inner in patterns.items():
         for key, value in instance.items():
-            _take(_PATTERN_COST)
             if _matched(pattern, key):
                 yield from validator.descend(value, inner, path=key, schema_path=pattern)
 
@@ -197,7 +251,7 @@ def _additional(validator: Any, allowed: Any, instance: Any, schema: Any) -> Ite
         return
     patterns = schema.get("patternProperties", {})
     for key, value in instance.items():
-        _take(1 + _PATTERN_COST * len(patterns))
+        _take(1)
         if key in schema.get("properties", {}) or any(_matched(one, key) for one in patterns):
             continue
         if allowed is False:
@@ -210,7 +264,7 @@ def _unique(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[Any]:
     """The library's own compares each with each."""
     if not wanted or not isinstance(instance, list):
         return
-    _take(len(instance))
+    _take(parts(instance, _left.get() + 1))
     seen = {json.dumps(_plain(one), sort_keys=True) for one in instance}
     if len(seen) < len(instance):
         yield exceptions.ValidationError("has an entry twice")
@@ -227,13 +281,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_RULES: Final[dict[str, Any]] = dict(Draft202012Validator.VALIDATORS)
 _OWN: Final[dict[str, Callable[..., Any]]] = {
+    "const": _compared(_RULES["const"]),
+    "enum": _compared(_RULES["enum"]),
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional,
     "uniqueItems": _unique,
 }
-_RULES: Final[dict[str, Any]] = dict(Draft202012Validator.VALIDATORS)
 _Bounded: Final[Any] = validators.extend(  # type: ignore[no-untyped-call]
     Draft202012Validator,
     {
@@ -243,6 +299,17 @@ _Bounded: Final[Any] = validators.extend(  # type: ignore[no-untyped-call]
 )
 # Without a way to retrieve anything; the library's own would open addresses.
 _NOTHING: Final[Registry[Any]] = Registry()
+
+
+def parts(value: Any, most: int) -> int:
+    """How many values plain data holds, itself among them; counted no further than `most`."""
+    here, found = [value], 1
+    while here and found <= most:
+        one = here.pop()
+        if isinstance(one, dict | list):
+            found += len(one)
+            here.extend(one.values() if isinstance(one, dict) else one)
+    return found
 
 
 def deeper_than(value: Any, levels: int) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
@@ -37,7 +37,7 @@ from sandkasten.model.runs import RunEvent, RunRow, RunStatus, new_run_id
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from sandkasten.agents.chat_settings import Models
     from sandkasten.agents.library import Library
@@ -90,6 +90,10 @@ class AgentService:
         self._toolbox = toolbox
         self._clock = clock
         self._rules = rules or ServiceRules()
+        policy = engine.policy
+        self._idle_timeout_s = (
+            min(policy.ttl_s, policy.idle_timeout_s) if self._rules.stays else PLAIN_IDLE_S
+        )
         self._carrier = Carrier(runs, self._clean, clock, events)
         self._working = Working(
             runs=runs,
@@ -105,6 +109,7 @@ class AgentService:
         self._preparing = Preparing(library, self._working.loop, engine.policy)
         self._leftovers = Leftovers(engine, runs)
         self._upkeep: asyncio.Task[None] | None = None
+        self._starting = 0
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -151,7 +156,10 @@ class AgentService:
     # ---- runs
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
-        self._check_room()
+        with self._room():
+            return await self._start_agent(request)
+
+    async def _start_agent(self, request: AgentRunRequest) -> RunRow:
         agent = await self._preparing.agent(request)
         row = RunRow(
             id=new_run_id(),
@@ -162,6 +170,7 @@ class AgentService:
             input={"task": request.task, "variables": dict(request.variables)},
             key_id=request.key_id,
             quota=request.quota,
+            files=request.files,
             source=agent.source,
         )
         await self._runs.begin(row)
@@ -169,7 +178,10 @@ class AgentService:
         return row
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
-        self._check_room()
+        with self._room():
+            return await self._start_workflow(request)
+
+    async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
         prepared = await self._preparing.workflow(request)
         row = RunRow(
             id=new_run_id(),
@@ -180,6 +192,7 @@ class AgentService:
             input=request.input,
             key_id=request.key_id,
             quota=request.quota,
+            files=request.files,
             source=prepared.source,
         )
         await self._runs.begin(row)
@@ -225,8 +238,9 @@ class AgentService:
         if row.kind != "workflow" or row.ended:
             what = "has ended" if row.ended else "is no workflow run"
             raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
-        self._check_room()
-        if not await self._resumed(row):
+        with self._room():
+            resumed = await self._resumed(row)
+        if not resumed:
             raise Conflict(
                 f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
             )
@@ -276,6 +290,7 @@ class AgentService:
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
     ) -> Mapping[str, Any]:
@@ -284,6 +299,7 @@ class AgentService:
             agent_run_id=f"client-{session}",
             agent_name="client",
             tenant=tenant,
+            key_id=key_id,
             quota=quota,
             wish=SandboxWish(
                 mode="compute" if name == "sandbox_run" else "code", image=image, runtime=runtime
@@ -347,6 +363,9 @@ class AgentService:
         # Nothing is awaited between the look and the start: two who ask at once begin it once.
         if self._working.has(row.id):
             return False
+        # Whoever made its sandboxes may have been of the other kind of process.
+        with suppress(SandkastenError):
+            await self._leftovers.adopt(row.id, self._idle_timeout_s)
         self._working.resume(fresh)
         return True
 
@@ -403,12 +422,19 @@ class AgentService:
             told = {"run": row.id, "sandbox": the_id, "why": why.code}
             log.warning("run.sandbox_left", extra={"sandkasten": told})
 
-    def _check_room(self) -> None:
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """A place among those that run, from before it is asked for until the run has it."""
         if self._closed:
             raise Busy("no new runs are begun here, it is shutting down", hint="try again")
-        if self._working.tops >= self._rules.max_concurrent:
+        if self._working.tops + self._starting >= self._rules.max_concurrent:
             raise QuotaExceeded(
                 f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
                 hint="wait for one to end, or raise agents.max_concurrent_runs",
                 quota="runs",
             )
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1

@@ -38,6 +38,7 @@ from dotpromptz_handlebars import (
 )
 from dotpromptz_handlebars._render import compile_template, render_program
 
+from sandkasten.agents.schemas import parts
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -56,6 +57,9 @@ MAX_TAG_CHARACTERS: Final = 4096
 # Each level is five frames of Python deep, and the caller stands on some already.
 MAX_DEPTH: Final = 40
 _MAX_INDENT: Final = 8
+# So many values are gone through, and so many names of a mapping copied, in the time of a step.
+_PARTS: Final = 32
+_NAMES: Final = 512
 
 ROLES: Final = {
     "system": "system",
@@ -255,7 +259,13 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         budget.take(args[0], args[1])
         return ""
 
+    def weigh(value: Any) -> None:
+        """What goes through all that lies in a list or a mapping, pays for it before."""
+        if isinstance(value, dict | list):
+            budget.take(parts(value, budget.steps * _PARTS) // _PARTS, 0)
+
     def show(args: list[Any], _: HelperOptions) -> SafeString:
+        weigh(args[0])
         text = as_text(args[0])
         budget.take(1 + len(text) // 4096, len(text))
         return SafeString(text)
@@ -264,6 +274,7 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         indent = options.hash_value("indent") or 0
         if isinstance(indent, bool) or not isinstance(indent, int) or indent > _MAX_INDENT:
             raise ValueError(f"the indent of json is a number up to {_MAX_INDENT}")
+        weigh(args[0] if args else None)
         separators = None if indent else (",", ":")
         text = json.dumps(
             args[0] if args else None,
@@ -288,10 +299,20 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         if len(args) < 2:
             raise ValueError("ifEquals and unlessEquals take two values")
         # Comparing goes through both as far as they are alike.
-        budget.take(1 + len(as_text(args[0])) // 32, 0)
+        weigh(args[0])
+        budget.take(1 + (len(args[0]) // 4096 if isinstance(args[0], str) else 0), 0)
         return bool(args[0] == args[1])
 
-    return {
+    def paid(helper: Helper) -> Helper:
+        def call(args: list[Any], options: HelperOptions) -> Any:
+            # The engine copies the mapping that a helper stands in, for each call.
+            if isinstance(options.context, dict):
+                budget.take(len(options.context) // _NAMES, 0)
+            return helper(args, options)
+
+        return call
+
+    known: dict[str, Helper] = {
         _COUNT: count,
         _SHOW: show,
         "json": as_json,
@@ -303,6 +324,7 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         "unlessEquals": lambda args, o: o.inverse() if same(args) else o.fn(),
         "lookup": lambda args, _: _looked_up(args),
     }
+    return {name: paid(helper) for name, helper in known.items()}
 
 
 def _looked_up(args: list[Any]) -> Any:

@@ -40,7 +40,10 @@ class Runs(Protocol):
         limit: int = 100,
         before: str | None = None,
     ) -> Sequence[RunRow]:
-        """Newest first (created_at, then id); `before` is the last id of the page before."""
+        """Newest first (created_at, then id); `before` is the last id of the page before.
+
+        A page may be shorter than `limit` where its rows are large; only an empty one is the end.
+        """
         ...
 
     async def note(self, run_id: str, type: str, data: Mapping[str, Any]) -> RunEvent: ...
@@ -119,6 +122,7 @@ class Agents(Protocol):
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
     ) -> Mapping[str, Any]:

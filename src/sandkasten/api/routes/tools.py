@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sandkasten.api.call import Call
 
 
-_OF_THE_STORE: Final = frozenset({"sandbox_stage_file", "sandbox_publish_file"})
+# Besides the scope of sessions they take that of files, as the routes for the same do.
+_OF_THE_STORE: Final = ("sandbox_stage_file", "sandbox_publish_file")
 
 
 class ToolsQuery(Query):
@@ -55,7 +56,7 @@ class ToolAnswer(Answer):
 
 async def tools(call: Call) -> Response:
     mode = call.query(ToolsQuery).mode
-    found = [dict(one) for one in agents_of(call).tools(mode)]
+    found = [dict(one) for one in (await agents_of(call)).tools(mode)]
     return answer({"tools": found, "count": len(found), "mode": mode})
 
 
@@ -63,12 +64,13 @@ async def call_tool(call: Call) -> Response:
     if call.path("name") in _OF_THE_STORE:
         require(call.principal, "files")
     body = await call.body(ToolBody)
-    work = agents_of(call).call_tool(
+    work = (await agents_of(call)).call_tool(
         call.path("name"),
         body.arguments,
         tenant=call.principal.tenant,
         session=body.session,
         quota=call.principal.quota,
+        key_id=call.principal.key_id,
         image=body.image,
         runtime=body.runtime,
     )

@@ -34,6 +34,7 @@ from sandkasten.images.packages.npm_unpack import LOOK, UNPACK
 from sandkasten.images.packages.pip import GIVEN, MADE, failed_inside
 from sandkasten.images.packages.rules import address
 from sandkasten.images.packages.shelf import settle
+from sandkasten.images.packages.threads import calling_off
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -91,17 +92,7 @@ async def install(
     """The directory of the sandbox that has the packages now."""
     machine = await _look(site)
     errand = Errand(Patience(attempts=3, whole_s=timeout_s))
-    fetching = asyncio.ensure_future(
-        asyncio.to_thread(_fetch, specs, machine, given, rules, environ, errand)
-    )
-    try:
-        await asyncio.shield(fetching)
-    except asyncio.CancelledError:
-        # The thread writes below a directory that goes next.
-        errand.called_off.set()
-        await asyncio.wait({fetching})
-        fetching.exception()
-        raise
+    await calling_off(errand.called_off.set, _fetch, specs, machine, given, rules, environ, errand)
     result = await site.run(
         ("node", "-e", UNPACK, GIVEN, MADE), env={"NODE_OPTIONS": ""}, timeout_s=timeout_s
     )

@@ -25,9 +25,9 @@ from sandkasten.errors import (
 )
 from sandkasten.images.buildcache import build_key
 from sandkasten.images.disk import translated
-from sandkasten.images.packages import npm, pip
 from sandkasten.images.packages.rules import address
 from sandkasten.images.packages.shelf import Shelf
+from sandkasten.images.packages.threads import to_the_end
 from sandkasten.images.unpack import Caps, unpack_layer
 from sandkasten.model.packages import (
     MOUNT_PREFIX,
@@ -113,8 +113,10 @@ class Provisioner:
             return await asyncio.to_thread(lambda: self._rules.pip_source)
         if self._rules.npm_registry is None:
             # Once for this process: a daemon does not follow a file that is not its own.
+            from sandkasten.images.packages import npm
+
             await asyncio.to_thread(self._shelf.prepare)
-            with self._shelf.scratch() as scratch:
+            async with self._shelf.scratch() as scratch:
                 found = await npm.configured_registry(scratch, self._environ)
             self._rules = replace(self._rules, npm_registry=found)
         return [address(self._rules.npm_registry or "")]
@@ -146,17 +148,20 @@ class Provisioner:
         image: Image,
         backend: str,
     ) -> None:
+        # Here: most processes never install anything, and need not wait for what that takes.
+        from sandkasten.images.packages import npm, pip
+
         if self.sites is None:
             raise UnsupportedByBackend("packages cannot be installed here", hint="use an image")
-        await asyncio.to_thread(self._shelf.sweep)
+        await to_the_end(self._shelf.sweep)
         ends_at = time.monotonic() + self._rules.timeout_s
-        with self._shelf.scratch() as scratch:
+        async with self._shelf.scratch() as scratch:
             given, made = scratch / "given", scratch / "made"
             given.mkdir()
             (made / "tree").mkdir(parents=True)
             mounts = [HostMount(os.fspath(given), pip.GIVEN)]
             if ecosystem == "pip":
-                tool = await asyncio.to_thread(pip.tool, self._shelf)
+                tool = await to_the_end(pip.tool, self._shelf)
                 mounts.append(HostMount(os.fspath(tool), pip.TOOL))
             disk = self._rules.max_bytes
             async with self.sites.open(image, backend, tuple(mounts), disk_bytes=disk) as site:
@@ -165,13 +170,13 @@ class Provisioner:
                 path = await work(specs, site, given, self._rules, self._environ, left_s)
                 archive = scratch / "made.tar"
                 await self._receive(site.tar(path), archive, specs)
-            await asyncio.to_thread(shutil.rmtree, given)
+            await to_the_end(shutil.rmtree, given)
             need = archive.stat().st_size
             in_use = await self._in_use()
-            await asyncio.to_thread(self._shelf.make_room, need, in_use)
-            await asyncio.to_thread(_unpack, archive, made / "tree", self._rules.max_bytes)
+            await to_the_end(self._shelf.make_room, need, in_use)
+            await to_the_end(_unpack, archive, made / "tree", self._rules.max_bytes)
             about: dict[str, object] = {"packages": list(specs), "image": image.name}
-            await asyncio.to_thread(self._shelf.put, key, made, about)
+            await to_the_end(self._shelf.put, key, made, about)
 
     async def _receive(
         self, data: AsyncIterator[bytes], archive: Path, specs: tuple[str, ...]
@@ -187,7 +192,7 @@ class Provisioner:
                         hint="ask for less, or raise packages.max_bytes",
                         packages=list(specs),
                     )
-                await asyncio.to_thread(file.write, piece)
+                await to_the_end(file.write, piece)
 
     async def _in_use(self) -> frozenset[str]:
         names = frozenset() if self.sites is None else await self.sites.mounted()
