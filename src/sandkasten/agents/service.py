@@ -360,12 +360,12 @@ class AgentService:
             if fresh is None or fresh.ended:
                 return False
             await self._settle_below(fresh)
+            # Whoever made its sandboxes may have been of the other kind of process.
+            with suppress(SandkastenError):
+                await self._leftovers.adopt(row.id, self._idle_timeout_s)
         # Nothing is awaited between the look and the start: two who ask at once begin it once.
         if self._working.has(row.id):
             return False
-        # Whoever made its sandboxes may have been of the other kind of process.
-        with suppress(SandkastenError):
-            await self._leftovers.adopt(row.id, self._idle_timeout_s)
         self._working.resume(fresh)
         return True
 
