@@ -275,6 +275,26 @@ async def test_what_a_dead_process_left_is_settled_and_its_sandboxes_go(tmp_path
         assert [row and row.status for row in found] == ["completed", "lost", "running"]
 
 
+@pytest.mark.parametrize("how", ["resume", "cancel"])
+async def test_who_takes_up_a_dead_processs_workflow_settles_what_was_below_it(home, how):
+    flow = RunRow("run_" + "a" * 16, "workflow", "flow", 1.0, input={"text": "abc"}, source=FLOW)
+    step = RunRow(
+        "run_" + "b" * 16, "agent", "writer", 1.0, parent_id=flow.id, workflow_run_id=flow.id
+    )
+    other = RunRow("run_" + "c" * 16, "agent", "writer", 1.0)
+    for row in (flow, step, other):
+        await home.runs.begin(row)
+        await home.engine.create(CreateRequest(session_key=f"agent:{row.id}:default"))
+    await getattr(home.service, how)(flow.id, DEFAULT_TENANT)
+    await home.ended(flow)
+    found = await home.runs.get(step.id)
+    assert found is not None
+    assert found.status == "lost"
+    assert f"agent:{step.id}:default" not in await home.sandboxes()
+    # Not its own, and perhaps at work elsewhere.
+    assert f"agent:{other.id}:default" in await home.sandboxes()
+
+
 async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(home):
     row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
     await home.heard(row, "tool.answered")

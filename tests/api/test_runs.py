@@ -11,7 +11,7 @@ from sandkasten import SandboxClient, sync
 from sandkasten.errors import AgentNotFound, RunNotFound, UnsupportedByBackend
 from sandkasten.store.memory import MemoryJournal
 from tests.agents.agency import FLOW, WRITER, house
-from tests.api.booked import booked, new_key
+from tests.api.booked import AS_OPERATOR, booked, new_key
 from tests.api.serving import serving
 from tests.models.server import Answer, Asked, Call
 
@@ -314,3 +314,30 @@ THEFT = """id: t
 steps:
   - {id: take, type: agent, agent: thief, task: go}
 """
+
+
+async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path):
+    async with (
+        house(tmp_path, backend="memory") as home,
+        booked(home.engine, tmp_path / "books", agents=home.service) as daemon,
+    ):
+        tenant = await new_key(daemon, tenant="a", scopes=["sessions"])
+        for path in ("/agents", "/agents/writer", "/workflows", "/workflows/flow"):
+            theirs = await daemon.ask("GET", path, headers=tenant)
+            assert str(tmp_path).encode() not in theirs.raw, path
+            assert b'"path":"' in theirs.raw
+            ours = await daemon.ask("GET", path, headers=AS_OPERATOR)
+            assert str(tmp_path).encode() in ours.raw, path
+
+
+async def test_a_list_says_that_there_is_more_also_where_runs_are_large(tmp_path):
+    async with (
+        house(tmp_path, backend="memory") as home,
+        serving(home.engine, agents=home.service) as daemon,
+    ):
+        for _ in range(9):
+            await home.agent("plain", "x" * 1_000_000, variables={"word": "x"})
+        first = (await daemon.ask("GET", "/runs")).json
+        assert 0 < first["count"] < 9
+        rest = (await daemon.ask("GET", f"/runs?before={first['next']}")).json
+        assert (first["count"] + rest["count"], rest["next"]) == (9, None)

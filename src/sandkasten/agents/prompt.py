@@ -52,6 +52,7 @@ AGENT_FIELDS: Final = (
     "version",
     "ext",
 )
+_MOST_NAME: Final = 100
 _INPUT_FIELDS: Final = ("schema", "default")
 _OUTPUT_FIELDS: Final = ("format", "schema")
 _FORMATS: Final = ("text", "json")
@@ -203,6 +204,8 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
     if "sandbox" in fields.values:
         wish, strange = parse_sandbox(fields.values["sandbox"])
         warnings += strange
+    if not parts.template.strip():
+        warnings.append("the template is empty: the model is told the task and nothing else")
     return Agent(
         name=_name(metadata, fields, name),
         template=parts.template,
@@ -231,9 +234,9 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
 
 
 def _name(metadata: Fields, fields: Fields, file_name: str) -> str:
-    name = metadata.text("name", longest=100) or fields.text("name", longest=100)
+    name = metadata.text("name", longest=_MOST_NAME) or fields.text("name", longest=_MOST_NAME)
     name = name or file_name or "agent"
-    if not name.isprintable() or name != name.strip():
+    if len(name) > _MOST_NAME or not name.isprintable() or name != name.strip():
         raise InvalidAgent(
             f"{shown(name)} cannot be the name of an agent",
             hint="give metadata.name 1 to 100 printable characters",
@@ -255,7 +258,8 @@ def _schema(fields: Fields) -> dict[str, Any] | None:
         except (ValueError, TypeError, AttributeError, LookupError) as exc:
             raise InvalidAgent(
                 f"{path} is neither a JSON Schema nor Picoschema: {str(exc)[:200]}",
-                hint="write `name: string, what it is`, or a mapping with type and properties",
+                hint="write `name: string, what it is`, or a mapping with type and properties; "
+                "types are string, number, integer, boolean, null, any",
                 field=path,
             ) from exc
     if isinstance(said, dict) and said.get("type") == "any":

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from sandkasten.agents.carrying import Carrier
 from sandkasten.agents.context import RunContext
@@ -33,7 +33,8 @@ from sandkasten.errors import (
     RunNotFound,
     SandkastenError,
 )
-from sandkasten.model.runs import RunEvent, RunRow, new_run_id
+from sandkasten.model.runs import RunEvent, RunRow, RunStatus, new_run_id
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -195,13 +196,16 @@ class AgentService:
             source=prepared.source,
         )
         await self._runs.begin(row)
-        self._working.start_workflow(row, prepared.workflow)
+        self._working.start_workflow(row, prepared.workflow, prepared.warnings)
         return row
 
     async def run(self, run_id: str, tenant: str) -> RunRow:
         row = await self._runs.get(run_id)
         if row is None or row.tenant != tenant:
-            raise RunNotFound("no run has that id", hint="GET /runs lists those there are")
+            raise RunNotFound(
+                "no run has that id",
+                hint="sandkasten agent runs, or GET /runs, lists those there are",
+            )
         return row
 
     async def runs(
@@ -213,6 +217,12 @@ class AgentService:
         limit: int = 100,
         before: str | None = None,
     ) -> Sequence[RunRow]:
+        if status is not None and status not in get_args(RunStatus):
+            raise InvalidRequest(
+                f"there is no status {shown(status)} of a run",
+                hint="say running, completed, failed, cancelled or lost",
+                field="status",
+            )
         return await self._runs.list(tenant, kind=kind, status=status, limit=limit, before=before)
 
     async def cancel(self, run_id: str, tenant: str) -> RunRow:
@@ -349,6 +359,8 @@ class AgentService:
             fresh = await self._runs.get(row.id)
             if fresh is None or fresh.ended:
                 return False
+            await self._settle_below(fresh)
+        # Nothing is awaited between the look and the start: two who ask at once begin it once.
         if self._working.has(row.id):
             return False
         # Whoever made its sandboxes may have been of the other kind of process.
@@ -356,6 +368,18 @@ class AgentService:
             await self._leftovers.adopt(row.id, self._idle_timeout_s)
         self._working.resume(fresh)
         return True
+
+    async def _settle_below(self, flow: RunRow) -> None:
+        """A step that was at work is done again, in a new run; nobody comes back for the old."""
+        before: str | None = None
+        while rows := await self._runs.list(
+            flow.tenant, kind="agent", status="running", before=before
+        ):
+            before = rows[-1].id
+            for row in rows:
+                if row.workflow_run_id == flow.id and not self._working.has(row.id):
+                    with suppress(SandkastenError):
+                        await self._settle(row)
 
     async def _abandon(self, row: RunRow) -> None:
         """Cancel one that no living process works on."""
@@ -374,6 +398,8 @@ class AgentService:
                 now = self._clock.now()
                 ended = replace(fresh, status="cancelled", ended_at=now, error=told)
                 await self._carrier.conclude(ended)
+        if row.kind == "workflow":
+            await self._settle_below(row)
 
     async def _look_after(self) -> None:
         while True:

@@ -44,7 +44,7 @@ LOOK_EVERY_S: Final = 0.2
 _MARKS: Final = 16
 _MARKED_RUNS: Final = 1000
 # Of one page: inputs and outputs may be large, and a page is in memory.
-_PAGE_BYTES: Final = 32 << 20
+_PAGE_BYTES: Final = 8 << 20
 # A directory without a row is one that is being made, unless it is as old as this.
 _MADE_WITHIN_S: Final = 300.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from sandkasten.agents.tools.sessions import MOST_SANDBOXES
 from sandkasten.agents.wish import SandboxWish
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox import CreateRequest
@@ -193,3 +194,17 @@ async def test_two_that_finish_a_run_at_once_do_not_hinder_each_other(desk):
     both = await asyncio.gather(*(desk.toolbox.finish("agent", "run_a") for _ in range(2)))
     assert [one.failed for one in both] == [(), ()]
     assert await ids(desk) == []
+
+
+async def test_a_run_has_so_many_sandboxes_whatever_names_a_model_says(memory_desk):
+    desk = memory_desk
+    asked = [desk.call("open", session_key=f"n{n}") for n in range(MOST_SANDBOXES + 8)]
+    answers = await asyncio.gather(*asked)
+    refused = [one for one in answers if one.get("ok") is False]
+    assert len(await ids(desk)) == MOST_SANDBOXES == len(answers) - len(refused)
+    assert {one["code"] for one in refused} == {"QUOTA_EXCEEDED"}
+    again = next(one for one in answers if "sandbox_id" in one)
+    assert (await desk.call("open", session_key=again["session_key"]))["created"] is False
+    assert (await desk.within(agent_run_id="run_b").call("open"))["created"]
+    await desk.call("close", sandbox_id=again["sandbox_id"])
+    assert (await desk.call("open", session_key="last"))["created"]

@@ -8,6 +8,7 @@ or of none at all answers SESSION_NOT_FOUND in the same words. What was opened f
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -17,6 +18,7 @@ from sandkasten.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
+    QuotaExceeded,
     SandboxLost,
     SandkastenError,
     SessionExpired,
@@ -26,6 +28,8 @@ from sandkasten.model.ids import sandbox_id
 from sandkasten.model.scoping import SessionKey, is_legacy, parse_session_key
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from sandkasten.agents.context import RunContext
     from sandkasten.agents.wish import SandboxWish
     from sandkasten.engine.engine import Engine
@@ -39,6 +43,8 @@ _Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...
 # Sandboxes remembered beside the ledger, each a few hundred bytes; the oldest is forgotten.
 _REMEMBERED: Final = 10_000
 _AT_ONCE: Final = 8
+MOST_SANDBOXES: Final = 32
+"""Of one run at a time; the agents that a workflow or an agent calls are runs of their own."""
 # A call that was on its way when a run ended can still open one; nobody makes so many in turn.
 _PASSES: Final = 3
 
@@ -74,6 +80,8 @@ class Sessions:
         self._files = files
         self._known: dict[tuple[str, str], _Known] = {}
         """By tenant and key, as it was when it was last used here."""
+        self._making: dict[tuple[str, str, str], set[str]] = {}
+        """Of each run, what is on its way and not in the ledger yet."""
 
     async def open(
         self, context: RunContext, *, key: SessionKey | None = None, image: str | None = None
@@ -86,7 +94,8 @@ class Sessions:
             found = await self._alive(before.id, str(the_key))
             if found is not None:
                 return Place(found)
-        info = await self._made(context, the_key, image)
+        async with self._room(context.tenant, the_key):
+            info = await self._made(context, the_key, image)
         self._remember(info, kind)
         if before is not None and before.id != info.id:
             return Place(
@@ -186,6 +195,30 @@ class Sessions:
         except (NotFound, SandboxLost):
             return None
         return info if info.status in ("running", "paused") and info.session_key == key else None
+
+    @asynccontextmanager
+    async def _room(self, tenant: str, key: SessionKey) -> AsyncIterator[None]:
+        """QuotaExceeded where a run would have too many: names cost a model nothing."""
+        run = (key.namespace, key.id)
+        making = self._making.setdefault((tenant, *run), set())
+        making.add(str(key))
+        try:
+            there = {
+                str(info.session_key)
+                for info in await self._engine.list(tenant=tenant)
+                if _run_of(info) == run
+            }
+            if str(key) not in there and len(there | making) > MOST_SANDBOXES:
+                raise QuotaExceeded(
+                    f"this run has {MOST_SANDBOXES} sandboxes, which is the most",
+                    hint="use one that is there, or close one with sandbox_close",
+                    quota="sandboxes of a run",
+                )
+            yield
+        finally:
+            making.discard(str(key))
+            if not making:
+                self._making.pop((tenant, *run), None)
 
     async def _made(self, context: RunContext, key: SessionKey, image: str | None) -> Info:
         wish, policy = context.wish, self._engine.policy

@@ -126,7 +126,7 @@ class Toolbox:
         spec = TOOLS.get(name) if isinstance(name, str) else None
         # Compute is in code mode no more than what code mode can do.
         if spec is None or (spec.mode == "code" and context.wish.mode != "code"):
-            offered = [one.name for one in self.specs(context.wish)]
+            offered = {one.name for one in self.specs(context.wish)} | {"sandbox_run"}
             raise InvalidRequest(
                 f"there is no tool named {shown(str(name))} here",
                 hint=did_you_mean(str(name), offered),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.call import Call
-    from sandkasten.model.runs import RunKind
+    from sandkasten.model.runs import Definition, RunKind
     from sandkasten.ports.running import Agents
 
 
@@ -197,22 +197,22 @@ async def _stream(agents: Agents, the_id: str, tenant: str, since: int) -> Async
 
 
 async def agents(call: Call) -> Response:
-    found = await (await agents_of(call)).definitions("agent")
+    found = [_shown(call, one) for one in await (await agents_of(call)).definitions("agent")]
     return answer({"agents": [definition_fields(one) for one in found], "count": len(found)})
 
 
 async def workflows(call: Call) -> Response:
-    found = await (await agents_of(call)).definitions("workflow")
+    found = [_shown(call, one) for one in await (await agents_of(call)).definitions("workflow")]
     return answer({"workflows": [definition_fields(one) for one in found], "count": len(found)})
 
 
 async def agent(call: Call) -> Response:
-    found = await (await agents_of(call)).definition("agent", call.path("name"))
+    found = _shown(call, await (await agents_of(call)).definition("agent", call.path("name")))
     return answer(definition_fields(found, whole=True))
 
 
 async def workflow(call: Call) -> Response:
-    found = await (await agents_of(call)).definition("workflow", call.path("name"))
+    found = _shown(call, await (await agents_of(call)).definition("workflow", call.path("name")))
     return answer(definition_fields(found, whole=True))
 
 
@@ -228,6 +228,13 @@ async def check_workflow(call: Call) -> Response:
     return answer(definition_fields(found, whole=True))
 
 
+def _shown(call: Call, found: Definition) -> Definition:
+    """Where the files of this machine lie is for its operator to know."""
+    if call.principal.may("admin"):
+        return found
+    return replace(found, path=found.path.rpartition("/")[2])
+
+
 async def _run(call: Call) -> RunRow:
     return await (await agents_of(call)).run(call.path("run_id"), call.principal.tenant)
 
@@ -235,7 +242,10 @@ async def _run(call: Call) -> RunRow:
 async def _workflow_run(call: Call) -> RunRow:
     row = await _run(call)
     if row.kind != "workflow":
-        raise RunNotFound("no workflow run has that id", hint="GET /workflow-runs lists them")
+        raise RunNotFound(
+            "no workflow run has that id",
+            hint="sandkasten workflow runs, or GET /workflow-runs, lists them",
+        )
     return row
 
 
