@@ -15,8 +15,10 @@ RUNNER_SOURCES := $(shell find runner \( -name target -o -name build \) -prune -
 export BASE OFFLINE
 # A host's own settings must not leak into what is tested.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
+# Hundreds of programs are started by the tests; each would compile all it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents test test-long bench lint fmt wheel image images lock clean packages packages-test packages-bench lint-python lint-rust
+.PHONY: help setup dev demo demo-agents test test-long bench lint fmt wheel image images lock clean packages packages-test packages-bench lint-python lint-rust ready debians
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,11 +77,20 @@ demo: setup  ## the main job, shown step by step
 demo-agents: setup  ## agents with a rehearsed model, and a workflow of them, offline
 	@scripts/demo-agents.sh
 
-test: dev packages-test  ## lint and every test, in their everyday sizes
+test:  ## lint and every test, in their everyday sizes
+	@$(MAKE) --no-print-directory --jobs=3 ready
 	@scripts/test.sh
 
-test-long: dev packages-test  ## the same with every size in full
+test-long:  ## the same with every size in full
+	@$(MAKE) --no-print-directory --jobs=3 ready
 	@SANDKASTEN_LONG=1 scripts/test.sh
+
+# Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: all three at once.
+ready: dev packages-test debians
+
+# What tests/prepare.py needs nothing but Python for; it does the rest when all is installed.
+debians: | packages-test
+	@PYTHONPATH=src:. $(PYTHON) -m tests.prepare debians
 
 bench: setup packages-bench $(VENV)/.bench  ## compare with docker, bwrap, runc and bare subprocesses (ARGS="--quick --check")
 	@$(VENV)/bin/python -m benchmarks.run $(ARGS)

@@ -1,10 +1,11 @@
 #!/bin/bash
-# Lint, the runner's own tests, then pytest; every phase runs and is timed, any failure fails all.
+# Lint, the runner's own tests, and pytest; every phase runs and is timed, any failure fails all.
 # Several things go on at once, because most tests wait for something: what runs beside another is
 # written down and shown whole in its turn. SANDKASTEN_LONG=1 asks for full sizes. With arguments
 # there is one run of pytest, and they go to it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONDONTWRITEBYTECODE
 summary=()
 status=0
 logs=build/test-logs
@@ -64,10 +65,17 @@ interrupted() {
 }
 trap interrupted INT TERM
 
+runner() {
+    local ended=0
+    scripts/lint.sh rust || ended=1
+    rust_tests || ended=1
+    return $ended
+}
+
 rust_tests() {
     # What grows with the square, or is a matter of chance, is asked less of every day.
     [ "${SANDKASTEN_LONG:-}" = 1 ] && export SANDKASTEN_DEPTH=5000 SANDKASTEN_FUZZ=100000 \
-        SANDKASTEN_FUZZ_FRAMES=100000
+        SANDKASTEN_FUZZ_FRAMES=100000 SANDKASTEN_WIDE=20000
     scripts/cargo.sh test --quiet --no-fail-fast \
         --config 'source.crates-io.replace-with="debian"' \
         --config 'source.debian.directory="/usr/share/cargo/registry"'
@@ -85,24 +93,27 @@ tests() {
     .venv/bin/python -m pytest --durations=15 --durations-min=1 "${limits[@]}" "$@" </dev/null
 }
 
+# In the environment of all that is begun here, so that what is left of it is known by it.
+export SANDKASTEN_TEST_RUN=$$-$RANDOM$RANDOM
 beside images images
-phase lint scripts/lint.sh python rust
-phase runner rust_tests
+beside runner runner
+phase lint scripts/lint.sh python
 gather images
 if [ $# -gt 0 ]; then
+    gather runner
     phase pytest tests --hostwatch "$@"
 else
     # The suites that run on several grounds tell each other what they found: one lane. What meets
     # clients is another, and all the rest a third, so that a new directory is in it by itself.
     # Most of them wait most of the time: for a deadline, a daemon that starts, a sandbox that ends.
-    # The suites on engines of docker are a fourth, and what else is done with engines a fifth.
-    engines=(tests/matrix/test_docker_grounds.py tests/engines)
-    docker=(tests/docker tests/container tests/deploy)
+    # The suites on engines of docker are a fourth, with the images that engines have too; what else
+    # is done with engines is a fifth, with the daemon as a program. All five take about as long.
+    engines=(tests/matrix/test_docker_grounds.py tests/engines tests/images)
+    docker=(tests/docker tests/container tests/deploy tests/daemon)
     grounds=(tests/conformance tests/security tests/matrix --ignore=tests/matrix/test_docker_grounds.py)
-    clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/daemon tests/examples)
+    clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/examples)
     rooms=("${clients[@]/#/--ignore=}" "${docker[@]/#/--ignore=}" --ignore=tests/conformance --ignore=tests/security \
-        --ignore=tests/matrix --ignore=tests/engines)
-    export SANDKASTEN_TEST_RUN=$$-$RANDOM$RANDOM
+        --ignore=tests/matrix --ignore=tests/engines --ignore=tests/images)
     .venv/bin/python -m tests.hostwatch before $logs/host || status=1
     beside grounds tests -o cache_dir=build/pytest-grounds "${grounds[@]}"
     beside clients tests -o cache_dir=build/pytest-clients "${clients[@]}"
@@ -113,6 +124,7 @@ else
     gather grounds
     gather engines
     gather docker
+    gather runner
     phase hostwatch .venv/bin/python -m tests.hostwatch after $logs/host
 fi
 

@@ -33,12 +33,15 @@ T = TypeVar("T")
 _PATIENCE_S = 60.0
 _RESET_S = 10.0
 _PLACES = "/workspace /home/sandbox /tmp /dev/shm /run"
-_REMOVE = (
-    "cd /; umask 022; for at in /workspace /home/sandbox /tmp /dev/shm; do"
-    " chmod -R u+rwX $at; find $at -mindepth 1 -delete; done 2>/dev/null;"
-    " chmod 755 /workspace /home/sandbox 2>/dev/null; true"
-)
+_WRITABLE = "/workspace /home/sandbox /tmp /dev/shm"
 _LOOK = f"cd /; find {_PLACES} -xdev -exec stat -c '%n %a %u %g' {{}} + 2>/dev/null | sort"
+# One script, because it is run after every test. What the first try cannot remove lies in a
+# directory that may not be written; the shell itself is not among those it kills.
+_CLEAR = (
+    f"kill -9 -1; cd /; umask 022; {{ find {_WRITABLE} -mindepth 1 -delete ||"
+    f" {{ chmod -R u+rwX {_WRITABLE}; find {_WRITABLE} -mindepth 1 -delete; }};"
+    f" chmod 755 /workspace /home/sandbox; }} 2>/dev/null; {_LOOK}"
+)
 _USES_BEFORE_NEW = 100
 
 
@@ -70,9 +73,24 @@ class Pool:
             self._ready.append(self._soon(self._make()))
         return coming.result(_PATIENCE_S)
 
-    def give_back(self, sandbox_id: SandboxId, *, spoilt: bool = False) -> None:
+    async def put_back(self, sandbox_id: SandboxId, channel: Channel) -> bool:
+        """Whether the place is as it was, made so through a channel that its test has open.
+
+        In the test's own loop; a way in of the pool's own is a process that an engine starts.
+        """
+        if not self._reuse:
+            return False
+        try:
+            async with asyncio.timeout(_RESET_S):
+                return not await _reset(channel, self._looks[sandbox_id])
+        except (SandkastenError, OSError, TimeoutError):
+            return False
+
+    def give_back(
+        self, sandbox_id: SandboxId, *, spoilt: bool = False, as_it_was: bool = False
+    ) -> None:
         if self._reuse and not spoilt:
-            self._ready.append(self._soon(self._renew(sandbox_id)))
+            self._ready.append(self._soon(self._renew(sandbox_id, as_it_was=as_it_was)))
             return
         self._behind = [one for one in self._behind if not one.done() or one.exception()]
         self._behind.append(self._soon(self._remove(sandbox_id)))
@@ -119,20 +137,27 @@ class Pool:
         self._looks.pop(sandbox_id, None)
         await taken_away(self._on(), sandbox_id)
 
-    async def _renew(self, sandbox_id: SandboxId) -> SandboxId:
+    async def _renew(self, sandbox_id: SandboxId, *, as_it_was: bool) -> SandboxId:
         """The same place as it was, or a new one."""
         self._uses[sandbox_id] = self._uses.get(sandbox_id, 0) + 1
-        try:
-            async with asyncio.timeout(_RESET_S):
-                cell = await self._on().attach(sandbox_id)
-                why = await _reset(cell, self._looks[sandbox_id])
-        except (SandkastenError, OSError, TimeoutError) as exc:
-            why = f"{type(exc).__name__}: {exc}"
+        why = "" if as_it_was else await self._put_back(sandbox_id)
         if not why and self._uses[sandbox_id] < _USES_BEFORE_NEW:
             return sandbox_id
         self.thrown.append(why or "used often enough")
         await self._remove(sandbox_id)
         return await self._make()
+
+    async def _put_back(self, sandbox_id: SandboxId) -> str:
+        try:
+            async with asyncio.timeout(_RESET_S):
+                cell = await self._on().attach(sandbox_id)
+                channel = await Channel.open(await cell.dial())
+                try:
+                    return await _reset(channel, self._looks[sandbox_id])
+                finally:
+                    await channel.aclose()
+        except (SandkastenError, OSError, TimeoutError) as exc:
+            return f"{type(exc).__name__}: {exc}"
 
     async def _finish(self) -> list[SandboxId]:
         left = list(await self._on().owned())
@@ -151,29 +176,23 @@ async def taken_away(backend: Backend, sandbox_id: SandboxId) -> None:
             await backend.discard(sandbox_id)
 
 
-async def _reset(cell: Cell, wanted: str) -> str:
+async def _reset(channel: Channel, wanted: str) -> str:
     """Why the place is not as it was; empty when it is."""
-    channel = await Channel.open(await cell.dial())
-    try:
-        for shell in decode_shells(await channel.call("shell.list", {})):
-            with suppress(SandkastenError):
-                await channel.call("shell.close", {"name": shell.name})
-        await _run(channel, "kill -9 -1")
-        await _run(channel, _REMOVE)
-        seen = await _run(channel, _LOOK)
-        if seen != wanted:
-            changed = sorted(set(seen.splitlines()) ^ set(wanted.splitlines()))
-            return f"not as it was: {changed[:5]}"
-        stats = decode_stats(await channel.call("stats", {}))
-        if (stats.running, stats.shells, stats.connections) != (0, 0, 1):
-            return f"still busy: {stats}"
-        user = channel.hello.user_uid
-        listed = decode_processes(await channel.call("proc.list", {})).processes
-        # All of the user's were killed; the runner makes spares of itself anew.
-        others = [one.name for one in listed if one.uid == user and one.name != "runner"]
-        return f"still running: {others}" if others else ""
-    finally:
-        await channel.aclose()
+    for shell in decode_shells(await channel.call("shell.list", {})):
+        with suppress(SandkastenError):
+            await channel.call("shell.close", {"name": shell.name})
+    seen = await _run(channel, _CLEAR)
+    if seen != wanted:
+        changed = sorted(set(seen.splitlines()) ^ set(wanted.splitlines()))
+        return f"not as it was: {changed[:5]}"
+    stats = decode_stats(await channel.call("stats", {}))
+    if (stats.running, stats.shells, stats.connections) != (0, 0, 1):
+        return f"still busy: {stats}"
+    user = channel.hello.user_uid
+    listed = decode_processes(await channel.call("proc.list", {})).processes
+    # All of the user's were killed; the runner makes spares of itself anew.
+    others = [one.name for one in listed if one.uid == user and one.name != "runner"]
+    return f"still running: {others}" if others else ""
 
 
 async def _looked_at(cell: Cell) -> str:

@@ -1,4 +1,8 @@
-"""Builds what tests stand on before they begin: environments and images. Again does nothing."""
+"""Builds what tests stand on before they begin: environments and images. Again does nothing.
+
+`python -m tests.prepare debians` makes those that need neither an environment nor the runner, while
+both are being made.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +12,38 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from tests import built, environments, imagekit
+from tests import environments, imagekit
 from tests.local import trees
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-_IMAGES: tuple[Callable[[], Path], ...] = (
-    trees.debian,
-    imagekit.debian_tar,
-    imagekit.busybox_tar,
-    imagekit.empty_tar,
-    imagekit.odd_tar,
-    built.archives,
-)
-
-
+_DEBIANS: tuple[Callable[[], Path], ...] = (trees.debian, imagekit.debian_tar)
+_IMAGES = (*_DEBIANS, imagekit.busybox_tar, imagekit.empty_tar, imagekit.odd_tar)
 _ENVIRONMENTS: tuple[Callable[[], Path], ...] = (environments.compat, environments.examples)
 
 
-def main() -> int:
-    for build in _ENVIRONMENTS:
-        sys.stdout.write(_timed(build) + "\n")
-    if os.geteuid() != 0:
+def main(*what: str) -> int:
+    root = os.geteuid() == 0
+    if what == ("debians",):
+        # Whoever is not root is told below.
+        _all(_DEBIANS if root else ())
+        return 0
+    if not root:
+        _all(_ENVIRONMENTS)
         sys.stdout.write("images for tests are built by root alone; tests that need them say so\n")
         return 0
-    with ThreadPoolExecutor(2) as pool:
-        for told in pool.map(_timed, _IMAGES):
-            sys.stdout.write(told + "\n")
+    from tests import built
+
+    _all((*_IMAGES, built.archives, *_ENVIRONMENTS))
     return 0
+
+
+def _all(builds: Sequence[Callable[[], Path]]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for told in pool.map(_timed, builds):
+            sys.stdout.write(told + "\n")
 
 
 def _timed(build: Callable[[], Path]) -> str:
@@ -48,4 +54,4 @@ def _timed(build: Callable[[], Path]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

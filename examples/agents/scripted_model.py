@@ -82,7 +82,7 @@ class Asked:
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        return self.body.get("messages", [])
+        return list(self.body.get("messages", []))
 
     @property
     def system(self) -> str:

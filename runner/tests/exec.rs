@@ -1,8 +1,6 @@
 //! Commands as fresh processes: arguments, environment, input, terminal, signals, results, idempotency.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use serde_json::{json, Value};
 
 #[test]

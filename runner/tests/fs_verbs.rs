@@ -1,8 +1,6 @@
 //! The file verbs through the real binary: framing, credit, cancelling, fairness and identity.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use serde_json::{json, Value};
 use std::ffi::CString;
 use std::fs;

@@ -2,9 +2,7 @@
 //!
 //! `SANDKASTEN_FUZZ_FRAMES` sets how many (default 20,000), `SANDKASTEN_FUZZ_SEED` the seed.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use std::io::{Read, Write};
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! Output rings over the wire: exact caps, sequence numbers, following, falling behind.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -88,7 +86,7 @@ fn a_reader_that_keeps_up_sees_every_byte_beyond_the_cap() {
 fn a_flood_is_counted_while_memory_stays_flat_and_nobody_reads() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let size = 400_000_000u64;
+    let size = 150_000_000u64;
     let script = format!("head -c {size} /dev/zero; echo end >&2");
     let outcome =
         client.exec(json!({"exec_id": "flood", "argv": ["sh", "-c", script], "follow": false}));

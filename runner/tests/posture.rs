@@ -2,9 +2,7 @@
 //!
 //! These tests need root, and `unshare` for a pid namespace of their own.
 
-mod client;
-
-use client::*;
+use crate::client::{self, *};
 use serde_json::{json, Value};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! Frames, streams, credit, connections, and the verbs that answer at once.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -182,7 +180,11 @@ fn the_65th_connection_is_closed_and_a_freed_place_is_usable() {
 fn a_client_that_reads_nothing_delays_nobody_and_is_dropped_in_the_end() {
     let mut runner = Runner::start();
     let mut lazy = runner.connect();
-    let mut mark = 0u32;
+    // The longer an answer, the sooner there are too many that nobody reads.
+    for number in 0..20 {
+        lazy.exec(json!({"exec_id": format!("known-{number}"), "argv": ["true"]}));
+    }
+    let mut mark = 1_000u32;
     // Control frames do not count against credit, so only the overflow limit stops them.
     while mark < 2_000_000 {
         mark += 1;

@@ -1,8 +1,6 @@
 //! `--relay`: every byte both ways, and no relay that outlives what it was for.
 
-mod client;
-
-use client::{eventually, program, Runner};
+use crate::client::{self, eventually, program, Runner};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::os::unix::io::AsRawFd;

@@ -1,9 +1,7 @@
 //! The persistent shell: it remembers, and it never reports a code it did not see.
 
-mod client;
-
-use client::shells::{with_shell, SHELLS};
-use client::*;
+use crate::client::shells::{with_shell, SHELLS};
+use crate::client::*;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

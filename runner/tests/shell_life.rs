@@ -1,9 +1,7 @@
 //! How a persistent shell and its commands end, and who waits for whom: it cannot be wedged.
 
-mod client;
-
-use client::shells::{with_shell, SHELLS};
-use client::*;
+use crate::client::shells::{with_shell, SHELLS};
+use crate::client::*;
 use serde_json::{json, Value};
 use std::time::{Duration, Instant};
 

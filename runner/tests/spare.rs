@@ -1,8 +1,6 @@
 //! A supervisor carries one command after another, and none of them can tell.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use serde_json::json;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};

@@ -1,8 +1,6 @@
 //! Deadlines and kills take everything a command started, and nothing else.
 
-mod client;
-
-use client::*;
+use crate::client::*;
 use serde_json::{json, Value};
 use std::time::{Duration, Instant};
 

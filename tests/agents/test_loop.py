@@ -220,6 +220,31 @@ async def test_a_called_agent_with_no_keeper_leaves_no_sandbox(desk):
     assert await desk.engine.list(all=True) == []
 
 
+async def test_cancelling_a_caller_ends_the_called_agent_and_its_sandbox(desk):
+    worker = agent(CODE, says="You work.", name="worker")
+    lead = agent("agents: [worker]", says="You lead.", name="lead")
+
+    def script(asked: Asked) -> Answer:
+        if "You lead." in asked.system:
+            return Answer(calls=[Call("agent_worker", {"task": "t"})])
+        if asked.turn == 0:
+            return Answer(calls=[Call("sandbox_open", {})])
+        return Answer(calls=[Call("sandbox_exec", {"command": "sleep 1000"})])
+
+    async def running() -> bool:
+        made = [info for info in await desk.engine.list() if info.status == "running"]
+        execs = [await desk.engine.execs(info.id) for info in made]
+        return any(one.status == "running" for some in execs for one in some)
+
+    async with staged(desk, script, worker) as stage:
+        task = asyncio.create_task(stage.run(lead))
+        await _until(running)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await desk.engine.list() == []
+
+
 async def test_agents_that_call_one_another_come_to_an_end(memory_desk):
     one = agent("agents: [two]", says="I am one.", name="one")
     two = agent("agents: [one]", says="I am two.", name="two")

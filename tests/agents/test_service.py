@@ -283,6 +283,24 @@ async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(hom
     await home.service.cancel(row.id, DEFAULT_TENANT)
 
 
+async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_rest(tmp_path):
+    async with house(tmp_path, stays=True) as home:
+        flow = RunRow(
+            "run_" + "e" * 16, "workflow", "flow", 1.0, source=FLOW, input={"text": "hang"}
+        )
+        await home.runs.begin(flow)
+        key = f"workflow:{flow.id}:default"
+        made = await home.engine.create(
+            CreateRequest(session_key=key, image="bash", idle_timeout_s=PLAIN_IDLE_S)
+        )
+        await home.service.resume(flow.id, DEFAULT_TENANT)
+        await home.step_at_work(flow)
+        [info] = await home.engine.list()
+        assert (info.id, info.idle_timeout_s) == (made.id, home.engine.policy.idle_timeout_s)
+        assert (await home.service.cancel(flow.id, DEFAULT_TENANT)).status == "cancelled"
+        assert await home.sandboxes() == []
+
+
 async def test_tools_are_called_outside_of_runs_in_a_sandbox_of_the_caller(home):
     service = home.service
     names = [one["name"] for one in service.tools("code")]

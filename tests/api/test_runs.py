@@ -8,12 +8,11 @@ import json
 import pytest
 
 from sandkasten import SandboxClient, sync
-from sandkasten.errors import AgentNotFound, RunNotFound
+from sandkasten.errors import AgentNotFound, RunNotFound, UnsupportedByBackend
 from sandkasten.store.memory import MemoryJournal
 from tests.agents.agency import FLOW, WRITER, house
 from tests.api.booked import AS_OPERATOR, booked, new_key
 from tests.api.serving import serving
-from tests.models.server import Answer, Asked, Call
 
 OTHER = {"X-Sandkasten-Tenant": "other"}
 
@@ -64,7 +63,7 @@ async def test_an_agent_is_executed_and_its_run_tells_everything(daemon, home):
     assert {"task", "variables", "usage", "created_at", "completed_at", "duration_ms"} <= set(shown)
     assert shown["usage"]["total_tokens"] > 0
     listed = (await daemon.ask("GET", "/v1/runs?status=completed&limit=1")).json
-    assert ([one["id"] for one in listed["runs"]], listed["next"]) == ([run_id], run_id)
+    assert ([one["id"] for one in listed["runs"]], listed["next"]) == ([run_id], None)
     rest = (await daemon.ask("GET", f"/runs?before={run_id}")).json
     assert (rest["runs"], rest["next"]) == ([], None)
     page = (await daemon.ask("GET", f"/runs/{run_id}/events?limit=2")).json
@@ -143,8 +142,7 @@ async def test_another_tenant_cannot_tell_a_run_from_one_that_never_was(daemon, 
     ):
         answers = []
         for the_id in (mine, "run_" + "0" * 16, "a" * 80):
-            body: dict[str, str] | None = {} if method == "POST" else None
-            answer = await daemon.ask(method, path.format(the_id), body, headers=OTHER)
+            answer = await daemon.ask(method, path.format(the_id), headers=OTHER)
             told = {name: value for name, value in answer.json.items() if name != "request_id"}
             answers.append((answer.status, told))
         assert answers[0] == answers[1] == answers[2]
@@ -197,7 +195,12 @@ async def test_what_changes_something_is_audited_and_looking_is_not(daemon):
 
 
 async def test_a_daemon_without_agents_says_so_and_serves_on(home):
-    async with serving(home.engine, no_agents="agents need the library cel") as daemon:
+    async def missing():
+        raise UnsupportedByBackend(
+            "agents need the library cel", hint="pip install 'sandkasten[agents]'"
+        )
+
+    async with serving(home.engine, open_agents=missing) as daemon:
         for method, path in (("GET", "/agents"), ("POST", "/execute"), ("GET", "/v1/tools")):
             body = {"agent_name": "x"} if method == "POST" else None
             answer = await daemon.ask(method, path, body)
@@ -219,6 +222,8 @@ async def test_the_client_runs_follows_lists_and_cancels(daemon, home):
         assert (await client.cancel_run(begun.id)).status == "cancelled"
         assert (await client.run_events(begun.id).wait()).status == "cancelled"
         assert [one.id for one in await client.runs()] == [begun.id, run.id]
+        first = (await daemon.ask("GET", "/runs?limit=1")).json
+        assert (first["runs"][0]["id"], first["next"]) == (begun.id, begun.id)
         assert (await client.get_run(run.id)).output == "written"
         flow = await client.run_workflow("flow", {"text": "x"})
         assert flow.output["said"] == "write x"
@@ -245,44 +250,33 @@ async def test_the_synchronous_client_does_the_same(daemon):
     await asyncio.to_thread(use)
 
 
-async def test_a_key_without_the_scope_of_files_has_no_tool_for_them_either(tmp_path):
-    stage = {"file_key": "secret", "destination": "x"}
-
-    def thief(asked: Asked) -> Answer:
-        if asked.turn == 0:
-            return Answer(calls=[Call("sandbox_stage_file", stage)])
-        return Answer(str(asked.last))
-
-    thieves = {"agents/thief.prompt": WRITER.replace("writer", "thief"), "workflows/t.yaml": THEFT}
-    async with (
-        house(tmp_path, script=thief, files=thieves, backend="memory") as home,
-        booked(home.engine, tmp_path / "books", agents=home.service) as daemon,
-    ):
-        both = await new_key(daemon, tenant="a", scopes=["sessions", "files"])
-        await daemon.ask("POST", "/v1/files?key=secret", data=b"s", headers=both)
-        one = await new_key(daemon, tenant="a", scopes=["sessions"])
-        direct = await daemon.ask(
-            "POST", "/v1/tools/sandbox_stage_file", {"arguments": stage}, headers=one
-        )
-        assert (direct.status, direct.json["details"]) == (403, {"scope": "files"})
-        ways: dict[str, dict[str, str]] = {
-            "/execute": {"agent_name": "thief", "task": "go"},
-            "/workflow-runs": {"workflow_id": "t"},
-        }
-        for path, body in ways.items():
-            begun = await daemon.ask("POST", path, body, headers=one)
-            assert begun.status == 202, begun.raw
-            row = await home.ended(await home.service.run(begun.json["run_id"], "a"))
-            assert "may not use stored files" in json.dumps(row.output), path
-            begun = await daemon.ask("POST", path, body, headers=both)
-            row = await home.ended(await home.service.run(begun.json["run_id"], "a"))
-            assert "may not use stored files" not in json.dumps(row.output), path
-
-
-THEFT = """id: t
-steps:
-  - {id: take, type: agent, agent: thief, task: go}
-"""
+async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(home, tmp_path):
+    async with booked(home.engine, tmp_path / "books", agents=home.service) as daemon:
+        bare = await new_key(daemon, tenant="acme", scopes=["sessions"])
+        small = await new_key(daemon, tenant="acme", quota={"max_sessions": 0})
+        stranger = await new_key(daemon, tenant="zeta")
+        body = {"agent_name": "writer", "task": "x"}
+        for path, what in (
+            ("/execute", body),
+            ("/workflow-runs", {"workflow_id": "flow"}),
+            ("/v1/tools/sandbox_publish_file", {"arguments": {"source": "x"}}),
+        ):
+            refused = await daemon.ask("POST", path, what, headers=bare)
+            assert (refused.status, refused.json["code"]) == (403, "FORBIDDEN"), path
+        tool = {"arguments": {"command": "echo hi"}, "session": "mine"}
+        done = await daemon.ask("POST", "/v1/tools/sandbox_exec", tool, headers=bare)
+        assert done.json["stdout"] == "hi\n"
+        # The same name leads each tenant to a sandbox of its own.
+        other = await daemon.ask("POST", "/v1/tools/sandbox_exec", tool, headers=stranger)
+        assert other.json["sandbox_id"] != done.json["sandbox_id"]
+        begun = await daemon.ask("POST", "/execute", body, headers=small)
+        assert begun.status == 202, begun.raw
+        row = await home.ended(await home.service.run(begun.json["run_id"], "acme"))
+        told = [one for one in await home.runs.events(row.id) if one.type == "tool.answered"]
+        assert "QUOTA_EXCEEDED" in str(told[0].data)
+        assert (await daemon.ask("GET", f"/runs/{row.id}", headers=stranger)).status == 404
+        assert (await daemon.ask("GET", f"/runs/{row.id}", headers=bare)).status == 200
+        assert (await daemon.ask("GET", "/runs")).status == 401
 
 
 async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path):
@@ -297,16 +291,3 @@ async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path)
             assert b'"path":"' in theirs.raw
             ours = await daemon.ask("GET", path, headers=AS_OPERATOR)
             assert str(tmp_path).encode() in ours.raw, path
-
-
-async def test_a_list_says_that_there_is_more_also_where_runs_are_large(tmp_path):
-    async with (
-        house(tmp_path, backend="memory") as home,
-        serving(home.engine, agents=home.service) as daemon,
-    ):
-        for _ in range(9):
-            await home.agent("plain", "x" * 1_000_000, variables={"word": "x"})
-        first = (await daemon.ask("GET", "/runs")).json
-        assert 0 < first["count"] < 9
-        rest = (await daemon.ask("GET", f"/runs?before={first['next']}")).json
-        assert (first["count"] + rest["count"], rest["next"]) == (9, None)

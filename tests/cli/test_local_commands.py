@@ -1,7 +1,7 @@
 """The command line across processes, on real sandboxes: each command is a process of its own.
 
 What a user does all day is asked twice: where nobody serves the data directory, and where a daemon
-does.
+does; that daemon is one for all.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.conftest import COMMAND
+from tests.cli.forked import Command, command
 from tests.cli.terminal import Person
 from tests.client.http.served import served
 
@@ -33,37 +34,37 @@ both_ways = pytest.mark.parametrize("local_only", ["embedded", "daemon"], indire
 Cli = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
+@pytest.fixture(scope="module")
+def served_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    data = tmp_path_factory.mktemp("served") / "data"
+    with served(data, backend="local"):
+        yield data
+
+
 @pytest.fixture(autouse=True)
 def local_only(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     memory_only: None,
-) -> Iterator[Path]:
+) -> Path:
     monkeypatch.delenv("SANDKASTEN_BACKEND")
-    data = tmp_path / "data"
+    alone = getattr(request, "param", "embedded") == "embedded"
+    data: Path = tmp_path / "data" if alone else request.getfixturevalue("served_data")
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(data))
-    if getattr(request, "param", "embedded") == "embedded":
-        yield data
-        return
-    with served(data, backend="local"):
-        yield data
+    return data
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Command]:
+    with command() as opened:
+        yield opened
 
 
 @pytest.fixture
-def cli() -> Iterator[Cli]:
-    def run(*words: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [*COMMAND, *words],
-            input=stdin,
-            stdin=None if stdin is not None else subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-
-    yield run
-    done = run("rm", "--all")
+def cli(forks: Command, local_only: Path) -> Iterator[Cli]:
+    yield forks.run
+    done = forks.run("rm", "--all")
     assert done.returncode == 0, done
 
 

@@ -31,6 +31,7 @@ from tests.pool import Pool, taken_away
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from sandkasten.model.ids import SandboxId
     from sandkasten.model.limits import Limits
     from sandkasten.model.spec import CellSpec
     from sandkasten.ports import Backend, Cell
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 DEFAULT_BACKENDS = ("memory", "local")
 
 AGAIN = "test_as_ordinary_user.py"
+_lent = pytest.StashKey[tuple[Pool, "SandboxId"]]()
+_as_it_was = pytest.StashKey[bool]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -91,13 +94,23 @@ def standing(backend_name: str) -> None:
         importlib.import_module("aiodocker")
 
 
+@pytest.fixture(scope="session")
+def found_ready() -> set[str]:
+    """Backends that were asked, and said that they can be used."""
+    return set()
+
+
 @pytest.fixture
-async def backend(backend_name: str, scratch: Path, standing: None) -> AsyncIterator[Backend]:
+async def backend(
+    backend_name: str, scratch: Path, standing: None, found_ready: set[str]
+) -> AsyncIterator[Backend]:
     """A backend that is ready; whatever a test left in it is removed afterwards."""
     opened = open_backend(backend_name, scratch)
-    readiness = await opened.probe()
-    if not readiness.ready:
-        pytest.fail(f"{backend_name} cannot be used: {readiness.reason} ({readiness.remedy})")
+    if backend_name not in found_ready:
+        readiness = await opened.probe()
+        if not readiness.ready:
+            pytest.fail(f"{backend_name} cannot be used: {readiness.reason} ({readiness.remedy})")
+        found_ready.add(backend_name)
     yield opened
     for sandbox_id in await opened.owned():
         await taken_away(opened, sandbox_id)
@@ -153,19 +166,25 @@ async def cell(
         return
     pool, beside = pools(backend_name), open_backend(backend_name, _pool_place(scratch))
     sandbox_id = await asyncio.to_thread(pool.take)
+    alone = request.node.get_closest_marker("own_cell") is not None
+    stash = request.node.stash
+    if not alone:
+        stash[_lent] = pool, sandbox_id
     try:
         yield await beside.attach(sandbox_id)
     finally:
-        alone = request.node.get_closest_marker("own_cell") is not None
-        pool.give_back(sandbox_id, spoilt=alone)
+        pool.give_back(sandbox_id, spoilt=alone, as_it_was=stash.get(_as_it_was, False))
         await beside.aclose()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
-async def box(cell: Cell) -> AsyncIterator[Box]:
+async def box(cell: Cell, request: pytest.FixtureRequest) -> AsyncIterator[Box]:
     """A fresh place and one channel to its runner."""
     opened = await Box.open(cell)
     yield opened
+    if _lent in request.node.stash:
+        pool, sandbox_id = request.node.stash[_lent]
+        request.node.stash[_as_it_was] = await pool.put_back(sandbox_id, opened.channel)
     await opened.aclose()
 
 

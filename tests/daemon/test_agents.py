@@ -190,6 +190,30 @@ async def test_a_daemon_settles_what_a_killed_command_left(scene):
         await until(gone, "sessions that are left")
 
 
+async def test_a_workflow_of_a_killed_command_goes_on_in_the_same_sandbox_when_resumed(scene):
+    data_dir, environ, script = scene
+    given = json.dumps({"text": "hang"})
+    process = await command(data_dir, environ, "workflow", "run", "flow", "--input", given)
+    runs = RunDirectory(data_dir / "runs")
+    await until(lambda: some(runs), "a run")
+    [flow] = [row for row in await runs.list(None) if row.kind == "workflow"]
+    await answered(data_dir, await step_of(data_dir, flow.id))
+    process.kill()
+    await process.communicate()
+    script.hangs = False
+    resumed = await command(data_dir, environ, "workflow", "resume", flow.id, "--json")
+    out, err = await resumed.communicate()
+    assert resumed.returncode == 0, err
+    assert json.loads(out)["output"]["said"] == "write hang"
+    listing = await command(data_dir, environ, "ls", "--json")
+    out, _ = await listing.communicate()
+    assert json.loads(out) == []
+
+
+async def some(runs: RunDirectory) -> bool:
+    return bool(await runs.list(None))
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_an_interrupted_command_cancels_its_run_and_leaves_nothing(scene, number, status):
     data_dir, environ, _ = scene
@@ -227,3 +251,18 @@ async def through(daemon: DaemonProcess, environ, *words: str) -> str:
     )  # fmt: skip
     out, _ = await process.communicate()
     return out.decode()
+
+
+async def test_a_daemon_without_the_libraries_of_agents_serves_everything_else(tmp_path):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "cel.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'cel'\", name='cel')\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "none"), os.environ.get("PYTHONPATH", "")])
+    environ = {"PYTHONPATH": path, "SANDKASTEN_BACKEND": "memory"}
+    async with aiohttp.ClientSession() as http, running(tmp_path / "data", environ=environ) as one:
+        status, told = await ask(http, "POST", f"{one.url}/execute", {"agent_name": "x"})
+        assert (status, told["code"]) == (422, "UNSUPPORTED_BY_BACKEND")
+        assert "cel" in told["message"]
+        assert "sandkasten[agents]" in told["hint"]
+        assert (await ask(http, "POST", f"{one.url}/v1/sessions", {}))[0] == 201

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sandkasten.errors import ProvisioningFailed
+from sandkasten.images.packages.npm import configured_registry
 from sandkasten.model.oneshot import RunRequest
 from tests.packages.wheels import npm_tarball, serving
 
@@ -86,8 +88,9 @@ ls /workspace; touch /node_modules/x 2>&1 | grep -o 'Read-only.*'
         ({"integrity": "sha512-" + "A" * 86 + "=="}, "its file is not what the registry says"),
         ({"integrity": "", "shasum": ""}, "does not say what its file must be"),
         ({"integrity": "sha512-!!"}, "does not say what its file must be"),
-        ({"tarball": "http://192.0.2.1/x.tgz"}, "at an address that is not the registry's"),
-        ({"tarball": "file:///etc/passwd"}, "at an address that is not the registry's"),
+        ({"tarball": "http://192.0.2.1/x.tgz"}, "the registry answered 404 for its file"),
+        ({"tarball": "file:///etc/passwd"}, "its file has no address that can be asked"),
+        ({"tarball": "http://[x/y"}, "its file has no address that can be asked"),
     ],
 )
 async def test_a_file_that_is_not_what_and_where_it_should_be_is_refused(
@@ -146,3 +149,21 @@ async def test_what_is_too_large_is_cut_and_a_registry_that_hangs_is_left(opened
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert await engine.list(all=True) == []
+
+
+async def test_without_a_setting_the_registry_is_the_one_npm_is_configured_for(tmp_path):
+    """Where there is an npm to tell us; where there is none, the setting must say."""
+    environ = {"npm_config_registry": "http://127.0.0.1:9/mine/", "HOME": str(tmp_path)}
+    if shutil.which("npm", path="/usr/local/bin:/usr/bin:/bin") is not None:
+        assert await configured_registry(tmp_path, environ) == "http://127.0.0.1:9/mine"
+        return
+    with pytest.raises(ProvisioningFailed, match="no registry of npm packages is configured"):
+        await configured_registry(tmp_path, environ)
+
+
+async def test_a_mirror_that_hands_manifests_on_has_the_file_under_the_same_path(opened, registry):
+    registry.package("kept", files={"index.js": "module.exports = 'kept'"})
+    about = registry.answers["/kept"].replace(registry.url.encode(), b"http://192.0.2.1")
+    registry.answers["/kept"] = about
+    async with opened(npm_registry=registry.url) as engine:
+        assert await said(engine, "console.log(require('kept'))", "kept") == "kept"

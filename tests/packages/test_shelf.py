@@ -15,6 +15,7 @@ import pytest
 from sandkasten.errors import QuotaExceeded
 from sandkasten.images.packages.rules import PackageRules
 from sandkasten.images.packages.shelf import GRACE_S, Shelf, settle
+from sandkasten.images.packages.threads import calling_off, to_the_end
 from tests.packages.processes import fetchers
 from tests.packages.wheels import serving, wheel
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 BLOCK = 64 * 1024
 
 
-def put(shelf: Shelf, key: str, *, idle_s: float = 0) -> None:
-    asyncio.run(_prepared(shelf))
-    with shelf.scratch() as scratch:
+async def put(shelf: Shelf, key: str, *, idle_s: float = 0) -> None:
+    shelf.prepare()
+    async with shelf.scratch() as scratch:
         made = scratch / "made"
         (made / "tree").mkdir(parents=True)
         (made / "tree" / "file").write_bytes(os.urandom(BLOCK))
@@ -35,16 +36,12 @@ def put(shelf: Shelf, key: str, *, idle_s: float = 0) -> None:
     os.utime(shelf.tree(key).parent, (then, then))
 
 
-async def _prepared(shelf: Shelf) -> None:
-    async with shelf.alone("key"):
-        pass
-
-
-def test_the_least_recently_used_goes_but_nothing_that_is_in_use_or_was_just_given(tmp_path):
+@pytest.mark.anyio
+async def test_the_least_recently_used_goes_but_nothing_that_is_in_use_or_was_just_given(tmp_path):
     shelf = Shelf(tmp_path / "p", max_bytes=4 * BLOCK)
     for number, key in enumerate(("old", "used", "older")):
-        put(shelf, key, idle_s=2 * GRACE_S + number)
-    put(shelf, "fresh")
+        await put(shelf, key, idle_s=2 * GRACE_S + number)
+    await put(shelf, "fresh")
     shelf.make_room(BLOCK, {"older"})
     assert [shelf.has(key) for key in ("old", "used", "older", "fresh")] == [
         True, False, True, True,
@@ -134,3 +131,21 @@ def test_a_process_that_is_killed_midway_leaves_nothing_half(data_dir: Path, tmp
         assert done.stdout.strip() == "3.0", done.stderr
     assert list(making.iterdir()) == []
     assert len(sorted((data_dir / "packages" / "sets").glob("*"))) == len(sets) + 1
+
+
+@pytest.mark.anyio
+async def test_whoever_is_cancelled_waits_for_its_thread_which_may_be_told_to_hurry():
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(60)
+        done.set()
+
+    waiting = asyncio.ensure_future(calling_off(go_on.set, work))
+    assert await asyncio.to_thread(begun.wait, 60)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert done.is_set()
+    assert await to_the_end(lambda: 5) == 5

@@ -32,6 +32,7 @@ def test_a_package_of_python_is_a_name_and_versions(spec):
     "spec",
     ["", " ", "-r", "--index-url=http://x", "-e .", ".", "..", "/etc/passwd", "./x", "a/b",
      "x @ https://h/x.whl", "https://h/x.whl", "git+https://h/x", "file:///x.whl", "x.whl/..",
+     "x.whl", "x-1.0.tar.gz", "x.ZIP",
      "x; python_version<'3'", "x==1 --hash=sha256:0", "x\n--pre", "x==1\0", "x[../y]", "x y",
      "a" * 201, "x==", "==1", "x==-1", "ñ", 5, None, ["x"]],
 )  # fmt: skip

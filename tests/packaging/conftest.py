@@ -44,8 +44,12 @@ class Environment:
     def install(self, *arguments: str) -> None:
         pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
         quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+        # Of all that is installed a few modules are imported, once.
         done = subprocess.run(
-            [*pip, "install", *quiet, *arguments], capture_output=True, text=True, check=False
+            [*pip, "install", "--no-compile", *quiet, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
 

@@ -152,11 +152,13 @@ def lend_box(
         try:
             yield box
         finally:
+            spoilt = alone or box.destroyed
+            as_it_was = not spoilt and loop.run(pool.put_back(box.id, box.channel))
             if not box.destroyed:
                 box.leave()
             if not reuse:
                 ended.append(box)
-            pool.give_back(box.id, spoilt=alone or box.destroyed)
+            pool.give_back(box.id, spoilt=spoilt, as_it_was=as_it_was)
 
     yield lend
     pool.close()

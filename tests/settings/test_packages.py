@@ -6,7 +6,7 @@ import pytest
 
 from sandkasten.daemon.settings import load
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.images.packages.rules import NPM_REGISTRY, PackageRules
+from sandkasten.images.packages.rules import PackageRules
 
 FILE = """
 packages:
@@ -22,7 +22,6 @@ packages:
 def test_without_a_word_packages_are_installed_as_pip_is_configured(tmp_path):
     assert load({}, {}, tmp_path).packages == PackageRules()
     assert PackageRules().enabled
-    assert PackageRules().npm_registry == NPM_REGISTRY
 
 
 def test_a_file_says_where_they_come_from_and_nothing_prints_who_we_are_there(tmp_path):

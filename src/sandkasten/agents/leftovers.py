@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
+from sandkasten.model.sandbox import UpdateRequest
 from sandkasten.model.scoping import parse_session_key
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ class Leftovers:
             return
         mine = [info for info in await self._engine.list() if run_of(info) in run_ids]
         await asyncio.gather(*(self._ask(info) for info in mine))
+
+    async def adopt(self, run_id: str, idle_timeout_s: float) -> None:
+        """Let the sandboxes of a run rest for as long as those we would have made."""
+        for info in await self._engine.list():
+            if run_of(info) == run_id and info.idle_timeout_s != idle_timeout_s:
+                with suppress(SandkastenError):
+                    await self._engine.update(info.id, UpdateRequest(idle_timeout_s=idle_timeout_s))
 
     async def _ask(self, info: Info) -> None:
         with suppress(SandkastenError, TimeoutError):

@@ -89,6 +89,10 @@ class AgentService:
         self._toolbox = toolbox
         self._clock = clock
         self._rules = rules or ServiceRules()
+        policy = engine.policy
+        self._idle_timeout_s = (
+            min(policy.ttl_s, policy.idle_timeout_s) if self._rules.stays else PLAIN_IDLE_S
+        )
         self._carrier = Carrier(runs, self._clean, clock, events)
         self._working = Working(
             runs=runs,
@@ -104,8 +108,8 @@ class AgentService:
         self._preparing = Preparing(library, self._working.loop, engine.policy)
         self._leftovers = Leftovers(engine, runs)
         self._upkeep: asyncio.Task[None] | None = None
-        self._starting = 0
         self._closed = False
+        self._coming = 0
 
     async def __aenter__(self) -> Self:
         work = self._look_after() if self._rules.stays else self._keep_awake()
@@ -152,46 +156,38 @@ class AgentService:
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
         with self._room():
-            return await self._start_agent(request)
-
-    async def _start_agent(self, request: AgentRunRequest) -> RunRow:
-        agent = await self._preparing.agent(request)
-        row = RunRow(
-            id=new_run_id(),
-            kind="agent",
-            name=agent.name,
-            created_at=self._clock.now(),
-            tenant=request.tenant,
-            input={"task": request.task, "variables": dict(request.variables)},
-            key_id=request.key_id,
-            quota=request.quota,
-            files=request.files,
-            source=agent.source,
-        )
-        await self._runs.begin(row)
-        self._working.start_agent(row, agent)
+            agent = await self._preparing.agent(request)
+            row = RunRow(
+                id=new_run_id(),
+                kind="agent",
+                name=agent.name,
+                created_at=self._clock.now(),
+                tenant=request.tenant,
+                input={"task": request.task, "variables": dict(request.variables)},
+                key_id=request.key_id,
+                quota=request.quota,
+                source=agent.source,
+            )
+            await self._runs.begin(row)
+            self._working.start_agent(row, agent)
         return row
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
         with self._room():
-            return await self._start_workflow(request)
-
-    async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
-        prepared = await self._preparing.workflow(request)
-        row = RunRow(
-            id=new_run_id(),
-            kind="workflow",
-            name=prepared.workflow.id,
-            created_at=self._clock.now(),
-            tenant=request.tenant,
-            input=request.input,
-            key_id=request.key_id,
-            quota=request.quota,
-            files=request.files,
-            source=prepared.source,
-        )
-        await self._runs.begin(row)
-        self._working.start_workflow(row, prepared.workflow)
+            prepared = await self._preparing.workflow(request)
+            row = RunRow(
+                id=new_run_id(),
+                kind="workflow",
+                name=prepared.workflow.id,
+                created_at=self._clock.now(),
+                tenant=request.tenant,
+                input=request.input,
+                key_id=request.key_id,
+                quota=request.quota,
+                source=prepared.source,
+            )
+            await self._runs.begin(row)
+            self._working.start_workflow(row, prepared.workflow)
         return row
 
     async def run(self, run_id: str, tenant: str) -> RunRow:
@@ -225,11 +221,10 @@ class AgentService:
             what = "has ended" if row.ended else "is no workflow run"
             raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
         with self._room():
-            resumed = await self._resumed(row)
-        if not resumed:
-            raise Conflict(
-                f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
-            )
+            if not await self._resumed(row):
+                raise Conflict(
+                    f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
+                )
         return row
 
     async def events(
@@ -347,6 +342,9 @@ class AgentService:
                 return False
         if self._working.has(row.id):
             return False
+        # Whoever made its sandboxes may have been of the other kind of process.
+        with suppress(SandkastenError):
+            await self._leftovers.adopt(row.id, self._idle_timeout_s)
         self._working.resume(fresh)
         return True
 
@@ -391,17 +389,17 @@ class AgentService:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """A place among those that run, from before it is asked for until the run has it."""
+        """A place for one more run, kept while it is being begun."""
         if self._closed:
             raise Busy("no new runs are begun here, it is shutting down", hint="try again")
-        if self._working.tops + self._starting >= self._rules.max_concurrent:
+        if self._working.tops + self._coming >= self._rules.max_concurrent:
             raise QuotaExceeded(
                 f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
                 hint="wait for one to end, or raise agents.max_concurrent_runs",
                 quota="runs",
             )
-        self._starting += 1
+        self._coming += 1
         try:
             yield
         finally:
-            self._starting -= 1
+            self._coming -= 1

@@ -17,7 +17,7 @@ from sandkasten.agents.loop import AgentLoop
 from sandkasten.agents.loop_limits import Spent
 from sandkasten.agents.wish import SandboxWish
 from sandkasten.agents.workflows.definition import parse_workflow
-from sandkasten.errors import Cancelled, SandkastenError
+from sandkasten.errors import Busy, Cancelled, SandkastenError
 from sandkasten.model.runs import RunRow, RunUsage, new_run_id
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Working:
         self._idle_timeout_s = idle_timeout_s
         self._tasks: dict[str, asyncio.Task[RunRow]] = {}
         self._tops: set[str] = set()
+        self._closed = False
 
     @property
     def tops(self) -> int:
@@ -94,6 +95,7 @@ class Working:
         return True
 
     async def aclose(self) -> None:
+        self._closed = True
         # Those on top first: they end the others.
         for run_id in list(self._tops):
             self._tasks[run_id].cancel()
@@ -133,6 +135,9 @@ class Working:
     def _begin(
         self, row: RunRow, work: Callable[[Carried], Awaitable[Outcome]], *, top: bool
     ) -> asyncio.Task[RunRow]:
+        if self._closed:
+            # Its row is open and nobody's: whoever looks for what was left settles it.
+            raise Busy("no run is begun any more, it is shutting down", hint="try again")
         task = asyncio.create_task(self._carrier.carry(row, work))
         self._tasks[row.id] = task
         if top:
@@ -158,7 +163,6 @@ class Working:
             tenant=row.tenant,
             key_id=row.key_id,
             quota=row.quota,
-            files=row.files,
             wish=agent.wish or SandboxWish(),
             idle_timeout_s=self._idle_timeout_s,
         )
@@ -197,7 +201,6 @@ class Working:
             workflow_run_id=parent.workflow_run_id,
             key_id=parent.key_id,
             quota=parent.quota,
-            files=parent.files,
             source=child.agent.source,
         )
 
@@ -265,7 +268,6 @@ class Working:
             workflow_run_id=above.id,
             key_id=above.key_id,
             quota=above.quota,
-            files=above.files,
             source=agent.source,
         )
         spent = Spent()

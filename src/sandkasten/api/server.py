@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from sandkasten.api.auth import Doorkeeper
     from sandkasten.engine.engine import Engine
@@ -64,8 +64,8 @@ class Server:
     keys: Keys | None = None
     files: FileStore | None = None
     agents: Agents | None = None
-    no_agents: str = ""
-    """Why there are none."""
+    open_agents: Callable[[], Awaitable[Agents]] | None = None
+    """Puts them together when they are first asked for; UnsupportedByBackend says why it cannot."""
     events: EventSink | None = None
     metrics: Exposition | None = None
     version: str = ""

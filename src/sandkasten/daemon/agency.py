@@ -6,18 +6,23 @@ of agents are an extra: without them UnsupportedByBackend names the missing one.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.filestore import Filing
-from sandkasten.errors import UnsupportedByBackend
+from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
 from sandkasten.model.tenancy import DEFAULT_TENANT
 from sandkasten.store.runs import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     from sandkasten.agents.service import AgentService
     from sandkasten.daemon.agent_settings import AgentSettings
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
     )
     from sandkasten.ports import EventSink, FileStore
 
+log = logging.getLogger("sandkasten.daemon")
+# What a killed process left is gone within a minute: found in half of one, settled in the other.
+_LOOK_EVERY_S: Final = 25.0
 Definitions: TypeAlias = "Sequence[Definition]"
 
 
@@ -49,21 +57,16 @@ async def agency(
 
     `stays`: a daemon, which settles what dead processes left and leaves workflow runs for the next.
     """
-    try:
-        from sandkasten.agents.chat_settings import Models, ModelSettings
-        from sandkasten.agents.library import Library
-        from sandkasten.agents.loop_limits import LoopLimits
-        from sandkasten.agents.service import AgentService, ServiceRules
-        from sandkasten.agents.tools.toolbox import Toolbox
-        from sandkasten.agents.workflows.expressions import Expressions
-        from sandkasten.agents.workflows.runner import WorkflowRunner
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] == "sandkasten":
-            raise
-        raise UnsupportedByBackend(
-            f"agents need the library {exc.name}, which is not installed",
-            hint="pip install 'sandkasten[agents]'",
-        ) from exc
+    # In a thread: the libraries take as long as a hundred requests, and a daemon answers others.
+    await asyncio.to_thread(_load)
+    from sandkasten.agents.chat_settings import Models, ModelSettings
+    from sandkasten.agents.library import Library
+    from sandkasten.agents.loop_limits import LoopLimits
+    from sandkasten.agents.service import AgentService, ServiceRules
+    from sandkasten.agents.tools.toolbox import Toolbox
+    from sandkasten.agents.workflows.expressions import Expressions
+    from sandkasten.agents.workflows.runner import WorkflowRunner
+
     rules = settings.agents
     model = None
     if rules.base_url is not None:
@@ -91,6 +94,86 @@ async def agency(
         ) as service,
     ):
         yield service
+
+
+def _load() -> None:
+    try:
+        import sandkasten.agents.service
+        import sandkasten.agents.workflows.runner  # noqa: F401  (only to have them loaded)
+        from sandkasten.agents.workflows.expressions import ready
+
+        ready()
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] == "sandkasten":
+            raise
+        raise UnsupportedByBackend(
+            f"agents need the library {exc.name}, which is not installed",
+            hint="pip install 'sandkasten[agents]'",
+        ) from exc
+
+
+def any_runs(data_dir: Path) -> bool:
+    """Whether there is any run to look after; most daemons never see one."""
+    try:
+        return bool(os.listdir(data_dir / "runs"))
+    except OSError:
+        return False
+
+
+class LaterAgents:
+    """The agents of a daemon, put together when they are first needed: they are dear to load."""
+
+    def __init__(self, opened: Callable[[], AbstractAsyncContextManager[AgentService]]) -> None:
+        self._opened = opened
+        self._opening = asyncio.Lock()
+        self._held: AbstractAsyncContextManager[AgentService] | None = None
+        self._service: AgentService | None = None
+        self._soon: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> LaterAgents:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def open(self) -> AgentService:
+        async with self._opening:
+            if self._service is None:
+                if self._closed:
+                    raise Busy("the daemon is going down and begins nothing new", hint="try again")
+                held = self._opened()
+                self._service = await held.__aenter__()
+                self._held = held
+            return self._service
+
+    def look_after(self, data_dir: Path) -> None:
+        """Open as soon as there is a run: a process that died may have left it."""
+        self._soon = asyncio.get_running_loop().create_task(self._quietly(data_dir))
+
+    async def drain(self, deadline_s: float) -> None:
+        if self._service is not None:
+            await self._service.drain(deadline_s)
+
+    async def aclose(self) -> None:
+        """Twice is fine."""
+        self._closed = True
+        if self._soon is not None:
+            self._soon.cancel()
+            await asyncio.wait([self._soon])
+        async with self._opening:
+            held, self._held = self._held, None
+            if held is not None:
+                await held.__aexit__(None, None, None)
+
+    async def _quietly(self, data_dir: Path) -> None:
+        # Another process makes them, so there is nothing to wait on.
+        while not any_runs(data_dir):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_EVERY_S)
+        try:
+            await self.open()
+        except SandkastenError as exc:
+            log.warning("agents.unavailable", extra={"sandkasten": {"error": exc.message}})
 
 
 def _limits(rules: AgentSettings, plain: Any) -> Any:

@@ -73,7 +73,7 @@ MEANS: Final[dict[str, str]] = {
     "packages.enabled": "Whether pip_packages and npm_packages of a request are installed.",
     "packages.index_url": "The index of Python packages; left out: as pip is configured here.",
     "packages.find_links": "A directory of wheels; without index_url the only source, offline.",
-    "packages.npm_registry": "The registry of npm packages; a login may stand before the host.",
+    "packages.npm_registry": "The registry of npm packages; left out: as npm is configured here.",
     "packages.allow": "The only packages that may be asked for: name, pip:name or npm:name.",
     "packages.timeout_seconds": "How long the packages of one request may take to install.",
     "packages.max_bytes": "How much installed packages may take; the least used go first.",

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from sandkasten.daemon.durations import seconds
 from sandkasten.daemon.parsing import count, flag, names, text
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.images.packages.rules import NPM_REGISTRY, PackageRules, address
+from sandkasten.images.packages.rules import PackageRules, address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ SETTINGS: Final[tuple[tuple[str, Callable[[str, object], Value], Value], ...]] =
     (_ROOM + "enabled", flag, _DEFAULTS.enabled),
     (_ROOM + "index_url", url, None),
     (_ROOM + "find_links", folder, None),
-    (_ROOM + "npm_registry", url, NPM_REGISTRY),
+    (_ROOM + "npm_registry", url, None),
     (_ROOM + "allow", names, None),
     (_ROOM + "timeout_seconds", seconds, _DEFAULTS.timeout_s),
     (_ROOM + "max_bytes", count, _DEFAULTS.max_bytes),
@@ -76,12 +76,13 @@ def package_rules(said: Mapping[str, Value]) -> PackageRules:
             setting=_ROOM + "timeout_seconds",
         )
     index, links = values[_ROOM + "index_url"], values[_ROOM + "find_links"]
+    registry = values[_ROOM + "npm_registry"]
     allow, most = values[_ROOM + "allow"], values[_ROOM + "max_bytes"]
     return PackageRules(
         enabled=bool(values[_ROOM + "enabled"]),
         index_url=None if index is None else str(index),
         find_links=None if links is None else str(links),
-        npm_registry=str(values[_ROOM + "npm_registry"]),
+        npm_registry=None if registry is None else str(registry),
         allow=tuple(allow) if isinstance(allow, list) else None,
         timeout_s=timeout_s,
         max_bytes=most if isinstance(most, int) else _DEFAULTS.max_bytes,

@@ -21,13 +21,13 @@ from sandkasten.api.app import App
 from sandkasten.api.auth import Doorkeeper
 from sandkasten.api.routes.table import ALL
 from sandkasten.api.server import HttpRules, Server
-from sandkasten.daemon.agency import agency
+from sandkasten.daemon.agency import LaterAgents, agency
 from sandkasten.daemon.books import open_books
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.listening import listening
 from sandkasten.daemon.single import only_daemon
 from sandkasten.engine.clock import SystemClock
-from sandkasten.errors import InvalidConfiguration, UnsupportedByBackend
+from sandkasten.errors import InvalidConfiguration
 from sandkasten.telemetry import jsonlines
 from sandkasten.telemetry.fanout import FanOut
 from sandkasten.telemetry.logs import LogEvents
@@ -90,12 +90,11 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
             version=version("sandkasten"),
         )
         await engine.recover()
-        agents = None
-        try:
-            opened = agency(settings, engine, books.files, stays=True, events=events)
-            server.agents = agents = await stack.enter_async_context(opened)
-        except UnsupportedByBackend as exc:
-            server.no_agents = exc.message
+        agents = LaterAgents(
+            lambda: agency(settings, engine, books.files, stays=True, events=events)
+        )
+        await stack.enter_async_context(agents)
+        server.open_agents = agents.open
         await stack.enter_async_context(books.kept_short(clock, UPKEEP_EVERY_S))
         app = App(server, ALL)
         http = await stack.enter_async_context(listening(app, rules, server.rules))
@@ -103,6 +102,7 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         told = {"url": http.url, "ms": ms, "pid": os.getpid()}
         log.info("daemon.ready", extra={"sandkasten": told})
         said(f"sandkasten serves {http.url} and {rules.socket}")
+        agents.look_after(data_dir)
         _notify("READY=1")
         await stop.wait()
         server.draining = True
@@ -112,11 +112,9 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(rules.drain_s):
                 await app.answered()
-                if agents is not None:
-                    await agents.drain(rules.drain_s)
-        if agents is not None:
-            # While sandboxes can still be destroyed, and nothing asks for new ones.
-            await agents.aclose()
+                await agents.drain(rules.drain_s)
+        # While sandboxes can still be destroyed, and nothing asks for new ones.
+        await agents.aclose()
         await engine.drain(rules.drain_s)
     log.info("daemon.stopped", extra={"sandkasten": {}})
 

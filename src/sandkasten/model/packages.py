@@ -41,6 +41,8 @@ _NPM: Final = re.compile(
     r"(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-zA-Z0-9~][a-zA-Z0-9._~-]*)"
     r"(?:@(?P<range>[A-Za-z0-9^~<>=.*|+ -]+))?\Z"
 )
+# pip takes a name with such an end for a file of the directory it stands in.
+_ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +135,15 @@ def _checked(field: str, value: object, form: re.Pattern[str], wanted: str) -> t
             f"{field} has {len(value)} entries", hint=f"at most {MAX_PACKAGES}", field=field
         )
     for one in value:
-        if not isinstance(one, str) or len(one) > _MAX_TEXT or not form.match(_tight(one)):
+        if not isinstance(one, str) or len(one) > _MAX_TEXT or not _named(form, _tight(one)):
             raise InvalidRequest(
                 f"{shown(str(one))} does not name a package", hint=f"write {wanted}", field=field
             )
     return tuple(sorted({_tight(one) for one in value}))
+
+
+def _named(form: re.Pattern[str], spec: str) -> bool:
+    return form.match(spec) is not None and (form is _NPM or _ARCHIVE.search(spec) is None)
 
 
 def _tight(spec: str) -> str:

@@ -101,7 +101,7 @@ class Info:
     """The workspace's name; None for one that goes with the sandbox."""
     workspace_shared: bool = False
     mounts: tuple[Mounted, ...] = ()
-    """The operator's host mounts it has, read-only."""
+    """The operator's host mounts and the sets of packages it has, read-only."""
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
     env_names: tuple[str, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()

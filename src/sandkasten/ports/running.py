@@ -42,7 +42,7 @@ class Runs(Protocol):
     ) -> Sequence[RunRow]:
         """Newest first (created_at, then id); `before` is the last id of the page before.
 
-        Large ones come fewer at a time than asked for: only an empty page is the last.
+        A page may be shorter than `limit` where its rows are large; only an empty one is the end.
         """
         ...
 

@@ -38,10 +38,13 @@ _FIELDS: Final = frozenset(one.name for one in fields(RunRow))
 _USAGE: Final = frozenset(one.name for one in fields(RunUsage))
 # What is larger was not written by us.
 MAX_ROW_BYTES: Final = 64 << 20
-# A list ends before that, however many were asked for: each row may have megabytes.
-MAX_LIST_BYTES: Final = 8 << 20
 # Whoever watches a run of another process looks this often; one of this process is told at once.
 LOOK_EVERY_S: Final = 0.2
+# For each of so many who follow one run at a time, and so many runs.
+_MARKS: Final = 16
+_MARKED_RUNS: Final = 1000
+# Of one page: inputs and outputs may be large, and a page is in memory.
+_PAGE_BYTES: Final = 8 << 20
 # A directory without a row is one that is being made, unless it is as old as this.
 _MADE_WITHIN_S: Final = 300.0
 
@@ -89,6 +92,8 @@ class RunDirectory:
         self._briefs: dict[str, _Brief] = {}
         self._tails: dict[str, _Tail] = {}
         self._changes: dict[str, asyncio.Event] = {}
+        self._marks: dict[str, dict[int, int]] = {}
+        """Where in a file the events after a number begin: who follows need not read it all."""
 
     async def begin(self, row: RunRow) -> None:
         _checked(row.id)
@@ -233,11 +238,11 @@ class RunDirectory:
                 return ()
             found = [one for one in found if one < (last.created_at, before)]
         rows: list[RunRow] = []
-        left = MAX_LIST_BYTES
-        for _, run_id in found[:limit]:
-            brief = self._known(run_id)
-            left -= 0 if brief is None else brief.stamp.size
-            if left < 0 and rows:
+        size = 0
+        for _, run_id in found:
+            brief = self._briefs.get(run_id)
+            size += 0 if brief is None else brief.stamp.size
+            if len(rows) >= limit or (rows and size > _PAGE_BYTES):
                 break
             row = self._read(run_id)
             if row is not None:
@@ -278,16 +283,31 @@ class RunDirectory:
 
     def _events(self, run_id: str, since_seq: int, limit: int) -> Sequence[RunEvent]:
         found: list[RunEvent] = []
+        marks = self._marks.get(run_id, {})
+        at = marks.get(max((seq for seq in list(marks) if seq <= since_seq), default=0), 0)
         with suppress(FileNotFoundError), (self._root / run_id / "events.jsonl").open("rb") as file:
+            # What is whole stays where it is; only a torn end is ever cut.
+            file.seek(at)
             for line in file:
                 event = _event(line)
                 if event is None:
                     break
+                at += len(line)
                 if event.seq > since_seq:
                     found.append(event)
                     if len(found) >= limit:
                         break
+            if found:
+                self._mark(run_id, found[-1].seq, at)
         return found
+
+    def _mark(self, run_id: str, seq: int, at: int) -> None:
+        marks = {**self._marks.get(run_id, {}), seq: at}
+        while len(marks) > _MARKS:
+            del marks[next(iter(marks))]
+        if run_id not in self._marks and len(self._marks) >= _MARKED_RUNS:
+            self._marks.clear()
+        self._marks[run_id] = marks
 
     def _stamps(self, run_id: str) -> tuple[_Stamp | None, ...]:
         found: list[_Stamp | None] = []
@@ -330,7 +350,7 @@ class RunDirectory:
             shutil.rmtree(self._root / run_id, ignore_errors=True)
         finally:
             os.close(fd)
-        for known in (self._briefs, self._tails, self._changes):
+        for known in (self._briefs, self._tails, self._changes, self._marks):
             known.pop(run_id, None)
         return 1
 

@@ -4,6 +4,7 @@ nothing is left out."""
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from sandkasten.agents.workflows.expressions import Expressions
 from sandkasten.agents.workflows.runner import Limits
 from sandkasten.errors import InvalidWorkflow, ModelUnavailable, RunFailed, RunLimitReached
 from tests.agents.workflows.flow import Flow, PowerCut
+
+LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 
 EVERYTHING = """\
 id: everything
@@ -233,7 +236,7 @@ def test_any_workflow_ends_in_the_same_order_each_time_and_a_cut_changes_nothing
         async def close() -> None:
             await expressions.close()
 
-        @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+        @settings(max_examples=2000 if LONG else 60, deadline=None, derandomize=True, database=None)
         @given(text=_workflows(), cut=st.integers(1, 40))
         def held(text: str, cut: int) -> None:
             loop.run(three(text, cut))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 
 import pytest
 
@@ -36,6 +38,10 @@ CONTEXT = {
         ("'A-B'.lowerAscii().split('-')", ["a", "b"]),
         ("input.name.matches('^(a+)+$')", False),
         ("input.list.map(input, input + 1)", [2, 3, 4]),
+        ("double(steps.a.output.n) + 0.5", 3.5),
+        ("['a', 'b'].join('-').replace('-', '+')", "a+b"),
+        ("math.greatest([1, 3, 2])", 3),
+        ("steps.a.output.n > 2.5", True),
     ],
 )
 async def test_an_expression_comes_to_json(expressions, expression, value) -> None:
@@ -156,6 +162,55 @@ async def test_whoever_is_cancelled_leaves_no_process_behind() -> None:
     await expressions.close()
 
 
+async def test_a_process_that_somebody_else_ended_is_replaced() -> None:
+    before = _evaluators()
+    async with Expressions(processes=1) as expressions:
+        assert await expressions.value("1", {}) == 1
+        (pid,) = _evaluators() - before
+        os.kill(int(pid), signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while _evaluators() - before:  # noqa: ASYNC110 - another process tells no event
+                await asyncio.sleep(0.01)
+        assert await expressions.value("2", {}) == 2
+
+
+PARENT = f"""
+import asyncio
+from sandkasten.agents.workflows.expressions import Bounds, Expressions
+
+async def main():
+    expressions = Expressions(Bounds(cpu_s=0.5))
+    await expressions.value("1", {{}})
+    print(expressions._idle[0].pid, flush=True)
+    await expressions.value({PAIRS!r}, {{"l": list(range(2000))}})
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_whose_parent_was_killed_ends_by_itself() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = (await parent.stdout.readline()).decode().strip()
+    async with asyncio.timeout(60):
+        while _state(pid) != "R":  # noqa: ASYNC110 - another process tells no event
+            await asyncio.sleep(0.001)
+        parent.kill()
+        await parent.wait()
+        while "evaluator.py" in _command(pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def _state(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as line:
+            return line.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "R"  # it was quicker than we are
+
+
 def _evaluators() -> set[str]:
     children = [pid for thread in os.listdir("/proc/self/task") for pid in _children(thread)]
     return {pid for pid in children if "evaluator.py" in _command(pid)}
@@ -165,7 +220,7 @@ def _children(thread: str) -> list[str]:
     try:
         with open(f"/proc/self/task/{thread}/children") as listed:
             return listed.read().split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 

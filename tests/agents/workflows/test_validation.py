@@ -121,6 +121,11 @@ def test_misspellings_are_told_with_the_nearest_word() -> None:
     }
 
 
+def test_a_step_of_an_unknown_type_is_complained_of_once() -> None:
+    text = _steps("{id: a, type: agnt}", "{id: b, type: agent, agent: b}")
+    assert _codes(text) == ([("UNKNOWN_STEP_TYPE", "steps[0].type")], [])
+
+
 def test_agents_are_looked_up_only_where_they_are_given() -> None:
     assert inspect(APPENDIX_B).ok
     assert [i.code for i in inspect(APPENDIX_B, agents=[]).errors] == ["UNKNOWN_AGENT"] * 3

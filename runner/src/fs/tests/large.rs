@@ -122,7 +122,7 @@ fn a_name_of_255_bytes_at_every_level_is_listed_as_far_as_a_page_can_say_it() {
 
 #[test]
 fn a_wide_directory_pages_in_order_and_each_entry_once() {
-    let count = count_of("SANDKASTEN_WIDE", 20_000);
+    let count = count_of("SANDKASTEN_WIDE", 8_000);
     let place = Place::new();
     place.ok("fs.mkdir", json!({ "path": "wide" }));
     for number in 0..count {

@@ -161,8 +161,8 @@ class _Reader:
         fields = Fields(raw, path, self.findings)
         id = self._id(fields)
         type = self._type(fields)
-        if type is None:  # complained of; an end, so that nothing else is complained of for it
-            return Step(id, "end", path)
+        if type is None:  # complained of once; what follows it is to be reachable all the same
+            return Step(id, "set", path, self._next(fields, "set", below))
         step = Step(
             id=id,
             type=type,

@@ -19,12 +19,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.errors import RunFailed, RunLimitReached
+from sandkasten.errors import InternalError, RunFailed, RunLimitReached, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MOST_CHARACTERS: Final = 4096
+_FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT)
 _EVALUATOR: Final = Path(__file__).with_name("evaluator.py")
 # What can be read of a chain such as `steps.a.output["b c"].d[0]`, to name what is missing.
 _CHAIN: Final = re.compile(
@@ -33,6 +34,14 @@ _CHAIN: Final = re.compile(
 _LINK: Final = re.compile(r"""([A-Za-z_]\w*)|\[(\d+)\]|\["([^"]*)"\]""")
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
 _BOUND: Final = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_]\w*)\s*,")
+
+
+class _Died(Exception):
+    """The process ended in place of an answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,11 @@ class Bounds:
     value_bytes: int = 1024 * 1024
     memory_bytes: int = 1024 * 1024 * 1024
     """Of addresses, and most of it is the interpreter's own reservations."""
+
+
+def ready() -> None:
+    """ModuleNotFoundError now, and not in the midst of a run."""
+    import cel  # noqa: F401
 
 
 def problem(expression: str) -> str:
@@ -160,7 +174,22 @@ class Expressions:
         raise _failure(answer, expressions, context)
 
     async def _asked(self, request: bytes, expressions: Sequence[str]) -> dict[str, Any]:
-        process = self._idle.pop() if self._idle else await self._spawn()
+        used = self._idle.pop() if self._idle else None
+        if used is not None:
+            try:
+                return await self._exchange(used, request, expressions)
+            except _Died as died:
+                if died.status not in _FROM_OUTSIDE:
+                    raise self._unanswered(died, expressions) from died
+                # Somebody ended it, perhaps long ago: not this expression's doing.
+        try:
+            return await self._exchange(await self._spawn(), request, expressions)
+        except _Died as died:
+            raise self._unanswered(died, expressions) from died
+
+    async def _exchange(
+        self, process: asyncio.subprocess.Process, request: bytes, expressions: Sequence[str]
+    ) -> dict[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
         whole = False
@@ -177,18 +206,24 @@ class Expressions:
         except TimeoutError as exc:
             raise _too_much(expressions, f"took longer than {self.bounds.wall_s:g} s") from exc
         except (asyncio.IncompleteReadError, OSError) as exc:
-            status = await process.wait()
-            why = (
-                f"took more than {self.bounds.cpu_s:g} s of processor time"
-                if status == -signal.SIGPROF
-                else "took too much memory, or ended the process that evaluates it"
-            )
-            raise _too_much(expressions, why) from exc
+            raise _Died(await process.wait()) from exc
         finally:
             if whole:
                 self._idle.append(process)
             else:
                 await _end(process)
+
+    def _unanswered(self, died: _Died, expressions: Sequence[str]) -> SandkastenError:
+        if died.status >= 0:
+            return InternalError(
+                f"the process that evaluates expressions ended with status {died.status}",
+                hint="is `sandkasten[agents]` installed?",
+            )
+        if died.status == -signal.SIGPROF:
+            why = f"took more than {self.bounds.cpu_s:g} s of processor time"
+        else:
+            why = "took too much memory, or ended the process that evaluates it"
+        return _too_much(expressions, why)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         b = self.bounds
@@ -210,10 +245,12 @@ class Expressions:
 async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
-    if process.stdin is not None:
-        process.stdin.close()
+    assert process.stdin is not None
+    process.stdin.close()
     # Killed, so it ends at once; and whoever was cancelled is not to leave a zombie behind.
     await asyncio.shield(process.wait())
+    with contextlib.suppress(OSError):  # what was written to it and not read is told here
+        await process.stdin.wait_closed()
 
 
 def _failure(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.api.auth import require
 from sandkasten.api.printing import answer
 from sandkasten.api.routes.run_models import (
     Accepted,
@@ -58,19 +59,23 @@ if TYPE_CHECKING:
     from sandkasten.ports.running import Agents
 
 
-def agents_of(call: Call) -> Agents:
+async def agents_of(call: Call) -> Agents:
+    if call.server.agents is None and call.server.open_agents is not None:
+        call.server.agents = await call.server.open_agents()
     if call.server.agents is None:
         raise UnsupportedByBackend(
-            "this daemon runs no agents" + (call.server.no_agents and f": {call.server.no_agents}"),
+            "this daemon runs no agents",
             hint="pip install 'sandkasten[agents]' where the daemon is, and start it again",
         )
     return call.server.agents
 
 
 async def execute(call: Call) -> Response:
+    # Its tools reach the stored files of the tenant, whoever wrote the agent.
+    require(call.principal, "files")
     body = await call.body(ExecuteBody)
     name = _one_name(body)
-    row = await agents_of(call).start_agent(
+    row = await (await agents_of(call)).start_agent(
         AgentRunRequest(
             agent=name,
             task=body.task,
@@ -79,17 +84,17 @@ async def execute(call: Call) -> Response:
             key_id=call.principal.key_id,
             quota=call.principal.quota,
             source=body.source,
-            files=call.principal.may("files"),
         )
     )
     return answer({**run_fields(row), "message": f"agent {row.name} runs"}, 202)
 
 
 async def start_workflow(call: Call) -> Response:
+    require(call.principal, "files")
     body = await call.body(WorkflowBody)
     if body.workflow_id is None and body.source is None:
         raise _refused("workflow_id", "no workflow is named")
-    row = await agents_of(call).start_workflow(
+    row = await (await agents_of(call)).start_workflow(
         WorkflowRunRequest(
             workflow=body.workflow_id or "",
             input=body.input,
@@ -97,7 +102,6 @@ async def start_workflow(call: Call) -> Response:
             key_id=call.principal.key_id,
             quota=call.principal.quota,
             source=body.source,
-            files=call.principal.may("files"),
         )
     )
     return answer({**run_fields(row), "message": f"workflow {row.name} runs"}, 202)
@@ -113,15 +117,15 @@ async def workflow_runs(call: Call) -> Response:
 
 
 async def _listed(call: Call, query: RunsQuery, kind: RunKind | None) -> Response:
-    agents, tenant = agents_of(call), call.principal.tenant
+    agents, tenant = await agents_of(call), call.principal.tenant
     rows = await agents.runs(
         tenant, kind=kind, status=query.status, limit=query.limit, before=query.before
     )
-    more = rows[-1].id if rows else None
-    if more is not None and len(rows) < query.limit:
-        # Large ones come fewer at a time.
-        rest = await agents.runs(tenant, kind=kind, status=query.status, limit=1, before=more)
-        more = more if rest else None
+    more = None
+    if rows and await agents.runs(
+        tenant, kind=kind, status=query.status, limit=1, before=rows[-1].id
+    ):
+        more = rows[-1].id
     return answer({"runs": [run_fields(row) for row in rows], "count": len(rows), "next": more})
 
 
@@ -135,7 +139,7 @@ async def workflow_run(call: Call) -> Response:
 
 
 async def cancel(call: Call) -> Response:
-    row = await agents_of(call).cancel(call.path("run_id"), call.principal.tenant)
+    row = await (await agents_of(call)).cancel(call.path("run_id"), call.principal.tenant)
     return answer(detail_fields(row))
 
 
@@ -145,14 +149,15 @@ async def workflow_cancel(call: Call) -> Response:
 
 
 async def resume(call: Call) -> Response:
+    require(call.principal, "files")
     await _workflow_run(call)
-    row = await agents_of(call).resume(call.path("run_id"), call.principal.tenant)
+    row = await (await agents_of(call)).resume(call.path("run_id"), call.principal.tenant)
     return answer({**run_fields(row), "message": f"workflow {row.name} goes on"}, 202)
 
 
 async def events(call: Call) -> Response:
     query = call.query(EventsQuery)
-    agents, the_id, tenant = agents_of(call), call.path("run_id"), call.principal.tenant
+    agents, the_id, tenant = await agents_of(call), call.path("run_id"), call.principal.tenant
     since = query.since_seq
     headers = call.connection.headers
     if EVENTS in headers.get("accept", ""):
@@ -165,10 +170,10 @@ async def events(call: Call) -> Response:
     async for item in agents.events(the_id, tenant, since_seq=since):
         if isinstance(item, RunRow):
             row = item
+        elif len(found) > query.limit:
             break
-        found.append(item)
-        if len(found) > query.limit:
-            break
+        else:
+            found.append(item)
     shown = found[: query.limit]
     return answer(
         {
@@ -195,34 +200,34 @@ async def _stream(agents: Agents, the_id: str, tenant: str, since: int) -> Async
 
 
 async def agents(call: Call) -> Response:
-    found = [_shown(call, one) for one in await agents_of(call).definitions("agent")]
+    found = [_shown(call, one) for one in await (await agents_of(call)).definitions("agent")]
     return answer({"agents": [definition_fields(one) for one in found], "count": len(found)})
 
 
 async def workflows(call: Call) -> Response:
-    found = [_shown(call, one) for one in await agents_of(call).definitions("workflow")]
+    found = [_shown(call, one) for one in await (await agents_of(call)).definitions("workflow")]
     return answer({"workflows": [definition_fields(one) for one in found], "count": len(found)})
 
 
 async def agent(call: Call) -> Response:
-    found = _shown(call, await agents_of(call).definition("agent", call.path("name")))
+    found = _shown(call, await (await agents_of(call)).definition("agent", call.path("name")))
     return answer(definition_fields(found, whole=True))
 
 
 async def workflow(call: Call) -> Response:
-    found = _shown(call, await agents_of(call).definition("workflow", call.path("name")))
+    found = _shown(call, await (await agents_of(call)).definition("workflow", call.path("name")))
     return answer(definition_fields(found, whole=True))
 
 
 async def check_agent(call: Call) -> Response:
     body = await call.body(SourceBody)
-    found = await agents_of(call).check("agent", body.source, body.name)
+    found = await (await agents_of(call)).check("agent", body.source, body.name)
     return answer(definition_fields(found, whole=True))
 
 
 async def check_workflow(call: Call) -> Response:
     body = await call.body(SourceBody)
-    found = await agents_of(call).check("workflow", body.source, body.name)
+    found = await (await agents_of(call)).check("workflow", body.source, body.name)
     return answer(definition_fields(found, whole=True))
 
 
@@ -234,7 +239,7 @@ def _shown(call: Call, found: Definition) -> Definition:
 
 
 async def _run(call: Call) -> RunRow:
-    return await agents_of(call).run(call.path("run_id"), call.principal.tenant)
+    return await (await agents_of(call)).run(call.path("run_id"), call.principal.tenant)
 
 
 async def _workflow_run(call: Call) -> RunRow:
@@ -278,7 +283,8 @@ _PLAIN = (
         answer=Accepted,
         status=202,
         errors=(AgentNotFound, InvalidAgent, *_START),
-        description="Answered when the run has begun; `GET /runs/{run_id}` tells how it goes.",
+        description="Answered when the run has begun; `GET /runs/{run_id}` tells how it goes. "
+        "Takes the scopes sessions and files.",
     ),
     Route(
         "GET",
@@ -327,6 +333,7 @@ _PLAIN = (
         answer=Accepted,
         status=202,
         errors=(WorkflowNotFound, InvalidWorkflow, AgentNotFound, InvalidAgent, *_START),
+        description="Takes the scopes sessions and files.",
     ),
     Route(
         "GET",
@@ -377,6 +384,7 @@ _PLAIN = (
         answer=Accepted,
         status=202,
         errors=(*_ONE, Conflict, Busy, InvalidWorkflow, QuotaExceeded),
+        description="Takes the scopes sessions and files. A daemon does it by itself.",
     ),
     Route(
         "GET",

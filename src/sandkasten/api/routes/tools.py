@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from sandkasten.api.call import Call
 
 
-# Besides the scope of sessions they take that of files, as the routes for the same do.
-_OF_THE_STORE: Final = ("sandbox_stage_file", "sandbox_publish_file")
+_OF_THE_STORE: Final = frozenset({"sandbox_stage_file", "sandbox_publish_file"})
 
 
 class ToolsQuery(Query):
@@ -56,15 +55,15 @@ class ToolAnswer(Answer):
 
 async def tools(call: Call) -> Response:
     mode = call.query(ToolsQuery).mode
-    found = [dict(one) for one in agents_of(call).tools(mode)]
+    found = [dict(one) for one in (await agents_of(call)).tools(mode)]
     return answer({"tools": found, "count": len(found), "mode": mode})
 
 
 async def call_tool(call: Call) -> Response:
-    body = await call.body(ToolBody)
     if call.path("name") in _OF_THE_STORE:
         require(call.principal, "files")
-    work = agents_of(call).call_tool(
+    body = await call.body(ToolBody)
+    work = (await agents_of(call)).call_tool(
         call.path("name"),
         body.arguments,
         tenant=call.principal.tenant,
@@ -99,5 +98,7 @@ ROUTES = (
         body_required=False,
         answer=ToolAnswer,
         errors=(InvalidRequest, UnsupportedByBackend),
+        description="A tool that fails is an answer too, with `ok` false. Those that stage and "
+        "publish files take the scope files as well.",
     ),
 )

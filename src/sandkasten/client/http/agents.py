@@ -92,9 +92,17 @@ class HttpAgents:
         limit: int = 100,
         before: str | None = None,
     ) -> Sequence[RunRow]:
-        query = given(kind=kind, status=status, limit=str(limit), before=before)
-        told = await self._get("/runs", query)
-        return [_row(one) for one in records(told.get("runs"), "runs")]
+        found: list[RunRow] = []
+        while len(found) < limit:
+            left = str(min(1000, limit - len(found)))
+            told = await self._get(
+                "/runs", given(kind=kind, status=status, limit=left, before=before)
+            )
+            found += [_row(one) for one in records(told.get("runs"), "runs")]
+            before = maybe_text(told, "next")
+            if before is None:
+                break
+        return found
 
     async def cancel(self, run_id: str) -> RunRow:
         order = Order("POST", _path(run_id, "cancel"), {}, repeatable=True, answer_s=_CANCEL_S)

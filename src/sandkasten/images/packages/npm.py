@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
@@ -24,13 +25,16 @@ from sandkasten.errors import (
     ProvisioningFailed,
     RegistryUnavailable,
 )
+from sandkasten.images.child import child_environment
 from sandkasten.images.connections import Connections, Errand, Patience, origin
 from sandkasten.images.disk import translated
+from sandkasten.images.packages.fetching import fetch
 from sandkasten.images.packages.npm_tree import Machine, resolve
 from sandkasten.images.packages.npm_unpack import LOOK, UNPACK
 from sandkasten.images.packages.pip import GIVEN, MADE, failed_inside
-from sandkasten.images.packages.rules import NPM_REGISTRY, address
+from sandkasten.images.packages.rules import address
 from sandkasten.images.packages.shelf import settle
+from sandkasten.images.packages.threads import calling_off
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +50,35 @@ _AT_ONCE: Final = 8
 _MOST_ABOUT: Final = 64 << 20
 _CHUNK: Final = 256 * 1024
 _SHORT_FORM: Final = "application/vnd.npm.install-v1+json, application/json;q=0.8"
+_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_NPM_OWN: Final = ("npm_config_registry", "NPM_CONFIG_REGISTRY", "NPM_CONFIG_USERCONFIG", "HOME")
 _WORD: Final = re.compile(r"[a-z0-9_]{0,32}\Z")
+
+
+async def configured_registry(scratch: Path, environ: Mapping[str, str]) -> str:
+    """What this machine's npm would ask; ProvisioningFailed where there is none to tell us."""
+    found = await asyncio.to_thread(shutil.which, "npm", path=_PATH)
+    if found is None:
+        raise ProvisioningFailed(
+            "no registry of npm packages is configured",
+            hint="set packages.npm_registry to its address",
+        )
+    kept = {name: environ[name] for name in _NPM_OWN if environ.get(name)}
+    told = await fetch(
+        (found, "config", "get", "registry"),
+        env=child_environment(environ, npm_config_update_notifier="false", **kept),
+        into=scratch,
+        max_bytes=_MOST_ABOUT,
+        timeout_s=_PROBE_S,
+        what="asking npm for its registry",
+    )
+    for line in reversed(told.tail):
+        if line.startswith(("http://", "https://")) and " " not in line:
+            return line.rstrip("/")
+    raise ProvisioningFailed(
+        "npm does not say which registry it uses:\n" + "\n".join(told.tail),
+        hint="set packages.npm_registry to its address",
+    )
 
 
 async def install(
@@ -60,17 +92,7 @@ async def install(
     """The directory of the sandbox that has the packages now."""
     machine = await _look(site)
     errand = Errand(Patience(attempts=3, whole_s=timeout_s))
-    fetching = asyncio.ensure_future(
-        asyncio.to_thread(_fetch, specs, machine, given, rules, environ, errand)
-    )
-    try:
-        await asyncio.shield(fetching)
-    except asyncio.CancelledError:
-        # The thread writes below a directory that goes next.
-        errand.called_off.set()
-        await asyncio.wait({fetching})
-        fetching.exception()
-        raise
+    await calling_off(errand.called_off.set, _fetch, specs, machine, given, rules, environ, errand)
     result = await site.run(
         ("node", "-e", UNPACK, GIVEN, MADE), env={"NODE_OPTIONS": ""}, timeout_s=timeout_s
     )
@@ -110,7 +132,7 @@ def _fetch(
     environ: Mapping[str, str],
     errand: Errand,
 ) -> None:
-    registry = _Registry(rules.npm_registry, errand, environ)
+    registry = _Registry(rules.npm_registry or "", errand, environ)
     try:
         with (
             translated("keep what was fetched"),
@@ -212,13 +234,17 @@ class _Registry:
             raise _trouble(one.name, f"its file is not what the registry says ({algorithm})")
 
     def _checked(self, name: str, url: str) -> str:
-        """Only from the registry itself: a manifest must not make us ask whom it likes."""
-        if origin(url) == origin(NPM_REGISTRY):
-            # What npm does too: a mirror often hands the manifests on as they are.
-            url = self._url + urlsplit(url).path if origin(self._url) != origin(url) else url
-        if urlsplit(url).scheme not in ("http", "https") or origin(url) != origin(self._url):
-            raise _trouble(name, "its file lies at an address that is not the registry's")
-        return url
+        """Only from the registry itself: a manifest must not make us ask whom it likes.
+
+        A mirror often hands manifests on as they are, and has the file under the same path.
+        """
+        try:
+            split = urlsplit(url)
+            if split.scheme in ("http", "https") and split.path.startswith("/"):
+                return url if origin(url) == origin(self._url) else self._url + split.path
+        except ValueError:
+            pass
+        raise _trouble(name, "its file has no address that can be asked")
 
     def _get(self, url: str, name: str, most: int) -> bytes | None:
         answer = self._open(url, name, _SHORT_FORM)

@@ -8,7 +8,6 @@ our pip, so an image needs none. ProvisioningFailed names the package where pip 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import os
@@ -24,6 +23,7 @@ from sandkasten.images.buildcache import build_key
 from sandkasten.images.child import child_environment
 from sandkasten.images.packages.fetching import fetch, last_lines
 from sandkasten.images.packages.shelf import settle
+from sandkasten.images.packages.threads import to_the_end
 from sandkasten.model.spec import WORKSPACE
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ async def install(
     inside = f"{TOOL}/{_WHEEL}" if _our_pip().is_file() else TOOL
     python = await _look(site, inside)
     await _fetch(specs, python, given, rules, environ, timeout_s)
-    names = await asyncio.to_thread(_readable, given)
+    names = await to_the_end(_readable, given)
     command = (
         "python3", "-I", "-c", _INSTALL, inside, WORKSPACE,
         "install", "--isolated", "--no-input", "--disable-pip-version-check", "--no-cache-dir",

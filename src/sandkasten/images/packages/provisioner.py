@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import (
@@ -24,8 +25,9 @@ from sandkasten.errors import (
 )
 from sandkasten.images.buildcache import build_key
 from sandkasten.images.disk import translated
-from sandkasten.images.packages import npm, pip
+from sandkasten.images.packages.rules import address
 from sandkasten.images.packages.shelf import Shelf
+from sandkasten.images.packages.threads import to_the_end
 from sandkasten.images.unpack import Caps, unpack_layer
 from sandkasten.model.packages import (
     MOUNT_PREFIX,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 # Each one is a program that fetches and a sandbox that installs.
 _AT_ONCE: Final = 4
+# Whatever fetches has the same deadline and says more of what it was doing.
+_MARGIN_S: Final = 5.0
 _FORM: Final = 1
 """Of what a set looks like: another number, and every set is made anew."""
 
@@ -85,7 +89,8 @@ class Provisioner:
     async def _provide(
         self, ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, backend: str
     ) -> PackageSet:
-        key = await asyncio.to_thread(self._key, ecosystem, specs, image)
+        source = await self._source(ecosystem)
+        key = await asyncio.to_thread(_key, ecosystem, specs, image, source)
         found = _shown(ecosystem, key, self._shelf.tree(key))
         if self._shelf.use(key):
             return found
@@ -95,7 +100,7 @@ class Provisioner:
             async with asyncio.timeout(2 * limit_s), self._shelf.alone(key):
                 if not self._shelf.use(key):
                     async with self._gate:
-                        await self._make(key, ecosystem, specs, image, backend)
+                        await self._make_in_time(key, ecosystem, specs, image, backend)
         except TimeoutError as exc:
             raise Busy(
                 f"packages {', '.join(specs)} were not there within {2 * limit_s:g} s",
@@ -103,17 +108,37 @@ class Provisioner:
             ) from exc
         return found
 
-    def _key(self, ecosystem: Ecosystem, specs: tuple[str, ...], image: Image) -> str:
-        source = self._rules.pip_source if ecosystem == "pip" else [self._rules.npm_registry]
-        program = "python3" if ecosystem == "pip" else "node"
-        return build_key(
-            form=_FORM,
-            ecosystem=ecosystem,
-            packages=list(specs),
-            image=_identity(image, program),
-            machine=platform.machine(),
-            source=source,
-        )
+    async def _source(self, ecosystem: Ecosystem) -> list[str]:
+        if ecosystem == "pip":
+            return await asyncio.to_thread(lambda: self._rules.pip_source)
+        if self._rules.npm_registry is None:
+            # Once for this process: a daemon does not follow a file that is not its own.
+            from sandkasten.images.packages import npm
+
+            await asyncio.to_thread(self._shelf.prepare)
+            async with self._shelf.scratch() as scratch:
+                found = await npm.configured_registry(scratch, self._environ)
+            self._rules = replace(self._rules, npm_registry=found)
+        return [address(self._rules.npm_registry or "")]
+
+    async def _make_in_time(
+        self,
+        key: str,
+        ecosystem: Ecosystem,
+        specs: tuple[str, ...],
+        image: Image,
+        backend: str,
+    ) -> None:
+        limit_s = self._rules.timeout_s
+        try:
+            async with asyncio.timeout(limit_s + _MARGIN_S):
+                await self._make(key, ecosystem, specs, image, backend)
+        except TimeoutError as exc:
+            raise ProvisioningFailed(
+                f"installing {', '.join(specs)} was not done within {limit_s:g} s",
+                hint="ask for less, or raise packages.timeout_seconds",
+                packages=list(specs),
+            ) from exc
 
     async def _make(
         self,
@@ -123,17 +148,20 @@ class Provisioner:
         image: Image,
         backend: str,
     ) -> None:
+        # Here: most processes never install anything, and need not wait for what that takes.
+        from sandkasten.images.packages import npm, pip
+
         if self.sites is None:
             raise UnsupportedByBackend("packages cannot be installed here", hint="use an image")
-        await asyncio.to_thread(self._shelf.sweep)
+        await to_the_end(self._shelf.sweep)
         ends_at = time.monotonic() + self._rules.timeout_s
-        with self._shelf.scratch() as scratch:
+        async with self._shelf.scratch() as scratch:
             given, made = scratch / "given", scratch / "made"
             given.mkdir()
             (made / "tree").mkdir(parents=True)
             mounts = [HostMount(os.fspath(given), pip.GIVEN)]
             if ecosystem == "pip":
-                tool = await asyncio.to_thread(pip.tool, self._shelf)
+                tool = await to_the_end(pip.tool, self._shelf)
                 mounts.append(HostMount(os.fspath(tool), pip.TOOL))
             disk = self._rules.max_bytes
             async with self.sites.open(image, backend, tuple(mounts), disk_bytes=disk) as site:
@@ -142,13 +170,13 @@ class Provisioner:
                 path = await work(specs, site, given, self._rules, self._environ, left_s)
                 archive = scratch / "made.tar"
                 await self._receive(site.tar(path), archive, specs)
-            await asyncio.to_thread(shutil.rmtree, given)
+            await to_the_end(shutil.rmtree, given)
             need = archive.stat().st_size
             in_use = await self._in_use()
-            await asyncio.to_thread(self._shelf.make_room, need, in_use)
-            await asyncio.to_thread(_unpack, archive, made / "tree", self._rules.max_bytes)
+            await to_the_end(self._shelf.make_room, need, in_use)
+            await to_the_end(_unpack, archive, made / "tree", self._rules.max_bytes)
             about: dict[str, object] = {"packages": list(specs), "image": image.name}
-            await asyncio.to_thread(self._shelf.put, key, made, about)
+            await to_the_end(self._shelf.put, key, made, about)
 
     async def _receive(
         self, data: AsyncIterator[bytes], archive: Path, specs: tuple[str, ...]
@@ -164,11 +192,22 @@ class Provisioner:
                         hint="ask for less, or raise packages.max_bytes",
                         packages=list(specs),
                     )
-                await asyncio.to_thread(file.write, piece)
+                await to_the_end(file.write, piece)
 
     async def _in_use(self) -> frozenset[str]:
         names = frozenset() if self.sites is None else await self.sites.mounted()
         return frozenset(name.removeprefix(MOUNT_PREFIX) for name in names)
+
+
+def _key(ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, source: list[str]) -> str:
+    return build_key(
+        form=_FORM,
+        ecosystem=ecosystem,
+        packages=list(specs),
+        image=_identity(image, "python3" if ecosystem == "pip" else "node"),
+        machine=platform.machine(),
+        source=source,
+    )
 
 
 def _unpack(archive: Path, tree: Path, max_bytes: int) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import Final
 from urllib.parse import SplitResult, urlsplit
-
-NPM_REGISTRY: Final = "https://registry.npmjs.org"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +15,8 @@ class PackageRules:
     """May hold credentials: never printed. None: whatever pip is configured to use here."""
     find_links: str | None = None
     """A directory of wheels. Without `index_url` beside it, nothing else is asked."""
-    npm_registry: str = field(default=NPM_REGISTRY, repr=False)
+    npm_registry: str | None = field(default=None, repr=False)
+    """The same; None: whatever npm is configured to use here."""
     allow: tuple[str, ...] | None = None
     timeout_s: float = 600.0
     max_bytes: int = 10 << 30

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.errors import QuotaExceeded
 from sandkasten.images.disk import canonical, read_object, remove_quietly, translated, write_whole
 from sandkasten.images.locking import StoreLocks
+from sandkasten.images.packages.threads import to_the_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from collections.abc import Set as AbstractSet
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
 # Between the moment a set is promised to a sandbox and the moment the ledger says so lies the
@@ -56,12 +56,16 @@ class Shelf:
             return False
         return self.has(key)
 
-    @asynccontextmanager
-    async def alone(self, key: str) -> AsyncIterator[None]:
-        """One at a time for this key, over all processes. Waits without holding a thread."""
+    def prepare(self) -> None:
         with translated("use the store of packages"):
             for name in ("locks", "making", "sets"):
                 (self._root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @asynccontextmanager
+    async def alone(self, key: str) -> AsyncIterator[None]:
+        """One at a time for this key, over all processes. Waits without holding a thread."""
+        self.prepare()
+        with translated("use the store of packages"):
             fd = os.open(self._root / "locks" / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not _taken(fd):  # noqa: ASYNC110  (its holder may be another process)
@@ -70,9 +74,18 @@ class Shelf:
         finally:
             os.close(fd)
 
-    def scratch(self) -> AbstractContextManager[Path]:
+    @asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Path]:
         """A directory that is gone afterwards, or is swept once its process is dead."""
-        return self._locks.place()
+        with translated("use the store of packages"):
+            path, fd = self._locks.claim_new()
+        try:
+            yield path
+        finally:
+            try:
+                await to_the_end(remove_quietly, path)
+            finally:
+                os.close(fd)
 
     def sweep(self) -> int:
         return self._locks.sweep()
@@ -83,7 +96,7 @@ class Shelf:
         with translated("keep a tool for packages"):
             if not path.is_dir():
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with self.scratch() as scratch:
+                with self._locks.place() as scratch:
                     make(scratch / "tool")
                     settle(scratch / "tool")
                     # Somebody else may have been quicker; then his is as good.

@@ -1,0 +1,49 @@
+"""Packages where an engine makes the sandboxes: shown by a bind, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.sandbox import CreateRequest
+from tests.docker.site import nothing_left, opened, sh
+from tests.engines import lent, stock
+from tests.packages.wheels import wheel
+
+if TYPE_CHECKING:
+    from tests.engines.reached import Reached
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def engine() -> Reached:
+    return lent.engine("local", "debian")
+
+
+async def test_packages_are_shown_where_the_engine_sees_our_files_and_refused_where_not(
+    engine: Reached, tmp_path: Path
+):
+    wheel(tmp_path / "w", "epsilon", "5.0")
+    # Where the engine has the very same files as we.
+    data = Path(engine.shares) / tmp_path.name
+    wish = CreateRequest(
+        backend="docker", image=stock.reference("debian"), pip_packages=("epsilon",)
+    )
+    more = {"packages_find_links": str(tmp_path / "w")}
+    async with opened(data, engine, "bind", **more) as sand:
+        info = await sand.create(wish)
+        look = "python3 -c 'import epsilon; print(epsilon.VERSION)'; touch /opt/sandkasten/python/x"
+        result = await sh(sand, info.id, look)
+        assert result.stdout == b"5.0\n"
+        assert b"Read-only file system" in result.stderr
+    assert await nothing_left(engine, data) == []
+    async with opened(tmp_path / "data", engine, "volume", **more) as sand:
+        with pytest.raises(UnsupportedByBackend, match="host mounts cannot be had here") as refused:
+            await sand.create(wish)
+        assert "workspace_mode bind" in refused.value.hint
+        assert await sand.list(all=True) == []
+    assert await nothing_left(engine, tmp_path / "data") == []
