@@ -21,7 +21,7 @@ trap leave EXIT
 bold='' plain=''
 if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
-show() { printf '$ %s\n' "$*"; "$@"; }
+show() { printf '$ %s\n' "${*@Q}" | sed "s/'\([A-Za-z0-9@%+=:,./_-]*\)'/\1/g"; "$@"; }
 fail() { printf 'demo-agents: %s\n' "$*" >&2; exit 1; }
 # Fails unless the file holds the text.
 holds() { grep -qF -- "$2" "$1" || fail "expected in the answer: $2"; }

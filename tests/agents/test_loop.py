@@ -553,3 +553,10 @@ async def test_a_transcript_that_cannot_be_kept_ends_the_run(memory_desk):
     async with staged(memory_desk, [FOREVER]) as stage:
         with pytest.raises(QuotaExceeded):
             await stage.loop.run(PLAIN, "x", {}, memory_desk.context, full)
+
+
+async def test_a_tool_of_the_other_mode_is_told_how_to_be_had(memory_desk):
+    async with staged(memory_desk, []) as stage:
+        with pytest.raises(InvalidAgent) as caught:
+            await stage.run(agent("sandbox: python\ntools: [sandbox_exec]"))
+    assert caught.value.hint == "sandbox_exec is a tool of `sandbox: {mode: code}`"

@@ -258,3 +258,14 @@ def test_any_text_is_an_agent_or_is_refused(text, framed):
     except InvalidAgent:
         return
     assert found.name
+
+
+def test_a_template_that_says_nothing_is_warned_of():
+    (warning,) = parse_agent("---\nmodel: m\n---\n \n", "x").warnings
+    assert warning == "the template is empty: the model is told the task and nothing else"
+
+
+def test_a_wrong_type_in_picoschema_is_told_the_right_ones():
+    with pytest.raises(InvalidAgent) as caught:
+        agent("input: {schema: {days: int}}")
+    assert "string, number, integer, boolean, null, any" in caught.value.hint

@@ -256,3 +256,22 @@ def test_names_that_read_alike_when_joined_are_different_keys():
     other = RunContext("r", workflow_run_id="a", wish=SandboxWish(mode="code", session="b_c"))
     assert str(one.session_key()) == "workflow:a_b:c"
     assert str(other.session_key()) == "workflow:a:b_c"
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "meant"),
+    [
+        ("pyhton", "sandbox", "python"),
+        ({"runtime": "nodejs"}, "sandbox.runtime", "node"),
+        ({"runtime": "python3"}, "sandbox.runtime", "python"),
+    ],
+)
+def test_a_runtime_that_is_nearly_one_is_taken_for_an_image_with_a_warning(value, path, meant):
+    _, (warning,) = parse_sandbox(value)
+    assert warning.startswith(f"{path} is taken for the name of an image: ")
+    assert warning.endswith(f"(did you mean {meant}?)")
+
+
+@pytest.mark.parametrize("value", ["python:3.12", "node", "shell", "python-data", "mine"])
+def test_other_images_are_not_warned_of(value):
+    assert parse_sandbox({"runtime": value})[1] == ()

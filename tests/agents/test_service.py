@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from sandkasten.daemon.brief_files import BriefFiles
 from sandkasten.errors import (
     AgentNotFound,
     Busy,
+    Conflict,
     InvalidAgent,
     InvalidConfiguration,
     InvalidRequest,
@@ -273,6 +275,26 @@ async def test_what_a_dead_process_left_is_settled_and_its_sandboxes_go(tmp_path
         assert [row and row.status for row in found] == ["completed", "lost", "running"]
 
 
+@pytest.mark.parametrize("how", ["resume", "cancel"])
+async def test_who_takes_up_a_dead_processs_workflow_settles_what_was_below_it(home, how):
+    flow = RunRow("run_" + "a" * 16, "workflow", "flow", 1.0, input={"text": "abc"}, source=FLOW)
+    step = RunRow(
+        "run_" + "b" * 16, "agent", "writer", 1.0, parent_id=flow.id, workflow_run_id=flow.id
+    )
+    other = RunRow("run_" + "c" * 16, "agent", "writer", 1.0)
+    for row in (flow, step, other):
+        await home.runs.begin(row)
+        await home.engine.create(CreateRequest(session_key=f"agent:{row.id}:default"))
+    await getattr(home.service, how)(flow.id, DEFAULT_TENANT)
+    await home.ended(flow)
+    found = await home.runs.get(step.id)
+    assert found is not None
+    assert found.status == "lost"
+    assert f"agent:{step.id}:default" not in await home.sandboxes()
+    # Not its own, and perhaps at work elsewhere.
+    assert f"agent:{other.id}:default" in await home.sandboxes()
+
+
 async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(home):
     row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
     await home.heard(row, "tool.answered")
@@ -285,15 +307,21 @@ async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(hom
 
 async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_rest(tmp_path):
     async with house(tmp_path, stays=True) as home:
-        flow = RunRow(
-            "run_" + "e" * 16, "workflow", "flow", 1.0, source=FLOW, input={"text": "hang"}
-        )
+        made_at = time.time()
+        flow = RunRow("run_" + "e" * 16, "workflow", "flow", made_at, source=FLOW)
+        flow = replace(flow, input={"text": "hang"})
         await home.runs.begin(flow)
-        key = f"workflow:{flow.id}:default"
-        made = await home.engine.create(
-            CreateRequest(session_key=key, image="bash", idle_timeout_s=PLAIN_IDLE_S)
-        )
-        await home.service.resume(flow.id, DEFAULT_TENANT)
+        async with home.runs.claim(flow.id):
+            made = await home.engine.create(
+                CreateRequest(
+                    session_key=f"workflow:{flow.id}:default",
+                    image="bash",
+                    idle_timeout_s=PLAIN_IDLE_S,
+                )
+            )
+        # The service may have found it by itself by now.
+        with suppress(Conflict):
+            await home.service.resume(flow.id, DEFAULT_TENANT)
         await home.step_at_work(flow)
         [info] = await home.engine.list()
         assert (info.id, info.idle_timeout_s) == (made.id, home.engine.policy.idle_timeout_s)

@@ -188,3 +188,10 @@ def test_json_is_read_as_json(value):
 def test_any_text_is_read_or_refused_by_name(text):
     with suppress(InvalidRequest):
         json.dumps(load(text), allow_nan=False)
+
+
+def test_an_indentation_with_a_tab_is_told_to_use_spaces():
+    found = refusal("a:\n\tb: 1\n")
+    assert (found.details, found.hint) == ({"line": 2}, "indent with spaces: YAML takes no tabs")
+    # A tab elsewhere is not what is wrong.
+    assert refusal("a: 'x\ty'\nb: c: d\n").hint == "check its indentation, colons and quotes"

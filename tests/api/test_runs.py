@@ -13,6 +13,7 @@ from sandkasten.store.memory import MemoryJournal
 from tests.agents.agency import FLOW, WRITER, house
 from tests.api.booked import AS_OPERATOR, booked, new_key
 from tests.api.serving import serving
+from tests.models.server import Answer, Asked, Call
 
 OTHER = {"X-Sandkasten-Tenant": "other"}
 
@@ -256,13 +257,9 @@ async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(h
         small = await new_key(daemon, tenant="acme", quota={"max_sessions": 0})
         stranger = await new_key(daemon, tenant="zeta")
         body = {"agent_name": "writer", "task": "x"}
-        for path, what in (
-            ("/execute", body),
-            ("/workflow-runs", {"workflow_id": "flow"}),
-            ("/v1/tools/sandbox_publish_file", {"arguments": {"source": "x"}}),
-        ):
-            refused = await daemon.ask("POST", path, what, headers=bare)
-            assert (refused.status, refused.json["code"]) == (403, "FORBIDDEN"), path
+        publish = {"arguments": {"source": "x"}}
+        refused = await daemon.ask("POST", "/v1/tools/sandbox_publish_file", publish, headers=bare)
+        assert (refused.status, refused.json["code"]) == (403, "FORBIDDEN")
         tool = {"arguments": {"command": "echo hi"}, "session": "mine"}
         done = await daemon.ask("POST", "/v1/tools/sandbox_exec", tool, headers=bare)
         assert done.json["stdout"] == "hi\n"
@@ -279,6 +276,46 @@ async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(h
         assert (await daemon.ask("GET", "/runs")).status == 401
 
 
+async def test_a_key_without_the_scope_of_files_has_no_tool_for_them_either(tmp_path):
+    stage = {"file_key": "secret", "destination": "x"}
+
+    def thief(asked: Asked) -> Answer:
+        if asked.turn == 0:
+            return Answer(calls=[Call("sandbox_stage_file", stage)])
+        return Answer(str(asked.last))
+
+    thieves = {"agents/thief.prompt": WRITER.replace("writer", "thief"), "workflows/t.yaml": THEFT}
+    async with (
+        house(tmp_path, script=thief, files=thieves, backend="memory") as home,
+        booked(home.engine, tmp_path / "books", agents=home.service) as daemon,
+    ):
+        both = await new_key(daemon, tenant="a", scopes=["sessions", "files"])
+        await daemon.ask("POST", "/v1/files?key=secret", data=b"s", headers=both)
+        one = await new_key(daemon, tenant="a", scopes=["sessions"])
+        direct = await daemon.ask(
+            "POST", "/v1/tools/sandbox_stage_file", {"arguments": stage}, headers=one
+        )
+        assert (direct.status, direct.json["details"]) == (403, {"scope": "files"})
+        ways: dict[str, dict[str, str]] = {
+            "/execute": {"agent_name": "thief", "task": "go"},
+            "/workflow-runs": {"workflow_id": "t"},
+        }
+        for path, body in ways.items():
+            begun = await daemon.ask("POST", path, body, headers=one)
+            assert begun.status == 202, begun.raw
+            row = await home.ended(await home.service.run(begun.json["run_id"], "a"))
+            assert "may not use stored files" in json.dumps(row.output), path
+            begun = await daemon.ask("POST", path, body, headers=both)
+            row = await home.ended(await home.service.run(begun.json["run_id"], "a"))
+            assert "may not use stored files" not in json.dumps(row.output), path
+
+
+THEFT = """id: t
+steps:
+  - {id: take, type: agent, agent: thief, task: go}
+"""
+
+
 async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path):
     async with (
         house(tmp_path, backend="memory") as home,
@@ -291,3 +328,16 @@ async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path)
             assert b'"path":"' in theirs.raw
             ours = await daemon.ask("GET", path, headers=AS_OPERATOR)
             assert str(tmp_path).encode() in ours.raw, path
+
+
+async def test_a_list_says_that_there_is_more_also_where_runs_are_large(tmp_path):
+    async with (
+        house(tmp_path, backend="memory") as home,
+        serving(home.engine, agents=home.service) as daemon,
+    ):
+        for _ in range(9):
+            await home.agent("plain", "x" * 1_000_000, variables={"word": "x"})
+        first = (await daemon.ask("GET", "/runs")).json
+        assert 0 < first["count"] < 9
+        rest = (await daemon.ask("GET", f"/runs?before={first['next']}")).json
+        assert (first["count"] + rest["count"], rest["next"]) == (9, None)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 import threading
 
 import pytest
 
 from tests.agents.agency import FLOW, WRITER, files_in, played
+from tests.cli.conftest import COMMAND
 from tests.models.server import ScriptedModel
 
 
@@ -126,3 +129,91 @@ def test_workflows_are_drawn_and_checked(cli, files):
     assert cli("workflow", "list", "--json").status == 0
     assert cli("workflow", "show", "flow").status == 0
     assert cli("workflow", "run", "flow", "--input", "{").status == 125
+
+
+def test_a_file_that_cannot_be_read_does_not_keep_the_others_from_being_checked(cli, files):
+    (files / "latin.prompt").write_bytes(b"Gr\xfc\xdfe")
+    done = cli("agent", "validate", str(files / "latin.prompt"), "nobody", "writer")
+    assert (done.status, done.out) == (1, "writer: ok\n")
+    assert "latin.prompt is no UTF-8" in done.err
+    assert "there is no agent named 'nobody'" in done.err
+
+
+def test_several_checked_files_are_one_json_document(cli, files):
+    (files / "latin.prompt").write_bytes(b"Gr\xfc\xdfe")
+    done = cli("agent", "validate", "writer", str(files / "latin.prompt"), "--json")
+    fine, wrong = json.loads(done.out)
+    assert (done.status, fine["name"], fine["error"]) == (1, "writer", None)
+    assert (wrong["name"], wrong["error"]["code"]) == ("latin", "FILE_TROUBLE")
+    assert json.loads(cli("agent", "validate", "writer", "--json").out)["name"] == "writer"
+
+
+def test_a_run_says_what_is_strange_about_its_file(cli, files):
+    (files / "typo.prompt").write_text(WRITER.replace("sandbox: ", "sandbx: "))
+    done = cli("agent", "run", str(files / "typo.prompt"), "x")
+    assert "warning: the frontmatter has no field 'sandbx' (did you mean sandbox?)\n" in done.err
+    (files / "typo.yaml").write_text(FLOW.replace("steps:", "nmae: x\nsteps:", 1))
+    done = cli("workflow", "run", str(files / "typo.yaml"), "--input", '{"text": "abc"}')
+    assert 'warning: nmae: means nothing here (did you mean "name"?)\n' in done.err
+    assert "warning" not in cli("agent", "run", "writer", "x").err
+
+
+def test_what_is_wrong_with_an_agent_stands_in_the_list(cli, files):
+    (files / "agents" / "bad.prompt").write_text("---\nmodel: 5\n---\nHi\n")
+    row = next(line for line in cli("agent", "list").out.splitlines() if "bad" in line)
+    assert row.split("  ")[0] == "bad"
+    assert "model must be" in row
+
+
+def test_each_problem_of_a_workflow_comes_with_its_way_out(cli, files):
+    (files / "bad.yaml").write_text(
+        "id: bad\nsteps:\n"
+        "  - {id: one, typ: agent, agent: writer}\n"
+        "  - {id: two, type: agent, agent: writer, next: tow}\n"
+    )
+    done = cli("workflow", "validate", str(files / "bad.yaml"))
+    assert done.status == 1
+    assert 'MISSING_TYPE steps[0]: the step has no type (write "type" for "typ")\n' in done.err
+    assert '"tow" is none of these steps (did you mean "two"?)\n' in done.err
+
+
+def test_an_unknown_status_of_runs_is_refused(cli):
+    done = cli("agent", "runs", "--status", "done")
+    assert (done.status, done.out) == (125, "")
+    assert "running, completed, failed, cancelled or lost" in done.err
+
+
+def test_a_number_given_as_a_text_is_told_how_to_be_a_number(cli, files):
+    (files / "n.prompt").write_text(
+        "---\nmodel: scripted\ninput: {schema: {days: integer}}\n---\n{{days}}\n"
+    )
+    done = cli("agent", "run", str(files / "n.prompt"), "--var", "days=3")
+    assert done.status == 125
+    assert "hint: --var gives texts; for other values: --variables '{\"days\": …}'\n" in done.err
+
+
+def test_hints_about_runs_name_the_command(cli):
+    assert "hint: sandkasten agent runs" in cli("agent", "inspect", "run_none").err
+
+
+def test_a_task_on_stdin_has_to_be_utf_8(process):
+    done = process("agent", "run", "writer", "-", stdin=b"\xff\xfe")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"stdin is no UTF-8" in done.stderr
+
+
+def test_an_output_that_ends_its_line_is_not_given_another(cli):
+    assert not cli("workflow", "graph", "flow").out.endswith("\n\n")
+
+
+def test_a_run_that_was_interrupted_is_one_json_document_too():
+    words = [*COMMAND, "agent", "run", "writer", "hang", "--json", "--follow"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"run.started" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(out)["status"] == "cancelled"

@@ -145,3 +145,9 @@ def test_a_request_over_the_ceiling_is_denied_by_the_name_of_the_setting():
         assert caught.value.details["rule"] == "policy.max.mem_limit_mb"
     assert parse_limits({"memory_mb": 1024}, Limits(), ceiling).memory_bytes == 1024 * MIB
     assert parse_limits({"cpu_limit": 64}, Limits(), ceiling).cpus == 64
+
+
+def test_a_bound_is_written_out_as_a_person_would():
+    with pytest.raises(InvalidRequest) as caught:
+        parse_limits({"memory_mb": 9_999_999}, Limits())
+    assert caught.value.message == "memory_mb must be from 16 to 1048576, not 9999999"

@@ -241,3 +241,15 @@ async def test_a_run_that_cannot_be_read_for_want_of_descriptors_is_not_taken_fo
         for one in taken:
             os.close(one)
     assert await runs.get(ROW.id) == ROW
+
+
+async def test_a_list_of_large_runs_is_short_and_goes_on_where_it_ended(runs):
+    names = [f"run_{n:016x}" for n in range(12)]
+    for at, one in enumerate(names):
+        large = {"task": "x" * (1 << 20)}
+        await runs.begin(replace(ROW, id=one, created_at=float(at), input=large))
+    seen: list[str] = []
+    while rows := await runs.list(None, before=seen[-1] if seen else None):
+        assert len(rows) <= 8
+        seen += [row.id for row in rows]
+    assert seen == names[::-1]

@@ -28,6 +28,8 @@ class RunContext:
     key_id: str | None = None
     quota: TenantQuota | None = None
     wish: SandboxWish = field(default_factory=SandboxWish)
+    files: bool = True
+    """Whether the stored files of the tenant are this run's to use."""
     depth: int = 0
     """How many agents called one another to come here."""
     idle_timeout_s: float | None = None

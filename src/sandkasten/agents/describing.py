@@ -14,7 +14,6 @@ from sandkasten.errors import RequestError
 from sandkasten.model.runs import Definition
 
 if TYPE_CHECKING:
-    from sandkasten.agents.workflows.issues import Issue
     from sandkasten.agents.workflows.plan import Step, Workflow
 
 
@@ -36,13 +35,13 @@ def described_agent(source: str, name: str = "", path: str = "") -> Definition:
 
 def described_workflow(source: str, name: str = "", path: str = "") -> Definition:
     found = inspect(source)
-    warnings = tuple(_told(one) for one in found.warnings)
+    warnings = tuple(one.told() for one in found.warnings)
     workflow = found.workflow
     if workflow is None:
         first = found.errors[0]
         error: dict[str, Any] = {
             "code": "INVALID_WORKFLOW",
-            "message": _told(first),
+            "message": f"{first.path}: {first.message}" if first.path else first.message,
             "hint": first.hint,
             "details": {"issues": [str(one) for one in found.errors]},
         }
@@ -93,7 +92,3 @@ def _edges(step: Step) -> list[dict[str, Any]]:
     for name, body in step.bodies():
         edges.append({"from": step.id, "to": body.start, "when": name})
     return edges
-
-
-def _told(issue: Issue) -> str:
-    return f"{issue.path}: {issue.message}" if issue.path else issue.message

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkasten.agents.chat_config import wire_config
 from sandkasten.agents.loop_texts import MOST_NAME, slug
 from sandkasten.agents.tools.openai import functions
+from sandkasten.agents.tools.shapes import TOOLS
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.spelling import did_you_mean
 
@@ -74,12 +75,13 @@ def offer(
 def _known(agent: Agent, names: list[str]) -> None:
     for name in agent.tools or ():
         if name not in names:
+            hint = did_you_mean(name, names)
+            if not names:
+                hint = "its tools are those of a sandbox; write `sandbox:` into its file"
+            elif name in TOOLS and agent.wish and TOOLS[name].mode != agent.wish.mode:
+                hint = f"{name} is a tool of `sandbox: {{mode: {TOOLS[name].mode}}}`"
             raise InvalidAgent(
-                f"the agent {agent.name!r} has no tool {name!r}",
-                hint=did_you_mean(name, names)
-                if names
-                else "its tools are those of a sandbox; write `sandbox:` into its file",
-                tool=name,
+                f"the agent {agent.name!r} has no tool {name!r}", hint=hint, tool=name
             )
 
 

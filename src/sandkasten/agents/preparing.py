@@ -18,7 +18,7 @@ from sandkasten.agents.describing import described_workflow
 from sandkasten.agents.noting import error_fields
 from sandkasten.agents.prompt import parse_agent, slug
 from sandkasten.agents.rendering import render
-from sandkasten.agents.workflows.definition import parse_workflow
+from sandkasten.agents.workflows.definition import inspect, parse_workflow
 from sandkasten.agents.workflows.plan import agents_of
 from sandkasten.errors import AgentNotFound, InvalidRequest, SandkastenError, WorkflowNotFound
 from sandkasten.model.spelling import did_you_mean, shown
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class Prepared:
     workflow: Workflow
     source: str
+    warnings: tuple[str, ...] = ()
 
 
 class Preparing:
@@ -88,7 +89,8 @@ class Preparing:
         source = request.source
         if source is None:
             source = self._source(request.workflow)
-        workflow = parse_workflow(source)
+        found = inspect(source)
+        workflow = found.workflow or parse_workflow(source)
         for name in agents_of(workflow):
             self._allowed(self._library.agent(name))
         problems = schemas.check(request.input, workflow.input_schema)
@@ -99,7 +101,7 @@ class Preparing:
                 field="input",
                 problems=problems,
             )
-        return Prepared(workflow, source)
+        return Prepared(workflow, source, tuple(one.told() for one in found.warnings))
 
     def _source(self, name: str) -> str:
         """By the name of its file, or by the id in it."""

@@ -204,6 +204,8 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
     if "sandbox" in fields.values:
         wish, strange = parse_sandbox(fields.values["sandbox"])
         warnings += strange
+    if not parts.template.strip():
+        warnings.append("the template is empty: the model is told the task and nothing else")
     return Agent(
         name=_name(metadata, fields, name),
         template=parts.template,
@@ -256,7 +258,8 @@ def _schema(fields: Fields) -> dict[str, Any] | None:
         except (ValueError, TypeError, AttributeError, LookupError) as exc:
             raise InvalidAgent(
                 f"{path} is neither a JSON Schema nor Picoschema: {str(exc)[:200]}",
-                hint="write `name: string, what it is`, or a mapping with type and properties",
+                hint="write `name: string, what it is`, or a mapping with type and properties; "
+                "types are string, number, integer, boolean, null, any",
                 field=path,
             ) from exc
     if isinstance(said, dict) and said.get("type") == "any":

@@ -7,6 +7,7 @@ is a warning. Nothing here is granted: see `ceilings`.
 
 from __future__ import annotations
 
+import difflib
 import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -41,6 +42,7 @@ SANDBOX_FIELDS: Final = (
     "profile",
     "limits",
 )
+RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
 NETWORK_FIELDS: Final = ("enabled", "allow")
 LIMIT_FIELDS: Final = (*LIMIT_NAMES, "timeout_seconds", "idle_timeout_seconds")
 
@@ -66,7 +68,7 @@ _ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", 
 def parse_sandbox(value: object) -> tuple[SandboxWish, tuple[str, ...]]:
     """The wish, and what was found strange in it."""
     if isinstance(value, str):
-        return SandboxWish(runtime=_image(value, "sandbox")), ()
+        return SandboxWish(runtime=_image(value, "sandbox")), _nearly("sandbox", value)
     if not isinstance(value, dict):
         raise InvalidAgent(
             "sandbox must be a runtime or a mapping",
@@ -77,6 +79,8 @@ def parse_sandbox(value: object) -> tuple[SandboxWish, tuple[str, ...]]:
     limits = fields.mapping("limits") or Fields({}, "sandbox.limits")
     warnings = [*fields.unknown(SANDBOX_FIELDS), *limits.unknown(LIMIT_FIELDS)]
     mode = cast("Mode", fields.choice("mode", ("compute", "code")) or "compute")
+    runtime = _image_of(fields, "runtime")
+    warnings += _nearly(fields.path("runtime"), runtime)
     session = _session(fields)
     if mode == "compute" and session is not None:
         warnings.append("sandbox.session has no effect in compute mode: each run has its own")
@@ -84,7 +88,7 @@ def parse_sandbox(value: object) -> tuple[SandboxWish, tuple[str, ...]]:
     figures = _limits(fields, limits)
     wish = SandboxWish(
         mode=mode,
-        runtime=_image_of(fields, "runtime"),
+        runtime=runtime,
         image=_image_of(fields, "image"),
         session=session or "default",
         timeout_s=_agreed(
@@ -114,6 +118,18 @@ def _image(value: str, path: str) -> str:
         return checked_name(value)
     except InvalidImage as exc:
         raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc
+
+
+def _nearly(path: str, runtime: str | None) -> tuple[str, ...]:
+    """A warning of one that is a runtime but for a letter or two: it may be an image as well."""
+    if runtime is None or runtime in RUNTIMES:
+        return ()
+    # Longer than a slip: `python-data` is somebody's image.
+    near = difflib.get_close_matches(runtime, RUNTIMES, n=1, cutoff=0.8)
+    if not near:
+        return ()
+    what = f"{path} is taken for the name of an image: {shown(runtime)}"
+    return (f"{what} (did you mean {near[0]}?)",)
 
 
 def _image_of(fields: Fields, name: str) -> str | None:

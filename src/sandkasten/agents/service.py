@@ -15,7 +15,7 @@ import asyncio
 import logging
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from sandkasten.agents.carrying import Carrier
 from sandkasten.agents.context import RunContext
@@ -33,7 +33,8 @@ from sandkasten.errors import (
     RunNotFound,
     SandkastenError,
 )
-from sandkasten.model.runs import RunEvent, RunRow, new_run_id
+from sandkasten.model.runs import RunEvent, RunRow, RunStatus, new_run_id
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -108,8 +109,8 @@ class AgentService:
         self._preparing = Preparing(library, self._working.loop, engine.policy)
         self._leftovers = Leftovers(engine, runs)
         self._upkeep: asyncio.Task[None] | None = None
+        self._starting = 0
         self._closed = False
-        self._coming = 0
 
     async def __aenter__(self) -> Self:
         work = self._look_after() if self._rules.stays else self._keep_awake()
@@ -156,44 +157,55 @@ class AgentService:
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
         with self._room():
-            agent = await self._preparing.agent(request)
-            row = RunRow(
-                id=new_run_id(),
-                kind="agent",
-                name=agent.name,
-                created_at=self._clock.now(),
-                tenant=request.tenant,
-                input={"task": request.task, "variables": dict(request.variables)},
-                key_id=request.key_id,
-                quota=request.quota,
-                source=agent.source,
-            )
-            await self._runs.begin(row)
-            self._working.start_agent(row, agent)
+            return await self._start_agent(request)
+
+    async def _start_agent(self, request: AgentRunRequest) -> RunRow:
+        agent = await self._preparing.agent(request)
+        row = RunRow(
+            id=new_run_id(),
+            kind="agent",
+            name=agent.name,
+            created_at=self._clock.now(),
+            tenant=request.tenant,
+            input={"task": request.task, "variables": dict(request.variables)},
+            key_id=request.key_id,
+            quota=request.quota,
+            files=request.files,
+            source=agent.source,
+        )
+        await self._runs.begin(row)
+        self._working.start_agent(row, agent)
         return row
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
         with self._room():
-            prepared = await self._preparing.workflow(request)
-            row = RunRow(
-                id=new_run_id(),
-                kind="workflow",
-                name=prepared.workflow.id,
-                created_at=self._clock.now(),
-                tenant=request.tenant,
-                input=request.input,
-                key_id=request.key_id,
-                quota=request.quota,
-                source=prepared.source,
-            )
-            await self._runs.begin(row)
-            self._working.start_workflow(row, prepared.workflow)
+            return await self._start_workflow(request)
+
+    async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
+        prepared = await self._preparing.workflow(request)
+        row = RunRow(
+            id=new_run_id(),
+            kind="workflow",
+            name=prepared.workflow.id,
+            created_at=self._clock.now(),
+            tenant=request.tenant,
+            input=request.input,
+            key_id=request.key_id,
+            quota=request.quota,
+            files=request.files,
+            source=prepared.source,
+        )
+        await self._runs.begin(row)
+        self._working.start_workflow(row, prepared.workflow, prepared.warnings)
         return row
 
     async def run(self, run_id: str, tenant: str) -> RunRow:
         row = await self._runs.get(run_id)
         if row is None or row.tenant != tenant:
-            raise RunNotFound("no run has that id", hint="GET /runs lists those there are")
+            raise RunNotFound(
+                "no run has that id",
+                hint="sandkasten agent runs, or GET /runs, lists those there are",
+            )
         return row
 
     async def runs(
@@ -205,6 +217,12 @@ class AgentService:
         limit: int = 100,
         before: str | None = None,
     ) -> Sequence[RunRow]:
+        if status is not None and status not in get_args(RunStatus):
+            raise InvalidRequest(
+                f"there is no status {shown(status)} of a run",
+                hint="say running, completed, failed, cancelled or lost",
+                field="status",
+            )
         return await self._runs.list(tenant, kind=kind, status=status, limit=limit, before=before)
 
     async def cancel(self, run_id: str, tenant: str) -> RunRow:
@@ -221,10 +239,11 @@ class AgentService:
             what = "has ended" if row.ended else "is no workflow run"
             raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
         with self._room():
-            if not await self._resumed(row):
-                raise Conflict(
-                    f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
-                )
+            resumed = await self._resumed(row)
+        if not resumed:
+            raise Conflict(
+                f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
+            )
         return row
 
     async def events(
@@ -340,6 +359,8 @@ class AgentService:
             fresh = await self._runs.get(row.id)
             if fresh is None or fresh.ended:
                 return False
+            await self._settle_below(fresh)
+        # Nothing is awaited between the look and the start: two who ask at once begin it once.
         if self._working.has(row.id):
             return False
         # Whoever made its sandboxes may have been of the other kind of process.
@@ -347,6 +368,18 @@ class AgentService:
             await self._leftovers.adopt(row.id, self._idle_timeout_s)
         self._working.resume(fresh)
         return True
+
+    async def _settle_below(self, flow: RunRow) -> None:
+        """A step that was at work is done again, in a new run; nobody comes back for the old."""
+        before: str | None = None
+        while rows := await self._runs.list(
+            flow.tenant, kind="agent", status="running", before=before
+        ):
+            before = rows[-1].id
+            for row in rows:
+                if row.workflow_run_id == flow.id and not self._working.has(row.id):
+                    with suppress(SandkastenError):
+                        await self._settle(row)
 
     async def _abandon(self, row: RunRow) -> None:
         """Cancel one that no living process works on."""
@@ -365,6 +398,8 @@ class AgentService:
                 now = self._clock.now()
                 ended = replace(fresh, status="cancelled", ended_at=now, error=told)
                 await self._carrier.conclude(ended)
+        if row.kind == "workflow":
+            await self._settle_below(row)
 
     async def _look_after(self) -> None:
         while True:
@@ -389,17 +424,17 @@ class AgentService:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """A place for one more run, kept while it is being begun."""
+        """A place among those that run, from before it is asked for until the run has it."""
         if self._closed:
             raise Busy("no new runs are begun here, it is shutting down", hint="try again")
-        if self._working.tops + self._coming >= self._rules.max_concurrent:
+        if self._working.tops + self._starting >= self._rules.max_concurrent:
             raise QuotaExceeded(
                 f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
                 hint="wait for one to end, or raise agents.max_concurrent_runs",
                 quota="runs",
             )
-        self._coming += 1
+        self._starting += 1
         try:
             yield
         finally:
-            self._coming -= 1
+            self._starting -= 1

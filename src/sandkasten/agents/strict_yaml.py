@@ -126,7 +126,7 @@ class _Reader:
             problem = getattr(exc, "problem", None) or "it cannot be parsed"
             raise self._error(
                 f"{self._what} is not valid YAML on line {line}: {str(problem)[:120]}",
-                hint="check its indentation, colons and quotes",
+                hint=_way_out(text, mark),
                 line=line,
             ) from exc
 
@@ -207,6 +207,15 @@ class _Reader:
     def _refuse(self, event: Any, problem: str, hint: str) -> NoReturn:
         line = self._first_line + event.start_mark.line
         raise self._error(f"{self._what} {problem} on line {line}", hint=hint, line=line)
+
+
+def _way_out(text: str, mark: Any) -> str:
+    # The parser calls it a character that cannot start a token, and an editor shows nothing.
+    lines = text.split("\n")
+    at = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    if "\t" in at[: len(at) - len(at.lstrip())]:
+        return "indent with spaces: YAML takes no tabs"
+    return "check its indentation, colons and quotes"
 
 
 def _plain(event: Any) -> bool:

@@ -21,7 +21,7 @@ from sandkasten.errors import Busy, Cancelled, SandkastenError
 from sandkasten.model.runs import RunRow, RunUsage, new_run_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from sandkasten.agents.carrying import Carried, Carrier
     from sandkasten.agents.chat_settings import Models
@@ -108,7 +108,8 @@ class Working:
         given: Mapping[str, Any] = row.input
 
         async def work(carried: Carried) -> Outcome:
-            await carried.note("run.started", {"agent": agent.name, "task": given["task"]})
+            started = {"agent": agent.name, "task": given["task"]}
+            await carried.note("run.started", started | _strange(agent.warnings))
             done = await self._agent(
                 carried, agent, given["task"], given["variables"], self._context(row, agent)
             )
@@ -116,9 +117,9 @@ class Working:
 
         self._begin(row, work, top=True)
 
-    def start_workflow(self, row: RunRow, workflow: Workflow) -> None:
+    def start_workflow(self, row: RunRow, workflow: Workflow, warnings: Sequence[str]) -> None:
         async def work(carried: Carried) -> Outcome:
-            await carried.note("run.started", {"workflow": workflow.id})
+            await carried.note("run.started", {"workflow": workflow.id} | _strange(warnings))
             return await self._workflow(carried, workflow)
 
         self._begin(row, work, top=True)
@@ -163,6 +164,7 @@ class Working:
             tenant=row.tenant,
             key_id=row.key_id,
             quota=row.quota,
+            files=row.files,
             wish=agent.wish or SandboxWish(),
             idle_timeout_s=self._idle_timeout_s,
         )
@@ -201,6 +203,7 @@ class Working:
             workflow_run_id=parent.workflow_run_id,
             key_id=parent.key_id,
             quota=parent.quota,
+            files=parent.files,
             source=child.agent.source,
         )
 
@@ -268,6 +271,7 @@ class Working:
             workflow_run_id=above.id,
             key_id=above.key_id,
             quota=above.quota,
+            files=above.files,
             source=agent.source,
         )
         spent = Spent()
@@ -287,6 +291,11 @@ class Working:
         await carried.note("agent.called", {**about, "attempt": call.attempt})
         result = await self._below(row, do)
         return step_output(row, result)
+
+
+def _strange(warnings: Sequence[str]) -> dict[str, Any]:
+    """What a file holds without effect is said where its run begins: nobody looks elsewhere."""
+    return {"warnings": list(warnings)} if warnings else {}
 
 
 def step_output(row: RunRow, result: AgentResult) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,9 +9,11 @@ import typer
 from sandkasten.cli import runs
 from sandkasten.cli.options import Detach, Follow, Json, Most, RunId, RunStatus, state_of
 from sandkasten.cli.state import State, go
-from sandkasten.errors import InvalidRequest
+from sandkasten.errors import AgentNotFound, FileTrouble, InvalidRequest, WorkflowNotFound
+from sandkasten.model.runs import Definition
 
 if TYPE_CHECKING:
+    from sandkasten.client.agency import AgentsTransport
     from sandkasten.model.runs import RunKind
 
 Which = Annotated[
@@ -92,9 +93,25 @@ def _run(
             raise InvalidRequest("--variables is no JSON object", hint='say {"name": "value"}')
         values |= given
     values |= pairs(var, "--var")
-    text = sys.stdin.read() if task == "-" else task
+    text = runs.stdin() if task == "-" else task
     state = state_of(context, json=json)
-    raise SystemExit(go(_execute(state, agent, text, values, follow=follow, detach=detach)))
+    try:
+        status = go(_execute(state, agent, text, values, follow=follow, detach=detach))
+    except InvalidRequest as exc:
+        raise _as_values(exc, pairs(var, "--var")) from exc
+    raise SystemExit(status)
+
+
+def _as_values(refused: InvalidRequest, texts: dict[str, str]) -> InvalidRequest:
+    """The same; where it is about a text that was to be a number, with the option for it."""
+    problems = refused.details.get("problems")
+    for name in texts:
+        if isinstance(problems, list) and any(
+            str(one).startswith(f"#/{name}: must be of type") for one in problems
+        ):
+            hint = f"--var gives texts; for other values: --variables '{{\"{name}\": …}}'"
+            return type(refused)(refused.message, hint=hint, **refused.details)
+    return refused
 
 
 def _runs(
@@ -132,15 +149,21 @@ async def shown(state: State, kind: RunKind, word: str) -> None:
 
 
 async def checked(state: State, kind: RunKind, words: list[str]) -> int:
-    worst = 0
     async with runs.agents(state) as service:
         transport = await service.transport()
-        for word in words:
-            name, source = runs.named(word)
-            if source is None:
-                source = (await transport.definition(kind, name)).source
-            worst = max(worst, runs.checked(state, await transport.check(kind, source, name)))
-    return worst
+        return runs.checked(state, [await _looked_at(transport, kind, word) for word in words])
+
+
+async def _looked_at(transport: AgentsTransport, kind: RunKind, word: str) -> Definition:
+    """One that cannot be read or found is as wrong as one that cannot be parsed."""
+    try:
+        name, source = runs.named(word)
+        if source is None:
+            source = (await transport.definition(kind, name)).source
+        return await transport.check(kind, source, name)
+    except (FileTrouble, AgentNotFound, WorkflowNotFound) as exc:
+        told = {"code": exc.code, "message": exc.message, "hint": exc.hint, "details": exc.details}
+        return Definition(kind, runs.stem(word), path=word, error=told)
 
 
 async def _execute(

@@ -51,8 +51,11 @@ def named(word: str) -> tuple[str, str | None]:
     """A name of the library, or a file: its name and its text."""
     if "/" not in word and not word.endswith(_FILES):
         return word, None
-    path = Path(word)
-    return path.name.partition(".")[0], text_of(path)
+    return stem(word), text_of(Path(word))
+
+
+def stem(word: str) -> str:
+    return Path(word).name.partition(".")[0]
 
 
 def text_of(path: Path) -> str:
@@ -70,9 +73,16 @@ def text_of(path: Path) -> str:
         raise FileTrouble(f"{path} is no UTF-8", hint="save it as UTF-8") from exc
 
 
+def stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as exc:
+        raise FileTrouble("what came on stdin is no UTF-8", hint="send UTF-8") from exc
+
+
 def json_of(word: str, option: str) -> Any:
     """JSON itself, `@file`, or `-` for stdin."""
-    text = sys.stdin.read() if word == "-" else word
+    text = stdin() if word == "-" else word
     if word.startswith("@"):
         text = text_of(Path(word[1:]))
     try:
@@ -94,15 +104,24 @@ async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool)
                 async for event in events:
                     if talk:
                         say(line(event))
+                    if event.type == "run.started":
+                        _warn(event.data.get("warnings"))
                 return events.run
     except asyncio.CancelledError:
         say(f"cancelling run {row.id}")
         with suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(_CANCEL_S):
-                await service.cancel_run(row.id)
+                ended = await service.cancel_run(row.id)
+                if state.json:
+                    put_json(described(ended))
         if told.terminated:
             raise SystemExit(EXIT_SIGNAL_BASE + signal.SIGTERM) from None
         raise
+
+
+def _warn(warnings: object) -> None:
+    for warning in warnings if isinstance(warnings, list | tuple) else ():
+        say(f"warning: {visible(str(warning))}")
 
 
 @dataclass(slots=True)
@@ -138,7 +157,7 @@ def finish(state: State, row: RunRow) -> int:
     if state.json:
         put_json(described(row))
     elif row.status == "completed":
-        put(_shown(row.output))
+        put(_shown(row.output).removesuffix("\n"))
     if row.error is not None and not state.json:
         say(f"error: {visible(str(row.error.get('message', '')))}")
         if row.error.get("hint"):
@@ -238,7 +257,7 @@ def definitions(state: State, found: Sequence[Definition]) -> None:
             (
                 one.name,
                 "invalid" if one.error is not None else "warned" if one.warnings else "ok",
-                one.description or "-",
+                str(one.error.get("message")) if one.error else one.description or "-",
                 one.path or "-",
             )
             for one in found
@@ -256,24 +275,28 @@ def definition(state: State, one: Definition) -> None:
     complaints(one)
 
 
-def checked(state: State, one: Definition) -> int:
-    """Say what is wrong with a file; 1 when it cannot be used."""
+def checked(state: State, found: Sequence[Definition]) -> int:
+    """Say what is wrong with files; 1 when one cannot be used. JSON of several is a list."""
     if state.json:
-        put_json(definition_fields(one))
+        told = [definition_fields(one) for one in found]
+        put_json(told if len(told) > 1 else told[0])
     else:
-        complaints(one)
-        if one.error is None:
-            put(f"{one.name}: ok")
-    return 0 if one.error is None else EXIT_FAILED
+        for one in found:
+            complaints(one)
+            if one.error is None:
+                put(f"{one.name}: ok")
+    return EXIT_FAILED if any(one.error is not None for one in found) else 0
 
 
 def complaints(one: Definition) -> None:
-    for warning in one.warnings:
-        say(f"warning: {visible(warning)}")
+    _warn(one.warnings)
     if one.error is not None:
         say(f"error: {visible(str(one.error.get('message', '')))}")
-        for issue in (one.error.get("details") or {}).get("issues") or ():
-            say(f"  {visible(str(issue))}")
+        issues = (one.error.get("details") or {}).get("issues") or ()
+        if len(issues) > 1:
+            for issue in issues:
+                say(f"  {visible(str(issue))}")
+            return  # Each has its own way out.
         if one.error.get("hint"):
             say(f"hint: {visible(str(one.error['hint']))}")
 

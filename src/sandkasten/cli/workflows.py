@@ -138,4 +138,4 @@ async def _drawn(state: State, word: str) -> None:
         put_json(found.fields.get("graph"))
         return
     runs.complaints(found)
-    put(str(found.fields.get("mermaid") or ""))
+    put(str(found.fields.get("mermaid") or "").removesuffix("\n"))

@@ -73,13 +73,21 @@ def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
     return offline_books(loaded)
 
 
-def open_agents(place: Place) -> AbstractAsyncContextManager[AgentsTransport]:
+@asynccontextmanager
+async def open_agents(place: Place) -> AsyncIterator[AgentsTransport]:
     """Agents that this process runs; what still runs at the end of the block is cancelled."""
-    loaded = settings(place)
+    _require_linux()
+    loaded = await asyncio.to_thread(_load_agents, place)
     with _installed():
         from sandkasten.daemon.agency import local_agents
+    async with local_agents(loaded) as opened:
+        yield opened
 
-    return local_agents(loaded)
+
+def _load_agents(place: Place) -> Settings:
+    with _installed():
+        from sandkasten.daemon import agency  # noqa: F401  (only to have it loaded)
+    return settings(place)
 
 
 def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[Installer]:

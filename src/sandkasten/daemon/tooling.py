@@ -22,6 +22,8 @@ from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.http_settings import require_key
 from sandkasten.engine.filestore import Filing
 from sandkasten.errors import BackendUnavailable, InvalidRequest
+from sandkasten.model.scoping import SessionKey
+from sandkasten.model.spelling import shown
 from sandkasten.telemetry import jsonlines
 
 if TYPE_CHECKING:
@@ -59,9 +61,22 @@ class Tools:
 def open_tools(
     settings: Settings, offer: Offer, place: Place | None = None
 ) -> AbstractAsyncContextManager[Tools]:
+    if offer.session is not None:
+        _check_session(offer.session)
     if place is None or place.url is None:
         return _tools_here(settings, offer)
     return _tools_there(place, offer)
+
+
+def _check_session(name: str) -> None:
+    try:
+        SessionKey("agent", name)
+    except InvalidRequest as exc:
+        raise InvalidRequest(
+            f"no session can be named {shown(name)}",
+            hint="1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+            field="session",
+        ) from exc
 
 
 @asynccontextmanager

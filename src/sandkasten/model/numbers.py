@@ -12,16 +12,21 @@ def number(name: str, value: object, *, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(
             f"{name} must be a number, not {type(value).__name__}",
-            hint=f"give a number from {low:g} to {high:g}",
+            hint=f"give a number from {_shown(low)} to {_shown(high)}",
             field=name,
         )
     if not math.isfinite(value) or not low <= value <= high:
         raise InvalidRequest(
-            f"{name} must be from {low:g} to {high:g}, not {value!r:.40}",
-            hint=f"choose a {name} between {low:g} and {high:g}",
+            f"{name} must be from {_shown(low)} to {_shown(high)}, not {value!r:.40}",
+            hint=f"choose a {name} between {_shown(low)} and {_shown(high)}",
             field=name,
         )
     return float(value)
+
+
+def _shown(bound: float) -> str:
+    """Whole ones without an exponent, as people write them."""
+    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
 def whole(name: str, value: object, *, low: int, high: int) -> int:

@@ -62,6 +62,8 @@ class RunRow:
     key_id: str | None = None
     quota: TenantQuota | None = None
     """What its tenant might have when it began; also for what is gone on with after a crash."""
+    files: bool = True
+    """Whether whoever began it may use its tenant's stored files, and it too."""
     usage: RunUsage = field(default_factory=RunUsage)
     source: str = ""
     """The file it was begun with, so that a change of the file does not change a run."""
@@ -96,6 +98,8 @@ class AgentRunRequest:
     quota: TenantQuota | None = None
     source: str | None = None
     """The text of a prompt file, in place of one in the library."""
+    files: bool = True
+    """Whether whoever asks may use the stored files of the tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class WorkflowRunRequest:
     quota: TenantQuota | None = None
     source: str | None = None
     """The text of a workflow file, in place of one in the library."""
+    files: bool = True
+    """Whether whoever asks may use the stored files of the tenant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,7 +295,7 @@ async def test_a_named_session_is_there_for_the_next_client(tmp_path):
     async with open_tools(place, session="mine") as tools:
         assert (await tools.call("sandbox_fs_read", {"path": "kept"}))["content"] == "k"
         await tools.call("sandbox_close", {})
-    with pytest.raises(InvalidRequest, match="session key"):
+    with pytest.raises(InvalidRequest, match="no session can be named 'a:b'"):
         async with open_tools(place, session="a:b"):
             pass
     assert await sandboxes(tmp_path / "d") == []

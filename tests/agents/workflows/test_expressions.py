@@ -242,3 +242,10 @@ async def test_hostile_expressions_are_refused_or_evaluated(expressions, express
             await expressions.value(expression, {"a": 1})
     else:
         assert await expressions.value(expression, {"a": 1}) == 2001
+
+
+async def test_the_keys_of_a_mapping_come_in_the_same_order_each_time(expressions) -> None:
+    names = [f"k{n:02}" for n in range(20)]
+    context = {"input": {"all": dict.fromkeys(reversed(names), 1)}}
+    assert list(await expressions.value("input.all", context)) == names
+    assert await expressions.value("{1: 'a', 'x': 'b'}", context) == {"1": "a", "x": "b"}

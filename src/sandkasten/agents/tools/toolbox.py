@@ -19,7 +19,7 @@ from sandkasten.agents.tools.running import Running
 from sandkasten.agents.tools.sessions import Finished, Sessions
 from sandkasten.agents.tools.shapes import TOOLS
 from sandkasten.agents.tools.shells import Shells
-from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
+from sandkasten.errors import InvalidRequest, NotFound, PolicyDenied, SandkastenError
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -98,6 +98,12 @@ class Toolbox:
 
     async def _call(self, name: str, arguments: object, context: RunContext) -> Answer:
         given = checked(self._spec(name, context), arguments)
+        if name in _OF_THE_STORE and not context.files:
+            raise PolicyDenied(
+                "whoever began this run may not use stored files",
+                hint="do it without them, or begin the run with a key of the scope files",
+                scope="files",
+            )
         check_wish(context.wish, self._engine.policy)
         if name == "sandbox_run":
             return await self._running.run(given, context)
@@ -120,7 +126,7 @@ class Toolbox:
         spec = TOOLS.get(name) if isinstance(name, str) else None
         # Compute is in code mode no more than what code mode can do.
         if spec is None or (spec.mode == "code" and context.wish.mode != "code"):
-            offered = [one.name for one in self.specs(context.wish)]
+            offered = {one.name for one in self.specs(context.wish)} | {"sandbox_run"}
             raise InvalidRequest(
                 f"there is no tool named {shown(str(name))} here",
                 hint=did_you_mean(str(name), offered),

@@ -7,6 +7,7 @@ every spelling either of them knows. What is wrong is collected, never raised.
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -207,14 +208,14 @@ class _Reader:
     def _type(self, fields: Fields) -> StepType | None:
         said = fields.text("type")
         if said is None:
-            self.findings.error(
-                "MISSING_TYPE", fields.path, "the step has no type", "add `type: agent`"
-            )
+            near = difflib.get_close_matches("type", [str(key)[:64] for key in fields.raw], n=1)
+            hint = f'write "type" for "{near[0]}"' if near else "add `type: agent`"
+            self.findings.error("MISSING_TYPE", fields.path, "the step has no type", hint)
             return None
         if said not in _TYPES:
-            hint: str | Near = _ELSEWHERE.get(said) or Near(said, _TYPES)
+            instead: str | Near = _ELSEWHERE.get(said) or Near(said, _TYPES)
             message = f'there is no type "{said[:60]}"'
-            self.findings.error("UNKNOWN_STEP_TYPE", fields.at("type"), message, hint)
+            self.findings.error("UNKNOWN_STEP_TYPE", fields.at("type"), message, instead)
             return None
         return _TYPES[said]
 

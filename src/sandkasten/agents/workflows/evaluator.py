@@ -71,10 +71,18 @@ def _answer(request: Any) -> bytes:
     try:
         for index, expression in enumerate(request["expressions"]):  # noqa: B007
             values.append(_compiled(expression).execute(context))
-        return json.dumps({"values": values}, default=_plain, allow_nan=False).encode()
+        return _written(values).encode()
     except Exception as exc:  # noqa: BLE001 - whatever it is, it is an answer
         kind = type(exc).__name__
         return json.dumps({"failed": index, "kind": kind, "message": str(exc)[:500]}).encode()
+
+
+def _written(values: list[Any]) -> str:
+    """CEL forgets the order of keys, and what a model reads is to be the same each time."""
+    try:
+        return json.dumps({"values": values}, default=_plain, allow_nan=False, sort_keys=True)
+    except TypeError:  # Keys of several types have no order.
+        return json.dumps({"values": values}, default=_plain, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

@@ -161,7 +161,7 @@ class Execution:
     async def check_rounds(self, step: Step, count: int) -> None:
         if count > self.limits.max_visits:
             most = self.limits.max_visits
-            await self._guard(step, "max_visits", f"would go round for the {count}th time", most)
+            await self._guard(step, "max_visits", f"would go round {count} times", most)
 
     async def body(self, body: Body, scope: Scope) -> Any:
         """Its last output. Goes on from where the frame stands."""
@@ -193,7 +193,7 @@ class Execution:
         limits = self.limits
         visits = frame["visits"].get(step.id, 0) + 1
         if visits > limits.max_visits:
-            what = f"would be entered for the {visits}th time"
+            what = f"would be entered {visits} times"
             await self._guard(step, "max_visits", what, limits.max_visits)
         if self.state["steps"] >= limits.max_steps:
             what = f"would be step {limits.max_steps + 1} of the run"

@@ -24,9 +24,13 @@ class Issue:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def __str__(self) -> str:
+    def told(self) -> str:
+        """Its place, what is wrong there, and the way out."""
         where = f"{self.path}: " if self.path else ""
-        return f"{self.code} {where}{self.message}"
+        return f"{where}{self.message} ({self.hint})" if self.hint else f"{where}{self.message}"
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.told()}"
 
 
 @dataclass(frozen=True, slots=True)

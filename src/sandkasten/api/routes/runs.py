@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.api.auth import require
 from sandkasten.api.printing import answer
 from sandkasten.api.routes.run_models import (
     Accepted,
@@ -71,8 +70,6 @@ async def agents_of(call: Call) -> Agents:
 
 
 async def execute(call: Call) -> Response:
-    # Its tools reach the stored files of the tenant, whoever wrote the agent.
-    require(call.principal, "files")
     body = await call.body(ExecuteBody)
     name = _one_name(body)
     row = await (await agents_of(call)).start_agent(
@@ -84,13 +81,13 @@ async def execute(call: Call) -> Response:
             key_id=call.principal.key_id,
             quota=call.principal.quota,
             source=body.source,
+            files=call.principal.may("files"),
         )
     )
     return answer({**run_fields(row), "message": f"agent {row.name} runs"}, 202)
 
 
 async def start_workflow(call: Call) -> Response:
-    require(call.principal, "files")
     body = await call.body(WorkflowBody)
     if body.workflow_id is None and body.source is None:
         raise _refused("workflow_id", "no workflow is named")
@@ -102,6 +99,7 @@ async def start_workflow(call: Call) -> Response:
             key_id=call.principal.key_id,
             quota=call.principal.quota,
             source=body.source,
+            files=call.principal.may("files"),
         )
     )
     return answer({**run_fields(row), "message": f"workflow {row.name} runs"}, 202)
@@ -149,7 +147,6 @@ async def workflow_cancel(call: Call) -> Response:
 
 
 async def resume(call: Call) -> Response:
-    require(call.principal, "files")
     await _workflow_run(call)
     row = await (await agents_of(call)).resume(call.path("run_id"), call.principal.tenant)
     return answer({**run_fields(row), "message": f"workflow {row.name} goes on"}, 202)
@@ -245,7 +242,10 @@ async def _run(call: Call) -> RunRow:
 async def _workflow_run(call: Call) -> RunRow:
     row = await _run(call)
     if row.kind != "workflow":
-        raise RunNotFound("no workflow run has that id", hint="GET /workflow-runs lists them")
+        raise RunNotFound(
+            "no workflow run has that id",
+            hint="sandkasten workflow runs, or GET /workflow-runs, lists them",
+        )
     return row
 
 
@@ -284,7 +284,7 @@ _PLAIN = (
         status=202,
         errors=(AgentNotFound, InvalidAgent, *_START),
         description="Answered when the run has begun; `GET /runs/{run_id}` tells how it goes. "
-        "Takes the scopes sessions and files.",
+        "A key without the scope files has no tool for stored files in it.",
     ),
     Route(
         "GET",
@@ -333,7 +333,7 @@ _PLAIN = (
         answer=Accepted,
         status=202,
         errors=(WorkflowNotFound, InvalidWorkflow, AgentNotFound, InvalidAgent, *_START),
-        description="Takes the scopes sessions and files.",
+        description="A key without the scope files has no tool for stored files in it.",
     ),
     Route(
         "GET",
@@ -384,7 +384,7 @@ _PLAIN = (
         answer=Accepted,
         status=202,
         errors=(*_ONE, Conflict, Busy, InvalidWorkflow, QuotaExceeded),
-        description="Takes the scopes sessions and files. A daemon does it by itself.",
+        description="A daemon does it by itself, within half a minute.",
     ),
     Route(
         "GET",

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sandkasten.api.call import Call
 
 
-_OF_THE_STORE: Final = frozenset({"sandbox_stage_file", "sandbox_publish_file"})
+# Besides the scope of sessions they take that of files, as the routes for the same do.
+_OF_THE_STORE: Final = ("sandbox_stage_file", "sandbox_publish_file")
 
 
 class ToolsQuery(Query):
