@@ -255,14 +255,14 @@ async def through(daemon: DaemonProcess, environ, *words: str) -> str:
 
 async def test_a_daemon_without_the_libraries_of_agents_serves_everything_else(tmp_path):
     (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "cel.py").write_text(
-        "raise ModuleNotFoundError(\"No module named 'cel'\", name='cel')\n"
+    (tmp_path / "none" / "jsonschema.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'jsonschema'\", name='jsonschema')\n"
     )
     path = os.pathsep.join([str(tmp_path / "none"), os.environ.get("PYTHONPATH", "")])
     environ = {"PYTHONPATH": path, "SANDKASTEN_BACKEND": "memory"}
     async with aiohttp.ClientSession() as http, running(tmp_path / "data", environ=environ) as one:
         status, told = await ask(http, "POST", f"{one.url}/execute", {"agent_name": "x"})
         assert (status, told["code"]) == (422, "UNSUPPORTED_BY_BACKEND")
-        assert "cel" in told["message"]
+        assert "jsonschema" in told["message"]
         assert "sandkasten[agents]" in told["hint"]
         assert (await ask(http, "POST", f"{one.url}/v1/sessions", {}))[0] == 201

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
@@ -100,9 +101,10 @@ def _load() -> None:
     try:
         import sandkasten.agents.service
         import sandkasten.agents.workflows.runner  # noqa: F401  (only to have them loaded)
-        from sandkasten.agents.workflows.expressions import ready
 
-        ready()
+        if find_spec("cel") is None:
+            # Loaded with the first workflow; that it is not there is better known before.
+            raise ModuleNotFoundError("No module named 'cel'", name="cel")
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] == "sandkasten":
             raise

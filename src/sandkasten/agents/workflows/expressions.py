@@ -56,11 +56,6 @@ class Bounds:
     """Of addresses, and most of it is the interpreter's own reservations."""
 
 
-def ready() -> None:
-    """ModuleNotFoundError now, and not in the midst of a run."""
-    import cel  # noqa: F401
-
-
 def problem(expression: str) -> str:
     """Why it is no expression; empty when it is one."""
     if len(expression) > MOST_CHARACTERS:
