@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -453,3 +454,23 @@ async def test_what_an_agent_answers_can_be_written_and_read_by_everybody(tmp_pa
     async with house(tmp_path, script=script, files=files, backend="memory") as home:
         for task in said:
             assert (await home.agent("p", task)).output == {}
+
+
+async def test_a_cancel_that_cannot_be_written_down_is_not_told_as_done(tmp_path):
+    async with house(tmp_path, script=_hang, backend="memory") as home:
+        row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "x"}))
+        await home.heard(row, "agent.called")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            with pytest.raises(Busy) as caught:
+                await home.service.cancel(row.id, DEFAULT_TENANT)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "could not be written down" in caught.value.message
+        again = await home.service.cancel(row.id, DEFAULT_TENANT)
+        assert again.status == "cancelled"
+
+
+def _hang(asked: Asked) -> Answer:
+    return Answer(fault="hang")

@@ -231,7 +231,15 @@ class AgentService:
             return row
         if not await self._working.cancel(run_id):
             await self._abandon(row)
-        return await self.run(run_id, tenant)
+        row = await self.run(run_id, tenant)
+        if not row.ended:
+            # A full disk, say. A workflow run would be gone on with.
+            raise Busy(
+                f"run {run_id} was stopped, and that could not be written down",
+                hint="see that there is room on the disk, and cancel it again",
+                run_id=run_id,
+            )
+        return row
 
     async def resume(self, run_id: str, tenant: str) -> RunRow:
         row = await self.run(run_id, tenant)
