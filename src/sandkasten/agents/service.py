@@ -28,6 +28,7 @@ from sandkasten.errors import (
     Busy,
     Cancelled,
     Conflict,
+    InternalError,
     InvalidRequest,
     QuotaExceeded,
     RunNotFound,
@@ -229,9 +230,13 @@ class AgentService:
         row = await self.run(run_id, tenant)
         if row.ended:
             return row
-        if not await self._working.cancel(run_id):
-            await self._abandon(row)
+        await self._working.cancel(run_id)
         row = await self.run(run_id, tenant)
+        if not row.ended:
+            # A dead process's, or one of ours that was stopped before it had begun.
+            with suppress(QuotaExceeded, InternalError):
+                await self._abandon(row)
+            row = await self.run(run_id, tenant)
         if not row.ended:
             # A full disk, say. A workflow run would be gone on with.
             raise Busy(
