@@ -28,6 +28,7 @@ from sandkasten.errors import (
     Busy,
     Cancelled,
     Conflict,
+    InternalError,
     InvalidRequest,
     QuotaExceeded,
     RunNotFound,
@@ -229,13 +230,21 @@ class AgentService:
         row = await self.run(run_id, tenant)
         if row.ended:
             return row
-        if await self._working.cancel(run_id):
+        await self._working.cancel(run_id)
+        row = await self.run(run_id, tenant)
+        if not row.ended:
+            # A dead process's, or one of ours that was stopped before it had begun.
+            with suppress(QuotaExceeded, InternalError):
+                await self._abandon(row)
             row = await self.run(run_id, tenant)
         if not row.ended:
-            # Nobody's; or stopped before it had begun; or its end could not be written down, and
-            # then neither can this: a workflow would be gone on with that we told was cancelled.
-            await self._abandon(row)
-        return await self.run(run_id, tenant)
+            # A full disk, say. A workflow run would be gone on with.
+            raise Busy(
+                f"run {run_id} was stopped, and that could not be written down",
+                hint="see that there is room on the disk, and cancel it again",
+                run_id=run_id,
+            )
+        return row
 
     async def resume(self, run_id: str, tenant: str) -> RunRow:
         row = await self.run(run_id, tenant)
