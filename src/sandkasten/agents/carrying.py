@@ -90,7 +90,12 @@ class Carrier:
     ) -> RunRow:
         """The row at its end. Conflict when somebody else works on the run."""
         async with self._runs.claim(row.id) as ours:
-            fresh = await self._runs.get(row.id) if ours else None
+            try:
+                fresh = await self._runs.get(row.id) if ours else None
+            except asyncio.CancelledError:
+                if ours and not self._stays_open(row):
+                    await settled(self._settle_unbegun(row))
+                raise
             if fresh is None or fresh.ended:
                 # Held up for so long before it began that somebody took it for left behind.
                 raise Conflict(
@@ -105,7 +110,7 @@ class Carrier:
             try:
                 ended = await self._outcome(carried, work, timeout_s)
             except asyncio.CancelledError as exc:
-                if self.stopping.leave_open and row.kind == "workflow" and row.parent_id is None:
+                if self._stays_open(row):
                     raise
                 cancelled = exc
                 ended = self._ended(carried, "cancelled", error=self._why_cancelled())
@@ -113,6 +118,15 @@ class Carrier:
             if cancelled is not None:
                 raise cancelled
             return ended
+
+    def _stays_open(self, row: RunRow) -> bool:
+        return self.stopping.leave_open and row.kind == "workflow" and row.parent_id is None
+
+    async def _settle_unbegun(self, row: RunRow) -> None:
+        fresh = await self._runs.get(row.id)
+        if fresh is not None and not fresh.ended:
+            carried = Carried(fresh, self._runs)
+            await self._settle(self._ended(carried, "cancelled", error=self._why_cancelled()))
 
     async def _outcome(
         self,
