@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from benchmarks import (
+    agents,
     contained,
+    expressions,
     files,
     footprint,
     gvisor,
@@ -29,6 +31,7 @@ from benchmarks import (
     latency,
     load,
     ondocker,
+    packages,
     report,
 )
 from benchmarks.peers import Peers, bwrap, rootfs
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     *("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http"),
-    *("docker", "contained"),
+    *("docker", "contained", "agents", "packages", "expressions"),
 )
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
@@ -155,6 +158,15 @@ def _measure(
     if "contained" in only and peers.docker is not None:
         _say("a daemon in a container")
         contained.measure(found.samples, peers.docker, plan)
+    if "agents" in only:
+        _say("the tools of agents, and a step of one")
+        agents.measure(found.samples, peers, plan, scratch)
+    if "packages" in only:
+        _say("sandboxes with packages")
+        packages.measure(found.samples, plan, scratch)
+    if "expressions" in only:
+        _say("expressions of workflows")
+        expressions.measure(found.samples, plan)
 
 
 def _say(text: str) -> None:
