@@ -78,7 +78,7 @@ _AGENTS = (
     Ratio("sandbox_exec true", "engine", 4.0, "a tool's call <= 4 x the engine's exec"),
     Ratio("sandbox_exec true over MCP", "engine", 10.0, "over MCP <= 10 x the engine's exec"),
     Ratio("sandbox_exec true over HTTP", "HTTP exec", 3.0, "a tool over HTTP <= 3 x exec there"),
-    Ratio("sandbox_run python", "engine", 2.0, "sandbox_run <= 2 x the engine's run"),
+    Ratio("sandbox_run python", "engine", 3.0, "sandbox_run <= 3 x the engine's run"),
     Ratio("sandbox_run python", "docker", 1 / 4, "sandbox_run <= 1/4 of docker"),
     Ratio(
         "a tool call in an agent's loop",
