@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -104,6 +105,13 @@ async def test_a_run_is_cancelled_in_the_midst_and_its_sandbox_is_gone_when_that
     assert await home.service.cancel(row.id, DEFAULT_TENANT) == cancelled
 
 
+async def test_a_run_is_cancelled_before_it_has_begun(home):
+    for _ in range(5):
+        row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
+        assert (await home.service.cancel(row.id, DEFAULT_TENANT)).status == "cancelled"
+    assert await home.sandboxes() == []
+
+
 async def test_cancelling_a_workflow_cancels_the_step_it_is_at(home):
     row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
     await home.step_at_work(row)
@@ -147,6 +155,28 @@ async def test_everything_that_can_be_refused_is_refused_before_there_is_a_run(h
             await home.service.start_workflow(flow)
     assert list(await home.service.runs(DEFAULT_TENANT)) == []
     assert home.model.requests == []
+
+
+@pytest.mark.parametrize("mode", ["compute", "code"])
+async def test_packages_that_cannot_be_had_end_a_run_before_a_model_is_asked(tmp_path, mode):
+    (tmp_path / "wheels").mkdir()
+    text = f"""---
+model: scripted
+sandbox: {{mode: {mode}, runtime: python, pip_packages: [nobody-has-this]}}
+---
+You are in vain.
+"""
+    async with house(
+        tmp_path,
+        files={"agents/vain.prompt": text},
+        SANDKASTEN_PACKAGES_FIND_LINKS=str(tmp_path / "wheels"),
+    ) as home:
+        row = await home.agent("vain", "go")
+        assert row.error is not None
+        assert (row.status, row.error["code"]) == ("failed", "PROVISIONING_FAILED")
+        assert "nobody-has-this" in row.error["message"]
+        assert home.model.requests == []
+        assert await home.sandboxes() == []
 
 
 async def test_without_a_model_an_agent_is_refused_and_the_settings_named(tmp_path):
@@ -453,3 +483,23 @@ async def test_what_an_agent_answers_can_be_written_and_read_by_everybody(tmp_pa
     async with house(tmp_path, script=script, files=files, backend="memory") as home:
         for task in said:
             assert (await home.agent("p", task)).output == {}
+
+
+async def test_a_cancel_that_cannot_be_written_down_is_not_told_as_done(tmp_path):
+    async with house(tmp_path, script=_hang, backend="memory") as home:
+        row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "x"}))
+        await home.heard(row, "agent.called")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            with pytest.raises(Busy) as caught:
+                await home.service.cancel(row.id, DEFAULT_TENANT)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "could not be written down" in caught.value.message
+        again = await home.service.cancel(row.id, DEFAULT_TENANT)
+        assert again.status == "cancelled"
+
+
+def _hang(asked: Asked) -> Answer:
+    return Answer(fault="hang")

@@ -139,6 +139,16 @@ def test_a_file_that_cannot_be_read_does_not_keep_the_others_from_being_checked(
     assert "there is no agent named 'nobody'" in done.err
 
 
+def test_of_several_files_each_complaint_says_whose_it_is(cli, files):
+    (files / "one.prompt").write_text("---\nmax_steps: many\nnmae: x\n---\nHi\n")
+    (files / "two.prompt").write_text("---\nmodel: scripted\nnmae: x\n---\nHi\n")
+    alone = cli("agent", "validate", str(files / "two.prompt"))
+    assert alone.err == "warning: the frontmatter has no field 'nmae' (did you mean name?)\n"
+    done = cli("agent", "validate", str(files / "one.prompt"), str(files / "two.prompt"))
+    assert "error: one: max_steps must be" in done.err
+    assert "warning: two: the frontmatter has no field 'nmae'" in done.err
+
+
 def test_several_checked_files_are_one_json_document(cli, files):
     (files / "latin.prompt").write_bytes(b"Gr\xfc\xdfe")
     done = cli("agent", "validate", "writer", str(files / "latin.prompt"), "--json")

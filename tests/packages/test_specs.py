@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.errors import InvalidRequest, PolicyDenied
+from sandkasten.images.packages.fetching import last_lines
 from sandkasten.model.packages import (
     PackageSet,
     check_allowed,
@@ -108,3 +109,13 @@ def test_a_callers_own_directories_stay_and_come_first():
         "PP": "/a:/b:/opt/python",
         "PATH": "/mine:/bin:/opt/python/bin",
     }
+
+
+def test_what_a_program_says_is_kept_without_the_whole_of_a_login():
+    said = (
+        b"Looking in https://user:p@ss@index.example/simple\nsee https://index.example/@scope/x\n"
+    )
+    assert last_lines(said) == (
+        "Looking in https://…@index.example/simple",
+        "see https://index.example/@scope/x",
+    )

@@ -191,6 +191,8 @@ class AgentLoop:
         timer = asyncio.timeout(offered.limits.timeout_s)
         try:
             async with timer:
+                if agent.wish is not None:
+                    await self._toolbox.prepare(context)
                 return await self._converse(talk)
         except TimeoutError as exc:
             if not timer.expired():

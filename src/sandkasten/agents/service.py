@@ -28,6 +28,7 @@ from sandkasten.errors import (
     Busy,
     Cancelled,
     Conflict,
+    InternalError,
     InvalidRequest,
     QuotaExceeded,
     RunNotFound,
@@ -229,9 +230,21 @@ class AgentService:
         row = await self.run(run_id, tenant)
         if row.ended:
             return row
-        if not await self._working.cancel(run_id):
-            await self._abandon(row)
-        return await self.run(run_id, tenant)
+        await self._working.cancel(run_id)
+        row = await self.run(run_id, tenant)
+        if not row.ended:
+            # A dead process's, or one of ours that was stopped before it had begun.
+            with suppress(QuotaExceeded, InternalError):
+                await self._abandon(row)
+            row = await self.run(run_id, tenant)
+        if not row.ended:
+            # A full disk, say. A workflow run would be gone on with.
+            raise Busy(
+                f"run {run_id} was stopped, and that could not be written down",
+                hint="see that there is room on the disk, and cancel it again",
+                run_id=run_id,
+            )
+        return row
 
     async def resume(self, run_id: str, tenant: str) -> RunRow:
         row = await self.run(run_id, tenant)
@@ -360,12 +373,12 @@ class AgentService:
             if fresh is None or fresh.ended:
                 return False
             await self._settle_below(fresh)
+            # Whoever made its sandboxes may have been of the other kind of process.
+            with suppress(SandkastenError):
+                await self._leftovers.adopt(row.id, self._idle_timeout_s)
         # Nothing is awaited between the look and the start: two who ask at once begin it once.
         if self._working.has(row.id):
             return False
-        # Whoever made its sandboxes may have been of the other kind of process.
-        with suppress(SandkastenError):
-            await self._leftovers.adopt(row.id, self._idle_timeout_s)
         self._working.resume(fresh)
         return True
 

@@ -119,9 +119,9 @@ async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool)
         raise
 
 
-def _warn(warnings: object) -> None:
+def _warn(warnings: object, whose: str = "") -> None:
     for warning in warnings if isinstance(warnings, list | tuple) else ():
-        say(f"warning: {visible(str(warning))}")
+        say(f"warning: {visible(whose + str(warning))}")
 
 
 @dataclass(slots=True)
@@ -282,16 +282,16 @@ def checked(state: State, found: Sequence[Definition]) -> int:
         put_json(told if len(told) > 1 else told[0])
     else:
         for one in found:
-            complaints(one)
+            complaints(one, f"{one.name}: " if len(found) > 1 else "")
             if one.error is None:
                 put(f"{one.name}: ok")
     return EXIT_FAILED if any(one.error is not None for one in found) else 0
 
 
-def complaints(one: Definition) -> None:
-    _warn(one.warnings)
+def complaints(one: Definition, whose: str = "") -> None:
+    _warn(one.warnings, whose)
     if one.error is not None:
-        say(f"error: {visible(str(one.error.get('message', '')))}")
+        say(f"error: {visible(whose + str(one.error.get('message', '')))}")
         issues = (one.error.get("details") or {}).get("issues") or ()
         if len(issues) > 1:
             for issue in issues:

@@ -10,6 +10,7 @@ import signal
 import sys
 
 import pytest
+import uvloop
 
 from sandkasten.agents.workflows.expressions import Bounds, Expressions, missing_path, problem
 from sandkasten.errors import RunFailed, RunLimitReached
@@ -249,3 +250,32 @@ async def test_the_keys_of_a_mapping_come_in_the_same_order_each_time(expression
     context = {"input": {"all": dict.fromkeys(reversed(names), 1)}}
     assert list(await expressions.value("input.all", context)) == names
     assert await expressions.value("{1: 'a', 'x': 'b'}", context) == {"1": "a", "x": "b"}
+
+
+def test_one_that_was_ended_from_outside_is_replaced_on_the_daemons_loop_too() -> None:
+    """There, writing to a process that is gone is a RuntimeError, and not one of the system."""
+
+    async def twice() -> tuple[int, int]:
+        async with Expressions() as expressions:
+            first = await expressions.value("1 + 1", {})
+            (process,) = expressions._idle
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            assert process.stdin is not None
+            async with asyncio.timeout(20):
+                while not process.stdin.is_closing():  # noqa: ASYNC110 - nothing else tells it
+                    await asyncio.sleep(0)
+            return first, await expressions.value("1 + 2", {})
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(twice()) == (2, 3)
+
+
+async def test_signals_for_the_whole_group_do_not_end_it(expressions) -> None:
+    """A service manager and Ctrl-C signal everything; runs go on for as long as the drain."""
+    await expressions.value("1", {})
+    (process,) = expressions._idle
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    assert await expressions.value("2", {}) == 2
+    assert expressions._idle == [process]

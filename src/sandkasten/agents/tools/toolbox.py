@@ -87,6 +87,17 @@ class Toolbox:
             _log.exception("a tool failed unexpectedly", extra={"tool": str(name)[:80]})
             return answers.failure(answers.unforeseen(exc))
 
+    async def prepare(self, context: RunContext) -> None:
+        """Packages that cannot be had end a run before a model is asked: ProvisioningFailed."""
+        wish = context.wish
+        if not (wish.pip_packages or wish.npm_packages):
+            return
+        if wish.mode == "code":
+            await self._sessions.open(context)
+            return
+        # A program of nothing, in every language.
+        await self._running.run({"code": "\n"}, context)
+
     async def finish(
         self, namespace: Namespace, run_id: str, tenant: str | None = None
     ) -> Finished:

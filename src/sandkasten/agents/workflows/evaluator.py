@@ -37,6 +37,10 @@ def main(cpu_s: float, memory_bytes: int, answer_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
     # Whatever our parent ignored, these are to end us.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # Sent to the whole group by a terminal or a service manager; our parent may want to finish
+    # what it has begun. It closes our input when it has, or dies, and so do we.
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while (request := _read(source)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)

@@ -189,6 +189,9 @@ class Expressions:
         assert process.stdout is not None
         whole = False
         try:
+            # uvloop would answer a write with a RuntimeError.
+            if process.stdin.is_closing():
+                raise _Died(await process.wait())
             async with asyncio.timeout(self.bounds.wall_s):
                 process.stdin.write(struct.pack(">I", len(request)) + request)
                 await process.stdin.drain()
@@ -266,8 +269,10 @@ def _failure(
         )
     if kind == "KeyError":
         message = f"there is no {message}"
+    # Its first sentence says what is wrong; the next ones are a lesson.
+    why = message.splitlines()[0].partition(". ")[0][:300]
     return RunFailed(
-        f"the expression {_shown(expression)} came to no value: {message.splitlines()[0][:300]}",
+        f"the expression {_shown(expression)} came to no value: {why}",
         hint="its language is CEL: && || ! == in, has(x.y), size(x)",
         expression=expression[:200],
     )

@@ -27,7 +27,8 @@ _MOST_LINE: Final = 400
 _CHUNK: Final = 64 * 1024
 _LOOK_EVERY_S: Final = 0.5
 _GRACE_S: Final = 2.0
-_LOGIN: Final = re.compile(r"(?<=://)[^/@\s]+@")
+# To the last @ before the path: a password may hold one.
+_LOGIN: Final = re.compile(r"(?<=://)[^/\s]+@")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]|\x1b\[[0-9;]*[A-Za-z]")
 
 
