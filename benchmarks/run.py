@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, under 90 seconds")
+    parser.add_argument("--quick", action="store_true", help="small sizes, about two minutes")
     parser.add_argument("--check", action="store_true", help="fail when a promise is missed")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     peers = ("docker", "runc", "bwrap", "runsc")
