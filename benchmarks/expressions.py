@@ -1,38 +1,57 @@
-"""How long one expression of a workflow takes, by how much it looks at.
+"""One expression of a workflow, held against the library of CEL with nothing around it.
 
-`python -m benchmarks.expressions`
+Ours is evaluated in a process of its own, which the context goes to and the value comes from.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+from typing import TYPE_CHECKING, Final
 
-from benchmarks.samples import percentile
+import cel
+from cel.stdlib import add_stdlib_to_context
+
+from benchmarks.turns import in_turns
 from sandkasten.agents.workflows.expressions import Expressions
 
-_ROUNDS = 100
+if TYPE_CHECKING:
+    from benchmarks.plan import Plan
+    from benchmarks.samples import Samples
+
+KILOBYTES: Final = (1, 100, 1000)
+FIRST: Final = "first expression, with its process"
+LIBRARY: Final = "cel in process"
+_EXPRESSION: Final = "size(steps.s0.output.text) == 1000"
+
+
+def operation(kilobytes: int) -> str:
+    return f"expression that looks at {kilobytes} kB"
+
+
+def measure(samples: Samples, plan: Plan) -> None:
+    asyncio.run(_measure(samples, plan))
 
 
 def _outputs(kilobytes: int) -> dict[str, object]:
     return {"steps": {f"s{n}": {"output": {"text": "x" * 1000}} for n in range(kilobytes)}}
 
 
-async def _main() -> None:
+async def _measure(samples: Samples, plan: Plan) -> None:
+    program = cel.compile(_EXPRESSION)
     async with Expressions() as expressions:
-        began = time.perf_counter()
-        await expressions.value("1", {})
-        print(f"first one, with its process  {(time.perf_counter() - began) * 1000:8.1f} ms")
-        for kilobytes in (1, 100, 1000):
-            context = _outputs(kilobytes)
-            took = []
-            for _ in range(_ROUNDS):
-                began = time.perf_counter()
-                await expressions.value("size(steps.s0.output.text) == 1000", context)
-                took.append((time.perf_counter() - began) * 1000)
-            p50, p99 = percentile(took, 0.5), percentile(took, 0.99)
-            print(f"looking at {kilobytes:4} kB           p50 {p50:8.2f} ms   p99 {p99:8.2f} ms")
+        with samples.timed(FIRST, "sandkasten"):
+            await expressions.value("1", {})
+        for kilobytes in KILOBYTES:
+            seen = _outputs(kilobytes)
 
+            async def ours(seen: dict[str, object] = seen) -> None:
+                assert await expressions.value(_EXPRESSION, seen) is True
 
-if __name__ == "__main__":
-    asyncio.run(_main())
+            async def library(seen: dict[str, object] = seen) -> None:
+                context = cel.Context(variables=seen)
+                add_stdlib_to_context(context)
+                assert program.execute(context) is True
+
+            turns = {"sandkasten": ours, LIBRARY: library}
+            rounds = plan.rounds * plan.execs
+            await in_turns(samples, operation(kilobytes), turns, rounds=rounds, plan=plan)

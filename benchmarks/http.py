@@ -14,14 +14,14 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from benchmarks.samples import Samples
 from sandkasten import Sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from benchmarks.plan import Plan
@@ -35,10 +35,10 @@ _READY = re.compile(r"sandkasten serves (\S+) and ")
 
 def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
     with (
-        _daemon(scratch / "http") as url,
+        daemon(scratch / "http") as url,
         Sandbox(url=url) as remote,
         Sandbox.attach(remote.id, data_dir=scratch / "http") as here,
-        Raw(url, f"/v1/sessions/{remote.id}/exec") as raw,
+        Raw(url, f"/v1/sessions/{remote.id}/exec", {"cmd": ["/bin/true"]}) as raw,
     ):
         for _ in range(5):  # the first of each pays for connections and caches
             _round(Samples(), here, raw, remote)
@@ -52,7 +52,7 @@ def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
 def _round(samples: Samples, here: Sandbox, raw: Raw, remote: Sandbox) -> None:
     turns: dict[str, Callable[[], int | None]] = {
         EMBEDDED: lambda: here.exec(["/bin/true"]).exit_code,
-        RAW: raw.exec_true,
+        RAW: lambda: raw.ask()["exit_code"],
         SDK: lambda: remote.exec(["/bin/true"]).exit_code,
     }
     for peer, turn in turns.items():
@@ -66,16 +66,16 @@ def _round(samples: Samples, here: Sandbox, raw: Raw, remote: Sandbox) -> None:
 class Raw:
     """As little as a client can be: one connection, one request that was written beforehand."""
 
-    def __init__(self, url: str, path: str) -> None:
+    def __init__(self, url: str, path: str, body: Mapping[str, Any]) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._socket = socket.create_connection((parts.hostname, parts.port or 80))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        body = json.dumps({"cmd": ["/bin/true"]}).encode()
+        sent = json.dumps(body).encode()
         self._request = (
             f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        ).encode() + body
+            f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+        ).encode() + sent
 
     def __enter__(self) -> Raw:
         return self
@@ -83,7 +83,7 @@ class Raw:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def exec_true(self) -> int | None:
+    def ask(self) -> dict[str, Any]:
         self._socket.sendall(self._request)
         got = b""
         while b"\r\n\r\n" not in got:
@@ -92,8 +92,8 @@ class Raw:
         length = int(re.findall(rb"(?i)content-length: *(\d+)", head)[0])
         while len(body) < length:
             body += self._received()
-        code: int | None = json.loads(body)["exit_code"]
-        return code
+        answer: dict[str, Any] = json.loads(body)
+        return answer
 
     def _received(self) -> bytes:
         piece = self._socket.recv(1 << 16)
@@ -103,7 +103,7 @@ class Raw:
 
 
 @contextmanager
-def _daemon(data_dir: Path) -> Iterator[str]:
+def daemon(data_dir: Path) -> Iterator[str]:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir)),

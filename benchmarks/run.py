@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from benchmarks import (
+    agents,
     contained,
+    expressions,
     files,
     footprint,
     gvisor,
@@ -29,6 +31,7 @@ from benchmarks import (
     latency,
     load,
     ondocker,
+    packages,
     report,
 )
 from benchmarks.peers import Peers, bwrap, rootfs
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     *("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http"),
-    *("docker", "contained"),
+    *("docker", "contained", "agents", "packages", "expressions"),
 )
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
@@ -79,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, under 90 seconds")
+    parser.add_argument("--quick", action="store_true", help="small sizes, about two minutes")
     parser.add_argument("--check", action="store_true", help="fail when a promise is missed")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     peers = ("docker", "runc", "bwrap", "runsc")
@@ -155,6 +158,15 @@ def _measure(
     if "contained" in only and peers.docker is not None:
         _say("a daemon in a container")
         contained.measure(found.samples, peers.docker, plan)
+    if "agents" in only:
+        _say("the tools of agents, and a step of one")
+        agents.measure(found.samples, peers, plan, scratch)
+    if "packages" in only:
+        _say("sandboxes with packages")
+        packages.measure(found.samples, plan, scratch)
+    if "expressions" in only:
+        _say("expressions of workflows")
+        expressions.measure(found.samples, plan)
 
 
 def _say(text: str) -> None:

@@ -60,6 +60,25 @@ seccomp filter), and their first process is the runner.
 - **daemon in a container**: the daemon runs in a container with the engine's socket, and is asked
   over HTTP by the SDK. `sandkasten` has the volume of all sessions mounted, `sandkasten, volumes`
   reaches each session's own volume through the engine. The bound is on the slowest p95 of both.
+
+## What the rows of agents mean
+
+`--only agents packages expressions` runs them. Peers work in the same sandbox, or on the same data
+directory, in shuffled turns. Thresholds are generous, because a busy machine makes each switch
+between processes dear.
+
+- **sandbox_exec true**: a tool's call in this process, in the shell of a live sandbox; against
+  `engine.exec`. **over MCP**: the official client and `sandkasten mcp` on stdio; against the
+  engine of this process. **over HTTP**: `POST /v1/tools/sandbox_exec`; against
+  `POST /v1/sessions/{id}/exec`, both by a raw client.
+- **sandbox_run python**: the tool; against `engine.run`, and against `containers.run(remove=True)`.
+- **a tool call in an agent's loop**: a run of one tool call on a model that follows a script,
+  without the round trips to the model, which are made again by a plain client and taken off;
+  against the tool's call alone. Where a transcript is kept is not in it.
+- **create with packages, fetched before**: a sandbox with a set of packages that is on the shelf;
+  against one without packages. The first of the set, which installs them, is told only.
+- **expression that looks at … kB**: an expression of a workflow, in its process; against the
+  library of CEL in ours, which nothing bounds. The first, which starts the process, is told only.
 """
 _EXAMPLE_HEAD = """\
 # Settings of sandkasten, every one with its default. Made by scripts/reference.py.

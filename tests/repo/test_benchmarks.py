@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import contained, ondocker
+from benchmarks import agents, contained, expressions, ondocker, packages
 from benchmarks.footprint import Idle
+from benchmarks.plan import QUICK
 from benchmarks.report import Findings, document, judgement, table, verdicts
 from benchmarks.samples import Samples, percentile
 from benchmarks.thresholds import (
@@ -20,6 +21,7 @@ from benchmarks.thresholds import (
     judge_added,
     judge_within,
 )
+from benchmarks.turns import in_turns
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,48 @@ def test_what_is_judged_on_docker_is_what_is_measured_there():
     assert judged == measured
     assert [within.operations for within in WITHIN] == [contained.FILES]
     assert [within.peers for within in WITHIN] == [tuple(contained.MODES.values())]
+
+
+def test_what_is_judged_of_agents_is_what_is_measured_of_them():
+    measured = {
+        (agents.TOOL, agents.ENGINE),
+        (agents.MCP, agents.ENGINE),
+        (agents.HTTP, agents.HTTP_EXEC),
+        (agents.RUN, agents.ENGINE),
+        (agents.RUN, "docker"),
+        (agents.STEP, agents.ALONE),
+        (packages.CREATE, packages.WITHOUT),
+        *((expressions.operation(one), expressions.LIBRARY) for one in expressions.KILOBYTES),
+    }
+    judged = [(ratio.operation, ratio.peer) for ratio in RATIOS]
+    assert set(judged[-len(measured) :]) == measured
+
+
+async def _turns_taken() -> tuple[Samples, list[str]]:
+    samples, done = Samples(), []
+
+    def doing(what: str):
+        async def one() -> None:
+            done.append(what)
+
+        return one
+
+    turns = {peer: doing(peer) for peer in ("a", "b", "c")}
+    await in_turns(samples, "x", turns, rounds=20, plan=QUICK, after=doing("-"))
+    return samples, done
+
+
+@pytest.mark.anyio
+async def test_in_turns_each_peer_goes_once_a_round_and_nobody_always_follows_the_same():
+    samples, done = await _turns_taken()
+    assert [samples.count("x", peer) for peer in "abc"] == [20, 20, 20]
+    assert done[1::2] == ["-"] * (len(done) // 2)
+    order = done[::2]
+    rounds = [order[at : at + 3] for at in range(0, len(order), 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    followed = {pair for one in rounds for pair in zip(one, one[1:], strict=False)}
+    assert followed == {(x, y) for x in "abc" for y in "abc" if x != y}
+    assert (await _turns_taken())[1] == done
 
 
 def test_what_was_not_measured_is_no_pass():
