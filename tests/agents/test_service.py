@@ -329,9 +329,13 @@ async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(hom
     row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
     await home.heard(row, "tool.answered")
     [info] = await home.engine.list()
-    assert info.idle_timeout_s == PLAIN_IDLE_S
+    # Whatever goes on in it: a command that runs does not keep it.
+    assert (info.idle_timeout_s, info.lifetime_s) == (PLAIN_IDLE_S, PLAIN_IDLE_S)
     # Three touches before it ends, and all of it within the minute that was promised.
     assert TOUCH_EVERY_S * 3 <= PLAIN_IDLE_S <= 60 - TOUCH_EVERY_S
+    await home.service._leftovers.renew({row.id}, TOUCH_EVERY_S)
+    [info] = await home.engine.list()
+    assert info.lifetime_s == PLAIN_IDLE_S + TOUCH_EVERY_S
     await home.service.cancel(row.id, DEFAULT_TENANT)
 
 
@@ -347,6 +351,7 @@ async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_
                     session_key=f"workflow:{flow.id}:default",
                     image="bash",
                     idle_timeout_s=PLAIN_IDLE_S,
+                    lifetime_s=PLAIN_IDLE_S,
                 )
             )
         # The service may have found it by itself by now.
@@ -354,7 +359,9 @@ async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_
             await home.service.resume(flow.id, DEFAULT_TENANT)
         await home.step_at_work(flow)
         [info] = await home.engine.list()
-        assert (info.id, info.idle_timeout_s) == (made.id, home.engine.policy.idle_timeout_s)
+        policy = home.engine.policy
+        assert info.id == made.id
+        assert (info.idle_timeout_s, info.lifetime_s) == (policy.idle_timeout_s, policy.lifetime_s)
         assert (await home.service.cancel(flow.id, DEFAULT_TENANT)).status == "cancelled"
         assert await home.sandboxes() == []
 

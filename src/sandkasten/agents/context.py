@@ -33,7 +33,8 @@ class RunContext:
     depth: int = 0
     """How many agents called one another to come here."""
     idle_timeout_s: float | None = None
-    """The longest a sandbox of this run may rest, where the run's process cannot be relied on."""
+    """For how long a sandbox of this run lives unless it is renewed, where the run's process may
+    be killed and nobody comes after it; None: as long as any other."""
 
     def session_key(self, name: str | None = None) -> SessionKey:
         """The key of the sandbox that the agent's file, or `name` in its place, means.

@@ -55,27 +55,29 @@ class Leftovers:
             gone.append(info.id)
         return gone
 
-    async def touch(self, run_ids: Collection[str]) -> None:
-        """Keep the sandboxes of these runs from ending by themselves.
-
-        A question to the sandbox is activity, and asking for its figures changes nothing in it.
-        """
+    async def renew(self, run_ids: Collection[str], by_s: float) -> None:
+        """Let the sandboxes of these runs live so much longer, whatever goes on in them."""
         if not run_ids:
             return
         mine = [info for info in await self._engine.list() if run_of(info) in run_ids]
-        await asyncio.gather(*(self._ask(info) for info in mine))
+        await asyncio.gather(*(self._renew(info, info.lifetime_s + by_s) for info in mine))
 
-    async def adopt(self, run_id: str, idle_timeout_s: float) -> None:
-        """Let the sandboxes of a run rest for as long as those we would have made."""
+    async def adopt(self, run_id: str, idle_timeout_s: float, for_s: float, now: float) -> None:
+        """Let the sandboxes of a run rest, and live from now on, as those we would have made."""
+        most = self._engine.policy.lifetime_s
         for info in await self._engine.list():
-            if run_of(info) == run_id and info.idle_timeout_s != idle_timeout_s:
+            if run_of(info) == run_id:
+                lifetime_s = min(max(0.0, now - info.created_at) + for_s, most)
+                wanted = UpdateRequest(idle_timeout_s=idle_timeout_s, lifetime_s=lifetime_s)
                 with suppress(SandkastenError):
-                    await self._engine.update(info.id, UpdateRequest(idle_timeout_s=idle_timeout_s))
+                    await self._engine.update(info.id, wanted)
 
-    async def _ask(self, info: Info) -> None:
+    async def _renew(self, info: Info, lifetime_s: float) -> None:
+        lifetime_s = min(lifetime_s, self._engine.policy.lifetime_s)
         with suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(_TOUCH_S):
-                await self._engine.stats(info.id)
+                # A question to the sandbox is activity too, so it does not count as resting.
+                await self._engine.update(info.id, UpdateRequest(lifetime_s=lifetime_s))
 
 
 def run_of(info: Info) -> str | None:

@@ -95,6 +95,7 @@ class AgentService:
         self._idle_timeout_s = (
             min(policy.ttl_s, policy.idle_timeout_s) if self._rules.stays else PLAIN_IDLE_S
         )
+        self._lives_s = policy.lifetime_s if self._rules.stays else PLAIN_IDLE_S
         self._carrier = Carrier(runs, self._clean, clock, events)
         self._working = Working(
             runs=runs,
@@ -375,7 +376,8 @@ class AgentService:
             await self._settle_below(fresh)
             # Whoever made its sandboxes may have been of the other kind of process.
             with suppress(SandkastenError):
-                await self._leftovers.adopt(row.id, self._idle_timeout_s)
+                now = self._clock.now()
+                await self._leftovers.adopt(row.id, self._idle_timeout_s, self._lives_s, now)
         # Nothing is awaited between the look and the start: two who ask at once begin it once.
         if self._working.has(row.id):
             return False
@@ -424,10 +426,13 @@ class AgentService:
             await asyncio.sleep(RECOVER_EVERY_S if sure else _YOUNG_S)
 
     async def _keep_awake(self) -> None:
+        last = self._clock.boottime()
         while True:
             await asyncio.sleep(TOUCH_EVERY_S)
             with suppress(SandkastenError):
-                await self._leftovers.touch(self._working.ids())
+                now = self._clock.boottime()
+                await self._leftovers.renew(self._working.ids(), now - last)
+                last = now
 
     async def _clean(self, row: RunRow) -> None:
         done = await self._toolbox.finish(row.kind, row.id, row.tenant)

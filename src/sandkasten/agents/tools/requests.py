@@ -79,6 +79,7 @@ def request_for(
     return CreateRequest(
         image=image or image_for(wish) or "linux",
         idle_timeout_s=min(rests) if rests else None,
+        lifetime_s=context.idle_timeout_s,
         labels={
             RUN_LABEL: the_key.id,
             AGENT_LABEL: _label(context.agent_name),
