@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,6 +54,19 @@ async def test_a_deviation_refuses_every_sandbox(
     assert list(await local.owned()) == []
     assert marks(tmp_path) == []
     assert list((tmp_path / "cells").iterdir()) == []
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.1, 0.2])
+async def test_an_examination_that_is_called_off_leaves_nothing(
+    tmp_path: Path, after_s: float
+) -> None:
+    making = asyncio.create_task(LocalBackend(tmp_path).create(new_sandbox_id(), SPEC))
+    await asyncio.sleep(after_s)  # the moment is the point
+    making.cancel()
+    with suppress(asyncio.CancelledError):
+        await (await making).destroy()
+    cells = tmp_path / "cells"
+    assert not cells.exists() or list(cells.iterdir()) == []
 
 
 async def test_what_a_killed_examination_left_is_removed(tmp_path: Path) -> None:

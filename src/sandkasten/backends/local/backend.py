@@ -25,6 +25,7 @@ from sandkasten.linux import cgroups, hostroot, idranges, processes, seccomp
 from sandkasten.linux import ground as grounds
 from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
 from sandkasten.linux.layout import CellState, Layout, write_state
+from sandkasten.linux.making import whole_or_nothing
 from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.removal import alive, remove
 from sandkasten.linux.requirements import make_group
@@ -84,15 +85,7 @@ class LocalBackend:
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
         await self._check(spec)
-        making = asyncio.ensure_future(asyncio.to_thread(self._create, sandbox_id, spec))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            # The thread cannot be stopped half-way; wait for its end, then undo what it made.
-            with contextlib.suppress(SandkastenError):
-                await asyncio.shield(making)
-            await asyncio.shield(asyncio.to_thread(remove, self._layout, sandbox_id))
-            raise
+        return await self._create_unchecked(sandbox_id, spec)
 
     async def attach(self, sandbox_id: SandboxId) -> LocalCell:
         if not alive(self._layout, sandbox_id):
@@ -128,7 +121,9 @@ class LocalBackend:
             ) from exc
 
     async def _create_unchecked(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
-        return await asyncio.to_thread(self._create, sandbox_id, spec)
+        return await whole_or_nothing(
+            lambda: self._create(sandbox_id, spec), lambda: remove(self._layout, sandbox_id)
+        )
 
     def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
         cell = self._layout.cell(sandbox_id)

@@ -28,6 +28,7 @@ from sandkasten.linux import cgroups, hostroot, idranges, processes, seccomp, se
 from sandkasten.linux import ground as grounds
 from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
 from sandkasten.linux.layout import CellState, Layout, write_state
+from sandkasten.linux.making import whole_or_nothing
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.removal import alive, remove
 from sandkasten.linux.requirements import make_group
@@ -110,15 +111,7 @@ class OciBackend:
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
         grounds.refuse(spec, root=self._root)
         await self._prepare(spec)
-        making = asyncio.ensure_future(asyncio.to_thread(self._create, sandbox_id, spec))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            # The thread cannot be stopped half-way; wait for its end, then undo what it made.
-            with contextlib.suppress(SandkastenError):
-                await asyncio.shield(making)
-            await asyncio.shield(asyncio.to_thread(remove, self._layout, sandbox_id))
-            raise
+        return await self._make(sandbox_id, spec)
 
     async def attach(self, sandbox_id: SandboxId) -> OciCell:
         if not alive(self._layout, sandbox_id):
@@ -165,7 +158,12 @@ class OciBackend:
         self, platform: Platform | None, sandbox_id: SandboxId, spec: CellSpec
     ) -> OciCell:
         self._platform = platform
-        return await asyncio.to_thread(self._create, sandbox_id, spec)
+        return await self._make(sandbox_id, spec)
+
+    async def _make(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
+        return await whole_or_nothing(
+            lambda: self._create(sandbox_id, spec), lambda: remove(self._layout, sandbox_id)
+        )
 
     def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
         cell = self._layout.cell(sandbox_id)
