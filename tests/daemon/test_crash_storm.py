@@ -7,14 +7,16 @@ import sqlite3
 import sys
 
 import aiohttp
+import pytest
 
 from tests.daemon.process import running
 from tests.daemon.storm import Storm, eventually
 
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
-KILLS = 200 if LONG else 40
+KILLS = 200 if LONG else 20
 
 
+@pytest.mark.timeout(3600 if LONG else 300)
 async def test_nothing_acknowledged_is_lost_when_the_daemon_is_killed_under_load(tmp_path, capsys):
     data_dir = tmp_path / "data"
     async with running(data_dir) as daemon, aiohttp.ClientSession() as http:

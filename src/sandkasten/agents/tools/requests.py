@@ -5,6 +5,7 @@ Nothing is refused here: the engine's rules and the operator's policy see the wh
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.model.sandbox import CreateRequest
@@ -68,10 +69,12 @@ def request_for(
     key: SessionKey | None = None,
     image: str | None = None,
     default_idle_s: float | None = None,
+    most_life_s: float = math.inf,
 ) -> CreateRequest:
     """The sandbox of a session: `key` in place of the file's own, `image` in place of its image.
 
-    `default_idle_s` is how long one may rest that asked for nothing: the context can only shorten.
+    `default_idle_s` is how long one may rest that asked for nothing, `most_life_s` how long any may
+    live: the context can only shorten.
     """
     the_key = key or context.session_key()
     asked = default_idle_s if wish.idle_timeout_s is None else wish.idle_timeout_s
@@ -79,7 +82,9 @@ def request_for(
     return CreateRequest(
         image=image or image_for(wish) or "linux",
         idle_timeout_s=min(rests) if rests else None,
-        lifetime_s=context.idle_timeout_s,
+        lifetime_s=None
+        if context.idle_timeout_s is None
+        else min(context.idle_timeout_s, most_life_s),
         labels={
             RUN_LABEL: the_key.id,
             AGENT_LABEL: _label(context.agent_name),

@@ -228,6 +228,7 @@ class Sessions:
             key=key,
             image=image,
             default_idle_s=min(policy.ttl_s, policy.idle_timeout_s),
+            most_life_s=policy.lifetime_s,
         )
         try:
             return await self._create(request, context)
