@@ -99,8 +99,10 @@ def test_a_file_is_staged_and_published_by_the_name_of_its_sandbox(tmp_path, cli
 
 
 def test_a_file_is_stored_from_a_pipe(process, cli):
-    assert process("files", "put", "-", "--key", "k", stdin=b"piped\0").stdout == b"k\n"
+    # By its older name too, and back.
+    assert process("files", "upload", "-", "--key", "k", stdin=b"piped\0").stdout == b"k\n"
     assert told(cli("files", "info", "k", "--json"))["size_bytes"] == 6
+    assert process("files", "download", "k").stdout == b"piped\0"
 
 
 def test_books_in_use_are_not_opened_twice(tmp_path, cli):

@@ -45,6 +45,9 @@ def commands() -> typer.Typer:
     group.callback(help="Files that outlive sandboxes.")(_nothing)
     group.command("put")(_put)
     group.command("get")(_get)
+    # As older documents and scripts have them.
+    group.command("upload", hidden=True)(_put)
+    group.command("download", hidden=True)(_get)
     group.command("ls")(_ls)
     group.command("info")(_info)
     group.command("rm")(_rm)

@@ -35,8 +35,8 @@ _MAX_METADATA_BYTES: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class FileRules:
-    max_bytes: int = 100 * MIB
-    """Of one file."""
+    max_bytes: int = 10 * 1024 * MIB
+    """Of one file: what a tenant may have in all is bound enough, unless an operator says less."""
     max_total_bytes: int = 10 * 1024 * MIB
     """Of all files of one tenant, each counted in full."""
     ttl_s: float | None = None
