@@ -129,8 +129,10 @@ def test_changes_to_the_root_count_in_the_quota(box):
     assert before <= box.limits.workspace_bytes
     answer = box.exec("head -c 300M /dev/zero > /usr/big")
     assert b"No space left" in answer.stderr
+    # A large write is refused while there is still room for a small one.
+    assert box.exec("dd if=/dev/zero of=/usr/rest bs=1k").code != 0
     assert box.exec("echo x > /workspace/x").code != 0
-    run(box, "rm /usr/big && echo x > /workspace/x")
+    run(box, "rm /usr/big /usr/rest && echo x > /workspace/x")
 
 
 def test_changes_to_the_root_are_this_sandboxes_alone(make_box, debian, box):
