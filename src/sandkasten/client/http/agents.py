@@ -9,13 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
-import aiohttp
-
 from sandkasten.client.http.connection import ANSWER_S, Order
-from sandkasten.client.http.patience import Patience
-from sandkasten.client.http.problems import body_error
-from sandkasten.client.http.streams import events as sent
-from sandkasten.client.http.streams import parsed
+from sandkasten.client.http.streams import Followed, follow
 from sandkasten.client.http.values import (
     Json,
     choice,
@@ -29,7 +24,6 @@ from sandkasten.client.http.values import (
     text,
     texts,
 )
-from sandkasten.errors import BackendUnavailable
 from sandkasten.model.runs import Definition, RunEvent, RunRow, RunUsage
 
 if TYPE_CHECKING:
@@ -150,42 +144,20 @@ class HttpAgents:
                 return
             since_seq = page[-1].seq
 
-    async def _followed(self, run_id: str, since_seq: int) -> AsyncIterator[RunEvent | RunRow]:
-        patience = Patience()
-        while True:
-            cause: Exception | None = None
-            order = Order(
+    def _followed(self, run_id: str, since_seq: int) -> AsyncIterator[RunEvent | RunRow]:
+        def order_after(seq: int) -> Order:
+            return Order(
                 "GET",
                 _path(run_id, "events"),
-                query={"since_seq": str(since_seq)},
+                query={"since_seq": str(seq)},
                 headers=_EVENTS,
                 repeatable=True,
                 answer_s=None,
             )
-            try:
-                async with self._connection.stream(order) as answer:
-                    patience.there()
-                    async for one in sent(answer):
-                        if one.name == "event":
-                            event = _event(parsed(one))
-                            since_seq = event.seq
-                            yield event
-                        elif one.name == "done":
-                            yield _row(parsed(one))
-                            return
-                        elif one.name == "error":
-                            raise body_error(parsed(one))
-            except BackendUnavailable as exc:
-                if not patience.reached:
-                    raise
-                cause = exc
-            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-                cause = exc
-            await patience.wait(
-                "the connection broke while a run was being followed",
-                "the run goes on; ask for it by its id",
-                cause,
-            )
+
+        hint = "the run goes on; ask for it by its id"
+        run = Followed("event", _event, _row, "a run", hint)
+        return follow(self._connection, order_after, run, since_seq)
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
         order = Order("GET", path, query=query or {}, repeatable=True)

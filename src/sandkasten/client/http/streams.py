@@ -1,7 +1,8 @@
-"""Server-sent events: the parser, and a command followed over connections that may break.
+"""Server-sent events: the parser, and what is followed over connections that may break.
 
-The command belongs to the sandbox; this only watches. A connection that breaks is made again and
-goes on after the last piece that came, so nothing is shown twice and nothing runs twice.
+A command belongs to its sandbox, a run to its daemon; this only watches. A connection that breaks
+is made again and goes on after the last piece that came, so nothing is shown twice and nothing
+runs twice.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import aiohttp
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from sandkasten.client.http.connection import Connection, Order
-    from sandkasten.model.execution import Chunk, ExecResult
 
 # The last event holds all kept output, in base64 where it is no text.
 MAX_EVENT_BYTES: Final = 128 << 20
@@ -95,11 +95,38 @@ def parsed(event: Event) -> dict[str, Any]:
         raise ProtocolViolation("an event of the daemon is no JSON") from None
 
 
+class _Numbered(Protocol):
+    @property
+    def seq(self) -> int: ...
+
+
+P = TypeVar("P", bound=_Numbered)
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, slots=True)
+class Followed(Generic[P, E]):
+    """What is watched: the name of its pieces, how they and its end are read, and what to say."""
+
+    piece: str
+    piece_of: Callable[[dict[str, Any]], P]
+    end_of: Callable[[dict[str, Any]], E]
+    what: str
+    hint: str
+
+
+COMMAND: Final = Followed(
+    "chunk", chunk_of, exec_result_of, "a command", "the command goes on; ask for it by its exec id"
+)
+
+
 async def follow(
-    connection: Connection, order_after: Callable[[int], Order]
-) -> AsyncIterator[Chunk | ExecResult]:
-    """Pieces as they come, then the result. `order_after(seq)` asks for what comes after `seq`."""
-    seen = 0
+    connection: Connection,
+    order_after: Callable[[int], Order],
+    followed: Followed[P, E],
+    seen: int = 0,
+) -> AsyncIterator[P | E]:
+    """Pieces as they come, then the end. `order_after(seq)` asks for what comes after `seq`."""
     patience = Patience()
     while True:
         cause: Exception | None = None
@@ -107,13 +134,13 @@ async def follow(
             async with connection.stream(order_after(seen)) as answer:
                 patience.there()
                 async for event in events(answer):
-                    if event.name == "chunk":
-                        chunk = chunk_of(parsed(event))
-                        if chunk.seq > seen:
-                            seen = chunk.seq
-                            yield chunk
+                    if event.name == followed.piece:
+                        piece = followed.piece_of(parsed(event))
+                        if piece.seq > seen:
+                            seen = piece.seq
+                            yield piece
                     elif event.name == "done":
-                        yield exec_result_of(parsed(event))
+                        yield followed.end_of(parsed(event))
                         return
                     elif event.name == "error":
                         raise body_error(parsed(event))
@@ -124,7 +151,5 @@ async def follow(
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             cause = exc
         await patience.wait(
-            "the connection broke while a command was being followed",
-            "the command goes on; ask for it by its exec id",
-            cause,
+            f"the connection broke while {followed.what} was being followed", followed.hint, cause
         )

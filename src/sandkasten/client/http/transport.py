@@ -14,7 +14,7 @@ from sandkasten.client.http import mapping
 from sandkasten.client.http.connection import ANSWER_S, Connection, Order
 from sandkasten.client.http.files import HttpFiles
 from sandkasten.client.http.images import HttpImages
-from sandkasten.client.http.streams import follow
+from sandkasten.client.http.streams import COMMAND, follow
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.values import records
 from sandkasten.client.http.workspaces import HttpWorkspaces
@@ -126,7 +126,7 @@ class HttpTransport:
     ) -> AsyncIterator[Chunk | ExecResult]:
         # Asked again under the same key, the daemon shows the same command from its beginning.
         order = self._exec(sandbox_id, "exec/stream", request, None)
-        return follow(self.connection, lambda _seen: order)
+        return follow(self.connection, lambda _seen: order, COMMAND)
 
     async def exec_start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         order = self._exec(sandbox_id, "exec", request, ANSWER_S, background=True)
@@ -158,7 +158,7 @@ class HttpTransport:
             query = {"since_seq": str(max(since_seq, seen))}
             return Order("GET", path, query=query, headers=_EVENTS, repeatable=True, answer_s=None)
 
-        return follow(self.connection, after)
+        return follow(self.connection, after, COMMAND)
 
     async def _kept(
         self, sandbox_id: str, exec_id: str, since_seq: int
