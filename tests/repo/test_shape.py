@@ -163,3 +163,18 @@ def _bound_names(parsed: ast.Module) -> set[str]:
             case ast.Name(ctx=ast.Store()):
                 names.add(node.id)
     return names
+
+
+def _marks_of_a_merge(source: str) -> list[int]:
+    mark = re.compile(r"(" + "<" * 7 + "|" + ">" * 7 + r") \S")
+    return [n for n, line in enumerate(source.splitlines(), 1) if mark.match(line)]
+
+
+def test_no_file_has_marks_of_a_merge():
+    found = {
+        str(path.relative_to(tree.ROOT)): lines
+        for path in tree.files()
+        if (content := tree.text(path)) and (lines := _marks_of_a_merge(content))
+    }
+    assert found == {}
+    assert _marks_of_a_merge("a\n" + "<" * 7 + " HEAD\nb\n" + ">" * 7 + " other\n") == [2, 4]

@@ -185,6 +185,23 @@ class Working:
 
     # ---- runs below runs
 
+    def _row_below(
+        self, agent: Agent, task: str, variables: Mapping[str, Any], above: RunRow | RunContext
+    ) -> RunRow:
+        """What the one above is to it, its caller says."""
+        return RunRow(
+            id=new_run_id(),
+            kind="agent",
+            name=agent.name,
+            created_at=self._clock.now(),
+            tenant=above.tenant,
+            input={"task": task, "variables": dict(variables)},
+            key_id=above.key_id,
+            quota=above.quota,
+            files=above.files,
+            source=agent.source,
+        )
+
     async def _child(
         self,
         child: Child,
@@ -192,20 +209,8 @@ class Working:
         work: Callable[[RunContext, Note], Awaitable[AgentResult]],
     ) -> AgentResult:
         parent = child.parent
-        row = RunRow(
-            id=new_run_id(),
-            kind="agent",
-            name=child.agent.name,
-            created_at=self._clock.now(),
-            tenant=parent.tenant,
-            input={"task": child.task, "variables": dict(child.variables)},
-            parent_id=parent.agent_run_id,
-            workflow_run_id=parent.workflow_run_id,
-            key_id=parent.key_id,
-            quota=parent.quota,
-            files=parent.files,
-            source=child.agent.source,
-        )
+        row = self._row_below(child.agent, child.task, child.variables, parent)
+        row = replace(row, parent_id=parent.agent_run_id, workflow_run_id=parent.workflow_run_id)
 
         async def do(carried: Carried) -> AgentResult:
             try:
@@ -260,20 +265,8 @@ class Working:
     async def _step(self, carried: Carried, call: AgentCall) -> Mapping[str, Any]:
         above = carried.row
         agent = await asyncio.to_thread(self._library.agent, call.agent)
-        row = RunRow(
-            id=new_run_id(),
-            kind="agent",
-            name=agent.name,
-            created_at=self._clock.now(),
-            tenant=above.tenant,
-            input={"task": call.task, "variables": dict(call.variables)},
-            parent_id=above.id,
-            workflow_run_id=above.id,
-            key_id=above.key_id,
-            quota=above.quota,
-            files=above.files,
-            source=agent.source,
-        )
+        row = self._row_below(agent, call.task, call.variables, above)
+        row = replace(row, parent_id=above.id, workflow_run_id=above.id)
         spent = Spent()
 
         async def do(inner: Carried) -> AgentResult:
