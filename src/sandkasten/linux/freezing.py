@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
     from .cgroups import Hierarchies
 
-# A process stops when it next comes out of the kernel; one that waits for a dead disk never does.
-FREEZE_DEADLINE_S = 5.0
+# A process stops when it next comes out of the kernel; one that waits for a dead disk never does,
+# and one that waits for a busy disk may take many seconds.
+FREEZE_DEADLINE_S = 30.0
 _PAUSE_S = 0.0002
+# The v1 freezer forgets a process that it met in the middle of `vfork`, as a Python is that starts
+# another program; told once more, it stops that one too.
+_AGAIN_S = 0.005
 _V1_STATE, _V1_STOP, _V1_GO = "freezer.state", "FROZEN", "THAWED"
 
 
@@ -113,11 +117,16 @@ def frozen(way: Freezer) -> bool:
 def freeze(way: Freezer, *, deadline_s: float = FREEZE_DEADLINE_S) -> None:
     """Nothing of the group runs when this returns; after a TimeoutError all of it runs again."""
     _write(way, way.stop)
-    deadline = time.monotonic() + deadline_s
+    told = time.monotonic()
+    deadline = told + deadline_s
     while not frozen(way):
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             _write(way, way.go)
             raise TimeoutError
+        if now > told + _AGAIN_S:
+            _write(way, way.stop)
+            told = now
         time.sleep(_PAUSE_S)
 
 
