@@ -1,8 +1,9 @@
 #!/bin/bash
 # Lint, the runner's own tests, and pytest; every phase runs and is timed, any failure fails all.
 # Several things go on at once, because most tests wait for something: what runs beside another is
-# written down and shown whole in its turn. SANDKASTEN_LONG=1 asks for full sizes. With arguments
-# there is one run of pytest, and they go to it.
+# written down and shown whole in its turn. A few tests that failed in that crowd are asked once
+# more, alone, and named whatever becomes of them. SANDKASTEN_LONG=1 asks for full sizes, and asks
+# once. With arguments there is one run of pytest, and they go to it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE
@@ -12,10 +13,14 @@ logs=build/test-logs
 rm -rf $logs
 mkdir -p $logs
 declare -A besides
+declare -A lanes
+crowded=()
+again=()
 
 told() {
-    summary+=("$(printf '%-12s %-7s %4d s' "$1" "$2" "$3")")
-    [ "$2" = ok ] || status=1
+    summary+=("$(printf '%-14s %-7s %4d s' "$1" "$2" "$3")")
+    [ "$2" = ok ] && return
+    if [ -n "${lanes[$1]:-}" ]; then crowded+=("$1"); else status=1; fi
 }
 
 phase() {
@@ -93,6 +98,36 @@ tests() {
     .venv/bin/python -m pytest --durations=15 --durations-min=1 "${limits[@]}" "$@" </dev/null
 }
 
+# One lane of tests: its name, then what goes to pytest.
+lane() {
+    local name=$1
+    shift
+    lanes[$name]=1
+    beside "$name" tests -o cache_dir=build/lanes/"$name" "$@"
+}
+
+# More than this is no matter of chance.
+FEW=4
+
+# The tests that a lane noted as failed, a line each; none where it did not get so far.
+failed_in() {
+    .venv/bin/python -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' \
+        build/lanes/"$1"/v/cache/lastfailed 2>/dev/null
+}
+
+second_look() {
+    local name=$1 failed
+    shift
+    [[ " ${crowded[*]:-} " == *" $name "* ]] || return 0
+    mapfile -t failed < <(failed_in "$name")
+    if [ "${SANDKASTEN_LONG:-}" = 1 ] || ((${#failed[@]} == 0 || ${#failed[@]} > FEW)); then
+        status=1
+        return
+    fi
+    again+=("${failed[@]}")
+    phase "$name alone" tests -o cache_dir=build/lanes/"$name" --last-failed --last-failed-no-failures=none "$@"
+}
+
 # In the environment of all that is begun here, so that what is left of it is known by it.
 export SANDKASTEN_TEST_RUN=$$-$RANDOM$RANDOM
 beside images images
@@ -114,20 +149,31 @@ else
     clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/examples)
     rooms=("${clients[@]/#/--ignore=}" "${docker[@]/#/--ignore=}" --ignore=tests/conformance --ignore=tests/security \
         --ignore=tests/matrix --ignore=tests/engines --ignore=tests/images)
+    rm -rf build/lanes
     .venv/bin/python -m tests.hostwatch before $logs/host || status=1
-    beside grounds tests -o cache_dir=build/pytest-grounds "${grounds[@]}"
-    beside clients tests -o cache_dir=build/pytest-clients "${clients[@]}"
-    beside engines tests -o cache_dir=build/pytest-engines "${engines[@]}"
-    beside docker tests -o cache_dir=build/pytest-docker "${docker[@]}"
-    phase rooms tests "${rooms[@]}"
+    lane grounds "${grounds[@]}"
+    lane clients "${clients[@]}"
+    lane engines "${engines[@]}"
+    lane docker "${docker[@]}"
+    lane rooms "${rooms[@]}"
+    gather rooms
     gather clients
     gather grounds
     gather engines
     gather docker
     gather runner
+    second_look rooms "${rooms[@]}"
+    second_look clients "${clients[@]}"
+    second_look grounds "${grounds[@]}"
+    second_look engines "${engines[@]}"
+    second_look docker "${docker[@]}"
     phase hostwatch .venv/bin/python -m tests.hostwatch after $logs/host
 fi
 
 printf '\n'
 printf '%s\n' "${summary[@]}"
+if [ ${#again[@]} -gt 0 ]; then
+    printf '\nfailed in the crowd, and were asked once more:\n'
+    printf '  %s\n' "${again[@]}"
+fi
 exit $status

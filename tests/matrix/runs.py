@@ -18,7 +18,9 @@ from tests.matrix import record
 from tests.matrix.record import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    import pytest
 
     from tests.asked import Found
 
@@ -49,6 +51,12 @@ class Outcome:
     status: int
     text: str
     found: Found | None
+
+
+def asked_of(items: Iterable[pytest.Item]) -> list[Run]:
+    """The runs that a session's tests will ask for, in their order; others are not begun."""
+    found = (getattr(item, "callspec", None) for item in items)
+    return [one.params["run"] for one in found if one is not None and "run" in one.params]
 
 
 def passes(run: Run, outcome: Outcome) -> None:

@@ -19,7 +19,7 @@ import pytest
 from tests.engines import lent
 from tests.grounds import GROUNDS, engine_of
 from tests.matrix import page
-from tests.matrix.runs import TIMEOUT_S, Outcome, Run, passes, ran
+from tests.matrix.runs import TIMEOUT_S, Outcome, Run, asked_of, passes, ran
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,12 +41,13 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[dict[Run, Future[Outcome]]]:
-    for run in RUNS:
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[Run, Future[Outcome]]]:
+    asked = [run for run in RUNS if run in asked_of(request.node.session.items)]
+    for run in asked:
         engine_of(GROUNDS[run.ground], outside=True)
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        yield {run: pool.submit(ran, run) for run in RUNS}
+        yield {run: pool.submit(ran, run) for run in asked}
     finally:
         # Somebody who interrupts does not wait for what has not begun.
         pool.shutdown(cancel_futures=True)

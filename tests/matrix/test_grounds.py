@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.grounds import OFTEN
-from tests.matrix.runs import TIMEOUT_S, Outcome, Run, passes, ran
+from tests.matrix.runs import TIMEOUT_S, Outcome, Run, asked_of, passes, ran
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +37,10 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[dict[Run, Future[Outcome]]]:
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[Run, Future[Outcome]]]:
+    asked = asked_of(request.node.session.items)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {run: pool.submit(ran, run) for run in RUNS}
+        yield {run: pool.submit(ran, run) for run in RUNS if run in asked}
 
 
 @pytest.mark.root
