@@ -22,12 +22,12 @@ from benchmarks.peers.bare import CODE
 from benchmarks.samples import Samples
 from benchmarks.turns import in_turns
 from examples.agents.scripted_model import Answer, Asked, Call, ScriptedModel
-from sandkasten.agents.chat_settings import Models, ModelSettings
+from sandkasten.agents.chat.settings import Models, ModelSettings
 from sandkasten.agents.context import RunContext
-from sandkasten.agents.loop import AgentLoop
-from sandkasten.agents.prompt import parse_agent
+from sandkasten.agents.definitions.prompt import parse_agent
+from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.loop.turns import AgentLoop
 from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.agents.wish import SandboxWish
 from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.settings import load
 from sandkasten.model.execution import ExecRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.agents.ceilings import check_wish
-from sandkasten.agents.sandbox_field import parse_sandbox
+from sandkasten.agents.definitions.sandbox_field import parse_sandbox
 from sandkasten.errors import PolicyDenied, UnsupportedByBackend
 from sandkasten.model.policy import Policy
 

@@ -9,10 +9,17 @@ import time
 
 import pytest
 
-from sandkasten.agents import chat_wire
-from sandkasten.agents.chat import ChatModel, ChatRequest, Models, ModelSettings, Reply, ToolCall
-from sandkasten.agents.chat_refusals import pause_s
-from sandkasten.agents.chat_wire import Assembly, Events, Unreadable
+from sandkasten.agents.chat import wire as chat_wire
+from sandkasten.agents.chat.client import (
+    ChatModel,
+    ChatRequest,
+    Models,
+    ModelSettings,
+    Reply,
+    ToolCall,
+)
+from sandkasten.agents.chat.refusals import pause_s
+from sandkasten.agents.chat.wire import Assembly, Events, Unreadable
 from sandkasten.errors import InvalidConfiguration, ModelUnavailable, RunFailed, SandkastenError
 from tests.engines import certificates
 from tests.models.server import KEY, Answer, Call, ScriptedModel, settings_of
@@ -309,7 +316,7 @@ async def test_an_error_inside_a_stream_is_told():
 @pytest.mark.parametrize("fault", ["endless", "huge_line"])
 async def test_an_answer_without_end_ends(fault, monkeypatch, full_size):
     if not full_size:
-        monkeypatch.setattr("sandkasten.agents.chat.MOST_BYTES", 2 << 20)
+        monkeypatch.setattr("sandkasten.agents.chat.client.MOST_BYTES", 2 << 20)
         monkeypatch.setattr(chat_wire, "MOST_LINE_BYTES", 1 << 20)
     told = await failure(Answer(text="no end", fault=fault))
     assert isinstance(told, ModelUnavailable)

@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from sandkasten.agents.chat_wire import Assembly, Events, Told, Unreadable
+from sandkasten.agents.chat.wire import Assembly, Events, Told, Unreadable
 
 ROUNDS, LONG_ROUNDS = 4000, 400_000
 # Of an answer's fields, which kind each has when it is right.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.agents.library import Library
+from sandkasten.agents.definitions.library import Library
 from sandkasten.errors import AgentNotFound, InvalidAgent, InvalidWorkflow, WorkflowNotFound
 
 PROMPTS = Path(__file__).parent / "prompts"

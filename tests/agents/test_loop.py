@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from sandkasten.agents.loop import Child, LoopLimits, Spent
+from sandkasten.agents.loop.turns import Child, LoopLimits, Spent
 from sandkasten.errors import (
     AgentNotFound,
     InvalidAgent,
@@ -518,8 +518,8 @@ async def test_settings_of_the_file_go_to_the_model_and_nothing_else(memory_desk
 
 
 async def test_without_an_endpoint_nothing_begins(memory_desk):
-    from sandkasten.agents.chat_settings import Models
-    from sandkasten.agents.loop import AgentLoop
+    from sandkasten.agents.chat.settings import Models
+    from sandkasten.agents.loop.turns import AgentLoop
 
     loop = AgentLoop(Models(), memory_desk.toolbox, lambda name: PLAIN)
     with pytest.raises(InvalidConfiguration, match="no endpoint"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.agents.context import RunContext
-from sandkasten.agents.sandbox_field import parse_sandbox
-from sandkasten.agents.wish import SandboxWish
+from sandkasten.agents.definitions.sandbox_field import parse_sandbox
+from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.errors import InvalidAgent
 
 

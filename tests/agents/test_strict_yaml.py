@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkasten.agents import strict_yaml
+from sandkasten.agents.definitions import strict_yaml
 from sandkasten.errors import InvalidAgent, InvalidRequest, InvalidWorkflow
 
 

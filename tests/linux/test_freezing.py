@@ -103,7 +103,7 @@ STARTER = "import subprocess\nwhile True: subprocess.run(['/bin/true'])"
 def test_what_starts_programs_all_the_time_is_stopped_every_time(group, which):
     """Told only once, the v1 freezer never stops about one in ten of these."""
     ways, _, _ = group
-    inside = f"echo $$ >{ways[which].directory}/cgroup.procs; exec {sys.executable} -c \"$1\""
+    inside = f'echo $$ >{ways[which].directory}/cgroup.procs; exec {sys.executable} -c "$1"'
     starters = [
         subprocess.Popen(["/bin/sh", "-c", inside, "sh", STARTER], stderr=subprocess.DEVNULL)
         for _ in range(3)

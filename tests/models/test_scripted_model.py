@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.agents.chat import ChatModel, ChatRequest, ToolCall
+from sandkasten.agents.chat.client import ChatModel, ChatRequest, ToolCall
 from tests.models.server import ScriptedModel, script_of, settings_of
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples/agents/scripted_model.py"

@@ -12,7 +12,7 @@ from sandkasten.errors import PolicyDenied
 from sandkasten.model.policy import check_network, parse_limits
 
 if TYPE_CHECKING:
-    from sandkasten.agents.wish import SandboxWish
+    from sandkasten.agents.definitions.wish import SandboxWish
     from sandkasten.model.policy import Policy
 
 

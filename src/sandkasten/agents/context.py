@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sandkasten.agents.wish import SandboxWish
+from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.model.scoping import SessionKey
 from sandkasten.model.tenancy import DEFAULT_TENANT
 

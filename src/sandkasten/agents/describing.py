@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.library import described
+from sandkasten.agents.definitions.library import described
+from sandkasten.agents.definitions.prompt import parse_agent
 from sandkasten.agents.noting import error_fields
-from sandkasten.agents.prompt import parse_agent
 from sandkasten.agents.workflows.definition import inspect
 from sandkasten.agents.workflows.graph import mermaid, tree
 from sandkasten.agents.workflows.plan import agents_of, every_step

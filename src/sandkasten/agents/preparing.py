@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.agents import schemas
 from sandkasten.agents.ceilings import check_wish
+from sandkasten.agents.definitions import schemas
+from sandkasten.agents.definitions.prompt import parse_agent, slug
+from sandkasten.agents.definitions.rendering import render
 from sandkasten.agents.describing import described_workflow
 from sandkasten.agents.noting import error_fields
-from sandkasten.agents.prompt import parse_agent, slug
-from sandkasten.agents.rendering import render
 from sandkasten.agents.workflows.definition import inspect, parse_workflow
 from sandkasten.agents.workflows.plan import agents_of
 from sandkasten.errors import AgentNotFound, InvalidRequest, SandkastenError, WorkflowNotFound
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from sandkasten.agents.library import Library
-    from sandkasten.agents.loop import AgentLoop
-    from sandkasten.agents.prompt import Agent
+    from sandkasten.agents.definitions.library import Library
+    from sandkasten.agents.definitions.prompt import Agent
+    from sandkasten.agents.loop.turns import AgentLoop
     from sandkasten.agents.workflows.plan import Workflow
     from sandkasten.model.policy import Policy
     from sandkasten.model.runs import AgentRunRequest, Definition, RunKind, WorkflowRunRequest

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from sandkasten.agents.carrying import Carrier
 from sandkasten.agents.context import RunContext
+from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.agents.describing import described_agent, described_workflow
 from sandkasten.agents.leftovers import Leftovers
 from sandkasten.agents.preparing import Preparing
-from sandkasten.agents.wish import SandboxWish
 from sandkasten.agents.working import Working
 from sandkasten.errors import (
     Busy,
@@ -40,9 +40,9 @@ from sandkasten.model.spelling import shown
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-    from sandkasten.agents.chat_settings import Models
-    from sandkasten.agents.library import Library
-    from sandkasten.agents.loop_limits import LoopLimits
+    from sandkasten.agents.chat.settings import Models
+    from sandkasten.agents.definitions.library import Library
+    from sandkasten.agents.loop.limits import LoopLimits
     from sandkasten.agents.tools.toolbox import Toolbox
     from sandkasten.agents.workflows.runner import WorkflowRunner
     from sandkasten.engine.engine import Engine

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.carrying import Outcome
 from sandkasten.agents.context import RunContext
-from sandkasten.agents.loop import AgentLoop
-from sandkasten.agents.loop_limits import Spent
-from sandkasten.agents.wish import SandboxWish
+from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.loop.limits import Spent
+from sandkasten.agents.loop.turns import AgentLoop
 from sandkasten.agents.workflows.definition import parse_workflow
 from sandkasten.errors import Busy, Cancelled, SandkastenError
 from sandkasten.model.runs import RunRow, RunUsage, new_run_id
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from sandkasten.agents.carrying import Carried, Carrier
-    from sandkasten.agents.chat_settings import Models
-    from sandkasten.agents.library import Library
-    from sandkasten.agents.loop import AgentResult, Child
-    from sandkasten.agents.loop_limits import LoopLimits
-    from sandkasten.agents.loop_notes import Note
-    from sandkasten.agents.prompt import Agent
+    from sandkasten.agents.chat.settings import Models
+    from sandkasten.agents.definitions.library import Library
+    from sandkasten.agents.definitions.prompt import Agent
+    from sandkasten.agents.loop.limits import LoopLimits
+    from sandkasten.agents.loop.notes import Note
+    from sandkasten.agents.loop.turns import AgentResult, Child
     from sandkasten.agents.tools.toolbox import Toolbox
     from sandkasten.agents.workflows.plan import Workflow
     from sandkasten.agents.workflows.runner import AgentCall, WorkflowRunner

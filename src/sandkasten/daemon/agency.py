@@ -60,9 +60,9 @@ async def agency(
     """
     # In a thread: the libraries take as long as a hundred requests, and a daemon answers others.
     await asyncio.to_thread(_load)
-    from sandkasten.agents.chat_settings import Models, ModelSettings
-    from sandkasten.agents.library import Library
-    from sandkasten.agents.loop_limits import LoopLimits
+    from sandkasten.agents.chat.settings import Models, ModelSettings
+    from sandkasten.agents.definitions.library import Library
+    from sandkasten.agents.loop.limits import LoopLimits
     from sandkasten.agents.service import AgentService, ServiceRules
     from sandkasten.agents.tools.toolbox import Toolbox
     from sandkasten.agents.workflows.expressions import Expressions

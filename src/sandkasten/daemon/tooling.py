@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.agents.tools.client_caller import ClientCaller, specs
 from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.agents.wish import SandboxWish
 from sandkasten.daemon.brief_files import BriefFiles
 from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.http_settings import require_key

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.context import RunContext
+from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.agents.wish import SandboxWish
 from sandkasten.daemon.books import open_books
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.settings import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 
-from sandkasten.agents.wish import SandboxWish
+from sandkasten.agents.definitions.wish import SandboxWish
 
 EXEC_ANSWER = {
     "exec_id",

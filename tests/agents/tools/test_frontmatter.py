@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.agents.sandbox_field import LIMIT_FIELDS, SANDBOX_FIELDS, parse_sandbox
-from sandkasten.agents.strict_yaml import load
+from sandkasten.agents.definitions.sandbox_field import LIMIT_FIELDS, SANDBOX_FIELDS, parse_sandbox
+from sandkasten.agents.definitions.strict_yaml import load
 from tests import imagekit
 from tests.agents.tools.desk import cleared, fresh, opened
 from tests.packages import wheels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from sandkasten.agents.wish import SandboxWish
+from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.model.tenancy import TenantQuota
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.agents.tools.sessions import MOST_SANDBOXES
-from sandkasten.agents.wish import SandboxWish
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox import CreateRequest
 

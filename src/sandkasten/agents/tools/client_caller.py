@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sandkasten.agents.context import RunContext
-from sandkasten.agents.wish import SandboxWish
+from sandkasten.agents.definitions.wish import SandboxWish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sandkasten.agents.definitions.wish import Mode
     from sandkasten.agents.tools.shapes import ToolSpec
     from sandkasten.agents.tools.toolbox import Toolbox
-    from sandkasten.agents.wish import Mode
 
 ToolMode = Literal["compute", "code", "all"]
 

@@ -12,7 +12,7 @@ from sandkasten.model.sandbox import CreateRequest
 
 if TYPE_CHECKING:
     from sandkasten.agents.context import RunContext
-    from sandkasten.agents.wish import SandboxWish
+    from sandkasten.agents.definitions.wish import SandboxWish
     from sandkasten.model.scoping import SessionKey
 
 RUN_LABEL: Final = "sandkasten.run"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sandkasten.agents.context import RunContext
-    from sandkasten.agents.wish import SandboxWish
+    from sandkasten.agents.definitions.wish import SandboxWish
     from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox import CreateRequest, Info
     from sandkasten.model.scoping import Namespace

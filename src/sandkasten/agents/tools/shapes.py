@@ -15,7 +15,7 @@ from sandkasten.agents.tools.properties import CODE_BYTES, DRAFT, choice, flag, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.agents.wish import Mode
+    from sandkasten.agents.definitions.wish import Mode
 
 READ_BYTES: Final = 262_144
 MOST_READ_BYTES: Final = 10 * 1024 * 1024

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.agents.context import RunContext
+    from sandkasten.agents.definitions.wish import SandboxWish
     from sandkasten.agents.tools.answers import Answer
     from sandkasten.agents.tools.sessions import Place
     from sandkasten.agents.tools.shapes import ToolSpec
-    from sandkasten.agents.wish import SandboxWish
     from sandkasten.engine.engine import Engine
     from sandkasten.engine.filestore import Filing
     from sandkasten.model.scoping import Namespace

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.agents import strict_yaml
+from sandkasten.agents.definitions import strict_yaml
 from sandkasten.agents.workflows import dialects, validation
 from sandkasten.agents.workflows.issues import Findings, Issue
 from sandkasten.errors import InvalidWorkflow

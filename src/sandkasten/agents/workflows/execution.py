@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents import schemas
+from sandkasten.agents.definitions import schemas
 from sandkasten.agents.workflows import blocks, templates
 from sandkasten.agents.workflows.calls import AgentCall
 from sandkasten.agents.workflows.state import Scope, frames, put

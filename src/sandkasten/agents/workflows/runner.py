@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents import schemas
+from sandkasten.agents.definitions import schemas
 from sandkasten.agents.workflows.calls import AgentCall, Around, Clock, Limits, RealClock
 from sandkasten.agents.workflows.execution import MOST_LEVELS, Execution, Stopped
 from sandkasten.agents.workflows.state import VERSION, new_state

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.schemas import checked_schema
+from sandkasten.agents.definitions.schemas import checked_schema
 from sandkasten.agents.workflows import expressions, templates
 from sandkasten.agents.workflows.issues import Near
 from sandkasten.agents.workflows.plan import every_step

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.chat_wire import Unreadable, decoded
+from sandkasten.agents.chat.wire import Unreadable, decoded
 from sandkasten.errors import InvalidConfiguration, ModelUnavailable, RunFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.agents.chat_settings import ModelSettings
+    from sandkasten.agents.chat.settings import ModelSettings
     from sandkasten.errors import SandkastenError
 
 MOST_SHOWN: Final = 500

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.loop_texts import fitted, gapped
+from sandkasten.agents.loop.texts import fitted, gapped
 from sandkasten.agents.tools.answers import failed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from sandkasten.agents.chat_wire import Reply, ToolCall
+    from sandkasten.agents.chat.wire import Reply, ToolCall
 
     Note = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 

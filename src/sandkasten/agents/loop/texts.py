@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.schemas import deeper_than
+from sandkasten.agents.definitions.schemas import deeper_than
 from sandkasten.agents.tools.answers import failure
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.spelling import did_you_mean
@@ -19,7 +19,7 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.agents.chat_wire import ToolCall
+    from sandkasten.agents.chat.wire import ToolCall
 
 # Endpoints take nothing else as a name of a function.
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")

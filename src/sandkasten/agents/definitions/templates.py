@@ -38,7 +38,7 @@ from dotpromptz_handlebars import (
 )
 from dotpromptz_handlebars._render import compile_template, render_program
 
-from sandkasten.agents.schemas import parts
+from sandkasten.agents.definitions.schemas import parts
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.spelling import did_you_mean, shown
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dotpromptz.picoschema import picoschema_to_json_schema
 
-from sandkasten.agents import schemas, strict_yaml, templates
-from sandkasten.agents.fields import Fields
-from sandkasten.agents.sandbox_field import parse_sandbox
+from sandkasten.agents.definitions import schemas, strict_yaml, templates
+from sandkasten.agents.definitions.fields import Fields
+from sandkasten.agents.definitions.sandbox_field import parse_sandbox
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from sandkasten.agents.wish import SandboxWish
+    from sandkasten.agents.definitions.wish import SandboxWish
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_FRONTMATTER_BYTES: Final = 64 * 1024

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
-from sandkasten.agents.chat_refusals import (
+from sandkasten.agents.chat.refusals import (
     conceded,
     error_of,
     pause_s,
@@ -32,8 +32,8 @@ from sandkasten.agents.chat_refusals import (
     shown,
     without_key,
 )
-from sandkasten.agents.chat_settings import Models, ModelSettings
-from sandkasten.agents.chat_wire import (
+from sandkasten.agents.chat.settings import Models, ModelSettings
+from sandkasten.agents.chat.wire import (
     MOST_BYTES,
     Assembly,
     ChatRequest,

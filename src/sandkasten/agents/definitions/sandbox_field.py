@@ -12,8 +12,8 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sandkasten.agents.fields import Fields
-from sandkasten.agents.wish import SandboxWish
+from sandkasten.agents.definitions.fields import Fields
+from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
 from sandkasten.model.imagename import checked_name
 from sandkasten.model.limits import Limits
@@ -24,7 +24,7 @@ from sandkasten.model.spelling import shown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.agents.wish import Mode
+    from sandkasten.agents.definitions.wish import Mode
     from sandkasten.model.sandbox import Number
 
 SANDBOX_FIELDS: Final = (

@@ -15,14 +15,14 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents import schemas
-from sandkasten.agents.templates import MAX_CHARACTERS, Mark, as_text, compiled, fill
+from sandkasten.agents.definitions import schemas
+from sandkasten.agents.definitions.templates import MAX_CHARACTERS, Mark, as_text, compiled, fill
 from sandkasten.errors import InvalidAgent, InvalidRequest, PayloadTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.agents.prompt import Agent
+    from sandkasten.agents.definitions.prompt import Agent
 
     Message = dict[str, Any]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.chat_config import wire_config
-from sandkasten.agents.loop_texts import MOST_NAME, slug
+from sandkasten.agents.chat.config import wire_config
+from sandkasten.agents.loop.texts import MOST_NAME, slug
 from sandkasten.agents.tools.openai import functions
 from sandkasten.agents.tools.shapes import TOOLS
 from sandkasten.errors import InvalidAgent
@@ -19,9 +19,9 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sandkasten.agents.chat_settings import Models, ModelSettings
-    from sandkasten.agents.loop_limits import Limits, LoopLimits
-    from sandkasten.agents.prompt import Agent
+    from sandkasten.agents.chat.settings import Models, ModelSettings
+    from sandkasten.agents.definitions.prompt import Agent
+    from sandkasten.agents.loop.limits import Limits, LoopLimits
     from sandkasten.agents.tools.toolbox import Toolbox
 
 PREFIX: Final = "agent_"

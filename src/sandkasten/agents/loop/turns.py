@@ -17,11 +17,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandkasten.agents.carrying import CLEAN_S, settled
-from sandkasten.agents.chat import ChatModel, ChatRequest, ToolCall
-from sandkasten.agents.loop_limits import LoopLimits, Spent
-from sandkasten.agents.loop_notes import Transcript
-from sandkasten.agents.loop_offer import Offer, offer
-from sandkasten.agents.loop_texts import (
+from sandkasten.agents.chat.client import ChatModel, ChatRequest, ToolCall
+from sandkasten.agents.definitions.rendering import render
+from sandkasten.agents.definitions.schemas import check, deeper_than
+from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.loop.limits import LoopLimits, Spent
+from sandkasten.agents.loop.notes import Transcript
+from sandkasten.agents.loop.offer import Offer, offer
+from sandkasten.agents.loop.texts import (
     MOST_LEVELS,
     arguments_of,
     complaint,
@@ -31,10 +34,7 @@ from sandkasten.agents.loop_texts import (
     json_of,
     unknown_tool,
 )
-from sandkasten.agents.rendering import render
-from sandkasten.agents.schemas import check, deeper_than
 from sandkasten.agents.tools.answers import failure
-from sandkasten.agents.wish import SandboxWish
 from sandkasten.errors import InvalidRequest, RunFailed, RunLimitReached, SandkastenError
 from sandkasten.model.runs import RunUsage, new_run_id
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
-    from sandkasten.agents.chat import Models, Reply
+    from sandkasten.agents.chat.client import Models, Reply
     from sandkasten.agents.context import RunContext
-    from sandkasten.agents.loop_notes import Note
-    from sandkasten.agents.prompt import Agent
+    from sandkasten.agents.definitions.prompt import Agent
+    from sandkasten.agents.loop.notes import Note
     from sandkasten.agents.tools.toolbox import Toolbox
 
     Work = Callable[[RunContext, Note], Awaitable["AgentResult"]]

@@ -17,8 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.prompt import MAX_FILE_BYTES, Agent, parse_agent, slug
-from sandkasten.agents.strict_yaml import checked_text
+from sandkasten.agents.definitions.prompt import MAX_FILE_BYTES, Agent, parse_agent, slug
+from sandkasten.agents.definitions.strict_yaml import checked_text
 from sandkasten.errors import (
     AgentNotFound,
     InvalidAgent,

@@ -13,8 +13,8 @@ from sandkasten.errors import PolicyDenied, RunLimitReached
 from sandkasten.model.runs import RunUsage
 
 if TYPE_CHECKING:
-    from sandkasten.agents.chat_wire import Reply
-    from sandkasten.agents.prompt import Agent
+    from sandkasten.agents.chat.wire import Reply
+    from sandkasten.agents.definitions.prompt import Agent
 
 
 @dataclass(frozen=True, slots=True)

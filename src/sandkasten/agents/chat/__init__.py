@@ -1,0 +1,1 @@
+"""A language model asked over the chat completions of an endpoint."""

@@ -1,0 +1,1 @@
+"""Agents as their authors write them: prompt files, their fields, templates and schemas."""

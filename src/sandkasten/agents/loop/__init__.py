@@ -1,0 +1,1 @@
+"""An agent at work: the model asked, its tools called, until it answers."""
