@@ -57,6 +57,28 @@ async def test_a_socket_that_is_not_there_is_told_the_same(tmp_path):
         await ask(f"unix://{tmp_path}/daemon.sock", ONCE)
 
 
+async def test_a_far_daemon_is_asked_through_the_proxy_and_no_password_is_looked_for(
+    monkeypatch, tmp_path
+):
+    (tmp_path / "netrc").write_text("default login me password other\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with scripted(reply({"a": 1})) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("://", "://me:pw@"))
+        assert await ask("http://daemon.example:8080", READ, "sk_key") == {"a": 1}
+    (asked,) = proxy.asked
+    assert asked.headers["host"] == "daemon.example:8080"
+    assert asked.headers["authorization"] == "Bearer sk_key"
+    assert asked.headers["proxy-authorization"] == "Basic bWU6cHc="
+
+
+async def test_a_daemon_of_this_machine_is_asked_without_a_proxy(monkeypatch):
+    async with scripted(reply({"a": 1})) as one:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        assert await ask(one.url, READ) == {"a": 1}
+
+
 async def test_a_daemon_that_starts_meanwhile_is_reached():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

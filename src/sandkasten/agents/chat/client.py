@@ -12,14 +12,11 @@ address or the name is wrong, and RunFailed where this request will never be ans
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import random
 import time
-import urllib.request
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import unquote, urlsplit
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
@@ -45,6 +42,7 @@ from sandkasten.agents.chat.wire import (
     encoded,
 )
 from sandkasten.errors import ModelUnavailable, SandkastenError
+from sandkasten.model.proxies import proxy_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +66,6 @@ _MOST_REFUSAL_BYTES: Final = 1 << 16
 _LAST_BYTES_S: Final = 0.05
 # Larger ones go out in pieces, so that the loop can do other things between them.
 _AT_ONCE: Final = 1 << 18
-_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _BROKEN: Final = (aiohttp.ClientError, HttpProcessingError, OSError)
 
 
@@ -196,7 +193,7 @@ class ChatModel:
             # The key is for this endpoint, and nobody whom we ask may name another.
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            **_proxy(settings.url),
+            **proxy_of(settings.url),
         )
 
     def _session(self) -> aiohttp.ClientSession:
@@ -300,22 +297,3 @@ def _cleaned(reply: Reply, settings: ModelSettings) -> Reply:
         prompt_tokens=reply.prompt_tokens,
         completion_tokens=reply.completion_tokens,
     )
-
-
-def _proxy(url: str) -> dict[str, Any]:
-    """That of the environment, for other machines."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if host in _LOCAL or urllib.request.proxy_bypass(host):
-        return {}
-    told = urllib.request.getproxies().get(parts.scheme)
-    if not told:
-        return {}
-    proxy = urlsplit(told)
-    if proxy.username is None:
-        return {"proxy": told}
-    who = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-    bare = proxy._replace(netloc=proxy.netloc.rpartition("@")[2]).geturl()
-    # aiohttp makes it the header by which a proxy is told, and tells it to nobody else.
-    told_who = {"Authorization": "Basic " + base64.b64encode(who).decode()}
-    return {"proxy": bare, "proxy_headers": told_who}

@@ -18,11 +18,6 @@ class Address:
     """The Unix socket to go through instead of the network."""
     shown: str = ""
 
-    @property
-    def local(self) -> bool:
-        host = urlsplit(self.base).hostname
-        return self.socket is not None or host in ("localhost", "127.0.0.1", "::1")
-
 
 def address_of(url: str) -> Address:
     """The address, or InvalidRequest. A password in it would end up in logs, so none may be."""

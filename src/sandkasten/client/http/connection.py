@@ -25,6 +25,7 @@ from sandkasten.errors import (
     ProtocolViolation,
     SandkastenError,
 )
+from sandkasten.model.proxies import proxy_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
@@ -64,6 +65,7 @@ class Connection:
 
     def __init__(self, url: str, api_key: str | None = None, tenant: str | None = None) -> None:
         self.address: Address = address_of(url)
+        self._proxy = proxy_of(self.address.base)
         self._api_key = api_key
         self._tenant = tenant
         self._http: aiohttp.ClientSession | None = None
@@ -138,7 +140,11 @@ class Connection:
             turn += 1
             try:
                 return await self._session().ws_connect(
-                    self.address.base + path, params=query, max_msg_size=0, heartbeat=20.0
+                    self.address.base + path,
+                    params=query,
+                    max_msg_size=0,
+                    heartbeat=20.0,
+                    **self._proxy,
                 )
             except aiohttp.WSServerHandshakeError as exc:
                 # The library drops the body of a refusal; asked plainly, the daemon says it again.
@@ -181,6 +187,7 @@ class Connection:
                 # A daemon never sends one, and it could carry the key elsewhere.
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=order.answer_s, sock_connect=CONNECT_S),
+                **self._proxy,
             ) as answer:
                 self._reached = True
                 yield answer
@@ -212,8 +219,8 @@ class Connection:
                 headers=headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
-                # The proxy of the environment is for other machines.
-                trust_env=not self.address.local,
+                # Of the environment only the proxy, which each request is told.
+                trust_env=False,
                 read_bufsize=1 << 18,
             )
         return self._http
