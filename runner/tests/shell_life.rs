@@ -3,6 +3,8 @@
 use crate::client::shells::{with_shell, SHELLS};
 use crate::client::*;
 use serde_json::{json, Value};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -182,7 +184,7 @@ fn a_closed_shell_is_gone_with_its_jobs_and_its_queue_is_told() {
 fn input_for_a_queued_command_waits_with_it() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let first = client.start(json!({"shell": "main", "command": "sleep 0.7"}));
+    let first = client.start(json!({"shell": "main", "command": "sleep 0.3"}));
     client.started(first);
     let second =
         client.start(json!({"exec_id": "q", "shell": "main", "command": "cat", "stdin": "stream"}));
@@ -261,25 +263,46 @@ fn a_shell_that_dies_where_it_waits_is_replaced() {
     stand_still(&runner, || {});
     assert_eq!(client.finish(stream).verdict(), (0, false));
     signal(shell, libc::SIGKILL);
+    eventually(
+        || match std::fs::read_to_string(format!("/proc/{shell}/stat")) {
+            Ok(stat) if !stat.contains(") Z ") => Err(stat),
+            _ => Ok(()),
+        },
+    );
     let next = client.shell("echo [$V]");
     assert_eq!((next.verdict(), next.stdout()), ((0, true), "[]\n".into()));
 }
 
+/// A bash that has its first command before it long before it reads it.
+const SLOW: &str = r#"#!/bin/sh
+loop=$4
+fifo=${loop#*\'}
+exec 8<"${fifo%%\'*}"
+/bin/sleep 1.3
+read -r line <&8
+exec 8<&-
+answer=${loop#*"'; "}
+exec /bin/bash -c "$line
+${answer%; done}; $loop" bash
+"#;
+
 #[test]
 fn a_shell_that_is_slow_to_take_its_command_is_waited_for() {
-    let runner = Runner::start();
+    let place = std::env::temp_dir().join(format!("sk-slow-{}-{}", std::process::id(), serial()));
+    std::fs::create_dir(&place).unwrap();
+    let program = place.join("bash");
+    std::fs::write(&program, SLOW).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let mut runner = Runner::with(&["--shell", program.to_str().unwrap()]);
+    runner.also_remove = Some(place);
     let mut client = runner.connect();
-    let shell = shell_pid(&mut client);
-    signal(shell, libc::SIGSTOP);
-    let stream = client.start(json!({"shell": "main", "command": "echo $V"}));
-    client.started(stream);
-    std::thread::sleep(LONG);
-    signal(shell, libc::SIGCONT);
-    let outcome = client.finish(stream);
-    assert_eq!(
-        (outcome.verdict(), outcome.stdout()),
-        ((0, false), "1\n".into())
-    );
+    for command in ["V=1; echo $V", "echo $V"] {
+        let outcome = client.shell(command);
+        assert_eq!(
+            (outcome.verdict(), outcome.stdout()),
+            ((0, false), "1\n".into())
+        );
+    }
 }
 
 #[test]
@@ -289,13 +312,13 @@ fn an_answer_that_has_begun_stands_still_while_frozen() {
     let hold = runner.workspace().join("hold");
     std::fs::write(&hold, "").unwrap();
     client.call("freeze", json!({"frozen": true})).unwrap();
-    let trap = "trap 'case $BASH_COMMAND in times*) echo >at; while [ -e hold ]; do sleep 0.01; done;; esac' DEBUG";
+    let held = "echo >at; while [ -e hold ]; do sleep 0.01; done";
+    let trap = format!("trap 'case $BASH_COMMAND in times*) {held};; esac' DEBUG");
     let stream = client.start(json!({"shell": "main", "command": trap}));
     client.started(stream);
     let at = runner.workspace().join("at");
     eventually(|| at.exists().then_some(()).ok_or("no answer has begun"));
     std::thread::sleep(LONG);
-    client.call("freeze", json!({"frozen": false})).unwrap();
     std::fs::remove_file(&hold).unwrap();
     assert_eq!(client.finish(stream).verdict(), (0, false));
 }
