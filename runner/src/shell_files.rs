@@ -32,6 +32,8 @@ pub struct Directory {
     files: Vec<Vec<u8>>,
     /// The line that starts the current command.
     call: Vec<u8>,
+    /// The command FIFO, held open since the shell was met waiting for its next command.
+    held: Option<OwnedFd>,
 }
 
 impl Directory {
@@ -45,6 +47,7 @@ impl Directory {
             path,
             files: Vec::new(),
             call: Vec::new(),
+            held: None,
         })
     }
 
@@ -112,21 +115,31 @@ impl Directory {
     }
 
     /// ENXIO while the shell does not read yet.
-    pub fn deliver(&self, identity: &Identity) -> Result<(), Errno> {
-        let path = self.file("cmd");
-        let fifo = identity.as_runner(|| open_fifo(&path, libc::O_WRONLY))?;
+    pub fn deliver(&mut self, identity: &Identity) -> Result<(), Errno> {
+        let fifo = match self.held.take() {
+            Some(fifo) => fifo,
+            None => self.reach(identity)?,
+        };
         // Far below PIPE_BUF and into an empty pipe: all or nothing.
-        match sys::write(fifo.as_raw_fd(), &self.call)? {
-            count if count == self.call.len() => Ok(()),
-            _ => Err(libc::EIO),
+        match sys::write(fifo.as_raw_fd(), &self.call) {
+            // Who waited is gone.
+            Err(libc::EPIPE) => Err(libc::ENXIO),
+            Err(errno) => Err(errno),
+            Ok(count) if count == self.call.len() => Ok(()),
+            Ok(_) => Err(libc::EIO),
         }
     }
 
-    pub fn has_reader(&self, identity: &Identity) -> bool {
+    /// The command FIFO, which opens only while somebody reads it. Closed with nothing written, it is an
+    /// empty command to a shell that waits.
+    pub fn reach(&self, identity: &Identity) -> Result<OwnedFd, Errno> {
         let path = self.file("cmd");
-        identity
-            .as_runner(|| open_fifo(&path, libc::O_WRONLY))
-            .is_ok()
+        identity.as_runner(|| open_fifo(&path, libc::O_WRONLY))
+    }
+
+    /// The shell goes on waiting; its next command goes in here.
+    pub fn hold(&mut self, fifo: OwnedFd) {
+        self.held = Some(fifo);
     }
 
     /// Removes the files of the current command. An output that somebody still holds open goes too, so

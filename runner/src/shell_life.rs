@@ -220,7 +220,7 @@ impl Server {
             Some(shell) if shell.phase == Phase::Delivering => shell,
             _ => return,
         };
-        let directory = match &shell.directory {
+        let directory = match shell.directory.as_mut() {
             Some(directory) => directory,
             None => return,
         };
@@ -423,13 +423,18 @@ impl Server {
             _ => return,
         };
         let bash = shell_files::is_bash(&shell.program);
-        let directory = shell.directory.as_ref().filter(|_| bash);
-        let reads = directory.map_or(false, |directory| directory.has_reader(identity));
-        let fd = shell.answer.as_ref().map_or(-1, Watched::raw);
-        if reads && shell.heard.is_empty() && sys::readable_bytes(fd) == 0 {
-            self.end_shell(id);
-        } else {
-            shell.watch = Some(self.timers.after_ms(WATCH_MS, Due::Watch(id)));
+        if let Some(directory) = shell.directory.as_mut().filter(|_| bash) {
+            if let Ok(fifo) = directory.reach(identity) {
+                let answer = shell.answer.as_ref().map_or(-1, Watched::raw);
+                if !shell.heard.is_empty() || sys::readable_bytes(answer) > 0 {
+                    // It has just answered, and we have not heard it yet.
+                    directory.hold(fifo);
+                } else if sys::readable_bytes(fifo.as_raw_fd()) == 0 {
+                    return self.end_shell(id);
+                }
+                // Otherwise it is slow, and has still to read the command.
+            }
         }
+        shell.watch = Some(self.timers.after_ms(WATCH_MS, Due::Watch(id)));
     }
 }

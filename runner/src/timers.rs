@@ -18,10 +18,11 @@ pub enum Due {
     Reader(u64),
     /// `exec.wait` on this connection and stream.
     Wait(u64, u32),
-    /// Try again to hand the shell its command; look whether a running shell lost its way.
+    /// Try again to hand the shell its command.
     Deliver(u64),
+    /// Look whether a running shell lost its way. Work clock: it may have been about to take its command.
     Watch(u64),
-    /// A shell's answer has begun and must end.
+    /// A shell's answer has begun and must end. Work clock.
     Answer(u64),
     Lease,
     Relisten,
@@ -43,7 +44,12 @@ pub struct Timers {
 fn is_work(due: Due) -> bool {
     matches!(
         due,
-        Due::Deadline(_) | Due::Grace(_) | Due::Swept(_) | Due::Lease
+        Due::Deadline(_)
+            | Due::Grace(_)
+            | Due::Swept(_)
+            | Due::Watch(_)
+            | Due::Answer(_)
+            | Due::Lease
     )
 }
 

@@ -3,6 +3,8 @@
 use crate::client::shells::{with_shell, SHELLS};
 use crate::client::*;
 use serde_json::{json, Value};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -207,4 +209,116 @@ fn input_that_is_there_before_the_command_is_not_lost() {
             assert_eq!(client.finish(stream).stdout(), want);
         }
     }
+}
+
+fn shell_pid(client: &mut Client) -> i32 {
+    client.shell("V=1");
+    let list = client.call("shell.list", json!({})).unwrap();
+    list["shells"][0]["pid"].as_i64().unwrap() as i32
+}
+
+/// Longer than a shell is left alone, and than an answer may take.
+const LONG: Duration = Duration::from_millis(1300);
+
+/// Stops the runner in its wait for events. It then comes back from there without any, to what is due.
+fn stand_still(runner: &Runner, meanwhile: impl FnOnce()) {
+    std::thread::sleep(Duration::from_millis(200));
+    signal(runner.pid(), libc::SIGSTOP);
+    meanwhile();
+    std::thread::sleep(LONG);
+    signal(runner.pid(), libc::SIGCONT);
+}
+
+#[test]
+fn a_shell_that_answers_while_the_runner_stands_still_remembers() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let shell = shell_pid(&mut client);
+    for round in 0..3 {
+        let go = runner.workspace().join(format!("go{round}"));
+        let command = format!("until [ -e go{round} ]; do sleep 0.01; done; echo done");
+        let stream = client.start(json!({"shell": "main", "command": command}));
+        client.started(stream);
+        stand_still(&runner, || std::fs::write(&go, "").unwrap());
+        let outcome = client.finish(stream);
+        assert_eq!(
+            (outcome.verdict(), outcome.stdout()),
+            ((0, false), "done\n".into())
+        );
+        // Were the shell given an empty command, its answer would be there by now.
+        std::thread::sleep(Duration::from_millis(100));
+        let next = client.shell("echo $V");
+        assert_eq!((next.verdict(), next.stdout()), ((0, false), "1\n".into()));
+        assert_eq!(shell_pid(&mut client), shell, "{round}");
+    }
+}
+
+#[test]
+fn a_shell_that_dies_where_it_waits_is_replaced() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let shell = shell_pid(&mut client);
+    let stream = client.start(json!({"shell": "main", "command": "sleep 0.7"}));
+    client.started(stream);
+    stand_still(&runner, || {});
+    assert_eq!(client.finish(stream).verdict(), (0, false));
+    signal(shell, libc::SIGKILL);
+    eventually(
+        || match std::fs::read_to_string(format!("/proc/{shell}/stat")) {
+            Ok(stat) if !stat.contains(") Z ") => Err(stat),
+            _ => Ok(()),
+        },
+    );
+    let next = client.shell("echo [$V]");
+    assert_eq!((next.verdict(), next.stdout()), ((0, true), "[]\n".into()));
+}
+
+/// A bash that has its first command before it long before it reads it.
+const SLOW: &str = r#"#!/bin/sh
+loop=$4
+fifo=${loop#*\'}
+exec 8<"${fifo%%\'*}"
+/bin/sleep 1.3
+read -r line <&8
+exec 8<&-
+answer=${loop#*"'; "}
+exec /bin/bash -c "$line
+${answer%; done}; $loop" bash
+"#;
+
+#[test]
+fn a_shell_that_is_slow_to_take_its_command_is_waited_for() {
+    let place = std::env::temp_dir().join(format!("sk-slow-{}-{}", std::process::id(), serial()));
+    std::fs::create_dir(&place).unwrap();
+    let program = place.join("bash");
+    std::fs::write(&program, SLOW).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let mut runner = Runner::with(&["--shell", program.to_str().unwrap()]);
+    runner.also_remove = Some(place);
+    let mut client = runner.connect();
+    for command in ["V=1; echo $V", "echo $V"] {
+        let outcome = client.shell(command);
+        assert_eq!(
+            (outcome.verdict(), outcome.stdout()),
+            ((0, false), "1\n".into())
+        );
+    }
+}
+
+#[test]
+fn an_answer_that_has_begun_stands_still_while_frozen() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let hold = runner.workspace().join("hold");
+    std::fs::write(&hold, "").unwrap();
+    client.call("freeze", json!({"frozen": true})).unwrap();
+    let held = "echo >at; while [ -e hold ]; do sleep 0.01; done";
+    let trap = format!("trap 'case $BASH_COMMAND in times*) {held};; esac' DEBUG");
+    let stream = client.start(json!({"shell": "main", "command": trap}));
+    client.started(stream);
+    let at = runner.workspace().join("at");
+    eventually(|| at.exists().then_some(()).ok_or("no answer has begun"));
+    std::thread::sleep(LONG);
+    std::fs::remove_file(&hold).unwrap();
+    assert_eq!(client.finish(stream).verdict(), (0, false));
 }

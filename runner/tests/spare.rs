@@ -10,11 +10,6 @@ fn supervisor(client: &mut Client) -> i32 {
     outcome.stdout().trim().parse().unwrap()
 }
 
-fn signal(pid: i32, signal: i32) {
-    // SAFETY: plain system call on integers.
-    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
-}
-
 fn children(pid: i32) -> Vec<i32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = std::fs::read_to_string(path).unwrap();

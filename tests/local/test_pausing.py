@@ -134,25 +134,28 @@ async def test_pause_and_resume_twice_are_quiet_and_the_shell_remembers(site, bo
 
 
 async def test_a_deadline_does_not_count_the_time_it_was_paused(site, box):
+    """A process and a command of the shell, which outlives it with all that it remembers."""
     engine = site.engine
-    running = asyncio.create_task(
-        engine.exec(
-            box, ExecRequest(("sh", "-c", "echo begun >f; sleep 2; echo done"), timeout_s=8)
-        )
-    )
+    await engine.exec(box, ExecRequest("here=7"))
+    asked = [
+        ExecRequest(("sh", "-c", "echo begun >f; sleep 2; echo done"), timeout_s=8),
+        ExecRequest("echo begun >g; sleep 2; echo done", timeout_s=8),
+    ]
+    running = [asyncio.create_task(engine.exec(box, one)) for one in asked]
 
     async def begun() -> bool:
-        return (await engine.exec(box, ExecRequest(("cat", "f")))).stdout == b"begun\n"
+        return (await engine.exec(box, ExecRequest(("cat", "f", "g")))).stdout == b"begun\n" * 2
 
-    await until(begun, "the command has begun")
+    await until(begun, "the commands have begun")
     await engine.pause(box)
     # Longer than the deadline, which leaves a busy machine room for the rest.
     await asyncio.sleep(9)
-    assert not running.done()
+    assert not any(one.done() for one in running)
     await engine.resume(box)
-    result = await asyncio.wait_for(running, PATIENCE_S)
-    assert (result.stdout, result.timed_out, result.exit_code) == (b"done\n", False, 0)
-    assert result.duration_ms >= 9_000
+    for result in await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S):
+        assert (result.stdout, result.status, result.exit_code) == (b"done\n", "completed", 0)
+        assert result.duration_ms >= 9_000
+    assert (await engine.exec(box, ExecRequest("echo $here"))).stdout == b"7\n"
 
 
 async def test_a_deadline_still_ends_a_command_after_a_pause(site, box):

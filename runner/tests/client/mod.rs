@@ -381,6 +381,11 @@ pub fn chunk(body: &[u8]) -> Chunk {
     }
 }
 
+pub fn signal(pid: i32, signal: i32) {
+    // SAFETY: plain system call on integers.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+}
+
 /// Polls until `check` gives a value; panics with what it last saw.
 pub fn eventually<T, S: std::fmt::Debug>(mut check: impl FnMut() -> Result<T, S>) -> T {
     let end = Instant::now() + PATIENCE;
