@@ -7,6 +7,7 @@ import os
 import sys
 
 import aiohttp
+import pytest
 
 from tests.daemon.load import Level, Load, down_to
 from tests.daemon.process import ask, running
@@ -19,6 +20,7 @@ _GROWTH_MIB = 4.0
 _POOL = min(32, (os.cpu_count() or 1) + 4)
 
 
+@pytest.mark.timeout(300)
 async def test_idle_sessions_cost_little_and_the_daemon_stays_as_it_is(tmp_path, capsys):
     async with running(tmp_path / "data") as daemon, aiohttp.ClientSession() as http:
         start = Level.of(daemon.pid)

@@ -55,6 +55,7 @@ async def tmux(tmp_path):
         os.unlink(path)
 
 
+@pytest.mark.timeout(300)
 async def test_vim_lives_through_a_resize_and_a_killed_daemon(tmp_path, tmux):
     data_dir = tmp_path / "data"
     async with running(data_dir) as daemon, aiohttp.ClientSession() as http:

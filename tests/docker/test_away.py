@@ -14,6 +14,8 @@ from tests.docker.site import environment, freeze, nothing_left, revive, until
 from tests.engines.engine import Engine
 from tests.patience import FAR_TOO_LATE_S
 
+# Engines are stopped and started again, and daemons too.
+pytestmark = pytest.mark.timeout(300)
 # Of one request to the engine: nobody gives up while a test lasts, or somebody soon does. What is
 # asked of us may take a few of them.
 PATIENT, IMPATIENT = "600", "2"
@@ -46,7 +48,6 @@ class Client:
         assert took_s < FAR_TOO_LATE_S, f"{method} {path} took {took_s:.1f} s"
 
 
-@pytest.mark.timeout(300)
 async def test_an_engine_that_is_away_or_hangs_costs_its_own_sessions_patience_and_no_more(
     lasting, data, monkeypatch
 ):

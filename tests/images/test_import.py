@@ -440,6 +440,7 @@ def bytes_read() -> int:
     return int(told["rchar"])
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("archive", ["debian_tar", "docker"])
 def test_a_second_import_of_a_large_image_does_not_read_it_again(store, archive):
     path = imagekit.debian_tar()

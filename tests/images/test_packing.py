@@ -296,6 +296,7 @@ async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store,
     assert json.loads(await say(dockerd, "image", "inspect", REFERENCE))[0]["Id"] == told["Id"]
 
 
+@pytest.mark.timeout(300)
 async def test_an_engine_takes_an_image_as_deep_as_we_say(dockerd, store):
     deepest = packing.MAX_DOCKER_LAYERS - 1
 
