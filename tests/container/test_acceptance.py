@@ -21,6 +21,7 @@ from tests import built
 from tests.container.conftest import KEY
 from tests.deploy.test_compose import _lacks
 from tests.engines import stock
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.container.conftest import Host
@@ -238,7 +239,7 @@ def _privileged() -> list[str]:
 
 
 def _asked(host: Host, key: str) -> int:
-    connection = http.client.HTTPConnection(host.listen, timeout=10)
+    connection = http.client.HTTPConnection(host.listen, timeout=PATIENCE_S)
     with contextlib.closing(connection):
         connection.request("GET", "/v1/sessions", headers={"Authorization": f"Bearer {key}"})
         return connection.getresponse().status

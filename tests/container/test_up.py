@@ -6,6 +6,7 @@ import json
 import secrets
 import shlex
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_port_that_a_program_here_has_is_told_before_anything_is_made(host):
 
 def test_a_port_that_another_container_has_is_told_with_its_name(host):
     published = ("--publish", f"{host.listen}:80")
-    host.docker("run", "--detach", "--name", "other", *published, BUSYBOX, "sleep", "100")
+    host.docker("run", "--detach", "--name", "other", *published, BUSYBOX, "sleep", "1000")
     told = failed(host.up("--json", image=BUSYBOX), "CONFLICT")
     assert "container other publishes it" in told["message"]
     assert host.mine() == (["other"], [])
@@ -85,6 +86,7 @@ def test_a_port_that_only_the_engine_knows_to_be_taken_leaves_nothing_half_made(
     try:
         while "1" not in log.read_text():
             assert taken.poll() is None
+            time.sleep(0.02)
         image = _ending(host)
         told = failed(host.up("--json", image=image), "CONFLICT")
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from tests.daemon.process import ask
+from tests.patience import PATIENCE_S
 
 
 @dataclass(slots=True)
@@ -96,6 +97,16 @@ class Load:
             text = (await reply.read()).decode()
         good = reply.status == 200 and "event: done" in text and "event: chunk" in text
         return None if good else f"{reply.status} {text[:200]}"
+
+
+async def down_to(pid: int, descriptors: int) -> Level:
+    """What it holds as soon as it has no more open than that, or when patience ends."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = Level.of(pid)
+        if found.descriptors <= descriptors or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.1)
 
 
 def _wrong(reply: tuple[int, Any], output: str) -> str | None:

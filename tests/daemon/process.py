@@ -11,6 +11,8 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 _READY = re.compile(rb"sandkasten serves (\S+) and ")
-START_S = 60.0
 
 
 class DaemonProcess:
@@ -28,6 +29,8 @@ class DaemonProcess:
         self.said = b""
         self._flags = flags
         self._environ = environ or {}
+        self.begun = asyncio.Event()
+        """There is a process, which may have said nothing yet."""
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -39,6 +42,7 @@ class DaemonProcess:
     async def start(self, *flags: str) -> float:
         """Seconds until it said that it is ready."""
         began = time.monotonic()
+        self.begun.clear()
         listen = () if "--listen" in (*self._flags, *flags) else ("--listen", "127.0.0.1:0")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "sandkasten.cli", "--data-dir", str(self.data_dir),
@@ -51,7 +55,8 @@ class DaemonProcess:
         assert self._process.stderr is not None
         ready = asyncio.Event()
         self._reading = asyncio.create_task(self._read(self._process.stderr, ready))
-        async with asyncio.timeout(START_S):
+        self.begun.set()
+        async with asyncio.timeout(FAR_TOO_LATE_S):
             ending = asyncio.create_task(self._process.wait())
             waiting = asyncio.create_task(ready.wait())
             await asyncio.wait((ending, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -84,7 +89,7 @@ class DaemonProcess:
     async def _ended(self) -> int:
         assert self._process is not None
         assert self._reading is not None
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             code = await self._process.wait()
             await self._reading
         return code

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from tests.daemon.process import DaemonProcess, ask
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -67,7 +68,7 @@ class Storm:
 
     async def ask(self, method: str, path: str, body: object = None, **more: Any) -> Any:
         """The answer, or None when the daemon died in the midst of it."""
-        more.setdefault("timeout", aiohttp.ClientTimeout(total=30))
+        more.setdefault("timeout", aiohttp.ClientTimeout(total=FAR_TOO_LATE_S))
         try:
             status, answer = await ask(self.http, method, self.daemon.url + path, body, **more)
         except _LOST:
@@ -83,6 +84,15 @@ class Storm:
         self.report.acknowledged += 1
         return answer
 
+    async def told(self, method: str, path: str, body: object = None) -> Any:
+        """The answer of a daemon that lives: it may say a few times that it has just come back."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (answer := await self.ask(method, path, body)) is None:
+            if time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(0.1)
+        return answer
+
     async def prepared(self, count: int) -> list[Kept]:
         kept = []
         for _ in range(count):
@@ -92,7 +102,7 @@ class Storm:
             begun = await self.ask(
                 "POST",
                 path,
-                {"cmd": "mkdir -p d && cd d && export MARK=m-$$ && echo $$", "timeout_ms": 30000},
+                {"cmd": "mkdir -p d && cd d && export MARK=m-$$ && echo $$", "timeout_ms": 60000},
             )
             counting = await self.ask(
                 "POST",
@@ -122,7 +132,9 @@ class Storm:
             began = time.monotonic()
             if self._random.random() < 0.2:
                 # Once more, while it recovers.
+                self.daemon.begun.clear()
                 starting = asyncio.create_task(self.daemon.start())
+                await self.daemon.begun.wait()
                 await asyncio.sleep(self._random.uniform(0.3, 0.9))
                 if not starting.done():
                     await self.daemon.kill()
@@ -167,7 +179,7 @@ class Storm:
         wrong = list(self.report.unexpected)
         for one in kept:
             wrong += await self._check_session(one)
-        listed = await self.ask("GET", "/v1/sessions?limit=1000")
+        listed = await self.told("GET", "/v1/sessions?limit=1000")
         there = {one["id"] for one in listed}
         wrong += [f"{one} was destroyed and is there" for one in self.report.destroyed & there]
         return wrong
@@ -175,12 +187,12 @@ class Storm:
     async def _check_session(self, kept: Kept) -> list[str]:
         wrong = []
         path = f"/v1/sessions/{kept.id}"
-        state = await self.ask("POST", f"{path}/exec", {"cmd": "echo $$ $PWD $MARK"})
+        state = await self.told("POST", f"{path}/exec", {"cmd": "echo $$ $PWD $MARK"})
         expected = f"{kept.pid} /workspace/d m-{kept.pid}\n"
         if state is None or state["stdout"] != expected:
             wrong.append(f"{kept.id}: the shell is {state}, not {expected!r}")
         for name, text in kept.writes.items():
-            found = await self.ask("GET", f"{path}/fs/read?path=/workspace/{name}")
+            found = await self.told("GET", f"{path}/fs/read?path=/workspace/{name}")
             if found is None or found.get("content") != text:
                 wrong.append(f"{kept.id}: {name} is {str(found)[:100]}")
         wrong += await self._check_counting(kept, path)
@@ -189,7 +201,7 @@ class Storm:
     async def _check_counting(self, kept: Kept, path: str) -> list[str]:
         seen, since, texts = 0, 0, []
         while True:
-            page = await self.ask(
+            page = await self.told(
                 "GET", f"{path}/execs/{kept.counting}/output?since_seq={since}&max_chunks=1000"
             )
             if page is None:
@@ -210,9 +222,9 @@ class Storm:
         return []
 
 
-async def eventually(check: Callable[[], Awaitable[list[str]]], within_s: float) -> list[str]:
+async def eventually(check: Callable[[], Awaitable[list[str]]]) -> list[str]:
     """What is still wrong after a while; empty as soon as nothing is."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         wrong = await check()
         if not wrong or time.monotonic() > deadline:

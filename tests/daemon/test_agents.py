@@ -21,6 +21,8 @@ from tests.daemon.process import DaemonProcess, ask, cleared, running
 from tests.models.server import ScriptedModel
 
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+# A handful of programs are started one after the other.
+pytestmark = pytest.mark.timeout(300)
 
 
 class Model:

@@ -9,6 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.daemon.process import running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +29,7 @@ def commands(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.timeout(300)
 async def test_the_guide_does_what_it_says(tmp_path):
     blocks = BLOCK.findall(GUIDE.read_text())
     assert len(blocks) == GUIDE.read_text().count("```bash") > 5
@@ -60,7 +63,7 @@ async def test_the_guide_does_what_it_says(tmp_path):
                     "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
                 },
             )  # fmt: skip
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(240):
                 said, wrong = await process.communicate()
     finally:
         model.kill()

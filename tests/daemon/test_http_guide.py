@@ -6,6 +6,8 @@ import asyncio
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.daemon.process import running
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "http.md"
@@ -13,6 +15,7 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | 
 CUT = "=== end of a block ==="
 
 
+@pytest.mark.timeout(300)
 async def test_the_guide_does_what_it_says(tmp_path):
     blocks = BLOCK.findall(GUIDE.read_text())
     assert len(blocks) == GUIDE.read_text().count("```bash") > 6
@@ -23,7 +26,7 @@ async def test_the_guide_does_what_it_says(tmp_path):
             stdout=asyncio.subprocess.PIPE,
             env={"PATH": "/usr/bin:/bin", "URL": daemon.url},
         )  # fmt: skip
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             said, _ = await process.communicate()
     assert process.returncode == 0
     assert said.decode().split(CUT + "\n") == [expected for _, expected in blocks]

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from tests.daemon.process import DaemonProcess, ask, cleared, running
+from tests.patience import PATIENCE_S
 
 
 async def told(*words: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
@@ -23,7 +24,7 @@ async def told(*words: str, environ: dict[str, str] | None = None) -> tuple[int,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **(environ or {})},
     )  # fmt: skip
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_S):
         _, complaint = await process.communicate()
     return process.returncode or 0, complaint.decode()
 

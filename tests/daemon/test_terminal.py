@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from tests.daemon.process import ask, running
+from tests.patience import PATIENCE_S
 
 
 class Tmux:
@@ -23,13 +24,13 @@ class Tmux:
     async def __call__(self, *words: str) -> str:
         command = ["tmux", "-S", self._socket, "-f", "/dev/null", *words]
         done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, timeout=20, check=False
+            subprocess.run, command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    async def until(self, text: str, within_s: float = 30) -> str:
-        deadline = time.monotonic() + within_s
+    async def until(self, text: str) -> str:
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             screen = await self("capture-pane", "-p")
             if text in screen:
@@ -54,6 +55,7 @@ async def tmux(tmp_path):
         os.unlink(path)
 
 
+@pytest.mark.timeout(300)
 async def test_vim_lives_through_a_resize_and_a_killed_daemon(tmp_path, tmux):
     data_dir = tmp_path / "data"
     async with running(data_dir) as daemon, aiohttp.ClientSession() as http:
@@ -75,6 +77,8 @@ async def test_vim_lives_through_a_resize_and_a_killed_daemon(tmp_path, tmux):
         assert "lines=20" in screen
         await tmux.type("Enter")
         await tmux.type(":wq", "Enter")
+        # What is typed before the shell is back goes to vim, or nowhere.
+        await tmux.until("$")
         await tmux.type("cat poem.txt; exit 3", "Enter")
         await tmux.until("after the storm")
         url = f"{daemon.url}/v1/sessions/{made['id']}/fs/read?path=poem.txt"

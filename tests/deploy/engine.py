@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.engines import engine
 from tests.hostwatch import loopwatch
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,7 +57,7 @@ class _InMemory(engine.Engine):
         data = self.machine.inside / "data"
         words = ["sh", "-c", 'mkdir "$1" && mount -t tmpfs -o size=8g data "$1"', "sh", str(data)]
         mounting = self.machine.start(words, self.folder / "mount.log")
-        assert mounting.wait(timeout=30) == 0, (self.folder / "mount.log").read_text()
+        assert mounting.wait(timeout=PATIENCE_S) == 0, (self.folder / "mount.log").read_text()
         super().start()
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from tests import built, imagekit
 from tests.deploy.test_image import KEY
+from tests.patience import FAR_TOO_LATE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.timeout(built.PATIENCE_S)
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "compose"
 FILES = ("socket", "shared-volume", "sidecar")
 GIVEN = {"SANDKASTEN_API_KEY": KEY, "DOCKER_GID": "990"}
-READY_S = 60.0
 # By number, as the kernel has them.
 _CAPABILITIES = """
     CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
@@ -156,7 +156,7 @@ def up(project: Project) -> Iterator[Project]:
 
 
 def until_it_answers(project: Project) -> None:
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + FAR_TOO_LATE_S
     words = ("exec", project.container(), "python", "/opt/sandkasten/bin/healthcheck.py")
     while (asked := project.engine.docker(*words, check=False)).returncode != 0:
         if time.monotonic() > deadline:

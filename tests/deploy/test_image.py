@@ -10,6 +10,7 @@ import pytest
 
 from sandkasten import __version__
 from tests import built
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +98,8 @@ def served(engine: Docker, daemon_image: str) -> Iterator[str]:
     started = engine.docker(
         *("run", "--detach", "--group-add", group, *HARDENED),
         *("--volume", f"{engine.socket}:/var/run/docker.sock"),
-        *("--env", f"SANDKASTEN_API_KEY={KEY}", "--health-interval", "1s"),
+        *("--env", f"SANDKASTEN_API_KEY={KEY}"),
+        *("--health-interval", "1s", "--health-timeout", f"{PATIENCE_S:g}s"),
         daemon_image,
     )
     name = started.stdout.strip()
@@ -110,8 +112,8 @@ def state_of(engine: Docker, name: str) -> dict[str, Any]:
     return found["State"]
 
 
-def until_healthy(engine: Docker, name: str, within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
+def until_healthy(engine: Docker, name: str) -> None:
+    deadline = time.monotonic() + FAR_TOO_LATE_S
     while (state := state_of(engine, name))["Health"]["Status"] != "healthy":
         if time.monotonic() > deadline or not state["Running"]:
             logs = engine.docker("logs", name, check=False)

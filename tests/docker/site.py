@@ -19,6 +19,7 @@ from sandkasten.errors import SandkastenError
 from sandkasten.model.execution import ExecRequest
 from sandkasten.model.sandbox import CreateRequest
 from tests.hostwatch import loopwatch
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -126,16 +127,16 @@ def revive(engine: Dockerd) -> None:
         engine._daemon.send_signal(signal.SIGCONT)
 
 
-async def until(check: Callable[[], Awaitable[bool]], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not await check():
         assert time.monotonic() < deadline, "it never came to that"
         await asyncio.sleep(0.05)
 
 
-async def nothing_left(engine: Reached, *data_dirs: Path, within_s: float = 30.0) -> list[str]:
+async def nothing_left(engine: Reached, *data_dirs: Path) -> list[str]:
     """What is still there after a while; empty as soon as nothing is."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         found = await asyncio.to_thread(left, engine, *data_dirs)
         if not found or time.monotonic() > deadline:

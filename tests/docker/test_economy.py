@@ -172,6 +172,8 @@ async def test_what_the_engine_says_in_place_of_the_runner_is_not_taken_for_it(
     (place / "away").rename(place / "runner")
     await (await cell.dial()).aclose()
     engine.docker("kill", ID)
+    # An engine hears of an end later than those who were inside.
+    engine.docker("wait", ID)
     with pytest.raises(SandboxLost):
         await cell.dial()
     await cell.destroy()

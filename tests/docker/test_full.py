@@ -14,8 +14,17 @@ from sandkasten.model.ids import SandboxId
 from tests.docker.site import FAR, LONG, nothing_left, opened, sh
 from tests.engines import stock
 from tests.engines.engine import Engine
+from tests.patience import FAR_TOO_LATE_S
 
+# Engines are filled, or asked for much at once.
+pytestmark = pytest.mark.timeout(300)
 _BYTES = 48 << 20
+
+
+@pytest.fixture(autouse=True)
+def time_to_undo(monkeypatch):
+    """What could not be made is taken away, however long a busy machine takes for it."""
+    monkeypatch.setattr("sandkasten.backends.docker.backend._UNDO_S", 2 * FAR_TOO_LATE_S)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from sandkasten.model.sandbox import CreateRequest
 from tests import imagekit
 from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
 from tests.images.registries import HTPASSWD
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +103,8 @@ def _registry(engine: Dockerd, folder: Path, users: str = "") -> Iterator[str]:
     try:
         host, port = address.split(":")
         look = f"import socket; socket.create_connection(({host!r}, {port})).close()"
-        for _ in range(100):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
             with suppress(RuntimeError):
                 engine.machine.run("python3", "-c", look)
                 break
@@ -203,7 +206,7 @@ async def test_nothing_that_an_image_says_of_itself_opens_its_sandbox(engine, da
         )  # fmt: skip
         assert writable.stdout == b""
         await sand.destroy(the_id)
-        assert await nothing_left(engine, data, within_s=2) == []
+        assert await nothing_left(engine, data) == []
 
 
 async def test_volumes_of_an_image_are_refused_where_there_can_be_none(engine, data):

@@ -16,13 +16,14 @@ from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec
 from tests.docker.site import FAR, IMAGE, left, nothing_left, opened, sh
+from tests.patience import PATIENCE_S
 
 SPEC = CellSpec(image=Image(name=IMAGE, kind="engine"))
 
 
 @pytest.fixture
 async def backend(engine, data):
-    made = DockerBackend(data, Options(host=engine.host, workspace="volume", timeout_s=10))
+    made = DockerBackend(data, Options(host=engine.host, workspace="volume"))
     yield made
     for the_id in await made.owned():
         await made.discard(the_id)
@@ -97,15 +98,16 @@ async def test_one_that_somebody_stopped_or_removed_is_lost_and_leaves_nothing(e
 
 @pytest.mark.parametrize("mode", ["volume", "bind"])
 async def test_one_that_somebody_paused_says_so_and_goes_on_later(engine, data, mode, monkeypatch):
-    monkeypatch.setattr("sandkasten.engine.handles.ATTACH_TIMEOUT_S", 2.0)
     async with opened(data, engine, mode) as sand:
         the_id, other = [(await sand.create(FAR)).id for _ in range(2)]
         await sh(sand, the_id, "X=kept")
         # One that is open already is silent until the request's own deadline.
         await sand._handles.forget(the_id)
         await asyncio.to_thread(engine.docker, "pause", the_id)
-        with pytest.raises(Busy) as refused:
-            await sh(sand, the_id, "true")
+        with monkeypatch.context() as soon:
+            soon.setattr("sandkasten.engine.handles.ATTACH_TIMEOUT_S", 2.0)
+            with pytest.raises(Busy) as refused:
+                await sh(sand, the_id, "true")
         assert "unpause" in (refused.value.hint or "")
         # That is news of one sandbox, and none of the engine.
         assert sand._handles.reach.silent() == []
@@ -147,7 +149,7 @@ def _put(engine, volume: str, program: bytes) -> None:
         entry.size, entry.mode = len(program), 0o755
         tar.addfile(entry, io.BytesIO(program))
     with _holding(engine, volume) as container:
-        connection = engine._connection(30)
+        connection = engine._connection(PATIENCE_S)
         connection.request("PUT", f"/containers/{container}/archive?path=/v", archive.getvalue())
         assert connection.getresponse().status == 200
         connection.close()
@@ -155,7 +157,7 @@ def _put(engine, volume: str, program: bytes) -> None:
 
 def _size(engine, volume: str) -> int:
     with _holding(engine, volume) as container:
-        connection = engine._connection(30)
+        connection = engine._connection(PATIENCE_S)
         connection.request("GET", f"/containers/{container}/archive?path=/v/runner")
         with tarfile.open(fileobj=io.BytesIO(connection.getresponse().read())) as tar:
             found = tar.getmembers()[0].size

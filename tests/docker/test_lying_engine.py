@@ -23,6 +23,7 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec
 from tests.docker.liar import BOX, ID, OWNER, PLAUSIBLE, Liar, answered
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,7 +35,6 @@ JUNK: tuple[Any, ...] = (
     [{}], {"Labels": 7}, {"": None}, ["a"], {"message": 1},
 )  # fmt: skip
 SPEC = CellSpec(image=Image("i", kind="engine", id=f"sha256:{ID}"))
-QUICK_S = 5.0
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def backend(liar: Liar, tmp_path: Path) -> AsyncIterator[DockerBackend]:
     home = tmp_path / "data" / "docker"
     home.mkdir(parents=True)
     (home / "owner").write_text(OWNER)
-    options = Options(host=liar.host, workspace="volume", timeout_s=QUICK_S)
+    options = Options(host=liar.host, workspace="volume", timeout_s=PATIENCE_S)
     made = DockerBackend(tmp_path / "data", options)
     yield made
     await made.aclose()
@@ -56,7 +56,7 @@ async def backend(liar: Liar, tmp_path: Path) -> AsyncIterator[DockerBackend]:
 
 @pytest.fixture
 async def client(liar: Liar) -> AsyncIterator[EngineClient]:
-    made = EngineClient(address_of(Options(host=liar.host)), QUICK_S)
+    made = EngineClient(address_of(Options(host=liar.host)), PATIENCE_S)
     yield made
     await made.aclose()
 
@@ -91,7 +91,7 @@ async def ask_everything(backend: DockerBackend) -> list[str]:
     unnamed = []
     for name, verb in verbs.items():
         try:
-            await asyncio.wait_for(verb(), 30)
+            await asyncio.wait_for(verb(), FAR_TOO_LATE_S)
         except SandkastenError:
             pass
         except Exception as exc:  # noqa: BLE001
@@ -196,7 +196,7 @@ async def test_a_piece_that_claims_four_gigabytes_is_handed_on_as_it_comes(
     stream = await _opened(client)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seen = 0
-    async with asyncio.timeout(QUICK_S):
+    async with asyncio.timeout(PATIENCE_S):
         while seen < 64 * MIB:
             seen += len(await stream.receive(65536))
     await asyncio.sleep(0.2)

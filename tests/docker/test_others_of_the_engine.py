@@ -32,6 +32,7 @@ from sandkasten.model.spec import CellSpec
 from sandkasten.wire.channel import Channel
 from tests import imagekit
 from tests.engines import lent, stock
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -131,7 +132,7 @@ async def run(channel: Channel, command: str) -> str:
     which = {"exec_id": secrets.token_hex(8)}
     argv = ["/bin/sh", "-c", command]
     await channel.call("exec.start", {**which, "argv": argv, "follow": False})
-    await channel.call("exec.wait", {**which, "timeout_ms": 10_000})
+    await channel.call("exec.wait", {**which, "timeout_ms": int(PATIENCE_S * 1000)})
     found = bytearray()
     async with channel.stream("exec.output", which) as call:
         async for item in call:

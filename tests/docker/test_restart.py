@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from sandkasten.engine.engine import Engine as Ours
 
+# Engines are stopped and started again.
+pytestmark = pytest.mark.timeout(300)
 # With the one our sockets are the runner's own, with the other all goes through the engine.
 MODES = ("bind", "volume")
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
@@ -33,9 +35,13 @@ async def begun(stack: AsyncExitStack, data: Path, engine: Engine) -> list[tuple
         the_id = (await sand.create(FAR)).id
         await sh(sand, the_id, "mkdir d; cd d; X=kept; echo kept > /workspace/file")
         counting = await sand.exec_start(the_id, ExecRequest(("sh", "-c", COUNT)))
+        await until(partial(_counted, sand, the_id, counting.exec_id, 1))
         found.append((sand, the_id, counting.exec_id))
-    await asyncio.sleep(0.3)
     return found
+
+
+async def _counted(sand: Ours, the_id: str, counting: str, more_than: int) -> bool:
+    return len((await sand.exec_get(the_id, counting)).stdout.split()) > more_than
 
 
 async def test_sessions_of_an_engine_that_lets_them_live_are_found_again(lasting, data):
@@ -46,11 +52,12 @@ async def test_sessions_of_an_engine_that_lets_them_live_are_found_again(lasting
             found = await sh(sand, the_id, "echo $X $PWD")
             assert found.stdout == b"kept /workspace/d\n"
             assert (await sand.get(the_id)).status == "running"
+            before = len((await sand.exec_get(the_id, counting)).stdout.split())
+            await until(partial(_counted, sand, the_id, counting, before))
             result = await sand.exec_get(the_id, counting)
             assert result.status == "running"
             numbers = result.stdout.split()
             assert numbers == [str(n).encode() for n in range(1, len(numbers) + 1)]
-            assert len(numbers) > 5
             await sand.exec_signal(the_id, counting, signal.SIGKILL)
         _, the_id, _ = sessions[1]
         # A process that comes after it finds them too, and what it makes is like any other.
@@ -73,7 +80,7 @@ async def test_sessions_that_died_with_their_engine_are_lost_and_leave_nothing(m
     async with AsyncExitStack() as stack:
         sessions = await begun(stack, data, mortal)
         waiting = [
-            asyncio.ensure_future(sh(sand, the_id, "sleep 60; true"))
+            asyncio.ensure_future(sh(sand, the_id, "sleep 600; true"))
             for sand, the_id, _ in sessions
         ]
         await asyncio.sleep(0.1)

@@ -64,7 +64,7 @@ async def test_a_machine_whose_key_nobody_knows_is_not_spoken_to(far, tmp_path, 
     _, ssh = far
     # The user's own ssh, which has never seen that machine.
     monkeypatch.setenv("HOME", str(tmp_path))
-    backend = DockerBackend(tmp_path / "data", Options(host=ssh.host, timeout_s=20))
+    backend = DockerBackend(tmp_path / "data", Options(host=ssh.host))
     readiness = await backend.probe()
     assert not readiness.ready
     assert "ssh" in readiness.reason

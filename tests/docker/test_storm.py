@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon.process import running
 from tests.daemon.storm import Kept, Storm
-from tests.docker.site import LONG, environment, left, nothing_left
+from tests.docker.site import LONG, environment, left, nothing_left, until
 from tests.engines import stock
 from tests.engines.engine import Engine
 
@@ -45,7 +45,7 @@ class DockerStorm(Storm):
             await super()._kill(1)
             for one in self.kept:
                 path = f"/v1/sessions/{one.id}/exec"
-                state = await self.ask("POST", path, {"cmd": "echo $$ $PWD $MARK"})
+                state = await self.told("POST", path, {"cmd": "echo $$ $PWD $MARK"})
                 expected = f"{one.pid} /workspace/d m-{one.pid}\n"
                 if state is None or state["stdout"] != expected:
                     self.report.unexpected.append(f"{one.id}: the shell is {state}")
@@ -60,6 +60,7 @@ def shared(tmp_path_factory):
         yield engine, place
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["volume", "bind"])
 async def test_nothing_is_lost_and_nothing_left_when_the_daemon_is_killed(
     shared, mode, monkeypatch, capsys
@@ -79,8 +80,13 @@ async def test_nothing_is_lost_and_nothing_left_when_the_daemon_is_killed(
         assert storm.report.kills >= EARLY + LATER
         assert await storm.check(kept) == []
         # Of all who were killed, nobody is still in there.
-        assert await asyncio.to_thread(relays, engine, [one.id for one in kept]) <= len(kept)
-        for one in await storm.ask("GET", "/v1/sessions?status=running&limit=1000"):
+        ids = [one.id for one in kept]
+
+        async def alone() -> bool:
+            return await asyncio.to_thread(relays, engine, ids) <= len(kept)
+
+        await until(alone)
+        for one in await storm.told("GET", "/v1/sessions?status=running&limit=1000"):
             assert await storm.ask("DELETE", f"/v1/sessions/{one['id']}")
         assert await nothing_left(engine.reached, data) == []
 

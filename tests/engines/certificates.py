@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
+from tests.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -41,4 +43,6 @@ def _new_key(path: Path) -> None:
 
 
 def _openssl(*words: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, timeout=30)
+    subprocess.run(
+        ["openssl", *map(str, words)], check=True, capture_output=True, timeout=PATIENCE_S
+    )

@@ -21,9 +21,8 @@ from tests.engines import certificates
 from tests.engines.machine import Machine
 from tests.engines.reached import Reached
 from tests.hostwatch import loopwatch
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
-_READY_S = 60.0
-_STOP_S = 30.0
 TLS_PORT, PLAIN_PORT = 2376, 2375
 
 
@@ -76,7 +75,7 @@ class Engine:
     def start(self) -> None:
         """Answers when the engine does."""
         self._daemon = self.machine.start(self._command(), self.folder / "log")
-        deadline = time.monotonic() + _READY_S
+        deadline = time.monotonic() + FAR_TOO_LATE_S
         while True:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 if self.ask("GET", "/_ping", raw=True) == b"OK":
@@ -127,7 +126,7 @@ class Engine:
         assert self._daemon is not None
         self._daemon.send_signal(number)
         try:
-            self._daemon.wait(timeout=_STOP_S)
+            self._daemon.wait(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._daemon.kill()
             self._daemon.wait()
@@ -143,7 +142,7 @@ class Engine:
         noted = self.folder / "exec" / "containerd" / "containerd.pid"
         with contextlib.suppress(FileNotFoundError, ValueError):
             left = Path("/proc", str(int(noted.read_text())))
-            deadline = time.monotonic() + _STOP_S
+            deadline = time.monotonic() + PATIENCE_S
             while left.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
 

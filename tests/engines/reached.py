@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tests.hostwatch import loopwatch
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +84,7 @@ class Reached:
         body: Mapping[str, Any] | None = None,
         *,
         raw: bool = False,
-        timeout_s: float = 30.0,
+        timeout_s: float = PATIENCE_S,
     ) -> Any:
         """The HTTP API's answer, as JSON; RuntimeError with what it said when it refused."""
         connection = self._connection(timeout_s)

@@ -14,13 +14,14 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from tests.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.engines.engine import Engine
 
 PORT = 2222
-_READY_S = 20.0
 
 
 class Ssh:
@@ -95,7 +96,7 @@ class Ssh:
         program.chmod(0o755)
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + _READY_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection((self._engine.machine.address, PORT), 1).close()

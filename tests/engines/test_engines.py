@@ -19,13 +19,14 @@ from tests.engines.engine import Engine
 from tests.engines.inside import Inside
 from tests.engines.machine import PLACE, PREFIX, Machine, sweep
 from tests.engines.ssh import Ssh
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.root
+# Each engine that is started may have to wait for a processor.
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_ssh_leads_to_the_machine_of_its_engine(far):
             env={**os.environ, "PATH": path, "DOCKER_HOST": ssh.host},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             check=True,
         )
         assert told.stdout.strip() == far.ask("GET", "/info")["ID"]

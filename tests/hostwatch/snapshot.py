@@ -17,6 +17,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -181,7 +183,9 @@ def _firewall() -> Iterator[tuple[str, str]]:
     """Rules by table, without their counters; what cannot be asked has none."""
     for program in ("iptables-save", "ip6tables-save"):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run([program], capture_output=True, text=True, timeout=10, check=True)
+            said = subprocess.run(
+                [program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+            )
             rules = [re.sub(r"\[\d+:\d+\]", "", line) for line in said.stdout.splitlines()]
             yield program, "; ".join(rule for rule in rules if rule[:1] not in ("#", ""))
 

@@ -15,9 +15,12 @@ import pytest
 
 from tests.hostwatch import canary as canary_tree
 from tests.hostwatch import loopwatch, snapshot
-from tests.hostwatch.difference import differences, settled
+from tests.hostwatch.difference import SETTLE, differences, settled
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 pytest_plugins = ["pytester"]
+# What is left on purpose is still there however long one waits, and others come and go meanwhile.
+BRIEFLY = {SETTLE: "0.5"}
 
 
 @pytest.fixture
@@ -30,6 +33,17 @@ def _only(part: str, lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith(part + ":")]
 
 
+def _of_process(before: snapshot.Snapshot, planted: Path, pid: int, name: str) -> list[str]:
+    """What is told of it once it is that program: between fork and exec it bears our name."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        told = _only("processes", differences(before, snapshot.take(planted)))
+        lines = [line for line in told if f" {pid}@" in line]
+        if any(name in line for line in lines) or time.monotonic() > deadline:
+            return lines
+        time.sleep(0.02)
+
+
 def test_an_idle_host_shows_no_difference_in_what_we_own(planted):
     before = snapshot.take(planted)
     after = snapshot.take(planted)
@@ -40,17 +54,17 @@ def test_an_idle_host_shows_no_difference_in_what_we_own(planted):
 
 def test_a_process_that_outlives_its_test_is_reported_and_one_that_ends_is_not(planted):
     before = snapshot.take(planted)
-    with subprocess.Popen(["/bin/sleep", "60"]) as left:
-        lines = _only("processes", differences(before, snapshot.take(planted)))
+    with subprocess.Popen(["/bin/sleep", "600"]) as left:
+        lines = _of_process(before, planted, left.pid, "sleep")
         left.kill()
-    assert len([line for line in lines if f" {left.pid}@" in line and "sleep" in line]) == 1
+    assert len([line for line in lines if "sleep" in line]) == 1
     after = _only("processes", differences(before, snapshot.take(planted)))
     assert [line for line in after if f" {left.pid}@" in line] == []
 
 
 def test_a_foreign_process_is_not_ours(planted):
     before = snapshot.take(planted)
-    with subprocess.Popen(["/bin/sleep", "60"], env={}) as foreign:
+    with subprocess.Popen(["/bin/sleep", "600"], env={}) as foreign:
         lines = _only("processes", differences(before, snapshot.take(planted)))
         foreign.kill()
     assert [line for line in lines if f" {foreign.pid}@" in line] == []
@@ -60,16 +74,8 @@ def test_a_process_named_like_the_runner_is_ours_whatever_its_environment(plante
     named = tmp_path / "sandkasten-runner"
     named.symlink_to("/bin/sleep")
     before = snapshot.take(planted)
-    with subprocess.Popen([named, "60"], env={}) as left:
-        deadline = time.monotonic() + 5
-        lines: list[str] = []
-        # Between fork and exec the child still bears our name.
-        while not lines and time.monotonic() < deadline:
-            lines = [
-                line
-                for line in _only("processes", differences(before, snapshot.take(planted)))
-                if f" {left.pid}@" in line
-            ]
+    with subprocess.Popen([named, "600"], env={}) as left:
+        lines = _of_process(before, planted, left.pid, "sandkasten-runn")
         left.kill()
     assert len(lines) == 1
     assert "sandkasten-runn" in lines[0]
@@ -144,11 +150,11 @@ def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves):
         def test_leaves_something():
             if {leaves}:
                 subprocess.Popen(
-                    ["{named}", "30"], start_new_session=True, stdout=subprocess.DEVNULL
+                    ["{named}", "300"], start_new_session=True, stdout=subprocess.DEVNULL
                 ).returncode = 0
         """
     )
-    env = {**os.environ, "PYTHONPATH": str(root)}
+    env = {**os.environ, "PYTHONPATH": str(root), **BRIEFLY}
     del env[snapshot.MARKER]
     command = [sys.executable, "-m", "pytest", "--hostwatch", "-p", "no:cacheprovider"]
     run = subprocess.run(
@@ -157,7 +163,7 @@ def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves):
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=FAR_TOO_LATE_S,
         check=False,
     )
     ours = [
@@ -179,10 +185,10 @@ def test_a_changed_canary_fails_a_run_that_is_not_watched(pytester):
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(pytester.path)],
         cwd=pytester.path,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(root), **BRIEFLY},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=FAR_TOO_LATE_S,
         check=False,
     )
     assert run.returncode == 1
@@ -193,13 +199,14 @@ def test_a_changed_canary_fails_a_run_that_is_not_watched(pytester):
 
 def test_the_watch_around_several_programs_names_what_they_left(tmp_path):
     watch = [sys.executable, "-m", "tests.hostwatch"]
-    options: Any = {"cwd": Path(__file__).parents[2], "text": True, "timeout": 60, "check": False}
-    env = {**os.environ, snapshot.MARKER: f"around-{os.getpid()}"}
+    options: Any = {"cwd": Path(__file__).parents[2], "text": True, "check": False}
+    options["timeout"] = FAR_TOO_LATE_S
+    env = {**os.environ, snapshot.MARKER: f"around-{os.getpid()}", **BRIEFLY}
     file = str(tmp_path / "host")
     named = tmp_path / f"left-{os.getpid()}"
     named.symlink_to("/bin/sleep")
     subprocess.run([*watch, "before", file], env=env, **options)
-    with subprocess.Popen([named, "60"], env=env) as left:
+    with subprocess.Popen([named, "600"], env=env) as left:
         after = subprocess.run([*watch, "after", file], env=env, capture_output=True, **options)
         left.kill()
     assert after.returncode == 1
@@ -210,7 +217,8 @@ def test_the_watch_around_several_programs_names_what_they_left(tmp_path):
 async def test_a_blocking_call_in_a_coroutine_is_noticed():
     loopwatch.drain()
     await asyncio.sleep(0)
-    time.sleep(loopwatch.LIMIT_S + 0.1)  # noqa: ASYNC251  (the very thing to be noticed)
+    # More than the limit by what the thread may have waited for a processor just before.
+    time.sleep(loopwatch.LIMIT_S + 0.3)  # noqa: ASYNC251  (the very thing to be noticed)
     await asyncio.sleep(0)
     (noticed,) = loopwatch.drain()
     assert "Task" in noticed

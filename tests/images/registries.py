@@ -28,6 +28,7 @@ import urllib3
 
 from sandkasten.images import manifests
 from sandkasten.images.reference import this_platform
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -226,7 +227,7 @@ def docker_registry(
             ["docker-registry", "serve", str(file)], stdout=log, stderr=log, cwd=folder
         )
     try:
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE_S
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
@@ -238,7 +239,7 @@ def docker_registry(
         yield Running(f"localhost:{port}", f"http{'s' if tls else ''}://localhost:{port}")
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
 
 def certificate(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
@@ -379,7 +380,7 @@ class Asked:
     def pass_on(self, *, at_most: int | None = None, ranges: bool = True) -> None:
         """The real registry's answer; with `at_most` the connection breaks after that much."""
         headers = {n: v for n, v in self.headers.items() if ranges or n.lower() != "range"}
-        connection = http.client.HTTPConnection(self._upstream.host, timeout=20)
+        connection = http.client.HTTPConnection(self._upstream.host, timeout=PATIENCE_S)
         connection.request("GET", self.path, headers=headers)
         got = connection.getresponse()
         body = got.read()

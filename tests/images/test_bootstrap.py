@@ -18,6 +18,7 @@ from sandkasten.images.bootstrap import Bootstrap, DebianRecipe, command, debian
 from sandkasten.images.child import Child, child_environment
 from sandkasten.images.connections import Errand, Patience
 from sandkasten.images.store import LayerStore
+from tests.patience import PATIENCE_S
 
 OS_RELEASE = 'ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian"\n'
 DEB822 = """\
@@ -238,11 +239,11 @@ def test_a_program_with_its_children_is_gone_when_the_block_ends(monkeypatch):
     monkeypatch.setattr("sandkasten.images.child._GRACE_S", 0.5)
     with child("sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait") as stream:
         pid = int(stream.read())
-        began = time.monotonic()
-    assert time.monotonic() - began < 30
-    assert (
-        not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    # What was killed may have to wait for a processor to die on.
+    deadline = time.monotonic() + PATIENCE_S
+    while (line := _read(Path(f"/proc/{pid}/cmdline"))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert line == b""
 
 
 def test_a_program_that_is_silent_is_called_off_at_once():
@@ -318,10 +319,10 @@ def test_an_image_is_made_from_a_mirror_of_files(store, mirror):
 def test_the_same_recipe_again_answers_at_once_and_refreshed_gives_the_same_image(store, mirror):
     make = Bootstrap(store)
     first = make.build("tiny:1", recipe_of(mirror))
-    began = time.monotonic()
-    again = make.build("tiny:2", recipe_of(mirror))
-    assert time.monotonic() - began < 1
+    told: list[str] = []
+    again = make.build("tiny:2", recipe_of(mirror), progress=lambda one: told.append(one.text))
     assert again.cached
+    assert not [line for line in told if "mmdebstrap" in line or line.startswith("I:")]
     assert again.image.id == first.image.id
     assert again.image.names == ("tiny:1", "tiny:2")
     fresh = make.build("tiny:1", recipe_of(mirror), refresh=True)
@@ -347,10 +348,10 @@ def test_a_bootstrap_that_fails_says_why_and_leaves_nothing(store, mirror):
 
 
 def test_a_bad_name_is_refused_before_anything_is_done(store, mirror):
-    began = time.monotonic()
+    told: list[object] = []
     with pytest.raises(InvalidImage):
-        Bootstrap(store).build("--privileged", recipe_of(mirror))
-    assert time.monotonic() - began < 1
+        Bootstrap(store).build("--privileged", recipe_of(mirror), progress=told.append)
+    assert (told, litter(store), store.list()) == ([], [], [])
 
 
 def test_a_bootstrap_that_is_called_off_leaves_no_process_no_mount_and_no_file(store, mirror):
@@ -362,8 +363,10 @@ def test_a_bootstrap_that_is_called_off_leaves_no_process_no_mount_and_no_file(s
     assert (litter(store), store.list()) == ([], [])
     assert str(store.root) not in Path("/proc/self/mountinfo").read_text()
     here = str(store.root).encode()
-    alive = [p for p in Path("/proc").glob("[0-9]*/environ") if here in _read(p)]
-    assert alive == []
+    deadline = time.monotonic() + PATIENCE_S
+    while alive := [p for p in Path("/proc").glob("[0-9]*/environ") if here in _read(p)]:
+        assert time.monotonic() < deadline, [_read(p.with_name("cmdline")) for p in alive]
+        time.sleep(0.02)
 
 
 def _read(path: Path) -> bytes:

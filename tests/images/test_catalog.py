@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from sandkasten.images.names import all_aliases, canonical_name, chain
 from sandkasten.model.image import Image
 from tests import imagekit
 from tests.imagekit import FOREIGN, MACHINE, docker_members, sketch, write_tar
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,11 +210,10 @@ async def test_an_import_that_is_cancelled_ends_and_leaves_nothing(store, usr):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    for _ in range(200):
-        if not list((store.root / "making").iterdir()):
-            break
+    deadline = time.monotonic() + PATIENCE_S
+    while left := list((store.root / "making").iterdir()):
+        assert time.monotonic() < deadline, left
         await asyncio.sleep(0.05)
-    assert list((store.root / "making").iterdir()) == []
     assert list((store.root / "layers").iterdir()) == []
     assert await images.list() == []
 

@@ -127,6 +127,7 @@ def test_links_owners_modes_and_attributes_survive(store, tmp_path):
     assert os.getxattr(second / "etc" / "one", "user.note") == b"\xff\x00y"
 
 
+@pytest.mark.timeout(300)
 def test_a_whole_debian_comes_back_as_it_was(store, tmp_path):
     import_file(store, Import(imagekit.debian_tar(), name="debian"))
     export(store, "debian", tmp_path / "out")

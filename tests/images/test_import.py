@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -379,9 +378,8 @@ def test_indexes_that_name_each_other_a_million_times_are_read_once(store, tmp_p
         inner = [{"digest": digest(data), "size": len(data)}]
     index = json.dumps({"manifests": inner}).encode()
     path = write_tar(tmp_path / "x", {**members, **blobs, "index.json": index})
-    began = time.monotonic()
+    # Read whenever it is named, it would not end while anybody waits.
     assert bring(store, path, name="n")
-    assert time.monotonic() - began < 10
 
 
 def test_an_extended_header_of_any_size_takes_no_memory(store, tmp_path):
@@ -436,19 +434,25 @@ def test_a_file_that_was_changed_is_read_anew(store, tmp_path):
     assert store.find("n") == second
 
 
+def bytes_read() -> int:
+    """By this process and those of its children that have ended, from files and from pipes."""
+    told = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(told["rchar"])
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("archive", ["debian_tar", "docker"])
-def test_a_second_import_of_a_large_image_is_quick(store, archive):
+def test_a_second_import_of_a_large_image_does_not_read_it_again(store, archive):
     path = imagekit.debian_tar()
     if archive == "docker":
         path = imagekit.docker_archive(path)
     assert path.stat().st_size > 150_000_000
+    before = bytes_read()
     bring(store, path, name="big")
-    took = []
-    for _ in range(9):
-        began = time.perf_counter()
-        bring(store, path, name="big")
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.05
+    between = bytes_read()
+    bring(store, path, name="big")
+    # What is not read again takes no time, however busy the machine.
+    assert bytes_read() - between < 10_000_000 < path.stat().st_size < between - before
 
 
 # ---- progress

@@ -25,6 +25,7 @@ from sandkasten.model.image import Image
 from tests import imagekit
 from tests.engines import lent
 from tests.imagekit import MACHINE, docker_members, layer, sketch, write_tar
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,7 +182,7 @@ async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, brin
     def slow(tree: str, out: Any, progress: Any, **more: Any) -> None:
         def held(amount: int) -> None:
             within.set()
-            go.wait(10)
+            go.wait(PATIENCE_S)
             progress(amount)
             went_by.append(amount)
 
@@ -189,7 +190,7 @@ async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, brin
 
     monkeypatch.setattr(packing, "write_layer", slow)
     reading = asyncio.create_task(packed(store, image))
-    await asyncio.to_thread(within.wait, 10)
+    assert await asyncio.to_thread(within.wait, PATIENCE_S)
     reading.cancel()
     await asyncio.sleep(0.05)
     go.set()
@@ -295,6 +296,7 @@ async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store,
     assert json.loads(await say(dockerd, "image", "inspect", REFERENCE))[0]["Id"] == told["Id"]
 
 
+@pytest.mark.timeout(300)
 async def test_an_engine_takes_an_image_as_deep_as_we_say(dockerd, store):
     deepest = packing.MAX_DOCKER_LAYERS - 1
 

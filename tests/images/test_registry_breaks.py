@@ -146,12 +146,11 @@ def test_a_whole_pull_has_a_deadline(before):
         asked.pass_on()
 
     before.rule = slow
-    errand = Errand(Patience(attempts=99, first_pause_s=0.01, silence_s=0.1, whole_s=0.5))
-    began = time.monotonic()
+    # So many attempts that they alone would last for many minutes.
+    errand = Errand(Patience(attempts=10_000, first_pause_s=0.01, silence_s=0.1, whole_s=0.5))
     with pytest.raises(RegistryUnavailable) as late, open_registry(before.host, errand=errand):
         pass
     assert "within 0.5 s" in late.value.message
-    assert time.monotonic() - began < 5
 
 
 class Dripping(BaseHTTPRequestHandler):
@@ -167,8 +166,8 @@ class Dripping(BaseHTTPRequestHandler):
             length = "" if self.part == "endless" else "Content-Length: 4000000\r\n"
             end = "X: " if self.part == "headers" else "\r\n"
             self.wfile.write(f"HTTP/1.1 200 OK\r\n{length}{end}".encode())
-            # Much longer than any of these tests, and yet an end.
-            for _ in range(200):
+            # Much longer than any test may take; a client that hangs up ends it.
+            for _ in range(6000):
                 self.wfile.write(b" ")
                 time.sleep(0.1)
             return
@@ -186,7 +185,6 @@ class Dripping(BaseHTTPRequestHandler):
 def test_a_registry_that_drips_does_not_outlive_the_deadline(part):
     handler = type("Handler", (Dripping,), {"part": part})
     errand = Errand(replace(QUICK, whole_s=1.0))
-    began = time.monotonic()
     with (
         registries.served(handler) as port,
         pytest.raises(RegistryUnavailable) as late,
@@ -194,7 +192,6 @@ def test_a_registry_that_drips_does_not_outlive_the_deadline(part):
     ):
         manifest_of(registry)
     assert "within 1 s" in late.value.message
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
@@ -202,14 +199,12 @@ def test_a_pull_from_a_registry_that_drips_can_be_called_off(part):
     handler = type("Handler", (Dripping,), {"part": part})
     errand = Errand(QUICK)
     threading.Timer(0.5, errand.called_off.set).start()
-    began = time.monotonic()
     with (
         registries.served(handler) as port,
         pytest.raises(Cancelled),
         open_registry(f"127.0.0.1:{port}", errand=errand) as registry,
     ):
         manifest_of(registry)
-    assert time.monotonic() - began < 5
 
 
 def test_a_token_server_that_breaks_off_is_named():

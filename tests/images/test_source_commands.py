@@ -21,6 +21,7 @@ from sandkasten.errors import (
 from sandkasten.images.auth import Access
 from sandkasten.images.catalog import Images
 from sandkasten.images.config import ImageConfig
+from sandkasten.images.connections import Patience
 from sandkasten.images.sources import Sources
 from sandkasten.images.store import LayerStore
 from tests.cli.terminal import Person
@@ -210,7 +211,13 @@ async def test_the_sdk_pulls_and_reports_on_the_event_loop(place, plain):
     assert told[-1].done == told[-1].total
 
 
-def test_the_synchronous_sdk_raises_the_same(place):
+@pytest.fixture
+def no_pause(monkeypatch):
+    """Nobody who is not there comes while one waits between attempts."""
+    monkeypatch.setattr(Patience, "pause_s", lambda *_: 0.01)
+
+
+def test_the_synchronous_sdk_raises_the_same(place, no_pause):
     with pytest.raises(RegistryUnavailable) as down:
         sandkasten.Images().pull("localhost:1/a/b:1")
     assert down.value.retryable
@@ -264,7 +271,7 @@ def test_pull_answers_in_json(capfd, plain):
         (["x" * 10_000], "INVALID_IMAGE", "names look like"),
     ],
 )
-def test_a_failed_pull_is_named_and_has_a_hint(capfd, plain, closed, words, code, hint):
+def test_a_failed_pull_is_named_and_has_a_hint(capfd, plain, closed, no_pause, words, code, hint):
     words = [one.format(plain=plain.host, closed=closed.host) for one in words]
     status, out, _ = cli(capfd, "image", "pull", "--json", *words)
     said = json.loads(out)

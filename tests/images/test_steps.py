@@ -9,7 +9,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,7 @@ from sandkasten.images.recipe import (
     parse_recipe,
 )
 from tests import imagekit
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -373,10 +373,8 @@ async def test_what_was_built_is_not_built_again_until_something_changed(shared,
     )
     first = await images.build_steps("twice:1", file)
     os.utime(context / "app" / "main.py", (1, 1))
-    began = time.monotonic()
     told: list[sandkasten.ImageProgress] = []
     again = await images.build_steps("twice:1", file, progress=told.append)
-    assert time.monotonic() - began < 2
     assert (again.cached, again.image.id) == (True, first.image.id)
     assert all(one.step.endswith("(cached)") for one in told)
     (context / "app" / "main.py").write_text("other")
@@ -454,7 +452,10 @@ async def test_a_step_cannot_reach_the_network(shared, images, context):
 
 
 async def test_what_a_step_leaves_running_ends_with_it(shared, images, context):
-    file = recipe(context, {"run": "(while :; do date > /beat; done) & sleep 0.3"})
+    file = recipe(
+        context,
+        {"run": "(while :; do date > /beat; done) & until [ -s /beat ]; do sleep 0.05; done"},
+    )
     await images.build_steps("beat:1", file)
     assert await sandkasten.AsyncSandbox.list(data_dir=shared) == []
     assert await inside(shared, "beat:1", "sleep 0.1; wc -l < /beat")
@@ -478,7 +479,7 @@ async def test_a_build_that_is_cancelled_leaves_nothing(shared, images, context)
             "off:1", file, progress=lambda told: began.set() if told.text == "begun" else None
         )
     )
-    await asyncio.wait_for(began.wait(), 30)
+    await asyncio.wait_for(began.wait(), PATIENCE_S)
     building.cancel()
     with pytest.raises(asyncio.CancelledError):
         await building
@@ -510,7 +511,7 @@ async def test_a_recipe_that_is_no_file_is_refused_at_once(images, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path, "/dev/null"):
         with pytest.raises(InvalidConfiguration):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await images.build_steps("x:1", path)
 
 

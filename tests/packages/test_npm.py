@@ -13,6 +13,7 @@ from sandkasten.errors import ProvisioningFailed
 from sandkasten.images.packages.npm import configured_registry
 from sandkasten.model.oneshot import RunRequest
 from tests.packages.wheels import npm_tarball, serving
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +145,7 @@ async def test_what_is_too_large_is_cut_and_a_registry_that_hangs_is_left(opened
         registry.stall = threading.Event()
         registry.began.clear()
         asking = asyncio.ensure_future(said(engine, "1", "slow"))
-        assert await asyncio.to_thread(registry.began.wait, 60)
+        assert await asyncio.to_thread(registry.began.wait, PATIENCE_S)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

@@ -25,6 +25,7 @@ from sandkasten.model.sandbox import CreateRequest
 from tests import grounds, imagekit
 from tests.packages.processes import fetchers
 from tests.packages.wheels import sdist, serving, wheel
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,7 +203,7 @@ async def test_whoever_goes_away_leaves_nothing_running_and_the_next_one_succeed
         url = index.url.replace("http://", "http://me:s3cret@") + "/simple"
         async with opened(index_url=url) as engine:
             asking = asyncio.ensure_future(said(engine, "import beta", "beta>=1"))
-            assert await asyncio.to_thread(index.began.wait, 60)
+            assert await asyncio.to_thread(index.began.wait, PATIENCE_S)
             (line,) = fetchers(data_dir)
             assert "s3cret" not in line
             asking.cancel()

@@ -18,6 +18,7 @@ from sandkasten.images.packages.shelf import GRACE_S, Shelf, settle
 from sandkasten.images.packages.threads import calling_off, to_the_end
 from tests.packages.processes import fetchers
 from tests.packages.wheels import serving, wheel
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +74,7 @@ def test_what_came_out_of_a_sandbox_is_ours_and_readable_and_nothing_more(tmp_pa
     assert oct(secret.stat().st_mode & 0o7777) == "0o600", "no link was followed"
 
 
-def poll(look, wanted, within_s: float = 30.0):
+def poll(look, wanted, within_s: float = PATIENCE_S):
     """What it last saw, which is `wanted` unless the time ran out."""
     ends_at = time.monotonic() + within_s
     while (seen := look()) != wanted and time.monotonic() < ends_at:
@@ -111,6 +112,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_process_that_is_killed_midway_leaves_nothing_half(data_dir: Path, tmp_path: Path):
     """What it left is swept by the next one, which gets the whole set."""
     wheel(tmp_path / "w", "gamma", "3.0")
@@ -120,7 +122,7 @@ def test_a_process_that_is_killed_midway_leaves_nothing_half(data_dir: Path, tmp
         words.append(f"{index.url}/simple")
         index.stall = threading.Event()
         dying = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        assert index.began.wait(60)
+        assert index.began.wait(PATIENCE_S)
         dying.kill()
         dying.wait()
         sets = sorted((data_dir / "packages" / "sets").glob("*"))
@@ -139,11 +141,11 @@ async def test_whoever_is_cancelled_waits_for_its_thread_which_may_be_told_to_hu
 
     def work() -> None:
         begun.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE_S)
         done.set()
 
     waiting = asyncio.ensure_future(calling_off(go_on.set, work))
-    assert await asyncio.to_thread(begun.wait, 60)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

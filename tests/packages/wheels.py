@@ -130,7 +130,7 @@ def serving(folder: Path | None = None) -> Iterator[Server]:
             server.authorizations.append(self.headers.get("Authorization"))
             server.began.set()
             if server.stall is not None:
-                server.stall.wait(60)
+                server.stall.wait(600)
             data = server.answers.get(path)
             kind = "application/octet-stream"
             if data is None and folder is not None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import FAR_TOO_LATE_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,7 +39,7 @@ class Environment:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=FAR_TOO_LATE_S,
             check=False,
         )
 

@@ -17,6 +17,8 @@ from tests.packaging.conftest import ROOT, build_wheel
 if TYPE_CHECKING:
     from pathlib import Path
 
+# The first of them builds the wheel and installs it with all it requires.
+pytestmark = pytest.mark.timeout(600)
 BINARIES = {
     "sandkasten/_bin/sandkasten-runner",
     "sandkasten/_bin/sandkasten-launch",
