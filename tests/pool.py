@@ -21,6 +21,7 @@ from sandkasten.ports import Discards
 from sandkasten.wire.call import Output
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec, decode_processes, decode_shells, decode_stats
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, Cell
 
 T = TypeVar("T")
-_PATIENCE_S = 60.0
-_RESET_S = 10.0
+# For a place that is put back in vain, removed and made anew.
+_PATIENCE_S = 2 * PATIENCE_S
+_RESET_S = 20.0
 _PLACES = "/workspace /home/sandbox /tmp /dev/shm /run"
 _WRITABLE = "/workspace /home/sandbox /tmp /dev/shm"
 _LOOK = f"cd /; find {_PLACES} -xdev -exec stat -c '%n %a %u %g' {{}} + 2>/dev/null | sort"

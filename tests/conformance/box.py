@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ from sandkasten.wire.messages import (
     decode_page,
     to_bytes_json,
 )
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
     from sandkasten.wire.call import Call
 
 T = TypeVar("T")
-
-# Long enough for a busy machine, short enough that a hang is seen as one.
-PATIENCE_S = 20.0
 
 _ECHO_SERVER = """
 import socket, sys
@@ -68,13 +67,11 @@ class Ran:
 
 async def eventually(look: Callable[[], Awaitable[T]], wanted: T) -> None:
     """Poll until `look` answers `wanted`; fails with what it last saw."""
-    last: T | None = None
-    for _ in range(int(PATIENCE_S / 0.01)):
-        last = await look()
-        if last == wanted:
-            return
+    end = time.monotonic() + PATIENCE_S
+    while (last := await look()) != wanted:
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {PATIENCE_S:g} s for {wanted!r}; last seen {last!r}")
         await asyncio.sleep(0.01)
-    raise AssertionError(f"waited {PATIENCE_S:g} s for {wanted!r}; last seen {last!r}")
 
 
 async def collected(call: Call) -> Ran:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 UID = 59_871
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Mostly creating sandboxes: the whole suite takes about as long as it takes root.
-TIMEOUT_S = 900
+TIMEOUT_S = 1_800
 EVERY_DAY = {"local": "", "local/debian": OFTEN}
 _NOT_NEEDED = shutil.ignore_patterns("mypy*", "ruff*", "pip*", "docker*", "__pycache__", "*.pyi")
 

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from sandkasten.errors import InvalidRequest
-from tests.conformance.box import Box, eventually
+from tests.conformance.box import Box, Ran, eventually
+from tests.patience import FAR_TOO_LATE_S
 
 SOON: dict[str, Any] = {"deadline_ms": 150, "grace_ms": 150}
+# A deadline that leaves time for a first word, and a grace in which to die of SIGTERM. Where that
+# is not enough the machine is busy, and the next are tried.
+SOON_ENOUGH = ((150, 5_000), (1_500, 15_000), (15_000, 20_000))
 
 
 async def gone(box: Box, *words: str) -> None:
@@ -23,13 +27,27 @@ async def gone(box: Box, *words: str) -> None:
     await eventually(count, 0)
 
 
+async def overdue(
+    box: Box, command: list[str] | str, said: bytes, *, first: str = "", **fields: Any
+) -> Ran:
+    """What has said something when its deadline comes; `first` the shell is told something."""
+    for deadline_ms, grace_ms in SOON_ENOUGH:
+        if first:
+            await box.run(first)
+        asked = {"deadline_ms": deadline_ms, "grace_ms": grace_ms, **fields}
+        ran = await box.run(command, **asked)
+        if ran.stdout == said:
+            break
+    return ran
+
+
 async def test_a_deadline_ends_an_argv_command_and_keeps_its_output(box: Box):
-    ran = await box.run(["sh", "-c", "echo before; sleep 1001"], **SOON)
+    ran = await overdue(box, ["sh", "-c", "echo before; sleep 1001"], b"before\n")
     assert ran.stdout == b"before\n"
     reply = ran.reply
     assert (reply.timed_out, reply.killed) == (True, False)
     assert (reply.state, reply.signal, reply.exit_code) == ("signaled", signal.SIGTERM, None)
-    assert 100 <= reply.duration_ms < 5000
+    assert 100 <= reply.duration_ms < FAR_TOO_LATE_S * 1000
     await gone(box, "sleep", "1001")
 
 
@@ -40,7 +58,8 @@ async def test_a_deadline_ends_the_whole_tree(box: Box):
 
 
 async def test_a_command_that_ignores_sigterm_dies_by_sigkill_after_the_grace(box: Box):
-    ran = await box.run(["sh", "-c", "trap '' TERM; echo set; sleep 1003; sleep 1003"], **SOON)
+    script = "trap '' TERM; echo set; sleep 1003; sleep 1003"
+    ran = await overdue(box, ["sh", "-c", script], b"set\n", grace_ms=150)
     assert ran.stdout == b"set\n"
     assert ran.reply.timed_out
     assert (ran.reply.state, ran.reply.signal) == ("signaled", signal.SIGKILL)
@@ -48,13 +67,12 @@ async def test_a_command_that_ignores_sigterm_dies_by_sigkill_after_the_grace(bo
 
 
 async def test_a_command_that_ends_in_time_is_not_timed_out(box: Box):
-    ran = await box.run(["echo", "quick"], deadline_ms=10_000)
+    ran = await box.run(["echo", "quick"], deadline_ms=40_000)
     assert (ran.stdout, ran.exit_code, ran.reply.timed_out) == (b"quick\n", 0, False)
 
 
 async def test_a_deadline_ends_a_shell_command_and_the_shell_answers_again(box: Box):
-    await box.run("kept=1")
-    ran = await box.run("echo before; sleep 1004", **SOON)
+    ran = await overdue(box, "echo before; sleep 1004", b"before\n", first="kept=1")
     assert ran.stdout == b"before\n"
     assert ran.reply.timed_out
     assert ran.exit_code != 0
@@ -64,11 +82,16 @@ async def test_a_deadline_ends_a_shell_command_and_the_shell_answers_again(box: 
 
 
 async def test_a_deadline_spares_earlier_background_jobs_of_the_shell(box: Box):
-    await box.run("sleep 1005 & true")
-    ran = await box.run("sleep 1006", **SOON)
+    first = "sleep 1005 & true"
+    ran = await overdue(box, "echo begun; sleep 1006", b"begun\n", first=first)
     assert ran.reply.timed_out
-    listed = (await box.ask("proc.list"))["processes"]
-    assert [one["cmdline"] for one in listed if "1005" in one["cmdline"]] == [["sleep", "1005"]]
+
+    async def spared() -> set[tuple[str, ...]]:
+        listed = (await box.ask("proc.list"))["processes"]
+        return {tuple(one["cmdline"]) for one in listed if "1005" in one["cmdline"]}
+
+    wanted: set[tuple[str, ...]] = {("sleep", "1005")}
+    await eventually(spared, wanted)
 
 
 async def test_a_shell_that_loops_in_itself_is_replaced_at_its_deadline(box: Box):
@@ -78,11 +101,15 @@ async def test_a_shell_that_loops_in_itself_is_replaced_at_its_deadline(box: Box
 
 
 async def test_the_deadline_counts_from_the_start_and_not_from_the_queue(box: Box):
-    first = await box.begin("sleep 0.4")
-    second = await box.begin("echo second", deadline_ms=300)
-    reply = await box.wait(second)
+    for deadline_ms in (300, 3_000, 15_000):
+        first = await box.begin(f"sleep {deadline_ms / 1000 + 0.1}")
+        second = await box.begin("echo second", deadline_ms=deadline_ms)
+        reply = await box.wait(second)
+        assert (await box.wait(first)).exit_code == 0
+        if not reply.timed_out:
+            break
+        # So busy a machine that an echo took that long; or else it is always so.
     assert (reply.timed_out, reply.exit_code) == (False, 0)
-    assert (await box.wait(first)).exit_code == 0
 
 
 async def test_the_next_command_in_the_queue_runs_after_a_deadline(box: Box):

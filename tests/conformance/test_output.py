@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sandkasten.wire.call import Output
-from tests.conformance.box import PATIENCE_S, Box
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from tests.conformance.box import Box
 
 
 def kept(chunks: tuple[Output, ...], total: int) -> tuple[bytes, bytes]:

@@ -15,7 +15,8 @@ from sandkasten.model.spec import CellSpec
 from sandkasten.model.usage import Usage
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.codec import GENERATION
-from tests.conformance.box import PATIENCE_S, Box, eventually
+from tests.conformance.box import Box, eventually
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from sandkasten.ports import Backend, Cell

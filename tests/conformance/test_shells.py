@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from sandkasten.errors import (
@@ -13,7 +11,7 @@ from sandkasten.errors import (
     PayloadTooLarge,
 )
 from sandkasten.wire.messages import decode_shells, to_bytes_json
-from tests.conformance.box import PATIENCE_S, Box, eventually
+from tests.conformance.box import Box, eventually
 
 
 async def test_a_shell_starts_in_the_workspace(box: Box):
@@ -240,13 +238,13 @@ async def test_a_directory_of_any_name_is_reported_exactly(box: Box):
         assert ran.reply.cwd == box.path(name)
 
 
+@pytest.mark.timeout(600)
 async def test_a_thousand_commands_keep_their_state(box: Box):
     await box.run("export COUNT=start; cd /")
-    async with asyncio.timeout(6 * PATIENCE_S):
-        for number in range(1000):
-            ran = await box.run(f"echo $COUNT; export COUNT={number}; pwd")
-            before = b"start" if number == 0 else b"%d" % (number - 1)
-            assert ran.stdout == before + b"\n/\n"
+    for number in range(1000):
+        ran = await box.run(f"echo $COUNT; export COUNT={number}; pwd")
+        before = b"start" if number == 0 else b"%d" % (number - 1)
+        assert ran.stdout == before + b"\n/\n"
 
 
 @pytest.mark.needs_kernel("functions and aliases that shadow builtins need a real shell")

@@ -11,12 +11,13 @@ import pytest
 from sandkasten.errors import FileNotFound
 from sandkasten.wire.call import Event
 from sandkasten.wire.messages import from_bytes_json
-from tests.conformance.box import PATIENCE_S, Box
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sandkasten.wire.call import Call
+    from tests.conformance.box import Box
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.linux import mountinfo
 from sandkasten.linux.programs import Programs
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 LAUNCHER = Programs.found(None, None).launcher
 _TRACEME, _SYSCALL, _SETOPTIONS = 0, 24, 0x4200
 _EXITKILL = 0x100000
-_DEADLINE_S = 20.0
 
 
 def devices(below: Path) -> list[str]:
@@ -50,7 +50,7 @@ def nothing_of(directory: Path) -> None:
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)

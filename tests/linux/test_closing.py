@@ -7,6 +7,7 @@ import threading
 import time
 
 from sandkasten.linux import closing
+from tests.patience import PATIENCE_S
 
 
 def _closed(descriptor: int) -> bool:
@@ -24,7 +25,7 @@ def test_a_descriptor_is_closed_soon_after_what_is_done_with_it():
         os.write(descriptor, b"x")
 
     closing.close_later(write, after=mark)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not _closed(write):
         assert time.monotonic() < deadline
         time.sleep(0.001)

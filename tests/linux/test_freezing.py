@@ -12,6 +12,7 @@ import pytest
 from sandkasten.linux import cgroups, freezing
 from sandkasten.linux.cgroups import Hierarchies, Plan
 from sandkasten.linux.freezing import Freezer, Reclaimer
+from tests.patience import PATIENCE_S
 
 HYBRID = Hierarchies({"freezer": "/f", "memory": "/m"}, v2="/u")
 UNIFIED = Hierarchies({}, v2="/u", v2_controllers=frozenset({"memory"}))
@@ -61,7 +62,7 @@ def group():
     freezing.thaw_dying(directories)
     with open(f"{directories[-1]}/cgroup.freeze", "w") as file:
         file.write("0")
-    child.wait(10)
+    child.wait(PATIENCE_S)
     cgroups.remove(plan)
 
 
@@ -71,8 +72,8 @@ def _ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _until(look, seconds=20.0):
-    end = time.monotonic() + seconds
+def _until(look):
+    end = time.monotonic() + PATIENCE_S
     while not look():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -116,7 +117,7 @@ def test_what_starts_programs_all_the_time_is_stopped_every_time(group, which):
     finally:
         for starter in starters:
             starter.kill()
-            starter.wait(20)
+            starter.wait(PATIENCE_S)
         # What they had just started ends by itself.
         _until(lambda: len(_inside(ways[which])) <= 1)
 
@@ -133,7 +134,7 @@ def test_what_was_killed_while_frozen_dies_when_the_v1_freezer_lets_go(group):
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.2)
     freezing.thaw_dying(plan.directories)
-    assert child.wait(20) == -9
+    assert child.wait(PATIENCE_S) == -9
 
 
 def test_a_group_that_does_not_stop_runs_again(tmp_path):

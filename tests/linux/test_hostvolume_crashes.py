@@ -29,10 +29,11 @@ from tests.linux.hostvolumes import (
     mounts,
     nothing_of,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user cannot mount images"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1_200),
 ]
 USER = 1000
 # More than any of them takes: each test sees that it came to the end.
@@ -170,7 +171,7 @@ def test_a_launcher_and_a_release_take_turns(tmp_path: Path) -> None:
         shutil.rmtree(directory)
     finally:
         os.close(held)
-    said, _ = late.communicate(timeout=20)
+    said, _ = late.communicate(timeout=PATIENCE_S)
     assert json.loads(said)["error"]["errno"] == errno.ENOENT
     assert mounts(tmp_path) == []
 

@@ -28,6 +28,7 @@ from sandkasten.errors import (
 from sandkasten.linux import ext4, quota, volumes
 from sandkasten.linux.volumes import Volumes
 from sandkasten.model.workspace import StoredWorkspace
+from tests.patience import FAR_TOO_LATE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -56,11 +57,11 @@ def directories(tmp_path) -> Volumes:
 @contextlib.contextmanager
 def mounted(volume: Path, at: Path):
     at.mkdir()
-    subprocess.run(["mount", "-o", "loop", volume, at], check=True, timeout=30)
+    subprocess.run(["mount", "-o", "loop", volume, at], check=True, timeout=FAR_TOO_LATE_S)
     try:
         yield at
     finally:
-        subprocess.run(["umount", at], check=True, timeout=30)
+        subprocess.run(["umount", at], check=True, timeout=FAR_TOO_LATE_S)
         at.rmdir()
 
 
@@ -193,7 +194,7 @@ def _power_cut(volume: Path, at: Path) -> None:
     with mounted(volume, at):
         for number in range(50):
             (at / str(number)).write_bytes(b"x" * 5000)
-        subprocess.run(["sync", "-f", at], check=True, timeout=30)
+        subprocess.run(["sync", "-f", at], check=True, timeout=FAR_TOO_LATE_S)
         (at / "0").unlink()
         shutil.copyfile(volume, torn)
     torn.replace(volume)
@@ -484,7 +485,7 @@ def _shut_and_remove(root: Path) -> subprocess.CompletedProcess[str]:
     (shut / "file").write_text("x")
     shut.chmod(0)
     shut.parent.chmod(0o500)
-    subprocess.run(["chown", "-R", "nobody", root], check=True, timeout=30)
+    subprocess.run(["chown", "-R", "nobody", root], check=True, timeout=FAR_TOO_LATE_S)
     for folder in root.parents:
         if folder.stat().st_mode & 0o777 == 0o700 and str(folder).startswith("/tmp/"):
             folder.chmod(0o711)

@@ -22,7 +22,7 @@ GIVEN = capabilities.bits(capabilities.DEV_USER)
 def box(make_box, debian):
     with make_box(debian, profile="dev") as box:
         yield box
-        assert box.exec(["echo", "ok"], timeout_s=10).text == "ok\n"
+        assert box.exec(["echo", "ok"]).text == "ok\n"
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ ATTEMPTS = (
 
 @pytest.mark.parametrize("command", ATTEMPTS)
 def test_root_inside_cannot(command, shared):
-    assert shared.exec(["sh", "-c", command], timeout_s=10).code != 0
+    assert shared.exec(["sh", "-c", command]).code != 0
 
 
 def test_the_system_calls_are_the_hardened_ones(shared):
@@ -289,14 +289,14 @@ def test_a_command_that_attacks_its_supervisor_is_answered(signal, whom, box):
         # It may be quicker than its supervisor's word that it has begun: then that is the answer.
         with contextlib.suppress(InternalError):
             assert box.exec(command, timeout_s=2, grace_s=0.5).code != 0
-    answer = box.exec("echo ok", timeout_s=10)
+    answer = box.exec("echo ok")
     assert (answer.text, answer.code) == ("ok\n", 0)
 
 
 def test_a_stopped_supervisor_does_not_hold_up_the_next_command(box):
     run(box, "cd /tmp; sleep 100 & echo $PPID > /tmp/supervisor")
     box.exec(["sh", "-c", "kill -STOP $(cat /tmp/supervisor)"])
-    answer = box.exec("echo $PWD", timeout_s=10)
+    answer = box.exec("echo $PWD")
     assert (answer.text, answer.reset) == ("/tmp\n", True)
 
 
@@ -318,11 +318,11 @@ def test_a_stopped_supervisor_does_not_hold_up_the_next_command(box):
 def test_whatever_is_done_to_the_shells_files_no_status_is_invented(attack, box):
     """The shell goes on, or is replaced and that is said; never a hang, never a false success."""
     run(box, "export kept=1")
-    box.exec(["sh", "-c", attack], timeout_s=10)
+    box.exec(["sh", "-c", attack])
     for _ in range(2):
         for command, code in (("exit_with() { return 3; }; exit_with", 3), ("false", 1)):
             try:
-                answer = box.exec(command, timeout_s=15)
+                answer = box.exec(command)
             except SandkastenError:
                 continue
             assert answer.code == code or (answer.code is None and answer.reset), attack
@@ -332,7 +332,7 @@ def test_whatever_is_done_to_the_shells_files_no_status_is_invented(attack, box)
 def test_a_full_place_of_the_runner_is_said_and_gets_over(box):
     box.exec(["sh", "-c", "head -c 20M /dev/zero > /run/sandkasten/x"])
     with pytest.raises(SandkastenError):
-        box.exec("true", timeout_s=10)
+        box.exec("true")
     assert box.exec(["rm", "/run/sandkasten/x"]).code == 0
     assert run(box, "echo ok") == "ok\n"
 
@@ -345,7 +345,7 @@ def test_a_runner_that_is_starved_of_descriptors_answers_or_is_lost(make_box, de
              "prlimit", "--pid", "1", "--nofile=4:4"]
         )  # fmt: skip
         with pytest.raises(SandkastenError):
-            box.exec(["echo", "ok"], timeout_s=10)
+            box.exec(["echo", "ok"])
 
 
 def test_the_host_image_has_no_dev_profile(make_box):

@@ -23,7 +23,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.image import Image
 from sandkasten.model.spec import CellSpec, HostMount
 from tests.local import trees
-from tests.security.harness import ROOT
+from tests.security.harness import ROOT, poll
 
 # Where the kernel keeps its notes about layers: an ordinary user may not write the trusted ones.
 NAMESPACE = "trusted" if ROOT else "user"
@@ -141,12 +141,19 @@ def test_ten_sandboxes_of_one_image_read_the_same_files(make_box, busybox):
 
 
 def _sleeper(box) -> int:
-    box.start(["sleep", "60"])
-    for _ in range(500):
-        for pid in box.host_processes():
-            if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x0060\x00":
-                return pid
-    raise AssertionError("no sleep")
+    box.start(["sleep", "600"], timeout_s=100)
+    found: list[int] = []
+
+    def missing() -> bool:
+        found.extend(
+            pid
+            for pid in box.host_processes()
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x00600\x00"
+        )
+        return not found
+
+    poll("no sleep", missing)
+    return found[0]
 
 
 def test_mountinfo_of_an_image_tells_nothing_of_the_host(box, busybox):
@@ -192,7 +199,7 @@ def test_an_image_without_a_shell_runs_lists_and_says_so_otherwise(make_box, roo
     with make_box(trees.image("shell-less", tree, skeleton)) as box:
         assert box.exec(["echo", "ok"]).text == "ok\n"
         with pytest.raises(ShellNotFound) as caught:
-            box.exec("echo ok", timeout_s=10)
+            box.exec("echo ok")
         assert caught.value.hint == "the image has no shell; give the command as a list"
         box.write("/workspace/x", b"data")
         assert box.read("/workspace/x") == b"data"
@@ -208,9 +215,9 @@ def test_a_shell_of_another_machine_is_named_and_not_waited_for(make_box, roots,
         (tree / "bin" / name).chmod(0o755)
     with make_box(trees.image("foreign", tree, skeleton)) as box:
         with pytest.raises(CommandNotExecutable):
-            box.exec(["/bin/program"], timeout_s=10)
+            box.exec(["/bin/program"])
         with pytest.raises(ShellNotFound):
-            box.exec("true", timeout_s=10)
+            box.exec("true")
         box.destroy()
 
 

@@ -18,6 +18,7 @@ from sandkasten.errors import SessionExpired
 from sandkasten.model.execution import ExecRequest
 from sandkasten.model.sandbox import CreateRequest, Recovered, UpdateRequest
 from sandkasten.store.memory import MemoryJournal
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,8 +49,8 @@ async def place(tmp_path):
         assert list(await engine._handles.backend("local").owned()) == []
 
 
-async def over(journal: MemoryJournal, engine, the_id: str, seconds: float):
-    deadline = time.monotonic() + seconds
+async def over(journal: MemoryJournal, engine, the_id: str):
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         row = await journal.session(the_id)
         assert row is not None
@@ -72,7 +73,7 @@ def kill(path: Path, the_id: str) -> None:
     end = os.pidfd_open(pid)
     try:
         os.kill(pid, signal.SIGKILL)
-        assert select.select([end], [], [], 5)[0]
+        assert select.select([end], [], [], PATIENCE_S)[0]
     finally:
         os.close(end)
 
@@ -80,10 +81,10 @@ def kill(path: Path, the_id: str) -> None:
 async def test_a_killed_sandbox_has_crashed_and_nothing_of_it_is_left(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
-        info = await engine.create(CreateRequest(ttl_s=60))
-        command = await engine.exec_start(info.id, ExecRequest(("sleep", "60")))
+        info = await engine.create(CreateRequest(ttl_s=600))
+        command = await engine.exec_start(info.id, ExecRequest(("sleep", "600")))
         kill(place, info.id)
-        row = await over(journal, engine, info.id, 3)
+        row = await over(journal, engine, info.id)
         assert (row.status, "killed" in row.reason) == ("crashed", True)
         assert (await noted(journal, info.id, command.exec_id)).status == "lost"
         with pytest.raises(SessionExpired) as gone:
@@ -96,15 +97,18 @@ async def test_a_lease_that_ends_is_told_from_a_kill_and_can_be_changed_live(pla
     async with daemon(place, journal) as (engine, _):
         idle = await engine.create(CreateRequest(ttl_s=600))
         old = await engine.create(CreateRequest(ttl_s=600))
-        kept = await engine.create(CreateRequest(ttl_s=1))
+        kept = await engine.create(CreateRequest(ttl_s=600))
+        # Work keeps one from idleness, and nothing from its lifetime.
+        await engine.exec_start(old.id, ExecRequest(("sleep", "600")))
+        working = await engine.exec_start(kept.id, ExecRequest(("sleep", "600")))
+        await engine.update(kept.id, UpdateRequest(ttl_s=1))
+        await engine.update(kept.id, UpdateRequest(ttl_s=600))
+        await engine.exec_signal(kept.id, working.exec_id, signal.SIGKILL)
         await engine.update(idle.id, UpdateRequest(ttl_s=1))
         await engine.update(old.id, UpdateRequest(lifetime_s=2))
-        await engine.update(kept.id, UpdateRequest(ttl_s=600))
-        # Work keeps one from idleness, and nothing from its lifetime.
-        await engine.exec_start(old.id, ExecRequest(("sleep", "60")))
-        row = await over(journal, engine, idle.id, 4)
+        row = await over(journal, engine, idle.id)
         assert (row.status, row.reason) == ("expired", "nothing was asked of it for 1 s")
-        row = await over(journal, engine, old.id, 4)
+        row = await over(journal, engine, old.id)
         assert (row.status, row.reason) == ("expired", "its lifetime of 2 s was over")
         assert (await engine.exec(kept.id, ExecRequest("echo ok"))).stdout == b"ok\n"
 
@@ -121,32 +125,41 @@ async def test_another_daemon_finds_sandboxes_commands_and_the_dead(place):
     async with daemon(place, journal) as (engine, found):
         assert found == Recovered(kept=1, crashed=1)
         assert (await engine.exec(info.id, ExecRequest("echo $X; pwd"))).stdout == b"1\n/tmp\n"
-        result = await engine.exec_get(info.id, command.exec_id, wait_s=10)
+        result = await engine.exec_get(info.id, command.exec_id, wait_s=PATIENCE_S)
         assert (result.stdout, result.exit_code) == (b"1\n2\n3\n4\n5\n", 7)
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + PATIENCE_S
         while (await noted(journal, info.id, command.exec_id)).exit_code != 7:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.timeout(600)
 async def test_a_command_meets_the_end_of_a_real_lease_and_runs_whole_or_not_at_all(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
-        ran = missed = 0
-        for number in range(RACES):
+
+        async def runs(idle_ms: int, after_s: float) -> bool:
             info = await engine.create(CreateRequest())
             _, channel = await engine._handles.connect(info.id)
-            await channel.call("lease", {"idle_ms": 100, "lifetime_ms": 600_000})
-            await asyncio.sleep(0.09 + 0.02 * number / RACES)
+            await channel.call("lease", {"idle_ms": idle_ms, "lifetime_ms": 600_000})
+            await asyncio.sleep(after_s)
             try:
                 request = ExecRequest(("sh", "-c", "sleep 0.15; echo y"))
                 result = await engine.exec(info.id, request)
             except SessionExpired:
-                missed += 1
+                return False
             else:
                 assert (result.status, result.stdout) == ("completed", b"y\n")
-                ran += 1
-            await over(journal, engine, info.id, 3)
-        assert ran
-        assert missed
+                return True
+            finally:
+                await over(journal, engine, info.id)
+
+        ran = [await runs(100, 0.09 + 0.02 * number / RACES) for number in range(RACES)]
+        # A machine may be too busy for any of these to be in time, or too quick to be late.
+        for idle_ms in (1_000, 10_000):
+            if not any(ran):
+                ran.append(await runs(idle_ms, 0))
+        if all(ran):
+            ran.append(await runs(100, 1))
+        assert set(ran) == {True, False}
         assert {row.status for row in await journal.sessions(None)} == {"expired"}

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from tests.asked import Found
 
-# What a suite may take at worst; everyday runs take a tenth of it.
-TIMEOUT_S = 3_600 if LONG else 1_200
+# What a suite may take at worst; everyday runs take a twentieth of it.
+TIMEOUT_S = 3_600 if LONG else 2_400
 # Where the volume of all sessions is seen in our own container; no setting says so.
 SHARED_AT = "/sandboxes"
 

@@ -35,6 +35,7 @@ from sandkasten.wire.messages import (
 )
 from tests.engines import seen as engines
 from tests.grounds import GROUNDS, Ground, engine_of, spec_on
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -96,7 +97,7 @@ class Loop:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
 
@@ -127,12 +128,12 @@ def paced(count: int, ground: Ground) -> int:
     return count // 10 if ground.backend == "gvisor" else count
 
 
-def poll(what: str, check: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+def poll(what: str, check: Callable[[], object]) -> None:
     """Until `check` answers something falsy (nothing is left); fails with what it last saw."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE_S
     while seen := check():
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: still there after {timeout_s:g} s: {seen}")
+            raise AssertionError(f"{what}: still there after {PATIENCE_S:g} s: {seen}")
         time.sleep(0.02)
 
 
@@ -263,7 +264,7 @@ class Box:
         cmd: str | bytes | Sequence[str | bytes],
         *,
         exec_id: str | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = PATIENCE_S,
         grace_s: float = 1.0,
         env: Mapping[str, str] | None = None,
         cwd: str | bytes | None = None,
@@ -321,7 +322,8 @@ class Box:
 
     def exec(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> Answer:
         """A list is a fresh process, a text goes to the persistent shell."""
-        return self.loop.run(self.aexec(cmd, **options))
+        outer_s = max(OUTER_S, options.get("timeout_s", 0) + 20)
+        return self.loop.run(self.aexec(cmd, **options), outer_s)
 
     def begin(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> Any:
         """The same, in the background: a future of its Answer."""
@@ -337,7 +339,7 @@ class Box:
         """What the runner still holds of a command's output."""
         return self.loop.run(self._follow("exec.output", {"exec_id": exec_id}))
 
-    def wait(self, exec_id: str, timeout_s: float = 30.0) -> ExecReply:
+    def wait(self, exec_id: str, timeout_s: float = PATIENCE_S) -> ExecReply:
         fields = {"exec_id": exec_id, "timeout_ms": int(timeout_s * 1000)}
         return decode_exec(self.loop.run(self.channel.call("exec.wait", fields)))
 
@@ -418,7 +420,7 @@ class Box:
 
     def answers(self) -> None:
         """Both ways of running something still work, at once."""
-        answer = self.exec(["echo", "ok"], timeout_s=10)
+        answer = self.exec(["echo", "ok"])
         assert (answer.stdout, answer.code) == (b"ok\n", 0), answer
 
     def destroy(self) -> None:

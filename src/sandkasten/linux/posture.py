@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# How the deviation begins that a program has for an instant when it starts.
+INHERITED = "descriptors were inherited"
 NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mnt", "cgroup")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _GIVEN_SETS = ("CapPrm", "CapEff", "CapBnd")
@@ -92,7 +94,7 @@ def deviations(
     if seen.status.get("Groups") and ids is not None:
         found.append(f"supplementary groups were inherited: {seen.status['Groups']}")
     if any(fd > 2 for fd in seen.descriptors):
-        found.append(f"descriptors were inherited: {seen.descriptors}")
+        found.append(f"{INHERITED}: {seen.descriptors}")
     found += mount_deviations(seen.mountinfo, writable)
     return found
 

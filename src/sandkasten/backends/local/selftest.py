@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sandkasten.errors import IsolationRefused
-from sandkasten.linux import capabilities, idranges, posture, processes
+from sandkasten.linux import capabilities, idranges, posture, processes, subject
 from sandkasten.linux.layout import Layout, read_pid, read_state
 from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.removal import remove
@@ -32,7 +32,6 @@ _DEADLINE_S = 30.0
 # Long enough to be looked at, short enough not to matter when we are killed meanwhile.
 _SUBJECT = (f"{RUNNER_DIR}/runner", "--rest")
 _PREFIX = "selftest_"
-_LOOKS, _LOOK_AGAIN_S = 40, 0.005
 
 Create = Callable[[SandboxId, CellSpec], Awaitable[LocalCell]]
 
@@ -117,29 +116,10 @@ async def _examine(layout: Layout, cell: LocalCell, spec: CellSpec) -> list[str]
         dev = spec.profile == "dev"
         kept = capabilities.bits(capabilities.DEV_USER) if dev else 0
         writable = ("/", "/run") if dev else ()
-        # A program that just began may not be itself yet, or still have its loader's descriptor
-        # open for an instant; what is truly open stays so.
-        for _ in range(_LOOKS):
-            subject = await asyncio.to_thread(_find_subject, first[0])
-            if subject is None:
-                found = ["the command started inside was not found from outside"]
-            else:
-                found = posture.deviations(
-                    posture.read(subject), host, ids=ids, capabilities=kept, writable=writable
-                )
-            if not found:
-                break
-            await asyncio.sleep(_LOOK_AGAIN_S)
-        return found
+
+        def judge(seen: posture.Posture) -> list[str]:
+            return posture.deviations(seen, host, ids=ids, capabilities=kept, writable=writable)
+
+        return await subject.deviations(_SUBJECT, first[0], judge)
     finally:
         await channel.aclose()
-
-
-def _find_subject(first: int) -> int | None:
-    for pid in posture.processes_in(first):
-        try:
-            if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:2] == list(_SUBJECT):
-                return pid
-        except OSError:
-            continue
-    return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, IsolationRefused, SandkastenError
-from sandkasten.linux import capabilities, idranges, posture, processes
+from sandkasten.linux import capabilities, idranges, posture, processes, subject
 from sandkasten.linux.layout import read_pid, read_state
 from sandkasten.linux.removal import remove
 from sandkasten.linux.turns import turn
@@ -44,7 +44,6 @@ _DEADLINE_S = 30.0
 _PREFIX = "trial_"
 # Long enough to be looked at, short enough not to matter when we are killed meanwhile.
 _SUBJECT = (f"{config.RUNNER_DIR}/runner", "--rest")
-_LOOKS, _LOOK_AGAIN_S = 40, 0.005
 # What Debian 12's own build gets wrong.
 _ORDINARY = (("stat", "/"), ("ls", "/"))
 
@@ -61,14 +60,14 @@ async def ensure(
     key = _key(programs, runtime)
     mark = layout.data_dir / f"trial-{key}-{kind_of(spec)}"
     # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
-    subject = CellSpec(image=spec.image, profile=spec.profile)
+    bare = CellSpec(image=spec.image, profile=spec.profile)
     async with turn(layout.data_dir / "trial"):
         with contextlib.suppress(FileNotFoundError):
             return _platform(mark.read_text())
         # One at a time, so what is there was left by a process that was killed meanwhile.
         for left in layout.cells(_PREFIX):
             await asyncio.to_thread(remove, layout, left)
-        chosen = await _choose(layout, runtime, create, subject)
+        chosen = await _choose(layout, runtime, create, bare)
         for old in layout.data_dir.glob("trial-*"):
             if not old.name.startswith(f"trial-{key}-"):
                 old.unlink(missing_ok=True)
@@ -149,19 +148,12 @@ async def _examine(layout: Layout, cell: OciCell, channel: Channel, spec: CellSp
             await _try_ordinary_programs(channel)
         return await asyncio.to_thread(_of_gvisor, state, host, ids, kept)
     await channel.call("exec.start", {"exec_id": "t", "argv": list(_SUBJECT), "follow": False})
-    found = ["the command started inside was not found from outside"]
     writable = ("/", "/run") if dev else ("/run",)
-    # A program that just began may not be itself yet; what is truly open stays so.
-    for _ in range(_LOOKS):
-        subject = await asyncio.to_thread(_find_subject, first[0])
-        if subject is not None:
-            found = posture.deviations(
-                posture.read(subject), host, ids=ids, capabilities=kept, writable=writable
-            )
-        if not found:
-            break
-        await asyncio.sleep(_LOOK_AGAIN_S)
-    return found
+
+    def judge(seen: posture.Posture) -> list[str]:
+        return posture.deviations(seen, host, ids=ids, capabilities=kept, writable=writable)
+
+    return await subject.deviations(_SUBJECT, first[0], judge)
 
 
 async def _try_ordinary_programs(channel: Channel) -> None:
@@ -197,11 +189,3 @@ def _members(state: CellState) -> list[int]:
         with contextlib.suppress(OSError, TypeError):
             return [int(pid) for pid in Path(str(directory), "cgroup.procs").read_text().split()]
     return []
-
-
-def _find_subject(first: int) -> int | None:
-    for pid in posture.processes_in(first):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:2] == list(_SUBJECT):
-                return pid
-    return None
