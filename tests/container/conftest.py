@@ -74,12 +74,18 @@ class Host:
 
     # As tests.built asks for it.
 
-    def docker(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.run("docker", *words, check=check)
+    def docker(
+        self, *words: str, check: bool = True, timeout_s: float = 110
+    ) -> subprocess.CompletedProcess[str]:
+        return self.run("docker", *words, check=check, timeout_s=timeout_s)
 
     @loopwatch.of_the_test
     def run(
-        self, *words: str, env: Mapping[str, str] | None = None, check: bool = True
+        self,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout_s: float = 110,
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             words,
@@ -88,7 +94,7 @@ class Host:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=timeout_s,
             check=False,
         )
         if check and done.returncode != 0:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.container.conftest import Host
 
 # The first of a checkout builds the images.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(built.PATIENCE_S)
 DEBIAN = stock.reference("debian")
 DATA, SHARED = "sandkasten-data", "station-sandboxes"
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import built
 from tests.container.conftest import KEY, Host
 from tests.engines import stock
 
 # The first of a checkout builds the image.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(built.PATIENCE_S)
 BUSYBOX = stock.reference("busybox")
 
 
