@@ -7,6 +7,7 @@
 use crate::exec::State;
 use crate::handler::Failure;
 use crate::poll::{self, Source, Watched};
+use crate::processes;
 use crate::protocol;
 use crate::serve::{Owner, Server};
 use crate::shell::Phase;
@@ -422,8 +423,10 @@ impl Server {
             Some(shell) if shell.phase == Phase::Running => shell,
             _ => return,
         };
+        // Whoever waits is asleep. One that is not may have read its command, and not yet closed the FIFO.
+        let asleep = processes::stat(shell.pid).map_or(false, |process| process.state == b'S');
         let bash = shell_files::is_bash(&shell.program);
-        if let Some(directory) = shell.directory.as_mut().filter(|_| bash) {
+        if let Some(directory) = shell.directory.as_mut().filter(|_| bash && asleep) {
             if let Ok(fifo) = directory.reach(identity) {
                 let answer = shell.answer.as_ref().map_or(-1, Watched::raw);
                 if !shell.heard.is_empty() || sys::readable_bytes(answer) > 0 {
