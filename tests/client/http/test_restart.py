@@ -13,6 +13,7 @@ import pytest
 
 from sandkasten import Sandbox
 from tests.client.http.served import Served, served
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ def killable() -> Iterator[tuple[Served, Callable[[], None]]]:
 
             def kill() -> None:
                 first.process.kill()
-                first.process.wait(10)
+                first.process.wait(PATIENCE_S)
                 heir.start()
 
             try:
