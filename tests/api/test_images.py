@@ -85,7 +85,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(daemon, tmp_pat
     )
     await writer.drain()
     for _ in range(int(PATIENCE_S / 0.02)):
-        if scratch(tmp_path):
+        if list((tmp_path / "data/images/making").glob("*/archive")):
             break
         await asyncio.sleep(0.02)
     assert len(scratch(tmp_path)) == 1
