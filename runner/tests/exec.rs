@@ -315,9 +315,8 @@ fn one_exec_id_or_key_runs_once_whoever_asks() {
 fn a_client_that_goes_away_stops_nothing_and_finds_the_result_by_id() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let stream = client.start(
-        json!({"exec_id": "stay", "argv": ["sh", "-c", "echo a; sleep 0.3; echo b; exit 5"]}),
-    );
+    let script = format!("echo a; {UNTIL_GO}; echo b; exit 5");
+    let stream = client.start(json!({"exec_id": "stay", "argv": ["sh", "-c", script]}));
     client.started(stream);
     drop(client);
     let mut later = runner.connect();
@@ -328,6 +327,7 @@ fn a_client_that_goes_away_stops_nothing_and_finds_the_result_by_id() {
         (&running["state"], &running["exit_code"]),
         (&json!("running"), &json!(null))
     );
+    runner.go();
     let done = later.call("exec.wait", json!({"exec_id": "stay"})).unwrap();
     assert_eq!(done["exit_code"], 5);
     let stream = later.open("exec.output", json!({"exec_id": "stay"}));
@@ -342,10 +342,11 @@ fn a_client_that_goes_away_stops_nothing_and_finds_the_result_by_id() {
 fn cancel_stops_following_and_not_the_command() {
     let runner = Runner::start();
     let mut client = runner.connect();
-    let stream = client.start(json!({"exec_id": "c", "argv": ["sleep", "0.3"]}));
+    let stream = client.start(json!({"exec_id": "c", "argv": ["sh", "-c", UNTIL_GO]}));
     client.started(stream);
     client.send(CANCEL, stream, b"");
     assert_eq!(client.finish(stream).code(), "cancelled");
+    runner.go();
     assert_eq!(
         client.call("exec.wait", json!({"exec_id": "c"})).unwrap()["exit_code"],
         0

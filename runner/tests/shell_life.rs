@@ -5,7 +5,7 @@ use crate::client::*;
 use serde_json::{json, Value};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn what_ends_the_shell_is_reported_and_the_next_command_finds_cwd_and_environment() {
@@ -39,15 +39,9 @@ fn a_deadline_keeps_the_shell_when_it_answers_and_replaces_it_when_not() {
         let runner = with_shell(shell);
         let mut client = runner.connect();
         client.shell("V=1");
-        let timed = |client: &mut Client, command: &str| {
-            let begin = Instant::now();
-            let outcome = client.exec(
-                json!({"shell": "main", "command": command, "deadline_ms": 200, "grace_ms": 100}),
-            );
-            assert!(
-                begin.elapsed() < Duration::from_secs(5),
-                "{shell}: {command}"
-            );
+        let within = |client: &mut Client, command: &str, grace_ms: u64| {
+            let outcome = client.exec(json!({"shell": "main", "command": command,
+                "deadline_ms": 200, "grace_ms": grace_ms}));
             assert_eq!(
                 outcome.exec()["timed_out"],
                 json!(true),
@@ -55,8 +49,10 @@ fn a_deadline_keeps_the_shell_when_it_answers_and_replaces_it_when_not() {
             );
             outcome
         };
+        let timed = |client: &mut Client, command: &str| within(client, command, 100);
+        // It obeys: nobody waits for the rest of its grace.
         assert_eq!(
-            timed(&mut client, "echo before; sleep 100").verdict(),
+            within(&mut client, "echo before; sleep 1000", 600_000).verdict(),
             (143, false),
             "{shell}"
         );

@@ -206,7 +206,9 @@ fn what_a_command_used_is_not_counted_for_the_next() {
         "{light}"
     );
     // Children of the command count, whoever waited for them.
-    let script = format!("(python3 -c '{work}' &) ; sleep 1.5");
+    let script = format!(
+        "(python3 -c '{work}' & echo $! > pid)\nwhile kill -0 $(cat pid) 2>/dev/null; do sleep 0.05; done"
+    );
     let orphan = client.script(&script).exec().clone();
     assert!(orphan["cpu_ms"].as_u64().unwrap() >= 300, "{orphan}");
     assert!(
@@ -300,7 +302,7 @@ fn a_spare_does_not_grow_and_goes_when_nobody_needs_it() {
     assert!(size() <= before + 64, "{before} kB, then {} kB", size());
     let begin = Instant::now();
     while !children(runner.pid()).is_empty() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "it stays");
+        assert!(begin.elapsed() < 2 * PATIENCE, "it stays");
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(begin.elapsed() > Duration::from_secs(5));

@@ -23,6 +23,7 @@ import pytest
 from sandkasten import Sandbox
 from sandkasten.backends.local import LocalBackend
 from sandkasten.model.ids import SandboxId
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def data_dir(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Also in the environment, for the command and for programs that are not told."""
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(place))
     yield place
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while (left := leftovers(place)) and time.monotonic() < deadline:
         time.sleep(0.05)
     _tidy(place)
@@ -72,7 +73,7 @@ def ruin() -> Iterator[Path]:
     """A data directory of its own, new: for hosts that are made worse, and for a first use."""
     path = Path(tempfile.mkdtemp(prefix="pytest-of-ruin-", dir="/var/tmp"))
     yield path
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while (left := leftovers(path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     _tidy(path)

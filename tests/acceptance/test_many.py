@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten import AsyncSandbox
+from tests.patience import FAR_TOO_LATE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,7 @@ MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
 
 @pytest.mark.root
 @pytest.mark.slow_loop
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no limit on memory as a whole")
 async def test_fifty_sandboxes_answer_beside_a_memory_bomb_and_a_fork_bomb(ruin: Path) -> None:
     boxes: list[AsyncSandbox] = []
@@ -42,7 +43,7 @@ async def test_fifty_sandboxes_answer_beside_a_memory_bomb_and_a_fork_bomb(ruin:
             *[box.exec("cat /workspace/number; pwd") for box in boxes[2:]]
         )
         assert [a.output for a in answers] == [f"{n}\n/workspace\n" for n in range(2, COUNT)]
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < FAR_TOO_LATE_S
         full = await boxes[2].exec("head -c 100M /dev/zero >/workspace/full")
         assert full.exit_code != 0
         assert (await boxes[2].stat("/workspace/full")).size <= 20 * 1024 * 1024

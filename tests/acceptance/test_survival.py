@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten import Sandbox
 from tests.acceptance.conftest import REPOSITORY, sandkasten
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +23,8 @@ box.exec("mkdir -p '/workspace/a b'; cd '/workspace/a b'; export KEPT='one two';
 box.exec("sleep 500 &")
 print(box.id, box.exec("echo $$").output.strip(), flush=True)
 if sys.argv[1] == "busy":
-    box.exec("echo begun >/tmp/begun; sleep 3; echo late >/tmp/late", timeout_seconds=30)
-time.sleep(100)
+    box.exec("echo begun >/tmp/begun; sleep 3; echo late >/tmp/late", timeout_seconds=100)
+time.sleep(600)
 """
 
 
@@ -42,7 +43,7 @@ def _make_and_kill(how: str, wait_for: str | None = None) -> tuple[str, str]:
                 while not box.exists(wait_for):
                     pass
         maker.send_signal(signal.SIGKILL)
-        maker.wait(10)
+        maker.wait(PATIENCE_S)
     return sandbox_id, shell
 
 

@@ -23,6 +23,7 @@ from sandkasten.agents.chat.wire import Assembly, Events, Unreadable
 from sandkasten.errors import InvalidConfiguration, ModelUnavailable, RunFailed, SandkastenError
 from tests.engines import certificates
 from tests.models.server import KEY, Answer, Call, ScriptedModel, settings_of
+from tests.patience import PATIENCE_S
 
 HELLO = ChatRequest([{"role": "user", "content": "hello"}])
 GOOD = Answer(text="good day")
@@ -324,7 +325,7 @@ async def test_an_answer_without_end_ends(fault, monkeypatch, full_size):
 
 
 async def test_a_silence_in_the_middle_ends_by_the_idle_deadline():
-    told = await failure(Answer(text="x" * 99, fault="silent"), idle_s=0.2)
+    told = await failure(Answer(text="x" * 99, fault="silent"), idle_s=0.5)
     assert isinstance(told, ModelUnavailable)
     assert "in the middle of its answer" in told.message
 
@@ -410,7 +411,7 @@ async def test_cancelled_it_hangs_up():
 
 
 async def _until(seen) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not seen():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)

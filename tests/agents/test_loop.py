@@ -26,6 +26,7 @@ from sandkasten.model.runs import RunUsage
 from tests.agents.looping import agent, staged
 from tests.agents.tools.desk import opened
 from tests.models.server import KEY, Answer, Asked, Call
+from tests.patience import PATIENCE_S
 
 CODE = "sandbox: {mode: code}"
 PLAIN = agent()
@@ -124,7 +125,7 @@ async def test_cancelled_in_the_middle_of_a_command_it_leaves_nothing(desk):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await _nothing_runs(desk)
+        await _until(lambda: _nothing_runs(desk))
         await desk.toolbox.finish("agent", desk.context.agent_run_id)
     assert await desk.engine.list(all=True) == []
 
@@ -140,7 +141,7 @@ async def _nothing_runs(desk) -> bool:
 
 
 async def _until(seen) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not await seen():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -154,7 +155,7 @@ async def test_the_deadline_ends_a_command_too(desk):
         with pytest.raises(RunLimitReached, match=r"longer than its 2\.5 s") as caught:
             await stage.run(slow)
         assert caught.value.details["limit"] == "timeout"
-        assert await _nothing_runs(desk)
+        await _until(lambda: _nothing_runs(desk))
     assert stage.noted("tool.called")[0]["name"] == "sandbox_exec"
 
 

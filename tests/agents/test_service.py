@@ -38,6 +38,7 @@ from tests.agents.agency import (
     played,
 )
 from tests.models.server import Answer, Asked, Call
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -429,7 +430,7 @@ async def test_events_can_be_read_again_from_any_place(home):
 async def test_a_run_takes_no_longer_than_it_may(tmp_path):
     slow = WRITER.replace("model: scripted", "model: scripted\ntimeout_seconds: 0.5")
     async with house(tmp_path) as home:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             row = await home.agent("slow", "hang", source=slow)
         assert row.error is not None
         assert (row.status, row.error["code"]) == ("failed", "RUN_LIMIT_REACHED")

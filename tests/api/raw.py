@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,9 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Heard:
     raw: bytes
-    seconds: float
-    """Until the other side closed; or until we gave up."""
     closed: bool
+    """By the other side, before we gave up."""
 
     @property
     def status(self) -> int:
@@ -24,11 +24,10 @@ class Heard:
 
 
 async def say(
-    port: int, *pieces: bytes | float, give_up_s: float = 15.0, until: bytes | None = None
+    port: int, *pieces: bytes | float, give_up_s: float = PATIENCE_S, until: bytes | None = None
 ) -> Heard:
     """Bytes are sent, numbers are seconds of rest. With `until` it stops when that was read."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    began = time.monotonic()
     sending = asyncio.ensure_future(_send(writer, pieces))
     raw, closed = b"", False
     try:
@@ -43,11 +42,10 @@ async def say(
         pass
     except ConnectionError:
         closed = True
-    seconds = time.monotonic() - began
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     writer.close()
-    return Heard(raw, seconds, closed)
+    return Heard(raw, closed)
 
 
 async def _send(writer: asyncio.StreamWriter, pieces: Sequence[bytes | float]) -> None:

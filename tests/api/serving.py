@@ -20,6 +20,7 @@ from sandkasten.daemon.protocol import guarded
 from sandkasten.daemon.websockets import guarded_websocket
 from sandkasten.engine.clock import SystemClock
 from tests.api.conforming import check
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -92,4 +93,4 @@ async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
             yield Daemon(server, listener.getsockname()[1], http)
         await asyncio.sleep(0)
     finally:
-        await asyncio.wait_for(running.shutdown(sockets=[listener]), 10)
+        await asyncio.wait_for(running.shutdown(sockets=[listener]), PATIENCE_S)

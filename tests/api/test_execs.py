@@ -8,6 +8,7 @@ import base64
 import pytest
 
 from sandkasten.model.journal import ExecRow, SessionRow
+from tests.engine.injections import GO, UNTIL_GO
 
 PROMISED = {
     *("exec_id", "status", "exit_code", "signal", "stdout", "stderr", "output", "cwd"),
@@ -65,7 +66,7 @@ async def test_a_text_goes_to_the_shell_that_remembers_and_a_list_does_not(daemo
 
 
 async def test_milliseconds_win_over_seconds_and_a_timeout_is_a_result(daemon, box):
-    body = {"cmd": "echo begun; sleep 30", "timeout_ms": 200, "timeout_seconds": 60}
+    body = {"cmd": "echo begun; sleep 30", "timeout_ms": 500, "timeout_seconds": 60}
     reply = await daemon.ask("POST", f"{box}/exec", body)
     assert reply.status == 200
     assert (reply.json["status"], reply.json["timed_out"]) == ("timed_out", True)
@@ -74,7 +75,7 @@ async def test_milliseconds_win_over_seconds_and_a_timeout_is_a_result(daemon, b
 
 
 async def test_a_timeout_is_an_error_for_whoever_asked_for_that(daemon, box):
-    body = {"cmd": "echo begun; sleep 30", "timeout_ms": 200, "error_on_timeout": True}
+    body = {"cmd": "echo begun; sleep 30", "timeout_ms": 500, "error_on_timeout": True}
     reply = await daemon.ask("POST", f"{box}/exec", body)
     assert (reply.status, reply.json["code"]) == (504, "COMMAND_TIMEOUT")
     assert reply.json["details"]["stdout"] == "begun\n"
@@ -92,20 +93,21 @@ async def test_a_background_command_is_polled_read_and_waited_for(daemon, box):
     begun = await daemon.ask(
         "POST",
         f"{box}/exec",
-        {"cmd": ["sh", "-c", "echo 1; sleep 0.3; echo 2"], "background": True},
+        {"cmd": ["sh", "-c", f"echo 1; {UNTIL_GO}; echo 2"], "background": True},
     )
     assert (begun.status, begun.json["status"]) == (202, "running")
     assert begun.json["exit_code"] is None
     where = f"{box}/execs/{begun.json['exec_id']}"
-    first = await daemon.ask("GET", f"{where}/output?wait=5")
+    first = await daemon.ask("GET", f"{where}/output?wait=40")
     assert [one["text"] for one in first.json["chunks"]] == ["1\n"]
     assert first.json["done"] is False
     since = first.json["next_seq"]
     nothing = await daemon.ask("GET", f"{where}/output?since_seq={since}")
     assert (nothing.json["chunks"], nothing.json["next_seq"]) == ([], since)
-    second = await daemon.ask("GET", f"{where}/output?since_seq={since}&wait=5")
+    await daemon.ask("POST", f"{box}/fs/write", {"path": GO, "text": ""})
+    second = await daemon.ask("GET", f"{where}/output?since_seq={since}&wait=40")
     assert [one["text"] for one in second.json["chunks"]] == ["2\n"]
-    whole = await daemon.ask("GET", f"{where}?wait_seconds=5")
+    whole = await daemon.ask("GET", f"{where}?wait_seconds=40")
     assert (whole.json["status"], whole.json["stdout"]) == ("completed", "1\n2\n")
     last = await daemon.ask("GET", f"{where}/output?since_seq=0&max_chunks=1")
     assert (len(last.json["chunks"]), last.json["done"]) == (1, False)
@@ -129,7 +131,7 @@ async def test_stdin_is_written_closed_and_signals_arrive(daemon, box):
     encoded = base64.b64encode(b"bytes").decode()
     assert (await daemon.ask("POST", f"{where}/stdin", {"data_b64": encoded})).status == 200
     assert (await daemon.ask("POST", f"{where}/close-stdin")).status == 200
-    ended = await daemon.ask("GET", f"{where}?wait_seconds=5")
+    ended = await daemon.ask("GET", f"{where}?wait_seconds=40")
     assert (ended.json["stdout"], ended.json["exit_code"]) == ("raw text bytes", 0)
 
     asleep = {"cmd": ["sleep", "30"], "background": True}
@@ -137,7 +139,7 @@ async def test_stdin_is_written_closed_and_signals_arrive(daemon, box):
         begun = (await daemon.ask("POST", f"{box}/exec", asleep)).json["exec_id"]
         sent = await daemon.ask("POST", f"{box}/execs/{begun}/signal", {"signal": name})
         assert sent.json["signal"] == number
-        ended = await daemon.ask("GET", f"{box}/execs/{begun}?wait_seconds=5")
+        ended = await daemon.ask("GET", f"{box}/execs/{begun}?wait_seconds=40")
         assert (ended.json["status"], ended.json["signal"]) == ("killed", number)
         assert ended.json["exit_code"] is None
 

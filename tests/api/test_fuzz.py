@@ -27,6 +27,7 @@ from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.engine.clock import SystemClock
 from tests.api.conforming import check, described
 from tests.api.serving import serving
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,14 +69,14 @@ class Target:
 
     def __enter__(self) -> Target:
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._loop is not None
         assert self._end is not None
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
@@ -173,7 +174,7 @@ def _tried(case: Case, target: Target, http: requests.Session) -> tuple[int, str
             if isinstance(case.query.get(wait), int | float):
                 case.query[wait] = 0.01
     try:
-        reply = case.call(base_url=target.url, session=http, timeout=20)
+        reply = case.call(base_url=target.url, session=http, timeout=PATIENCE_S)
     except (requests.exceptions.InvalidHeader, UnicodeError, ValueError):
         # What the client's own library refuses never leaves it.
         return 0, ""

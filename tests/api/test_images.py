@@ -17,6 +17,7 @@ from tests.api.serving import serving
 from tests.imagekit import docker_members, layer, members_tar, sketch
 from tests.images import registries
 from tests.images.registries import HERE
+from tests.patience import PATIENCE_S
 
 I = "/v1/images"  # noqa: E741
 
@@ -83,12 +84,15 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(daemon, tmp_pat
         + archive()
     )
     await writer.drain()
-    await asyncio.sleep(0.2)
+    for _ in range(int(PATIENCE_S / 0.02)):
+        if list((tmp_path / "data/images/making").glob("*/archive")):
+            break
+        await asyncio.sleep(0.02)
     assert len(scratch(tmp_path)) == 1
     [place] = (tmp_path / "data/images/making").iterdir()
     assert (place / "archive").stat().st_mode & 0o777 == 0o600
     writer.transport.abort()
-    for _ in range(100):
+    for _ in range(int(PATIENCE_S / 0.02)):
         if not scratch(tmp_path):
             break
         await asyncio.sleep(0.02)

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from tests.api.booked import AS_OPERATOR, booked, new_key
+from tests.patience import PATIENCE_S
 
 AS_ACME = {**AS_OPERATOR, "X-Sandkasten-Tenant": "acme"}
 
@@ -144,7 +145,7 @@ async def test_what_a_key_opened_ends_with_the_key(daemon, monkeypatch):
             "DELETE", f"/v1/keys/{listed.json['keys'][0]['id']}", headers=AS_OPERATOR
         )
         assert gone.status == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not terminal.closed:
                 await terminal.receive()
             with pytest.raises(aiohttp.ClientPayloadError):

@@ -13,13 +13,14 @@ from websockets.client import ClientProtocol
 from sandkasten.model.execution import ExecRequest
 from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
+from tests.patience import PATIENCE_S
 
 
 async def listening(daemon, the_id, program, port):
     await daemon.server.engine.files.write(the_id, f"/tmp/{port}.py", program.encode())
     command = ("python3", f"/tmp/{port}.py")
     await daemon.server.engine.exec_start(the_id, ExecRequest(command))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             reply = await daemon.ask("GET", f"/v1/sessions/{the_id}/ports/{port}/")
             if reply.status != 502 or reply.json["code"] != "CONNECTION_REFUSED":
@@ -90,7 +91,7 @@ async def test_a_websocket_inside_is_carried_message_by_message(real_daemon):
     await real_daemon.server.engine.files.write(the_id, "/tmp/ws.py", ECHO.encode())
     await real_daemon.server.engine.exec_start(the_id, ExecRequest(("python3", "/tmp/ws.py")))
     url = f"{real_daemon.url}/v1/sessions/{the_id}/ports/8001/chat"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 socket = await real_daemon.http.ws_connect(url)
@@ -100,9 +101,9 @@ async def test_a_websocket_inside_is_carried_message_by_message(real_daemon):
                 await asyncio.sleep(0.05)
     async with socket:
         await socket.send_str("hello ü")
-        assert await socket.receive_str(timeout=10) == "hello ü"
+        assert await socket.receive_str(timeout=PATIENCE_S) == "hello ü"
         await socket.send_bytes(b"\x00\xff" * 50_000)
-        assert await socket.receive_bytes(timeout=10) == b"\x00\xff" * 50_000
+        assert await socket.receive_bytes(timeout=PATIENCE_S) == b"\x00\xff" * 50_000
 
 
 async def test_a_page_of_another_origin_cannot_open_a_websocket(real_daemon):
@@ -124,7 +125,7 @@ async def hostile(real_daemon):
 
 async def answered(daemon, base, raw, **more):
     said = base64.urlsafe_b64encode(raw).decode()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         return await daemon.ask("GET", f"{base}/say/{said}", allow_redirects=False, **more)
 
 
@@ -140,7 +141,7 @@ async def test_a_server_is_let_go_when_the_client_leaves(real_daemon, hostile, p
     engine, the_id = real_daemon.server.engine, hostile.split("/")[3]
     asked = f"GET {hostile}/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
     await asyncio.gather(*(say(real_daemon.port, asked, give_up_s=1) for _ in range(5)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             told = await engine.exec(the_id, ExecRequest("grep -c ' 01 ' /proc/net/tcp"))
             if told.stdout.strip() == b"0":
@@ -149,7 +150,7 @@ async def test_a_server_is_let_go_when_the_client_leaves(real_daemon, hostile, p
 
 
 async def test_promises_of_an_answer_are_bounded(real_daemon, hostile):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         reply = await real_daemon.ask("GET", f"{hostile}/interim")
     assert (reply.status, reply.json["code"]) == (502, "PROTOCOL_VIOLATION")
 
@@ -242,7 +243,7 @@ async def test_a_message_in_any_number_of_frames_is_one_and_keeps_nobody_waiting
     monkeypatch.setattr(ClientProtocol, "receive_data", receive_data)
     looking = asyncio.create_task(look())
     url = f"{real_daemon.url}/v1/sessions/{the_id}/ports/8004/"
-    async with asyncio.timeout(30), real_daemon.http.ws_connect(url) as socket:
+    async with asyncio.timeout(PATIENCE_S), real_daemon.http.ws_connect(url) as socket:
         assert await socket.receive_bytes() == b"ab"
     looking.cancel()
     # Piece by piece, and others have a turn in between.

@@ -8,6 +8,8 @@ import json
 import aiohttp
 import pytest
 
+from tests.patience import PATIENCE_S
+
 
 class Screen:
     """What came so far, and how to wait for more."""
@@ -18,12 +20,12 @@ class Screen:
         self.said: list[dict[str, object]] = []
 
     async def until(self, text: bytes) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while text not in self.seen:
                 await self.one()
 
     async def exit(self) -> dict[str, object]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not any(one["type"] == "exit" for one in self.said):
                 await self.one()
         return self.said[-1]
@@ -88,7 +90,7 @@ async def test_a_terminal_nobody_comes_back_to_is_hung_up(real_daemon):
     screen = await opened(real_daemon, the_id, "keep_seconds=0")
     exec_id = screen.said[0]["exec_id"]
     await screen.socket.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             result = await real_daemon.server.engine.exec_get(the_id, exec_id, wait_s=1)
             if result.status != "running":

@@ -15,6 +15,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.model.filekeys import FileRules
 from tests.api.booked import AS_OPERATOR, booked, new_key
 from tests.api.serving import serving
+from tests.patience import PATIENCE_S
 
 DATA = os.urandom(300_000)
 SHA256 = "sha256:" + hashlib.sha256(DATA).hexdigest()
@@ -126,17 +127,17 @@ async def test_too_much_is_refused_and_leaves_nothing(daemon, tmp_path):
 async def test_a_client_that_leaves_midway_leaves_nothing(daemon, tmp_path):
     async def half():
         yield DATA
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
 
     task = asyncio.ensure_future(daemon.ask("POST", "/v1/files", data=half()))
     making = tmp_path / "data" / "files" / "making"
-    for _ in range(500):
+    for _ in range(int(PATIENCE_S / 0.01)):
         await asyncio.sleep(0.01)
         if [p for p in making.iterdir() if p.stat().st_size]:
             break
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    for _ in range(500):
+    for _ in range(int(PATIENCE_S / 0.01)):
         await asyncio.sleep(0.01)
         if not list(making.iterdir()):
             break

@@ -14,6 +14,8 @@ import pytest
 
 from sandkasten.api import sse
 from tests.api.events import Event, events
+from tests.engine.injections import GO, UNTIL_GO
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -27,6 +29,11 @@ async def _streamed(daemon, path, body=None, **more):
         assert reply.status == 200
         assert reply.headers["content-type"].startswith("text/event-stream")
         return [one async for one in events(reply)]
+
+
+async def go(daemon, box):
+    written = await daemon.ask("POST", f"{box}/fs/write", {"path": GO, "text": ""})
+    assert written.status == 200
 
 
 async def test_chunks_come_in_order_and_the_last_event_is_the_whole_answer(daemon, box):
@@ -48,22 +55,28 @@ async def test_stream_true_is_another_way_to_ask_for_it(daemon, box):
 
 
 async def test_the_first_byte_arrives_while_the_command_runs(daemon, box):
-    body = {"cmd": "echo early; sleep 1; echo late"}
+    body = {"cmd": f"echo early; {UNTIL_GO}; echo late"}
     async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
-        began = time.monotonic()
-        seen = [(one.name, time.monotonic() - began) async for one in events(reply)]
-    assert seen[0][0] == "chunk"
-    assert seen[0][1] < 0.7
-    assert seen[-1][1] > 0.8
+        coming = events(reply)
+        first = await anext(coming)
+        # Only now it can go on.
+        await go(daemon, box)
+        rest = [one async for one in coming]
+    assert (first.name, first.data["text"]) == ("chunk", "early\n")
+    assert [one.name for one in rest] == ["chunk", "done"]
 
 
 async def test_a_quiet_command_gets_its_headers_and_comments_meanwhile(daemon, box, monkeypatch):
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.1)
-    async with daemon.http.post(
-        f"{daemon.url}{box}/exec/stream", json={"cmd": "sleep 1.2"}
-    ) as reply:
-        raw = await reply.read()
-    assert raw.count(b": still here\n\n") >= 3
+    body = {"cmd": UNTIL_GO}
+    raw = b""
+    async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
+        async with asyncio.timeout(PATIENCE_S):
+            while raw.count(b": still here\n\n") < 3:
+                raw += await reply.content.readany()
+        assert b"event:" not in raw
+        await go(daemon, box)
+        raw += await reply.read()
     assert raw.count(b"event: done") == 1
 
 
@@ -118,7 +131,7 @@ async def test_a_reader_that_leaves_does_not_stop_the_command(daemon, box):
         async for one in events(reply):
             eid = one.data["exec_id"]
             break
-    ended = await daemon.ask("GET", f"{box}/execs/{eid}?wait_seconds=10")
+    ended = await daemon.ask("GET", f"{box}/execs/{eid}?wait_seconds=40")
     assert (ended.json["status"], ended.json["exit_code"]) == ("completed", 0)
     assert (await daemon.ask("POST", f"{box}/exec", {"cmd": "cat mark"})).json["stdout"] == "done\n"
 
@@ -155,7 +168,7 @@ async def test_streams_that_nobody_reads_to_the_end_leak_nothing(daemon, box, fu
     before = held()
     for start in range(0, count, 50):
         await asyncio.gather(*(leave(n) for n in range(start, min(start + 50, count))))
-    for _ in range(100):
+    for _ in range(int(PATIENCE_S / 0.1)):
         if held() <= before:
             break
         await asyncio.sleep(0.1)
@@ -169,13 +182,14 @@ async def test_the_same_on_a_real_sandbox(real_daemon):
     box = f"/v1/sessions/{await real_daemon.session()}"
     async with real_daemon.http.post(
         f"{real_daemon.url}{box}/exec/stream",
-        json={"cmd": "for i in 1 2 3; do echo $i; sleep 0.3; done; echo gone > mark"},
+        json={"cmd": f"echo 1; {UNTIL_GO}; echo 2; sleep 0.1; echo 3"},
     ) as reply:
         async for one in events(reply):
             assert one.data["text"] == "1\n"
             eid = one.data["exec_id"]
             break
-    ended = await real_daemon.ask("GET", f"{box}/execs/{eid}?wait_seconds=10")
+    await go(real_daemon, box)
+    ended = await real_daemon.ask("GET", f"{box}/execs/{eid}?wait_seconds=40")
     assert ended.json["stdout"] == "1\n2\n3\n"
     whole = await _streamed(
         real_daemon, f"{box}/execs/{eid}/output", headers={"Accept": "text/event-stream"}

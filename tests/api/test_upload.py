@@ -12,6 +12,7 @@ import pytest
 
 from sandkasten.api.server import HttpRules
 from tests.api.serving import serving
+from tests.patience import PATIENCE_S
 
 JSON = {"Content-Type": "application/json"}
 MIB = 1 << 20
@@ -222,7 +223,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_the_old_file(real_daemo
     await asyncio.sleep(0.2)
     assert await read(daemon, box, "f") == b"old"
     writer.transport.abort()
-    for _ in range(50):
+    for _ in range(int(PATIENCE_S / 0.05)):
         names = [one["name"] for one in (await daemon.ask("GET", f"{box}/list")).json["entries"]]
         if names == ["f"]:
             break
@@ -240,7 +241,7 @@ async def test_a_body_that_does_not_come_ends_the_request(engine):
 
 
 async def test_a_streamed_body_may_pause_longer_than_json_and_not_for_ever(engine):
-    rules = HttpRules(body_timeout_s=0.1, upload_timeout_s=0.4)
+    rules = HttpRules(body_timeout_s=0.1, upload_timeout_s=PATIENCE_S)
     async with serving(engine, rules=rules) as daemon:
         box = f"/v1/sessions/{await daemon.session()}/fs"
         slow = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(*[b"a"] * 5, pause=0.2))
@@ -250,6 +251,7 @@ async def test_a_streamed_body_may_pause_longer_than_json_and_not_for_ever(engin
             "POST", f"{box}/write", data=pieces(b"{", b"}", pause=0.3), headers=JSON
         )
         assert late.status == 408
+    async with serving(engine, rules=HttpRules(upload_timeout_s=0.4)) as daemon:
         drips = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(*[b"b"] * 40, pause=0.2))
         assert drips.status == 408
         assert await read(daemon, box, "f") == b"aaaaa"

@@ -14,6 +14,7 @@ from sandkasten.model.journal import KeyRow
 from sandkasten.model.sandbox import CreateRequest
 from sandkasten.model.tenancy import TenantQuota
 from tests.api.serving import serving
+from tests.patience import PATIENCE_S
 
 W = "/v1/workspaces"
 
@@ -118,7 +119,7 @@ async def test_what_was_lent_goes_when_nobody_uses_it(daemon, engine, monkeypatc
     monkeypatch.setattr(workspace_files, "IDLE_S", 0.1)
     await daemon.ask("POST", W, {"name": "w"})
     await daemon.ask("GET", f"{W}/w/fs")
-    for _ in range(100):
+    for _ in range(int(PATIENCE_S / 0.05)):
         if not await engine.list(all=True):
             break
         await asyncio.sleep(0.05)
@@ -138,7 +139,7 @@ async def test_who_wants_the_workspace_waits_for_a_transfer_and_gets_it(daemon, 
 
     sending = asyncio.create_task(daemon.ask("PUT", f"{W}/w/fs/file?path=f", data=slowly()))
     await going.wait()
-    for _ in range(100):
+    for _ in range(int(PATIENCE_S / 0.02)):
         if [one for one in await engine.list(all=True) if one.status == "running"]:
             break
         await asyncio.sleep(0.02)

@@ -12,6 +12,8 @@ import termios
 import time
 from typing import Self
 
+from tests.patience import PATIENCE_S
+
 
 class Person:
     """Runs a command line on a pseudo terminal of the given size."""
@@ -42,7 +44,7 @@ class Person:
     def resize(self, rows: int, cols: int) -> None:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
-    def wait_for(self, text: str, seconds: float = 30) -> None:
+    def wait_for(self, text: str, seconds: float = PATIENCE_S) -> None:
         """Look until the text has appeared; looking past it next time."""
         end = time.monotonic() + seconds
         while text.encode() not in self.seen:
@@ -50,7 +52,7 @@ class Person:
                 raise AssertionError(f"{text!r} did not appear; last seen: {self.seen[-2000:]!r}")
         self.seen = self.seen.split(text.encode(), 1)[1]
 
-    def status(self, seconds: float = 30) -> int:
+    def status(self, seconds: float = PATIENCE_S) -> int:
         """The exit status, once the program has ended."""
         end = time.monotonic() + seconds
         while self._look(end - time.monotonic()):

@@ -13,6 +13,7 @@ import pytest
 from tests.agents.agency import FLOW, WRITER, files_in, played
 from tests.cli.conftest import COMMAND
 from tests.models.server import ScriptedModel
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +31,10 @@ def model():
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(PATIENCE_S)
     yield found[0]
     loop.call_soon_threadsafe(end.set)
-    thread.join(20)
+    thread.join(PATIENCE_S)
     loop.close()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from sandkasten.client.archive import Tally, pack, stays_inside, unpack
 from sandkasten.errors import FileTrouble, PayloadTooLarge, ProtocolViolation
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,4 +204,4 @@ def test_packing_that_is_left_early_ends_its_thread(tmp_path):
         await anext(stream)
         await stream.aclose()
 
-    asyncio.run(asyncio.wait_for(begin_and_leave(), 10))
+    asyncio.run(asyncio.wait_for(begin_and_leave(), PATIENCE_S))

@@ -70,8 +70,8 @@ def test_ctrl_c_cancels_the_call_lets_it_clean_up_and_goes_on_as_keyboard_interr
         from sandkasten.client import loop
 
         async def patient():
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
                 await asyncio.sleep(60)
             finally:
                 await asyncio.sleep(0.05)
@@ -107,7 +107,6 @@ def test_the_process_ends_while_a_call_of_another_thread_still_waits(script):
         while not any(t.name == "sandkasten-loop" for t in threading.enumerate()):
             time.sleep(0.01)
         print("leaving")
-        """,
-        timeout=30,
+        """
     )
     assert (done.stdout, done.returncode) == ("leaving\n", 0), done

@@ -10,6 +10,7 @@ import pytest
 
 import sandkasten
 from sandkasten import Sandbox
+from tests.patience import PATIENCE_S
 
 
 def test_the_shell_remembers(box):
@@ -217,7 +218,7 @@ def test_a_background_command_has_a_handle(box):
     process.write_stdin("hello ")
     process.write_stdin(b"there")
     process.close_stdin()
-    result = process.wait(timeout_seconds=30)
+    result = process.wait(timeout_seconds=PATIENCE_S)
     assert (result.stdout, result.exit_code) == ("hello there", 0)
     assert "".join(piece.text for piece in process.output()) == "hello there"
     assert process.output(since_seq=result.last_seq) == []
@@ -228,7 +229,7 @@ def test_waiting_can_end_before_the_command(box):
     process = box.start(["sleep", "60"])
     assert process.wait(timeout_seconds=0.05).running
     process.signal("TERM")
-    assert process.wait(timeout_seconds=30).signal == 15
+    assert process.wait(timeout_seconds=PATIENCE_S).signal == 15
 
 
 def test_code_runs_in_the_sandbox_that_is_there(box):
@@ -269,7 +270,7 @@ def test_one_shot_leaves_nothing_behind():
 
 def test_changes_to_files_are_seen(box):
     with box.watch() as changes:
-        box.start(["sh", "-c", "sleep 0.3; echo x > seen; sleep 30"])
+        box.start(["sh", "-c", "while true; do echo x > seen; sleep 0.1; done"])
         assert next(changes).path == "/workspace/seen"
 
 

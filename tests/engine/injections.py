@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from sandkasten.ports import ByteStream, Cell, HostMounts, Journal, Store
 
 
+# A command that goes on until somebody writes this file, and not until a clock says so.
+GO = "/workspace/go"
+UNTIL_GO = f"while ! test -e {GO}; do sleep 0.01; done"
+
+
 class Gate:
     """One hook for each verb; None lets it through."""
 

@@ -17,6 +17,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.lifecycle import State
 from sandkasten.model.sandbox import CreateRequest, Recovered
 from tests.engine.away import HINT, FarWorld
+from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 
 pytestmark = pytest.mark.anyio
@@ -30,12 +31,20 @@ async def world(monkeypatch):
     monkeypatch.setattr(watch, "ROUND_S", 0.02)
     monkeypatch.setattr(watch, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(reach, "QUIET_S", 0.01)
-    for module in (reach, handles):
-        monkeypatch.setattr(module, "LOOK_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(handles, "ATTACH_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(reaper, "OWNED_TIMEOUT_S", 0.3)
     one = FarWorld()
+    turn = one.far.turn
+
+    async def turn_and_wait(mode) -> None:
+        """One that hangs is given up soon; one that answers may be slow about it."""
+        soon = mode == "hanging"
+        for module in (reach, handles):
+            monkeypatch.setattr(module, "LOOK_TIMEOUT_S", 0.1 if soon else 5.0)
+        monkeypatch.setattr(handles, "ATTACH_TIMEOUT_S", 0.3 if soon else 10.0)
+        monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.3 if soon else 20.0)
+        monkeypatch.setattr(reaper, "OWNED_TIMEOUT_S", 0.3 if soon else 10.0)
+        await turn(mode)
+
+    monkeypatch.setattr(one.far, "turn", turn_and_wait)
     yield one
     await one.far.turn("there")
     await one.engine.aclose()
@@ -110,7 +119,7 @@ async def test_an_engine_that_goes_between_the_dial_and_the_hello_ends_nothing(w
 async def test_what_is_under_way_when_it_goes_is_no_loss_and_its_end_is_learnt_later(world):
     engine = world.engine
     the_id = (await engine.create(FAR)).id
-    chunks = engine.exec_stream(the_id, ExecRequest("echo a; sleep 0.3; echo b"))
+    chunks = engine.exec_stream(the_id, ExecRequest(f"echo a; {UNTIL_GO}; echo b"))
     assert (await anext(chunks)).data == b"a\n"
     waiting = asyncio.create_task(engine.files.read(the_id, "/workspace/none"))
     await world.far.turn("away")
@@ -119,6 +128,7 @@ async def test_what_is_under_way_when_it_goes_is_no_loss_and_its_end_is_learnt_l
     with pytest.raises(BackendUnavailable):
         await waiting
     await world.far.turn("there")
+    await engine.files.write(the_id, GO, b"")
 
     async def ended() -> bool:
         (row,) = await world.journal.execs(the_id)
@@ -135,7 +145,7 @@ async def test_a_cut_connection_to_a_sandbox_that_lives_is_no_loss(world):
     await engine.exec_start(the_id, ExecRequest(("sleep", "60")))
     (running,) = await engine.execs(the_id)
     waiting = asyncio.create_task(engine.exec_get(the_id, running.exec_id, wait_s=60))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
     for stream in world.far.streams:
         await stream.aclose()
     with pytest.raises(BackendUnavailable, match="was cut"):
@@ -218,10 +228,9 @@ async def test_a_daemon_that_starts_meanwhile_serves_the_others_and_finds_them_l
 
     async def followed() -> bool:
         row = await world.journal.exec(far, started.exec_id)
-        return row.status == "completed"
+        return row.status == "completed" and engine.degraded() == []
 
     await until(followed)
-    assert engine.degraded() == []
     assert [one for one in world.events.names() if one.startswith("backend.")] == [
         "backend.away",
         "backend.back",
@@ -256,13 +265,16 @@ async def test_a_hanging_engine_is_asked_once_at_a_time_and_keeps_nobody_waiting
     async def buried() -> bool:
         return await world.store.get(near) is None
 
-    await until(buried, 1)
+    world.far.asked.clear()
+    await until(buried)
+    # Had it waited for them, every one of them would have been asked for.
+    assert sum(world.far.asked.values()) < len(far)
     await asyncio.sleep(0.5)
     assert world.far.most <= 1
     for the_id in far:
         assert await world.state(the_id) == RUNS
     await world.far.turn("there")
-    await until(lambda: _answers(engine), 5)
+    await until(lambda: _answers(engine))
 
 
 async def _answers(engine) -> bool:

@@ -22,6 +22,8 @@ from sandkasten.model.execution import Chunk, ExecRequest, ExecResult, Pty
 from sandkasten.model.output import gap_marker
 from sandkasten.model.sandbox import CreateRequest
 from sandkasten.model.usage import Usage
+from tests.engine.injections import GO, UNTIL_GO
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -33,8 +35,8 @@ async def collect(stream) -> tuple[list[Chunk], ExecResult]:
 
 
 async def until(question) -> None:
-    """Ask again until the answer is something, at most ten seconds."""
-    async with asyncio.timeout(10):
+    """Ask again until the answer is something."""
+    async with asyncio.timeout(PATIENCE_S):
         while not await question():  # noqa: ASYNC110  (a store has no events)
             await asyncio.sleep(0.01)
 
@@ -124,11 +126,11 @@ async def test_env_and_cwd_reach_the_command(engine, box):
 
 
 async def test_a_deadline_is_a_result_with_what_came_before(engine, box):
-    result = await engine.exec(box, ExecRequest("echo before; sleep 600", timeout_s=0.2))
+    result = await engine.exec(box, ExecRequest("echo before; sleep 600", timeout_s=0.5))
     assert (result.status, result.timed_out, result.stdout) == ("timed_out", True, b"before\n")
     assert result.why is not None
     assert result.why.code == "TIMEOUT"
-    assert "0.2 s" in result.why.message
+    assert "0.5 s" in result.why.message
 
 
 async def test_a_shell_that_ends_is_told_and_replaced(engine, box):
@@ -210,10 +212,11 @@ async def test_output_comes_live(engine, box):
 
 async def test_a_command_started_is_fetched_later(engine, box):
     started = await engine.exec_start(
-        box, ExecRequest(("sh", "-c", "sleep 0.1; echo done; exit 3"))
+        box, ExecRequest(("sh", "-c", f"{UNTIL_GO}; echo done; exit 3"))
     )
     assert (started.status, started.exit_code) == ("running", None)
-    result = await engine.exec_get(box, started.exec_id, wait_s=10)
+    await engine.files.write(box, GO, b"")
+    result = await engine.exec_get(box, started.exec_id, wait_s=PATIENCE_S)
     assert (result.status, result.exit_code, result.stdout) == ("completed", 3, b"done\n")
     chunks, last = await collect(engine.exec_output(box, started.exec_id))
     assert ([c.data for c in chunks], last.exit_code) == ([b"done\n"], 3)
@@ -224,7 +227,7 @@ async def test_waiting_for_a_command_ends_when_the_time_does(engine, box):
     started = await engine.exec_start(box, ExecRequest(("sleep", "600")))
     assert (await engine.exec_get(box, started.exec_id, wait_s=0.05)).status == "running"
     await engine.exec_signal(box, started.exec_id, 9)
-    result = await engine.exec_get(box, started.exec_id, wait_s=10)
+    result = await engine.exec_get(box, started.exec_id, wait_s=PATIENCE_S)
     assert (result.status, result.signal) == ("killed", 9)
     assert result.why is not None
     assert result.why.code == "SIGNAL"
@@ -234,7 +237,7 @@ async def test_stdin_of_a_started_command_is_fed_in_pieces(engine, box):
     started = await engine.exec_start(box, ExecRequest(("cat",), stdin=b"a", keep_stdin_open=True))
     await engine.exec_stdin(box, started.exec_id, b"b")
     await engine.exec_stdin(box, started.exec_id, b"c", close=True)
-    assert (await engine.exec_get(box, started.exec_id, wait_s=10)).stdout == b"abc"
+    assert (await engine.exec_get(box, started.exec_id, wait_s=PATIENCE_S)).stdout == b"abc"
 
 
 async def test_output_is_read_on_from_a_sequence_number(engine, box):
@@ -263,14 +266,15 @@ async def test_an_unknown_exec_is_not_found_and_a_bad_id_refused(engine, box):
 async def test_a_caller_that_goes_away_leaves_the_command_running(world, box):
     engine = world.engine
     running = asyncio.create_task(
-        engine.exec(box, ExecRequest("sleep 0.3; echo finished", stateful=False))
+        engine.exec(box, ExecRequest(f"{UNTIL_GO}; echo finished", stateful=False))
     )
     await until(lambda: engine.execs(box))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    await engine.files.write(box, GO, b"")
     (one,) = await engine.execs(box)
-    result = await engine.exec_get(box, one.exec_id, wait_s=10)
+    result = await engine.exec_get(box, one.exec_id, wait_s=PATIENCE_S)
     assert (result.status, result.stdout) == ("completed", b"finished\n")
 
 
@@ -290,7 +294,7 @@ async def test_a_key_runs_once(engine, box):
 
 async def test_commands_of_one_shell_run_one_after_the_other(engine, box):
     slow = asyncio.create_task(engine.exec(box, ExecRequest("sleep 0.2; echo a >> log")))
-    await asyncio.sleep(0.05)
+    await until(lambda: engine.execs(box))
     await engine.exec(box, ExecRequest("echo b >> log"))
     await slow
     assert (await engine.exec(box, ExecRequest("cat log"))).stdout == b"a\nb\n"
@@ -318,13 +322,19 @@ async def test_a_broken_connection_between_commands_is_not_noticed(world, box):
 
 
 async def test_a_connection_lost_midway_is_made_again_and_nothing_is_lost_or_run_twice(world, box):
-    stream = world.engine.exec_stream(
-        box, ExecRequest("echo one; echo x >> log; sleep 0.3; echo two; cat log", stateful=False)
-    )
+    command = f"echo one; echo x >> log; {UNTIL_GO}; echo two; cat log"
+    stream = world.engine.exec_stream(box, ExecRequest(command, stateful=False))
     first = await anext(stream)
     assert isinstance(first, Chunk)
     await break_connection(world, box)
-    _, result = await collect(stream)
+    collecting = asyncio.create_task(collect(stream))
+
+    async def made_again() -> bool:
+        return len(world.backend.cells[box].streams) == 2
+
+    await until(made_again)
+    await world.engine.files.write(box, GO, b"")
+    _, result = await collecting
     assert (result.status, result.stdout) == ("completed", b"one\ntwo\nx\n")
     assert len(world.backend.cells[box].streams) == 2
 
@@ -347,10 +357,10 @@ async def test_a_sandbox_that_is_dead_before_is_an_error(world, box):
 
 
 async def test_a_runner_that_never_reports_is_given_up(world, box, monkeypatch):
-    monkeypatch.setattr(following, "REPORT_SLACK_S", -2.05)
+    monkeypatch.setattr(following, "REPORT_SLACK_S", -59.5)
     monkeypatch.setattr(following, "GRACE_S", 0)
     result = await world.engine.exec(
-        box, ExecRequest(("sh", "-c", "echo x; sleep 2.5"), timeout_s=2.2)
+        box, ExecRequest(("sh", "-c", "echo x; sleep 600"), timeout_s=60)
     )
     assert (result.status, result.stdout) == ("lost", b"x\n")
 
@@ -376,7 +386,7 @@ async def test_a_terminal_takes_keys_and_answers(engine, box):
                 break
         await terminal.resize(40, 120)
         exec_id = terminal.exec_id
-    ended = await engine.exec_get(box, exec_id, wait_s=10)
+    ended = await engine.exec_get(box, exec_id, wait_s=PATIENCE_S)
     assert ended.status != "running"
 
 

@@ -24,6 +24,7 @@ from sandkasten.errors import (
 from sandkasten.model.execution import ExecRequest
 from sandkasten.model.files import FileContent
 from sandkasten.model.sandbox import CreateRequest
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -250,9 +251,12 @@ async def test_an_archive_that_climbs_out_is_refused(engine, box):
 async def test_changes_are_watched(engine, box):
     watching = engine.files.watch(box)
     first = asyncio.ensure_future(anext(watching))
-    await asyncio.sleep(0.05)
-    await engine.files.write(box, "seen", b"1")
-    change = await asyncio.wait_for(first, 10)
+    async with asyncio.timeout(PATIENCE_S):
+        # Nothing says when it has begun to watch.
+        while not first.done():
+            await engine.files.write(box, "seen", b"1")
+            await asyncio.wait([first], timeout=0.05)
+    change = await first
     assert change.path.startswith("/workspace/")
     await watching.aclose()
 

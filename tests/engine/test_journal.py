@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from sandkasten.model.lifecycle import State
 from sandkasten.model.oneshot import RunRequest
 from sandkasten.model.sandbox import CreateRequest
 from sandkasten.store.memory import MemoryJournal
-from tests.engine.injections import World
+from tests.engine.injections import GO, UNTIL_GO, World
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -48,8 +50,8 @@ class FullJournal(MemoryJournal):
         await super().end_session(session_id, status, at, reason)
 
 
-async def until(check, seconds: float = 5.0) -> None:
-    deadline = asyncio.get_running_loop().time() + seconds
+async def until(check) -> None:
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not await check():
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)
@@ -175,19 +177,20 @@ async def test_a_one_shot_is_a_session_that_was_destroyed_also_from_a_spare():
 async def test_a_command_is_noted_when_it_begins_and_when_it_ends(kept):
     engine, journal = kept.engine, kept.journal
     info = await engine.create(CreateRequest(tenant="acme"))
-    running = asyncio.create_task(engine.exec(info.id, ExecRequest("sleep 0.2; exit 4")))
+    running = asyncio.create_task(engine.exec(info.id, ExecRequest(f"{UNTIL_GO}; exit 4")))
 
     async def begun() -> bool:
         return bool(await journal.execs(info.id))
 
     await until(begun)
     (row,) = await journal.execs(info.id)
-    assert (row.command, row.status, row.tenant) == ("sleep 0.2; exit 4", "running", "acme")
+    assert (row.command, row.status, row.tenant) == (f"{UNTIL_GO}; exit 4", "running", "acme")
+    await engine.files.write(info.id, GO, b"")
     result = await running
     (row,) = await journal.execs(info.id)
     assert (row.id, row.status, row.exit_code) == (result.exec_id, "completed", 4)
     assert (row.shell, row.started_at) == ("default", result.started_at)
-    assert row.duration_ms >= 150
+    assert row.duration_ms == result.duration_ms
     result = await engine.exec(info.id, ExecRequest(("echo", "a b", "x" * 5000)))
     row = await journal.exec(info.id, result.exec_id)
     assert row.command.startswith("echo 'a b' xxx")
@@ -205,7 +208,9 @@ async def test_what_could_not_be_run_is_no_command(kept):
 async def test_a_background_command_is_followed_to_its_end(kept):
     info = await kept.engine.create(CreateRequest())
     started = [
-        await kept.engine.exec_start(info.id, ExecRequest(("sleep", str(0.1 * n))))
+        await kept.engine.exec_start(
+            info.id, ExecRequest(("sh", "-c", f"{UNTIL_GO}; sleep 0.0{n}"))
+        )
         for n in (3, 2, 1)
     ]
 
@@ -214,6 +219,7 @@ async def test_a_background_command_is_followed_to_its_end(kept):
         return len(rows) == 3 and all(row.status == "completed" for row in rows)
 
     assert {row.status for row in await kept.journal.execs(info.id)} == {"running"}
+    await kept.engine.files.write(info.id, GO, b"")
     await until(over)
     rows = {row.id: row for row in await kept.journal.execs(info.id)}
     assert {one.exec_id for one in started} == set(rows)
@@ -221,9 +227,11 @@ async def test_a_background_command_is_followed_to_its_end(kept):
 
 async def test_a_terminal_is_noted_when_it_begins_and_followed_to_its_end(kept):
     info = await kept.engine.create(CreateRequest())
-    exec_id = await kept.engine.terminals.start(info.id, command=("sh", "-c", "sleep 0.2; exit 3"))
+    command = ("sh", "-c", f"{UNTIL_GO}; exit 3")
+    exec_id = await kept.engine.terminals.start(info.id, command=command)
     (row,) = await kept.journal.execs(info.id)
-    assert (row.id, row.status, row.command) == (exec_id, "running", "sh -c 'sleep 0.2; exit 3'")
+    assert (row.id, row.status, row.command) == (exec_id, "running", shlex.join(command))
+    await kept.engine.files.write(info.id, GO, b"")
 
     async def ended() -> bool:
         (row,) = await kept.journal.execs(info.id)
@@ -234,13 +242,19 @@ async def test_a_terminal_is_noted_when_it_begins_and_followed_to_its_end(kept):
 
 async def test_a_command_whose_caller_left_is_followed_to_its_end(kept):
     info = await kept.engine.create(CreateRequest())
-    waiting = asyncio.create_task(kept.engine.exec(info.id, ExecRequest("echo a; sleep 0.3")))
-    async for _ in kept.engine.exec_stream(info.id, ExecRequest(("sh", "-c", "echo b; sleep 0.3"))):
+    waiting = asyncio.create_task(kept.engine.exec(info.id, ExecRequest(f"echo a; {UNTIL_GO}")))
+    streamed = ExecRequest(("sh", "-c", f"echo b; {UNTIL_GO}"))
+    async for _ in kept.engine.exec_stream(info.id, streamed):
         break
     queued = asyncio.create_task(kept.engine.exec(info.id, ExecRequest("echo queued")))
-    await asyncio.sleep(0.05)
+
+    async def all_begun() -> bool:
+        return len(await kept.engine.execs(info.id)) == 3
+
+    await until(all_begun)
     for task in (waiting, queued):
         task.cancel()
+    await kept.engine.files.write(info.id, GO, b"")
 
     async def over() -> bool:
         rows = await kept.journal.execs(info.id)

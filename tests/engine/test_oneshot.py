@@ -15,6 +15,7 @@ from sandkasten.errors import (
     QuotaExceeded,
 )
 from sandkasten.model.oneshot import Artifact, RunRequest
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -180,7 +181,7 @@ async def test_an_unknown_runtime_offers_the_nearest(world):
 
 async def test_a_run_that_is_cancelled_leaves_nothing(world):
     running = asyncio.create_task(world.engine.run(RunRequest("sleep 600", runtime="sh")))
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not (await world.left())[1]:
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)
@@ -205,7 +206,7 @@ async def test_a_sandbox_that_dies_midway_is_an_answer(world):
     running = asyncio.create_task(
         world.engine.run(RunRequest("echo x; sleep 600", runtime="sh", artifacts=("*",)))
     )
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)

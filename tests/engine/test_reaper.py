@@ -17,6 +17,7 @@ from sandkasten.model.sandbox import CreateRequest, Swept
 from sandkasten.model.spec import CellSpec
 from sandkasten.store.directory import DirectoryStore
 from tests.engine.injections import World
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -201,7 +202,7 @@ async def test_a_sweep_in_the_background_needs_nobody(world, box):
     await world.store.put(replace(await row(world, box), state=State.DESTROYING))
     other = world.another()
     other.sweep_soon(0)
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while (await world.left())[0]:
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)

@@ -28,6 +28,7 @@ from sandkasten.model.policy import Policy
 from sandkasten.model.sandbox import CreateRequest
 from sandkasten.store.directory import DirectoryStore
 from tests.engine.injections import World
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -226,6 +227,7 @@ async def test_a_clean_up_that_hangs_is_marked_and_finished_later(world, monkeyp
     (row,) = await world.store.list()
     assert row.state is State.DESTROYING
     gate.before_destroy = None
+    monkeypatch.undo()
     swept = await world.engine.sweep()
     assert swept.finished == (row.id,)
     assert await world.left() == ([], [])
@@ -242,6 +244,7 @@ async def test_a_destroy_that_hangs_is_an_error_and_finished_later(world, box, m
         await world.engine.destroy(box)
     assert refused.value.retryable
     world.backend.gate.before_destroy = None
+    monkeypatch.undo()
     await world.engine.destroy(box)
     assert await world.left() == ([], [])
 
@@ -416,7 +419,7 @@ async def test_one_that_is_being_made_is_busy_and_not_lost(world):
 async def test_the_runner_is_told_when_to_end(world, monkeypatch):
     info = await world.engine.create(CreateRequest(ttl_s=1, lifetime_s=1))
     machine = world.backend.cells[info.id].real._machine
-    await asyncio.wait_for(machine.ended.wait(), 10)
+    await asyncio.wait_for(machine.ended.wait(), PATIENCE_S)
     assert (await world.engine.get(info.id)).status == "lost"
 
 

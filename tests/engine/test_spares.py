@@ -14,6 +14,7 @@ from sandkasten.model.execution import ExecRequest
 from sandkasten.model.lifecycle import State
 from sandkasten.model.oneshot import RunRequest
 from tests.engine.injections import World
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -34,8 +35,8 @@ async def rows(world: World, acquired: str = "spare") -> list[str]:
     return [one.id for one in await world.store.list() if one.acquired == acquired]
 
 
-async def until(condition, wait_s: float = 5.0):
-    deadline = time.monotonic() + wait_s
+async def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := await condition()):
         assert time.monotonic() < deadline, "it did not come true"
         await asyncio.sleep(0.005)
@@ -92,11 +93,11 @@ async def test_a_claimed_spare_is_described_as_the_sandbox_of_its_run(world):
 
 
 async def test_the_lease_of_a_claimed_spare_is_that_of_its_run(world, monkeypatch):
-    monkeypatch.setattr(spares, "LEASE_S", 0.4)
+    monkeypatch.setattr(spares, "LEASE_S", 1.0)
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
-    result = await sh(world, "sleep 0.8; echo lived")
+    result = await sh(world, "sleep 1.2; echo lived")
     assert (result.sandbox_id, result.stdout) == (spare, b"lived\n")
 
 
@@ -248,7 +249,7 @@ async def test_one_that_is_being_made_is_waited_for(world):
     running = asyncio.create_task(sh(world, "echo late"))
     await asyncio.sleep(0.05)
     assert not running.done()
-    (spare,) = await rows(world)
+    (spare,) = await until(lambda: rows(world))
     gate.set()
     assert (await running).sandbox_id == spare
 
@@ -319,10 +320,10 @@ async def test_a_spare_that_nobody_claims_is_taken_away(world, monkeypatch):
     monkeypatch.setattr(spares, "KEPT_S", 0.1)
     await sh(world)
     await sh(world)
-    await spare_of(world)
 
+    # It may be gone again before anybody sees it.
     async def gone() -> bool:
-        return await world.left() == ([], [])
+        return world.backend.created == 3 and await world.left() == ([], [])
 
     await until(gone)
     assert world.engine._handles._open == {}
@@ -385,8 +386,13 @@ async def test_kinds_are_few(world):
     for i in range(20):
         await sh(world, env={"A": str(i)})
         await sh(world, env={"A": str(i)})
+
+    async def as_many_as_may_be() -> bool:
+        return len(await rows(world)) == spares.MAX_KINDS
+
+    await until(as_many_as_may_be)
     await asyncio.sleep(0.05)
-    assert len(await rows(world)) == spares.MAX_KINDS
+    assert await as_many_as_may_be()
 
 
 async def test_without_the_setting_nothing_is_kept(world):

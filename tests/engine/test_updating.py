@@ -15,6 +15,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.execution import ExecRequest
 from sandkasten.model.sandbox import CreateRequest, UpdateRequest
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +37,8 @@ async def test_the_runner_holds_the_new_lease(kept):
     engine = kept.engine
     info = await engine.create(CreateRequest())
     await engine.update(info.id, UpdateRequest(ttl_s=1))
-    await asyncio.sleep(1.3)
+    machine = kept.backend.cells[info.id].real._machine
+    await asyncio.wait_for(machine.ended.wait(), PATIENCE_S)
     with pytest.raises(SessionExpired) as gone:
         await engine.exec(info.id, ExecRequest("true"))
     assert gone.value.details["status"] == "expired"

@@ -8,6 +8,7 @@ import pytest
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.globs import compile_globs
+from tests.patience import FAR_TOO_LATE_S
 
 
 def matches(glob: str, name: str) -> bool:
@@ -79,4 +80,4 @@ def test_no_name_makes_matching_slow():
     began = time.perf_counter()
     assert not matches(stars, "a" * 255)
     assert not matches(many, deep)
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < FAR_TOO_LATE_S

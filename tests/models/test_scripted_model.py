@@ -12,6 +12,7 @@ import pytest
 
 from sandkasten.agents.chat.client import ChatModel, ChatRequest, ToolCall
 from tests.models.server import ScriptedModel, script_of, settings_of
+from tests.patience import PATIENCE_S
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples/agents/scripted_model.py"
 SCRIPT = {
@@ -55,7 +56,9 @@ def test_as_a_program_it_says_where_it_listens(tmp_path):
             assert program.stdout is not None
             url = program.stdout.readline().strip() + "/chat/completions"
             body = json.dumps({"model": "m", "messages": [USER]}).encode()
-            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=20) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, body), timeout=PATIENCE_S
+            ) as answer:
                 found = json.load(answer)
         finally:
             program.terminate()

@@ -13,6 +13,7 @@ from pathlib import Path
 from sandkasten.daemon.books import open_books
 from sandkasten.daemon.settings import load
 from sandkasten.engine.clock import SystemClock
+from tests.patience import PATIENCE_S
 from tests.store.writer import content
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]
     )
     assert process.stdout is not None
     try:
-        first = await asyncio.wait_for(process.stdout.readline(), 30)
+        first = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
         reading = asyncio.create_task(process.stdout.read())
         await asyncio.sleep(after_s)
     finally:

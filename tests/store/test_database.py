@@ -17,6 +17,7 @@ from sandkasten.store.sqlite.behind import Behind
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.journal import SqliteJournal
 from sandkasten.store.sqlite.schema import migrate, migrations, version_of
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ class Held:
     async def __aenter__(self) -> None:
         def stand(_: sqlite3.Connection) -> None:
             self._standing.set()
-            assert self._go.wait(10)
+            assert self._go.wait(PATIENCE_S)
 
         self._task = asyncio.ensure_future(self._database.read(stand))
         await asyncio.to_thread(self._standing.wait)
@@ -269,7 +270,7 @@ async def test_noted_rows_are_written_soon_and_only_the_newest_of_each(database)
     for number in range(500):
         journal.note_exec(ExecRow("exe_1", "sbx_1", "t", "c", "completed", 1.0, exit_code=number))
     found: list[tuple[int]] = []
-    for _ in range(200):
+    for _ in range(int(PATIENCE_S / 0.01)):
         found = await database.read(lambda c: c.execute("SELECT exit_code FROM execs").fetchall())
         if found:
             break

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.codec import FROM_CLIENT, Decoder, Frame, Kind, encode, encode_credit
 from sandkasten.wire.unix import SocketStream
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-PATIENCE_S = 10.0
 HELLO = {
     "generation": 1,
     "version": "test",

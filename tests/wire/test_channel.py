@@ -18,7 +18,8 @@ from sandkasten.errors import (
 from sandkasten.wire.call import Data, Event, Output
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.codec import MIB, Kind, decode_credit, encode_chunk
-from tests.wire.peer import HELLO, PATIENCE_S, Peer, connected, sockets
+from tests.patience import PATIENCE_S
+from tests.wire.peer import HELLO, Peer, connected, sockets
 
 
 async def test_the_hello_is_read_and_kept():

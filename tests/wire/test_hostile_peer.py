@@ -14,7 +14,8 @@ import pytest
 from sandkasten.errors import ProtocolViolation, SandboxLost, SandkastenError
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.codec import FROM_RUNNER, MIB, Kind, encode, encode_chunk, encode_credit
-from tests.wire.peer import HELLO, PATIENCE_S, Peer, connected, sockets
+from tests.patience import PATIENCE_S
+from tests.wire.peer import HELLO, Peer, connected, sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable

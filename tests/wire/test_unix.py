@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.wire.unix import SocketStream, connect_unix
-from tests.wire.peer import PATIENCE_S, sockets
+from tests.patience import PATIENCE_S
+from tests.wire.peer import sockets
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tests.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -36,7 +38,7 @@ class Log:
         self.changed.set()
 
     async def until(self, *events: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while self.events != list(events):
                 self.changed.clear()
                 await self.changed.wait()

@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.agents.tools.answers import failed
 from sandkasten.agents.tools.shapes import TOOLS
+from tests.patience import PATIENCE_S
 
 BODY = {"ok", "error_code", "error", "code", "message", "hint", "retryable", "details"}
 
@@ -45,7 +46,7 @@ async def test_whatever_violates_a_schema_is_answered_and_says_so(memory_desk, n
         if isinstance(arguments, dict) and schema.is_valid(arguments):
             return
         asked = memory_desk.toolbox.call(name, arguments, memory_desk.context)
-        seen.append((arguments, asyncio.run_coroutine_threadsafe(asked, loop).result(30)))
+        seen.append((arguments, asyncio.run_coroutine_threadsafe(asked, loop).result(PATIENCE_S)))
 
     await asyncio.to_thread(attempt)
     assert len(seen) > 20

@@ -59,7 +59,7 @@ async def test_a_command_that_fails_is_an_answer_and_one_that_cannot_run_an_erro
 
 async def test_what_ran_into_its_time_keeps_what_it_wrote(desk):
     await desk.call("exec", cmd="true")
-    ended = await desk.call("exec", cmd="echo begun; sleep 60", timeout_seconds=1)
+    ended = await desk.call("exec", cmd="echo begun; sleep 60", timeout_seconds=2)
     assert (ended["timed_out"], ended["stdout"], ended["why"]["code"]) == (
         True,
         "begun\n",

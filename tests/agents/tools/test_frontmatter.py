@@ -13,6 +13,7 @@ from sandkasten.agents.definitions.strict_yaml import load
 from tests import imagekit
 from tests.agents.tools.desk import cleared, fresh, opened
 from tests.packages import wheels
+from tests.patience import PATIENCE_S
 
 FORKS = """
 import os, time
@@ -202,11 +203,11 @@ async def test_max_exec_timeout_seconds_bounds_what_the_model_can_name(desk):
 
 
 async def test_a_sandbox_that_rests_too_long_ends(desk):
-    coding = asks(desk, "{mode: code, limits: {timeout_seconds: 2}}")
+    coding = asks(desk, "{mode: code, limits: {timeout_seconds: 3}}")
     opened = await coding.call("fs_write", path="x", text="1")
     info = await desk.engine.get(opened["sandbox_id"])
-    assert info.idle_timeout_s == 2
-    deadline = time.monotonic() + 30
+    assert info.idle_timeout_s == 3
+    deadline = time.monotonic() + PATIENCE_S
     while info.status == "running":
         assert time.monotonic() < deadline, info
         await asyncio.sleep(0.1)

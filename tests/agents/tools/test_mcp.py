@@ -27,6 +27,7 @@ from sandkasten.daemon.tooling import Offer
 from sandkasten.daemon.tooling import open_tools as tools_of
 from sandkasten.errors import InvalidRequest
 from sandkasten.store.runs import RunDirectory
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -81,11 +82,11 @@ async def sandboxes(data_dir: Path) -> list[str]:
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
     """Polls, because whoever does it is another process or another task."""
-    for _ in range(600):
+    for _ in range(int(PATIENCE_S / 0.05)):
         if await check():
             return
         await asyncio.sleep(0.05)
-    pytest.fail("it did not come to that within 30 s")
+    pytest.fail(f"it did not come to that within {PATIENCE_S:g} s")
 
 
 async def left(data_dir: Path, *ids: str) -> None:
@@ -191,7 +192,7 @@ async def test_no_sandbox_outlives_its_client(tmp_path, end):
     if end == "the client is killed":
         # Nobody reads what is still on its way.
         server._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         rest = await server.stdout.read()
         assert await server.wait() == 0
     assert [json.loads(line)["jsonrpc"] for line in rest.splitlines()] in ([], ["2.0"])
@@ -259,7 +260,7 @@ async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
         assert same(await call(client, "sandbox_run", **RUN)) == expected
         assert expected["stdout"] == "42\n"
         server.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await server.wait() == 0
     assert await server.stdout.read() == b""
     assert await sandboxes(data_dir) == []

@@ -16,6 +16,7 @@ from sandkasten.daemon.http_settings import HttpSettings
 from sandkasten.daemon.mcp_http import mcp_over_http
 from sandkasten.errors import InvalidConfiguration
 from tests.agents.tools.scripted import TOOLS, Log
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -198,12 +199,13 @@ async def test_beyond_loopback_nothing_is_served_without_a_key():
 
 
 async def test_a_body_that_is_too_large_or_never_ends_is_refused():
-    async with served(Log(), max_json_bytes=1000, body_timeout_s=0.1) as url:
-        async with (
-            aiohttp.ClientSession(headers=ACCEPT) as http,
-            http.post(url, json={**OPENING, "x": "y" * 2000}) as large,
-        ):
-            assert large.status == 413
+    async with (
+        served(Log(), max_json_bytes=1000, body_timeout_s=PATIENCE_S) as url,
+        aiohttp.ClientSession(headers=ACCEPT) as http,
+        http.post(url, json={**OPENING, "x": "y" * 2000}) as large,
+    ):
+        assert large.status == 413
+    async with served(Log(), body_timeout_s=0.1) as url:
         host, port = url.split("/")[2].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(

@@ -16,6 +16,7 @@ from sandkasten.client.embedded import open_tools
 from sandkasten.client.places import Place
 from sandkasten.errors import BackendUnavailable, Unauthorized
 from tests.client.http.served import KEY, Served, served
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -33,11 +34,11 @@ async def sandboxes(daemon: Served) -> list[str]:
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(600):
+    for _ in range(int(PATIENCE_S / 0.05)):
         if await check():
             return
         await asyncio.sleep(0.05)
-    pytest.fail("it did not come to that within 30 s")
+    pytest.fail(f"it did not come to that within {PATIENCE_S:g} s")
 
 
 async def test_the_daemon_of_the_data_directory_does_the_work(daemon):

@@ -14,6 +14,7 @@ import uvloop
 
 from sandkasten.agents.workflows.expressions import Bounds, Expressions, missing_path, problem
 from sandkasten.errors import RunFailed, RunLimitReached
+from tests.patience import PATIENCE_S
 
 CONTEXT = {
     "input": {"list": [1, 2, 3], "name": "é😀", "none": None, "flag": True},
@@ -262,7 +263,7 @@ def test_one_that_was_ended_from_outside_is_replaced_on_the_daemons_loop_too() -
             process.send_signal(signal.SIGKILL)
             await process.wait()
             assert process.stdin is not None
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while not process.stdin.is_closing():  # noqa: ASYNC110 - nothing else tells it
                     await asyncio.sleep(0)
             return first, await expressions.value("1 + 2", {})

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from tests.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -71,9 +73,9 @@ def served(
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(40)
+        process.wait(PATIENCE_S)
         if reader is not None:
-            reader.join(10)
+            reader.join(PATIENCE_S)
         process.stderr.close()
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten import Sandbox
+from sandkasten.client.http import connection
 from tests.client.http.served import Served, served
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,8 +26,10 @@ pytestmark = [
 
 
 @contextmanager
-def killable() -> Iterator[tuple[Served, Callable[[], None]]]:
+def killable(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, Callable[[], None]]]:
     """A daemon, and what kills it and starts another in its place."""
+    # A busy machine takes longer to start a daemon than anybody else would wait for one.
+    monkeypatch.setattr(connection, "PATIENT_TRIES", 10)
     with tempfile.TemporaryDirectory(prefix="pytest-of-restart-", dir="/var/tmp") as place:
         data = Path(place) / "data"
         with served(data, backend="local") as first:
@@ -40,7 +44,7 @@ def killable() -> Iterator[tuple[Served, Callable[[], None]]]:
 
             def kill() -> None:
                 first.process.kill()
-                first.process.wait(10)
+                first.process.wait(PATIENCE_S)
                 heir.start()
 
             try:
@@ -51,8 +55,8 @@ def killable() -> Iterator[tuple[Served, Callable[[], None]]]:
                     heir.join(60)
 
 
-def test_a_followed_command_loses_no_output_and_a_waiting_one_its_result():
-    with killable() as (daemon, kill), Sandbox(**daemon.where) as box:
+def test_a_followed_command_loses_no_output_and_a_waiting_one_its_result(monkeypatch):
+    with killable(monkeypatch) as (daemon, kill), Sandbox(**daemon.where) as box:
         box.exec("export KEPT=yes; cd /tmp")
         results: list[str] = []
 
@@ -72,8 +76,12 @@ def test_a_followed_command_loses_no_output_and_a_waiting_one_its_result():
         assert results == ["yes /tmp\n"]
 
 
-def test_a_terminal_is_found_again():
-    with killable() as (daemon, kill), Sandbox(**daemon.where) as box, box.terminal() as terminal:
+def test_a_terminal_is_found_again(monkeypatch):
+    with (
+        killable(monkeypatch) as (daemon, kill),
+        Sandbox(**daemon.where) as box,
+        box.terminal() as terminal,
+    ):
         terminal.send("stty -echo; MARK=here; echo ready-$MARK\n")
         shown = b""
         while b"ready-here" not in shown:

@@ -26,6 +26,7 @@ from sandkasten import (
 )
 from sandkasten.client.places import Place, connect, place_of
 from sandkasten.errors import BackendUnavailable, InvalidRequest
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -101,14 +102,14 @@ async def test_its_time_and_its_labels_are_changed_while_it_lives(served):
 
 
 async def test_a_list_is_a_process_and_its_failure_a_result(abox):
-    result = await abox.exec(["sh", "-c", "echo out; echo err >&2; exit 7"], timeout_seconds=5)
+    result = await abox.exec(["sh", "-c", "echo out; echo err >&2; exit 7"], timeout_seconds=60)
     assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 7)
     with pytest.raises(subprocess.CalledProcessError):
         await abox.exec(["sh", "-c", "exit 7"], check=True)
 
 
 async def test_a_deadline_is_a_result(abox):
-    result = await abox.exec("echo before; sleep 60", timeout_ms=300)
+    result = await abox.exec("echo before; sleep 60", timeout_ms=500)
     assert (result.timed_out, result.stdout) == (True, "before\n")
 
 
@@ -140,7 +141,7 @@ async def test_a_background_command_is_fed_watched_and_ended(abox):
     assert process.exec_id in [one.exec_id for one in await abox.execs()]
     other = await abox.start(["sleep", "60"])
     await other.signal("TERM")
-    assert (await other.wait(10)).signal == 15
+    assert (await other.wait(PATIENCE_S)).signal == 15
     ran = [one.exec_id for one in await abox.execs()]
     assert ran == [process.exec_id, other.exec_id]
 
@@ -217,7 +218,7 @@ async def test_trees_go_both_ways(abox, tmp_path):
 async def test_changes_are_seen(abox):
     watch = abox.watch()
     coming = asyncio.ensure_future(anext(watch))
-    for _ in range(50):
+    for _ in range(int(PATIENCE_S / 0.1)):
         await asyncio.sleep(0.1)
         await abox.write("seen", os.urandom(4))
         if coming.done():
@@ -241,7 +242,7 @@ async def test_leaving_a_terminal_hangs_up(abox):
     async with abox.terminal() as terminal:
         await terminal.send("sleep 60\n")
         the_id = terminal.exec_id
-    assert not (await abox.process(the_id).poll()).running
+    assert not (await abox.process(the_id).wait(PATIENCE_S)).running
 
 
 async def test_a_terminal_of_nobody_is_refused_with_the_reason(served):
