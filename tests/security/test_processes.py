@@ -123,7 +123,7 @@ def test_a_fork_chain_does_not_survive_destroy(box):
 
 
 @pytest.mark.root
-def test_a_tree_of_500_is_dead_within_the_deadline_and_a_second(make_box, neighbour):
+def test_a_tree_of_500_is_dead_at_its_deadline(make_box, neighbour):
     with make_box(Limits(memory_bytes=1024 * MIB, pids=800, workspace_bytes=16 * MIB)) as box:
         script = (
             f"trap '' TERM; for i in $(seq {paced(500, box.ground)});"
