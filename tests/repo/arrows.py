@@ -59,6 +59,8 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "jsonschema": frozenset({"agents"}),
     "referencing": frozenset({"agents"}),
     "mcp": frozenset({"agents"}),
+    # Comes with it, and its errors with those.
+    "anyio": frozenset({"agents"}),
     "h11": frozenset({"api"}),
     "websockets": frozenset({"api"}),
     "prometheus_client": frozenset({"telemetry"}),

@@ -199,6 +199,30 @@ async def test_no_sandbox_outlives_its_client(tmp_path, end):
     assert await sandboxes(data_dir) == []
 
 
+@pytest.mark.parametrize("end", ["the client leaves", "it is told to end"])
+async def test_a_client_that_talks_all_the_time_does_not_make_its_end_a_failure(tmp_path, end):
+    for _ in range(3):
+        server = await asyncio.create_subprocess_exec(
+            *COMMAND, "mcp",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environ(tmp_path / "d"),
+        )  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(lines(HELLO))
+        assert await server.stdout.readline()
+        server.stdin.write(lines(*[("ping", {})] * 300))
+        # It is in the midst of them.
+        assert await server.stdout.readline()
+        if end == "it is told to end":
+            server.send_signal(signal.SIGTERM)
+        else:
+            server.stdin.close()
+        async with asyncio.timeout(PATIENCE_S):
+            _, said = await server.communicate()
+        assert (server.returncode, said) == (0, b"")
+
+
 async def test_two_clients_over_http_do_not_see_each_other(tmp_path):
     data_dir = tmp_path / "d"
     async with over_http(data_dir) as url, Client(url) as mine:

@@ -10,9 +10,11 @@ import asyncio
 import os
 import queue
 import threading
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import anyio
 from mcp.server.stdio import stdio_server
 
 if TYPE_CHECKING:
@@ -27,8 +29,12 @@ async def serve_stdio(server: Server[Any]) -> None:
         writing = os.fdopen(stdout, "w", encoding="utf-8", closefd=False)
         # The library asks no more of its files than these have.
         lines, answers = cast("Any", _Lines(reading)), cast("Any", _Answers(writing))
-        async with stdio_server(lines, answers) as (read, write):
-            await server.run(read, write, server.create_initialization_options())
+        try:
+            async with stdio_server(lines, answers) as (read, write):
+                await server.run(read, write, server.create_initialization_options())
+        except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # A message that comes while the library ends has nobody to go to, which is its end too.
+            pass
 
 
 class _Lines:
@@ -43,11 +49,11 @@ class _Lines:
         threading.Thread(target=self._read, name="mcp-stdin", daemon=True).start()
 
     def _read(self) -> None:
-        # A loop that was closed meanwhile wants no more lines.
-        with suppress(RuntimeError, ValueError, OSError):
+        # A loop that ends or was closed meanwhile wants no more lines.
+        with suppress(CancelledError, RuntimeError, ValueError, OSError):
             for line in self._file:
                 self._put(line)
-        with suppress(RuntimeError):
+        with suppress(CancelledError, RuntimeError):
             self._put(None)
 
     def _put(self, line: str | None) -> None:
