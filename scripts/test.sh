@@ -138,17 +138,19 @@ if [ $# -gt 0 ]; then
     gather runner
     phase pytest tests --hostwatch "$@"
 else
-    # The suites that run on several grounds tell each other what they found: one lane. What meets
+    # The suites that run on several grounds tell each other what they found: one lane, and what
+    # installs packages fills it up. What meets
     # clients is another, and all the rest a third, so that a new directory is in it by itself.
     # Most of them wait most of the time: for a deadline, a daemon that starts, a sandbox that ends.
     # The suites on engines of docker are a fourth, with the images that engines have too; what else
     # is done with engines is a fifth, with the daemon as a program. All five take about as long.
     engines=(tests/matrix/test_docker_grounds.py tests/engines tests/images)
     docker=(tests/docker tests/container tests/deploy tests/daemon)
-    grounds=(tests/conformance tests/security tests/matrix --ignore=tests/matrix/test_docker_grounds.py)
+    grounds=(tests/conformance tests/security tests/matrix tests/packages tests/packaging
+        --ignore=tests/matrix/test_docker_grounds.py)
     clients=(tests/acceptance tests/api tests/cli tests/client tests/compat tests/examples)
     rooms=("${clients[@]/#/--ignore=}" "${docker[@]/#/--ignore=}" --ignore=tests/conformance --ignore=tests/security \
-        --ignore=tests/matrix --ignore=tests/engines --ignore=tests/images)
+        --ignore=tests/matrix --ignore=tests/packages --ignore=tests/packaging --ignore=tests/engines --ignore=tests/images)
     rm -rf build/lanes
     .venv/bin/python -m tests.hostwatch before $logs/host || status=1
     lane grounds "${grounds[@]}"
