@@ -4,6 +4,7 @@
 //! command. Timers count on the work clock, which stands still while the sandbox is frozen.
 
 use crate::exec::State;
+use crate::processes;
 use crate::serve::Server;
 use crate::supervise::Order;
 use crate::timers::Due;
@@ -12,6 +13,10 @@ use crate::timers::Due;
 /// start the next process. After the last attempt it is replaced.
 const SHELL_ANSWERS_MS: u64 = 200;
 const SHELL_SWEEPS: u32 = 3;
+/// So often it is left alone besides, because a busy machine has not given it a turn.
+const SHELL_TURNS_MISSED: u32 = 50;
+/// Clock ticks that count as a turn; one may be left over from before.
+const TURN_TICKS: u64 = 2;
 
 impl Server {
     pub fn arm_deadline(&mut self, number: u64) {
@@ -58,6 +63,7 @@ impl Server {
     pub fn expect_answer(&mut self, number: u64) {
         if let Some(exec) = self.execs.get_mut(&number) {
             if exec.state == State::Running {
+                exec.ticks = processes::stat(exec.pid).map_or(0, |shell| shell.cpu_ticks);
                 self.timers.after_ms(SHELL_ANSWERS_MS, Due::Swept(number));
             }
         }
@@ -68,6 +74,11 @@ impl Server {
             Some(exec) if exec.state == State::Running && exec.ending.is_none() => exec,
             _ => return,
         };
+        if exec.turns_missed < SHELL_TURNS_MISSED && waits_for_a_turn(exec.pid, exec.ticks) {
+            exec.turns_missed += 1;
+            self.timers.after_ms(SHELL_ANSWERS_MS, Due::Swept(number));
+            return;
+        }
         exec.sweeps += 1;
         let supervisor = exec.supervisor;
         if exec.sweeps < SHELL_SWEEPS {
@@ -108,4 +119,11 @@ impl Server {
         }
         0
     }
+}
+
+/// Able to run, and yet it did not since it had used so much.
+fn waits_for_a_turn(pid: i32, ticks: u64) -> bool {
+    processes::stat(pid).map_or(false, |shell| {
+        matches!(shell.state, b'R' | b'D') && shell.cpu_ticks < ticks + TURN_TICKS
+    })
 }

@@ -247,6 +247,10 @@ pub struct Exec {
     pub timed_out: bool,
     /// How often a shell's command was swept without an answer.
     pub sweeps: u32,
+    /// Of its shell: what it had used of the processor when it was last to answer, and how often it was
+    /// left alone because it had no turn since.
+    pub ticks: u64,
+    pub turns_missed: u32,
     /// Sweeps ordered by `exec.signal`, and sweeps reported done.
     pub to_sweep: u32,
     pub swept: u32,
@@ -285,6 +289,8 @@ impl Exec {
             signal: None,
             timed_out: false,
             sweeps: 0,
+            ticks: 0,
+            turns_missed: 0,
             to_sweep: 0,
             swept: 0,
             sent_signal: None,
