@@ -74,7 +74,9 @@ class Engine:
     @loopwatch.of_the_test
     def start(self) -> None:
         """Answers when the engine does."""
-        self._daemon = self.machine.start(self._command(), self.folder / "log")
+        # Its containerd, when it is slow to end, is asked what it does, and writes that down there.
+        own = str(self.machine.inside)
+        self._daemon = self.machine.start(self._command(), self.folder / "log", TMPDIR=own)
         deadline = time.monotonic() + FAR_TOO_LATE_S
         while True:
             with contextlib.suppress(OSError, http.client.HTTPException):
