@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from sandkasten.agents.chat import wire as chat_wire
+from sandkasten.agents.chat import wire
 from sandkasten.agents.chat.client import (
     ChatModel,
     ChatRequest,
@@ -318,7 +318,7 @@ async def test_an_error_inside_a_stream_is_told():
 async def test_an_answer_without_end_ends(fault, monkeypatch, full_size):
     if not full_size:
         monkeypatch.setattr("sandkasten.agents.chat.client.MOST_BYTES", 2 << 20)
-        monkeypatch.setattr(chat_wire, "MOST_LINE_BYTES", 1 << 20)
+        monkeypatch.setattr(wire, "MOST_LINE_BYTES", 1 << 20)
     told = await failure(Answer(text="no end", fault=fault))
     assert isinstance(told, ModelUnavailable)
     assert "longer than" in told.message

@@ -88,19 +88,14 @@ for attempt in (
         again = await engine.create(CreateRequest(pip_packages=("alpha",), session_key="k"))
         assert again.id == info.id
         # The same from another backend: no new installation, the very same directory.
-        missing = []
-        for backend in ("oci", "gvisor"):
-            if not (await engine.probe(backend)).ready:
-                missing.append(backend)
-                continue
+        # An ordinary user has no other backend.
+        for backend in ("oci", "gvisor") if os.geteuid() == 0 else ():
             other = await engine.create(CreateRequest(pip_packages=("alpha",), backend=backend))
             result = await engine.exec(other.id, ExecRequest("alpha-say"))
             assert (backend, result.stdout) == (backend, b"alpha with beta 2.0\n")
             assert other.mounts == info.mounts
         with pytest.raises(Conflict, match="names a sandbox with packages"):
             await engine.create(CreateRequest(pip_packages=("beta",), session_key="k"))
-    if missing:
-        pytest.skip(f"held on local; not ready here: {', '.join(missing)}")
 
 
 async def test_the_same_packages_are_fetched_once_by_whoever_asks_at_the_same_time(

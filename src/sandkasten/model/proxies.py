@@ -1,15 +1,20 @@
-"""Which proxy the environment names for an address, as our HTTP clients are told it.
+"""Which proxy an environment names for an address, as our HTTP clients are told it. Pure.
 
-Read from the environment (`http_proxy`, `https_proxy`, `no_proxy`) and nowhere else: a library that
-is told to trust the environment also looks for passwords in `~/.netrc`, and ours come by settings.
+Found by ourselves: a library that is told to trust the environment looks for passwords in
+`~/.netrc` too, and ours come by settings.
 """
 
 from __future__ import annotations
 
 import base64
-import urllib.request
-from typing import Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 from urllib.parse import unquote, urlsplit
+
+# Of which the stubs do not know; its sister takes no `proxies` on every system.
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # A proxy is for other machines.
 LOCAL: Final = ("localhost", "127.0.0.1", "::1")
@@ -22,12 +27,13 @@ class Proxy(TypedDict, total=False):
     proxy_headers: dict[str, str]
 
 
-def proxy_of(url: str) -> Proxy:
+def proxy_of(url: str, proxies: Mapping[str, str]) -> Proxy:
+    """`proxies` by scheme, and under `no` what goes straight, as `getproxies` has it."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host in LOCAL or urllib.request.proxy_bypass(host):
+    if host in LOCAL or proxy_bypass_environment(host, dict(proxies)):
         return {}
-    told = urllib.request.getproxies().get(parts.scheme)
+    told = proxies.get(parts.scheme)
     if not told:
         return {}
     proxy = urlsplit(told)

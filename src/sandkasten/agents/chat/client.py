@@ -17,6 +17,7 @@ import random
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.request import getproxies
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
@@ -193,7 +194,7 @@ class ChatModel:
             # The key is for this endpoint, and nobody whom we ask may name another.
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            **proxy_of(settings.url),
+            **proxy_of(settings.url, getproxies()),
         )
 
     def _session(self) -> aiohttp.ClientSession:

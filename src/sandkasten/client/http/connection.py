@@ -14,6 +14,7 @@ import random
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from urllib.request import getproxies
 
 import aiohttp
 
@@ -65,7 +66,7 @@ class Connection:
 
     def __init__(self, url: str, api_key: str | None = None, tenant: str | None = None) -> None:
         self.address: Address = address_of(url)
-        self._proxy = proxy_of(self.address.base)
+        self._proxy = proxy_of(self.address.base, getproxies())
         self._api_key = api_key
         self._tenant = tenant
         self._http: aiohttp.ClientSession | None = None

@@ -1,0 +1,36 @@
+"""Which proxy an environment names, for which address."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.model.proxies import proxy_of
+
+TOLD = {"http": "http://proxy:3128", "https": "http://me:p%40ss@proxy:3129", "no": "near,.inside"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:8080",
+        "http://127.0.0.1",
+        "https://[::1]:8443/x",
+        "http://near/",
+        "https://one.inside",
+        "unix:///run/daemon.sock",
+    ],
+)
+def test_these_go_straight(url):
+    assert proxy_of(url, TOLD) == {}
+
+
+def test_others_go_through_the_proxy_of_their_scheme():
+    assert proxy_of("http://far.example", TOLD) == {"proxy": "http://proxy:3128"}
+    assert proxy_of("http://far.example", {}) == {}
+
+
+def test_its_password_goes_to_the_proxy_and_is_no_part_of_the_address():
+    assert proxy_of("https://far.example", TOLD) == {
+        "proxy": "http://proxy:3129",
+        "proxy_headers": {"Authorization": "Basic bWU6cEBzcw=="},
+    }
