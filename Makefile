@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 # Hundreds of programs are started by the tests; each would compile all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents test test-long bench lint fmt wheel image images lock clean packages packages-test packages-bench lint-python lint-rust ready debians
+.PHONY: help setup dev demo demo-agents test test-long bench lint fmt docs wheel image images lock clean packages packages-test packages-bench lint-python lint-rust ready debians
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,10 @@ $(VENV)/.bench: requirements/bench.txt $(VENV)/.server
 	@$(PIP) install --require-hashes -r requirements/bench.txt
 	@touch $@
 
+$(VENV)/.docs: requirements/docs.txt $(VENV)/.made
+	@$(PIP) install --require-hashes -r requirements/docs.txt
+	@touch $@
+
 $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack &: $(RUNNER_SOURCES) | packages
 	@echo "building the runner"
 	@CARGO_TARGET_DIR=$(CURDIR)/build/runner runner/build.sh
@@ -107,6 +111,9 @@ fmt: dev packages-test  ## let the formatters write
 	@$(VENV)/bin/ruff check --quiet --fix --exit-zero .
 	@$(VENV)/bin/ruff format --quiet .
 	@scripts/cargo.sh fmt
+
+docs: $(VENV)/.docs  ## the documentation as a site in build/site; fails on a broken link
+	@scripts/docs.sh
 
 wheel: dev  ## dist/*.whl with the runner in it
 	@$(VENV)/bin/python -m hatchling build -t wheel

@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from tests.repo import tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DOCUMENTS = ("README", "ARCHITECTURE", "SPECIFICATION", "SECURITY", "CHANGELOG", "CONTRIBUTING")
 RUNNER_SPEC = tree.ROOT / "spec" / "runner"
@@ -35,6 +40,25 @@ def test_every_link_inside_the_repository_leads_somewhere():
             if not outside and not (path.parent / target).exists():
                 dead.append(f"{path.relative_to(tree.ROOT)}: {target}")
     assert dead == []
+
+
+def _linked(page: Path) -> set[Path]:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    return {(page.parent / target).resolve() for target in targets if "://" not in target}
+
+
+def test_every_page_of_the_documentation_is_linked_from_the_index():
+    index = tree.ROOT / "docs" / "index.md"
+    pages = {path for path in (tree.ROOT / "docs").rglob("*.md") if path != index}
+    assert pages - _linked(index) == set()
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    navigation = yaml.safe_load((tree.ROOT / "mkdocs.yml").read_text())["nav"]
+    listed = set(re.findall(r"[^'\" ]+\.md", str(navigation)))
+    site = [path for path in tree.files() if path.suffix == ".md"]
+    pages = {str(path.relative_to(tree.ROOT)) for path in site}
+    assert listed == pages
 
 
 def test_every_room_of_the_package_is_in_the_architecture():
