@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.samples import Samples
 
+# promise: P48, P72, P73
 OURS = "sandkasten"
 MIB = 1024 * 1024
 

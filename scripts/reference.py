@@ -80,6 +80,10 @@ between processes dear.
 - **expression that looks at … kB**: an expression of a workflow, in its process; against the
   library of CEL in ours, which nothing bounds. The first, which starts the process, is told only.
 """
+_PROMISES_HEAD = """\
+Each promise of [SPECIFICATION.md](../../SPECIFICATION.md), and the tests that are marked with its
+id. A file without names is marked as a whole.
+"""
 _EXAMPLE_HEAD = """\
 # Settings of sandkasten, every one with its default. Made by scripts/reference.py.
 # Uncomment what should be otherwise (a key and the line of its group), and put the file where
@@ -119,6 +123,16 @@ def benchmarks() -> str:
         f"| growth, … GB of output | – | {FLAT_BYTES // MIB} MiB, however much is written |",
     ]
     return "\n".join(lines) + "\n"
+
+
+def promises() -> str:
+    sys.path.insert(0, str(ROOT))
+    from tests.repo import promises as marked
+    from tests.repo import tree
+
+    read = marked.read(marked.SPECIFICATION.read_text())
+    table = marked.table(read, marked.markers(tree.files(), ROOT))
+    return "\n".join([NOTE, "# Promises and their tests\n", _PROMISES_HEAD, table])
 
 
 def _walk(prefix: str, group: object, context: object) -> Iterator[tuple[str, object]]:
@@ -378,6 +392,7 @@ def main() -> int:
         PAGES / "sdk.md": sdk,
         PAGES / "http.md": http,
         PAGES / "benchmarks.md": benchmarks,
+        PAGES / "promises.md": promises,
         ROOT / "deploy" / "sandkasten.yaml": example,
         ROOT / "spec" / "openapi.json": openapi,
         **_tools(),

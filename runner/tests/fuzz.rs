@@ -2,6 +2,8 @@
 //!
 //! `SANDKASTEN_FUZZ_FRAMES` sets how many (default 20,000), `SANDKASTEN_FUZZ_SEED` the seed.
 
+// promise: P09
+
 use crate::client::*;
 use std::io::{Read, Write};
 use std::time::Duration;

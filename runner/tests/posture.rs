@@ -259,6 +259,7 @@ fn said_of_itself(outcome: &Outcome) -> Value {
     serde_json::from_str(&outcome.stdout()).unwrap()
 }
 
+// promise: P01
 #[test]
 fn a_command_tells_its_own_posture_without_any_program_of_the_image() {
     let runner = as_user(12385);
@@ -318,6 +319,7 @@ fn owned(path: &std::path::Path) -> (u32, u32, u32) {
     (meta.uid(), meta.gid(), meta.mode() & 0o7777)
 }
 
+// promise: P01
 #[test]
 fn directories_are_given_to_the_user_and_the_power_to_do_so_is_gone_afterwards() {
     let place = std::env::temp_dir().join(format!("sk-own-{}-{}", std::process::id(), serial()));
@@ -412,6 +414,7 @@ fn a_directory_that_cannot_be_had_stops_the_start_and_says_why() {
     std::fs::remove_dir_all(&place).unwrap();
 }
 
+// promise: P01
 #[test]
 fn stepping_down_keeps_what_the_runner_needs_and_nothing_else() {
     let runner = Runner::with(&["--run-as", "0:12397"]);

@@ -92,6 +92,7 @@ fn noise(length: usize, mut seed: u32) -> Vec<u8> {
 
 const LARGE: usize = 10 << 20;
 
+// promise: P09
 #[test]
 fn every_byte_arrives_both_ways_at_once_in_pieces_of_every_size() {
     let mut pair = Pair::new();
@@ -129,6 +130,7 @@ fn every_byte_arrives_both_ways_at_once_in_pieces_of_every_size() {
     }
 }
 
+// promise: P09
 #[test]
 fn a_side_that_does_not_read_stops_neither_the_other_nor_fills_memory() {
     let mut pair = Pair::new();
@@ -165,6 +167,7 @@ fn a_side_that_does_not_read_stops_neither_the_other_nor_fills_memory() {
     assert!(got.iter().all(|&byte| byte == 7));
 }
 
+// promise: P09
 #[test]
 fn the_end_of_the_input_is_handed_on_and_the_answer_to_it_still_comes() {
     let mut pair = Pair::new();
@@ -188,6 +191,7 @@ fn the_end_of_the_input_is_handed_on_and_the_answer_to_it_still_comes() {
     assert!(pair.ends().success());
 }
 
+// promise: P09
 #[test]
 fn a_peer_that_goes_away_ends_it_and_its_last_words_are_heard() {
     for unread in [false, true] {
@@ -225,6 +229,7 @@ impl PeekLength for UnixStream {
     }
 }
 
+// promise: P09
 #[test]
 fn without_a_reader_of_its_output_it_ends_though_nothing_is_said() {
     let mut pair = Pair::new();
@@ -236,6 +241,7 @@ fn without_a_reader_of_its_output_it_ends_though_nothing_is_said() {
     drop(input);
 }
 
+// promise: P09
 #[test]
 fn once_its_input_is_over_it_does_not_wait_for_ever() {
     // One peer says nothing and does not close; the other said more than anybody reads.

@@ -1,5 +1,7 @@
 //! How a persistent shell and its commands end, and who waits for whom: it cannot be wedged.
 
+// promise: P11, P31
+
 use crate::client::shells::{with_shell, SHELLS};
 use crate::client::*;
 use serde_json::{json, Value};

@@ -69,6 +69,7 @@ fn a_supervisor_is_free_when_the_last_of_its_processes_is_gone() {
     });
 }
 
+// promise: P15
 #[test]
 fn nothing_of_a_command_reaches_the_next() {
     let uid = 12_385;
@@ -188,6 +189,7 @@ fn a_user_who_is_root_inside_keeps_just_what_it_was_given_each_time() {
     assert_eq!(supervisor(&mut client), first);
 }
 
+// promise: P15
 #[test]
 fn what_a_command_used_is_not_counted_for_the_next() {
     let runner = Runner::start();
@@ -217,6 +219,7 @@ fn what_a_command_used_is_not_counted_for_the_next() {
     );
 }
 
+// promise: P15
 #[test]
 fn a_killed_spare_costs_nobody_a_command() {
     let mut runner = Runner::start();
@@ -229,6 +232,7 @@ fn a_killed_spare_costs_nobody_a_command() {
     runner.assert_alive();
 }
 
+// promise: P15
 #[test]
 fn a_command_handed_to_a_spare_that_never_takes_it_runs_once() {
     let runner = Runner::start();
@@ -282,6 +286,7 @@ fn a_command_too_large_to_be_handed_over_runs_all_the_same() {
     }
 }
 
+// promise: P15
 #[test]
 fn a_spare_does_not_grow_and_goes_when_nobody_needs_it() {
     let runner = Runner::start();

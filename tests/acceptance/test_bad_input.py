@@ -269,6 +269,7 @@ def test_on_a_good_host_the_same_attempt_works(ordinary, ruin):
         assert lost == []
 
 
+@pytest.mark.promise("P26")
 @needs_root
 def test_no_access_to_cgroups_is_a_reported_loss(ruin):
     script = (

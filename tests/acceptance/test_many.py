@@ -15,6 +15,8 @@ from tests.patience import FAR_TOO_LATE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.promise("P25")
+
 COUNT = 50
 MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
 

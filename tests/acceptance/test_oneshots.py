@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.promise("P17")
+
 _HEAD = """
 import json, os, sys, time
 from pathlib import Path

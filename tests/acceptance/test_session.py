@@ -30,6 +30,7 @@ def test_one_command_line_computes(data_dir):
     assert (said.status, said.out) == (0, "42\n")
 
 
+@pytest.mark.promise("P11")
 def test_state_persists_over_a_thousand_commands(data_dir, make):
     with make() as box:
         box.exec(

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sandkasten import Sandbox
 from tests.acceptance.conftest import REPOSITORY, sandkasten
 from tests.patience import PATIENCE_S
@@ -47,6 +49,7 @@ def _make_and_kill(how: str, wait_for: str | None = None) -> tuple[str, str]:
     return sandbox_id, shell
 
 
+@pytest.mark.promise("P28")
 def test_after_kill_9_of_its_maker_the_command_line_goes_on_in_the_same_shell(data_dir: Path):
     sandbox_id, shell = _make_and_kill("idle")
     listed = sandkasten("ls", "--json")

@@ -16,6 +16,7 @@ def asked(**fields):
     return parse_sandbox(fields)[0]
 
 
+@pytest.mark.promise("P27")
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [

@@ -46,6 +46,7 @@ async def failure(*answers: Answer, request: ChatRequest = HELLO, **others: obje
 # ---- what is understood
 
 
+@pytest.mark.promise("P66")
 @pytest.mark.parametrize("cut", [None, 1, 2, 3, 7, 64])
 async def test_a_stream_cut_anywhere_is_put_together(cut):
     answer = Answer(
@@ -121,6 +122,7 @@ async def test_one_connection_serves_several_questions():
 # ---- what is tried again
 
 
+@pytest.mark.promise("P66")
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 529])
 async def test_what_passes_is_tried_again(status):
     assert await asked(Answer(status=status, raw=b"later"), GOOD) == GOOD_REPLY
@@ -158,6 +160,7 @@ async def test_retries_are_counted():
     assert len(model.requests) == 3
 
 
+@pytest.mark.promise("P66")
 async def test_nothing_is_tried_again_after_a_word_came():
     dropped = Answer(text="a" * 50, fault="drop")
     async with ScriptedModel([dropped, GOOD]) as model, ChatModel() as chat:
@@ -197,6 +200,7 @@ def _error(status: int, **fields: object) -> Answer:
     return Answer(status=status, raw=json.dumps({"error": fields}).encode())
 
 
+@pytest.mark.promise("P66")
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
@@ -258,6 +262,7 @@ def _delta(text: bytes) -> bytes:
     return _CHUNK % text
 
 
+@pytest.mark.promise("P66")
 @pytest.mark.parametrize(
     "raw",
     [
@@ -314,6 +319,7 @@ async def test_an_error_inside_a_stream_is_told():
     assert "overloaded" in told.message
 
 
+@pytest.mark.promise("P66")
 @pytest.mark.parametrize("fault", ["endless", "huge_line"])
 async def test_an_answer_without_end_ends(fault, monkeypatch, full_size):
     if not full_size:
@@ -330,6 +336,7 @@ async def test_a_silence_in_the_middle_ends_by_the_idle_deadline():
     assert "in the middle of its answer" in told.message
 
 
+@pytest.mark.promise("P66")
 async def test_an_endpoint_that_speaks_no_http_is_an_error():
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -353,6 +360,7 @@ async def test_an_endpoint_that_speaks_no_http_is_an_error():
                 await chat.ask(settings, HELLO)
 
 
+@pytest.mark.promise("P66")
 async def test_an_endpoint_whose_certificate_nobody_signed_gets_no_key(tmp_path):
     certificates.make(tmp_path / "own", "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -393,6 +401,7 @@ async def test_other_machines_are_asked_through_the_proxy_of_the_environment(mon
     assert model.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
+@pytest.mark.promise("P66")
 async def test_a_key_that_the_endpoint_says_is_not_handed_on():
     answer = Answer(text=f"your key is {KEY}", calls=[Call("one", {"key": KEY})], piece=3)
     reply = await asked(answer)

@@ -6,7 +6,11 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from sandkasten.agents.chat.wire import Assembly, Events, Told, Unreadable
+
+pytestmark = pytest.mark.promise("P66")
 
 ROUNDS, LONG_ROUNDS = 4000, 400_000
 # Of an answer's fields, which kind each has when it is right.

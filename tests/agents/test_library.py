@@ -62,6 +62,7 @@ def test_without_any_agent_the_hint_names_the_setting(tmp_path):
     assert "agents.dirs" in caught.value.hint
 
 
+@pytest.mark.promise("P61")
 def test_a_broken_file_is_listed_with_its_error_and_hurts_no_other(tmp_path):
     write(tmp_path / "bad.prompt", "---\na: *b\n---\nHi.")
     (tmp_path / "bytes.prompt").write_bytes(b"\xff")
@@ -109,6 +110,7 @@ def test_the_first_of_two_with_one_name_counts(tmp_path):
     assert library.agent("a").template == "Mine."
 
 
+@pytest.mark.promise("P61")
 def test_a_link_that_leads_out_is_not_read(tmp_path):
     secret = write(tmp_path / "outside" / "secret.prompt", "s3cret")
     inside = tmp_path / "agents"

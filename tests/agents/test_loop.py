@@ -53,6 +53,7 @@ async def memory_desk(tmp_path):
 # ---- work in a sandbox
 
 
+@pytest.mark.promise("P66")
 async def test_an_agent_writes_runs_and_reads_back(desk):
     def script(asked: Asked) -> Answer:
         turns = [
@@ -87,6 +88,7 @@ async def test_an_agent_writes_runs_and_reads_back(desk):
     assert KEY not in repr(stage.notes)
 
 
+@pytest.mark.promise("P63")
 async def test_calls_of_one_answer_run_at_once_and_are_answered_in_order(desk):
     # Each waits for a file that the other writes: one after the other, neither would end.
     wait = "touch {mine}; until [ -e {other} ]; do sleep 0.01; done; echo {mine}"
@@ -117,6 +119,7 @@ async def test_a_long_answer_of_a_tool_is_shortened_for_the_model_and_says_so(de
     assert len(stage.noted("tool.answered")[0]["answer"]) < 20_000
 
 
+@pytest.mark.promise("P68")
 async def test_cancelled_in_the_middle_of_a_command_it_leaves_nothing(desk):
     script = [Answer(calls=[Call("sandbox_exec", {"command": "touch begun; sleep 1000"})])]
     async with staged(desk, script) as stage:
@@ -147,6 +150,7 @@ async def _until(seen) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.promise("P67")
 async def test_the_deadline_ends_a_command_too(desk):
     slow = agent(f"{CODE}\ntimeout_seconds: 2.5")
     script = [Answer(calls=[Call("sandbox_exec", {"command": "sleep 1000"})])]
@@ -221,6 +225,7 @@ async def test_a_called_agent_with_no_keeper_leaves_no_sandbox(desk):
     assert await desk.engine.list(all=True) == []
 
 
+@pytest.mark.promise("P68")
 async def test_cancelling_a_caller_ends_the_called_agent_and_its_sandbox(desk):
     worker = agent(CODE, says="You work.", name="worker")
     lead = agent("agents: [worker]", says="You lead.", name="lead")
@@ -246,6 +251,7 @@ async def test_cancelling_a_caller_ends_the_called_agent_and_its_sandbox(desk):
         assert await desk.engine.list() == []
 
 
+@pytest.mark.promise("P67")
 async def test_agents_that_call_one_another_come_to_an_end(memory_desk):
     one = agent("agents: [two]", says="I am one.", name="one")
     two = agent("agents: [one]", says="I am two.", name="two")
@@ -292,6 +298,7 @@ async def test_a_task_of_the_wrong_kind_is_told_to_the_caller(memory_desk, argum
     assert json.loads(stage.model.requests[1].messages[-1]["content"])["code"] == "INVALID_REQUEST"
 
 
+@pytest.mark.promise("P67")
 async def test_tokens_of_a_called_agent_are_its_callers_too(memory_desk):
     below = agent(says="below", name="below")
     lead = agent("agents: [below]\nmax_tokens: 40", says="lead", name="lead")
@@ -313,6 +320,7 @@ async def test_tokens_of_a_called_agent_are_its_callers_too(memory_desk):
 # ---- limits
 
 
+@pytest.mark.promise("P67")
 async def test_the_step_limit_ends_a_run_and_keeps_what_was_said(memory_desk):
     async with staged(memory_desk, lambda _: FOREVER) as stage:
         with pytest.raises(RunLimitReached, match="within 3 steps") as caught:
@@ -324,6 +332,7 @@ async def test_the_step_limit_ends_a_run_and_keeps_what_was_said(memory_desk):
     assert len(stage.noted("tool.called")) == 2
 
 
+@pytest.mark.promise("P67")
 async def test_the_token_limit_ends_a_run_that_would_go_on(memory_desk):
     async with staged(memory_desk, lambda _: FOREVER) as stage:
         with pytest.raises(RunLimitReached, match="has used 30 tokens, of 20"):
@@ -341,6 +350,7 @@ async def test_a_conversation_that_grows_without_end_ends(memory_desk):
     assert len(stage.model.requests) == 3
 
 
+@pytest.mark.promise("P27")
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
@@ -385,6 +395,7 @@ async def test_a_conversation_too_long_for_the_model_is_a_failure_with_a_hint(me
 # ---- what a model does wrong
 
 
+@pytest.mark.promise("P63")
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -450,6 +461,7 @@ async def test_json_without_a_schema_is_any_value(memory_desk):
     assert stage.model.requests[0].body["response_format"] == {"type": "json_object"}
 
 
+@pytest.mark.promise("P63")
 async def test_an_answer_that_does_not_fit_is_corrected(memory_desk):
     script = [Answer('{"n": "seven"}'), Answer("seven"), Answer('{"n": 7}')]
     async with staged(memory_desk, script) as stage:
@@ -461,6 +473,7 @@ async def test_an_answer_that_does_not_fit_is_corrected(memory_desk):
     assert "no JSON" in second[1]["content"]
 
 
+@pytest.mark.promise("P63")
 async def test_an_answer_that_never_fits_is_a_failure_that_says_why(memory_desk):
     async with staged(memory_desk, lambda _: Answer('{"m": 1}')) as stage:
         with pytest.raises(RunFailed, match="in 3 tries: .*'n'") as caught:

@@ -25,6 +25,7 @@ def refusal(text: str | bytes) -> InvalidAgent:
     return caught.value
 
 
+@pytest.mark.promise("P41")
 def test_the_published_compute_example_is_read_as_it_stands():
     found = parse_agent((PROMPTS / "log-analyzer.prompt").read_bytes(), "log-analyzer")
     assert (found.name, found.slug, found.model) == (
@@ -49,6 +50,7 @@ def test_the_published_compute_example_is_read_as_it_stands():
     assert found.warnings == ()
 
 
+@pytest.mark.promise("P41")
 def test_the_published_code_example_is_read_as_it_stands():
     found = parse_agent((PROMPTS / "python-developer.prompt").read_bytes(), "x")
     assert found.name == "Python Developer"
@@ -62,6 +64,7 @@ def test_the_published_code_example_is_read_as_it_stands():
     assert found.warnings == ()
 
 
+@pytest.mark.promise("P41")
 def test_the_published_design_example_is_read_as_it_stands():
     found = parse_agent((PROMPTS / "code-developer.prompt").read_bytes(), "x")
     assert found.wish == SandboxWish(
@@ -161,6 +164,7 @@ def test_a_name_is_looked_up_without_case_and_with_dashes_for_spaces():
     assert slug("a_b") != slug("a-b")
 
 
+@pytest.mark.promise("P61")
 def test_an_unknown_field_warns_with_the_nearest_spelling():
     found = agent("modell: m\ninput: {shema: {}}\noutput: {formt: json}")
     assert found.warnings == (

@@ -42,6 +42,7 @@ def overrun(template: str, **variables) -> str:
     return caught.value.message
 
 
+@pytest.mark.promise("P41")
 def test_the_published_compute_example_shows_its_variable_and_is_told_its_task():
     agent = parse_agent((PROMPTS / "log-analyzer.prompt").read_bytes(), "x")
     system, user = render(agent, "Analyze.", {"log_data": "ERROR one\nINFO two"})
@@ -50,6 +51,7 @@ def test_the_published_compute_example_shows_its_variable_and_is_told_its_task()
     assert user == {"role": "user", "content": "Analyze."}
 
 
+@pytest.mark.promise("P41")
 def test_the_published_code_example_puts_the_task_where_the_user_speaks():
     agent = parse_agent((PROMPTS / "python-developer.prompt").read_bytes(), "x")
     system, user = render(agent, "Write a prime sieve.", {})
@@ -178,6 +180,7 @@ INJECTIONS = [
 ]
 
 
+@pytest.mark.promise("P62")
 @pytest.mark.parametrize("value", INJECTIONS)
 def test_a_value_is_never_a_template_and_never_a_mark(value):
     template = '{{role "system"}}Be kind.{{role "user"}}Q: {{userInput}} {{x}} {{json x}}'
@@ -187,12 +190,14 @@ def test_a_value_is_never_a_template_and_never_a_mark(value):
     assert "s3cret" not in str(messages)
 
 
+@pytest.mark.promise("P62")
 @given(st.text(max_size=100))
 def test_whatever_the_task_is_it_stays_in_its_message(task):
     messages = told('{{role "system"}}A{{role "user"}}<{{userInput}}>', task)
     assert messages == [("system", "A"), ("user", f"<{task}>")]
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize(
     ("template", "problem", "line"),
     [
@@ -227,6 +232,7 @@ TOO_MUCH = "the template makes more than 1048576 characters, or takes more than 
 LONG = list(range(1000))
 
 
+@pytest.mark.promise("P62")
 @pytest.mark.parametrize(
     ("template", "values"),
     [
@@ -293,6 +299,7 @@ def test_any_template_is_filled_or_refused_by_name(pieces, spaced):
             assert message["role"] in ("system", "user", "assistant")
 
 
+@pytest.mark.promise("P62")
 @pytest.mark.parametrize(
     ("template", "variables"),
     [

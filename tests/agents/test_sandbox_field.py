@@ -26,6 +26,7 @@ def test_a_text_is_a_runtime_to_compute_with():
     assert parse_sandbox("python") == (SandboxWish(mode="compute", runtime="python"), ())
 
 
+@pytest.mark.promise("P61")
 def test_every_field_is_read():
     found = wish(
         mode="code",
@@ -103,6 +104,7 @@ def test_a_network_is_asked_for_in_three_ways(fields, network):
     assert wish(**fields).network is network
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize(
     ("fields", "paths"),
     [
@@ -136,6 +138,7 @@ def test_two_names_of_one_limit_that_differ_are_a_contradiction():
     )
 
 
+@pytest.mark.promise("P61")
 def test_an_unknown_key_warns_with_the_nearest_spelling_and_hurts_nothing():
     found, warnings = parse_sandbox(
         {"runtme": "python", "limits": {"memroy_mb": 1}, "network": {"enabld": True}}
@@ -159,6 +162,7 @@ def test_a_session_in_compute_mode_is_warned_of():
     assert warnings == ("sandbox.session has no effect in compute mode: each run has its own",)
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
@@ -199,6 +203,7 @@ def test_a_sandbox_is_a_text_or_a_mapping(value):
 BAD_IMAGES = ["--privileged", "-v", "-v /:/host", "../x", "a b", "a;b", "$(id)", "", "A", "x\n"]
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize("name", BAD_IMAGES)
 def test_a_name_of_an_image_is_never_an_option(name):
     for value in (name, {"image": name}, {"runtime": name}):
@@ -206,6 +211,7 @@ def test_a_name_of_an_image_is_never_an_option(name):
             parse_sandbox(value)
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize(
     "package",
     [
@@ -245,6 +251,7 @@ def test_spaces_around_a_version_are_taken():
     assert wish(pip_packages=["pandas >= 2, < 3"]).pip_packages == ("pandas>=2,<3",)
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize("name", ["a:b", "", " ", "../x", "x" * 101, "-x", "a b", "a/b", "ä"])
 def test_a_session_is_named_so_that_keys_cannot_be_mixed_up(name):
     with pytest.raises(InvalidAgent):

@@ -86,6 +86,7 @@ async def test_an_agent_that_calls_another_has_a_run_below_it_with_a_sandbox_of_
     assert await home.sandboxes() == []
 
 
+@pytest.mark.promise("P64")
 async def test_a_run_that_fails_says_why_and_leaves_nothing(home, tmp_path):
     broken = WRITER.replace("You are the writer.", "I fail.")
     row = await home.agent("broken", "x", source=broken)
@@ -96,6 +97,7 @@ async def test_a_run_that_fails_says_why_and_leaves_nothing(home, tmp_path):
     assert await home.sandboxes() == []
 
 
+@pytest.mark.promise("P64")
 async def test_a_run_is_cancelled_in_the_midst_and_its_sandbox_is_gone_when_that_returns(home):
     row = await home.service.start_agent(AgentRunRequest("writer", "hang on"))
     await home.heard(row, "tool.answered")
@@ -133,6 +135,7 @@ async def test_cancelling_a_run_below_fails_the_step_and_not_the_service(home):
     assert await home.sandboxes() == []
 
 
+@pytest.mark.promise("P61")
 async def test_everything_that_can_be_refused_is_refused_before_there_is_a_run(home):
     greedy = WRITER.replace("mode: code", "mode: code, timeout_seconds: 7200")
     unknown = FLOW.replace("agent: reader", "agent: nobody")
@@ -158,6 +161,7 @@ async def test_everything_that_can_be_refused_is_refused_before_there_is_a_run(h
     assert home.model.requests == []
 
 
+@pytest.mark.promise("P55")
 @pytest.mark.parametrize("mode", ["compute", "code"])
 async def test_packages_that_cannot_be_had_end_a_run_before_a_model_is_asked(tmp_path, mode):
     (tmp_path / "wheels").mkdir()
@@ -187,6 +191,7 @@ async def test_without_a_model_an_agent_is_refused_and_the_settings_named(tmp_pa
         assert "SANDKASTEN_MODELS_BASE_URL" in refused.value.hint
 
 
+@pytest.mark.promise("P64")
 async def test_no_variable_of_a_request_leads_to_the_sandbox_of_another_run(home):
     victim = await home.service.start_agent(AgentRunRequest("writer", "hang here"))
     await home.heard(victim, "tool.answered")
@@ -216,6 +221,7 @@ async def test_a_run_of_another_tenant_is_one_that_never_was(home):
     assert [one.id for one in await home.service.runs("acme")] == [row.id]
 
 
+@pytest.mark.promise("P46")
 async def test_a_tenants_quota_holds_for_the_sandboxes_of_its_agents(home):
     row = await home.agent("writer", "x", quota=TenantQuota(max_sessions=0), tenant="acme")
     [answered] = [one for one in await home.runs.events(row.id) if one.type == "tool.answered"]
@@ -306,6 +312,7 @@ async def test_what_a_dead_process_left_is_settled_and_its_sandboxes_go(tmp_path
         assert [row and row.status for row in found] == ["completed", "lost", "running"]
 
 
+@pytest.mark.promise("P69")
 @pytest.mark.parametrize("how", ["resume", "cancel"])
 async def test_who_takes_up_a_dead_processs_workflow_settles_what_was_below_it(home, how):
     flow = RunRow("run_" + "a" * 16, "workflow", "flow", 1.0, input={"text": "abc"}, source=FLOW)
@@ -326,6 +333,7 @@ async def test_who_takes_up_a_dead_processs_workflow_settles_what_was_below_it(h
     assert f"agent:{other.id}:default" in await home.sandboxes()
 
 
+@pytest.mark.promise("P64")
 async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(home):
     row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
     await home.heard(row, "tool.answered")
@@ -367,6 +375,7 @@ async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_
         assert await home.sandboxes() == []
 
 
+@pytest.mark.promise("P64")
 async def test_tools_are_called_outside_of_runs_in_a_sandbox_of_the_caller(home):
     service = home.service
     names = [one["name"] for one in service.tools("code")]
@@ -427,6 +436,7 @@ async def test_events_can_be_read_again_from_any_place(home):
     assert await items(since_seq=2, follow=True) == everything[2:]
 
 
+@pytest.mark.promise("P64")
 async def test_a_run_takes_no_longer_than_it_may(tmp_path):
     slow = WRITER.replace("model: scripted", "model: scripted\ntimeout_seconds: 0.5")
     async with house(tmp_path) as home:
@@ -467,6 +477,7 @@ async def test_runs_that_are_asked_for_at_once_are_no_more_than_the_operator_all
         assert await home.service.start_agent(AgentRunRequest("p", "go"))
 
 
+@pytest.mark.promise("P67")
 async def test_agents_that_call_themselves_are_so_many_and_no_more(tmp_path):
     def greedy(asked: Asked) -> Answer:
         if asked.turn < 2:
@@ -493,6 +504,7 @@ async def test_what_an_agent_answers_can_be_written_and_read_by_everybody(tmp_pa
             assert (await home.agent("p", task)).output == {}
 
 
+@pytest.mark.promise("P68")
 async def test_a_cancel_that_cannot_be_written_down_is_not_told_as_done(tmp_path):
     async with house(tmp_path, script=_hang, backend="memory") as home:
         row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "x"}))

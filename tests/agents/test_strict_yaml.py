@@ -47,6 +47,7 @@ def test_plain_words_mean_what_json_would_mean():
     }
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize(
     "word",
     ["yes", "no", "on", "off", "y", "2024-01-31", "2024-01-31 10:00:00", "12:30", "1_000", "0644"],
@@ -59,6 +60,7 @@ def test_keys_are_texts_as_they_stand():
     assert load("on: 1\n2: 3\ntrue: 4\n'<<': 5") == {"on": 1, "2": 3, "true": 4, "<<": 5}
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize(
     ("text", "message", "line"),
     [
@@ -99,6 +101,7 @@ def test_broken_yaml_is_refused_with_its_line_in_the_file_it_was_cut_from():
     assert found.details == {"line": 11}
 
 
+@pytest.mark.promise("P61")
 def test_bytes_that_are_not_utf8_are_refused_with_their_offset():
     found = refusal(b"name: ok\nb: caf\xe9\n")
     assert found.message == "it is not UTF-8: byte 0xe9 at offset 15"
@@ -129,6 +132,7 @@ def test_an_empty_text_is_nothing():
     assert load("# only a comment\n") is None
 
 
+@pytest.mark.promise("P61")
 def test_a_large_text_is_refused_before_it_is_parsed(monkeypatch):
     monkeypatch.setattr(yaml, "parse", lambda *_, **__: pytest.fail("it was parsed"))
     for text in ("a: " + "x" * 10_000_000, b"\xff" * 10_000_000, "é" * 40_000):

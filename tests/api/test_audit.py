@@ -23,6 +23,7 @@ async def audited(daemon, query: str = ""):
     return found.json["entries"]
 
 
+@pytest.mark.promise("P70")
 async def test_changes_are_told_with_who_what_and_how_it_ended(daemon):
     headers = await new_key(daemon, tenant="acme", scopes=["sessions", "files"])
     key_id = "key_" + headers["Authorization"].split("-")[1]
@@ -49,6 +50,7 @@ async def test_changes_are_told_with_who_what_and_how_it_ended(daemon):
     assert [r["seq"] for r in await audited(daemon, "?limit=1")] == [rows[-1]["seq"]]
 
 
+@pytest.mark.promise("P70")
 async def test_refused_keys_are_told_sparingly_and_without_the_key(daemon):
     for _ in range(60):
         headers = {"Authorization": "Bearer sk-guessed-by-somebody"}

@@ -75,6 +75,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.promise("P21")
 async def test_a_part_is_sent_as_it_was_asked_for(daemon, box):
     for asked, status, data, told in PARTS:
         await daemon.ask("POST", f"{box}/write", {"path": "f", "text": "0123456789"})
@@ -88,6 +89,7 @@ async def test_a_part_is_sent_as_it_was_asked_for(daemon, box):
             assert reply.headers["Content-Length"] == str(len(data))
 
 
+@pytest.mark.promise("P21")
 async def test_a_download_is_resumed_only_of_the_same_file(real):
     daemon, the_id, box = real
     await run(daemon, the_id, "printf 0123456789 > f; touch -d @1000000000 f")
@@ -131,6 +133,7 @@ ODD_NAMES = [
 ]
 
 
+@pytest.mark.promise("P21")
 async def test_no_name_gets_into_the_headers(daemon, box):
     for name in ODD_NAMES:
         import base64
@@ -163,6 +166,7 @@ async def test_a_directory_comes_as_a_tar_and_so_does_a_file_on_demand(daemon, b
     assert (head.status, head.raw) == (200, b"")
 
 
+@pytest.mark.promise("P18")
 async def test_what_is_no_file_is_refused_at_once(real):
     daemon, the_id, box = real
     await run(
@@ -193,6 +197,7 @@ async def test_what_is_no_file_is_refused_at_once(real):
     assert (entry["type"], entry["target"]) == ("symlink", "/etc/passwd")
 
 
+@pytest.mark.promise("P18")
 async def test_a_sparse_terabyte_is_described_and_read_in_parts(real):
     daemon, the_id, box = real
     await run(daemon, the_id, "truncate -s 1T big; printf end | dd of=big bs=1 seek=1T 2>/dev/null")
@@ -207,6 +212,7 @@ async def test_a_sparse_terabyte_is_described_and_read_in_parts(real):
     assert head.headers["Content-Length"] == str(size)
 
 
+@pytest.mark.promise("P21")
 async def test_a_large_file_goes_through_a_small_daemon(real_daemon, full_size):
     daemon = real_daemon
     size = (1024 if full_size else 200) * MIB
@@ -232,6 +238,7 @@ async def test_a_large_file_goes_through_a_small_daemon(real_daemon, full_size):
     await run(daemon, the_id, "cmp in out")
 
 
+@pytest.mark.promise("P21")
 async def test_readers_that_leave_or_do_not_read_leak_nothing(real, monkeypatch):
     daemon, the_id, box = real
     monkeypatch.setattr(streaming, "STALL_S", 1.0)

@@ -22,6 +22,7 @@ async def box(daemon):
     return f"/v1/sessions/{await daemon.session()}"
 
 
+@pytest.mark.promise("P37")
 async def test_an_exec_answers_with_every_promised_field(daemon, box):
     reply = await daemon.ask("POST", f"{box}/exec", {"cmd": "echo out; echo err >&2"})
     assert reply.status == 200
@@ -36,6 +37,7 @@ async def test_an_exec_answers_with_every_promised_field(daemon, box):
     }
 
 
+@pytest.mark.promise("P37")
 @pytest.mark.parametrize(
     ("body", "output"),
     [
@@ -65,6 +67,7 @@ async def test_a_text_goes_to_the_shell_that_remembers_and_a_list_does_not(daemo
     assert other.json["output"] == "\n"
 
 
+@pytest.mark.promise("P13")
 async def test_milliseconds_win_over_seconds_and_a_timeout_is_a_result(daemon, box):
     body = {"cmd": "echo begun; sleep 30", "timeout_ms": 500, "timeout_seconds": 60}
     reply = await daemon.ask("POST", f"{box}/exec", body)
@@ -74,6 +77,7 @@ async def test_milliseconds_win_over_seconds_and_a_timeout_is_a_result(daemon, b
     assert reply.json["why"]["code"] == "TIMEOUT"
 
 
+@pytest.mark.promise("P13")
 async def test_a_timeout_is_an_error_for_whoever_asked_for_that(daemon, box):
     body = {"cmd": "echo begun; sleep 30", "timeout_ms": 500, "error_on_timeout": True}
     reply = await daemon.ask("POST", f"{box}/exec", body)
@@ -81,6 +85,7 @@ async def test_a_timeout_is_an_error_for_whoever_asked_for_that(daemon, box):
     assert reply.json["details"]["stdout"] == "begun\n"
 
 
+@pytest.mark.promise("P14")
 async def test_output_that_is_no_utf8_comes_as_bytes_beside_the_text(daemon, box):
     reply = await daemon.ask("POST", f"{box}/exec", {"cmd": r"printf 'a\377b'"})
     assert reply.json["stdout"] == "a�b"
@@ -113,6 +118,7 @@ async def test_a_background_command_is_polled_read_and_waited_for(daemon, box):
     assert (len(last.json["chunks"]), last.json["done"]) == (1, False)
 
 
+@pytest.mark.promise("P16")
 async def test_one_idempotency_key_runs_one_command(daemon, box):
     body = {"cmd": "echo x >> n; wc -l < n", "idempotency_key": "once"}
     first = await daemon.ask("POST", f"{box}/exec", body)
@@ -184,6 +190,7 @@ async def test_a_program_that_is_not_there_is_an_error_and_an_unknown_exec_too(d
         assert reply.status == 404
 
 
+@pytest.mark.promise("P32")
 async def test_the_history_is_the_sandboxs_own_with_what_the_journal_knows(daemon, box, journal):
     session = box.rpartition("/")[2]
     first = (await daemon.ask("POST", f"{box}/exec", {"cmd": "echo 1"})).json["exec_id"]

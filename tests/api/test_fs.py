@@ -35,6 +35,7 @@ SPELLINGS = [
 ]
 
 
+@pytest.mark.promise("P21")
 async def test_each_spelling_of_a_write_is_understood(daemon, box):
     for given in SPELLINGS:
         written = await daemon.ask(
@@ -73,6 +74,7 @@ UNCLEAR: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.promise("P21")
 async def test_an_unclear_write_is_refused_and_writes_nothing(daemon, box):
     for given in UNCLEAR:
         body: dict[str, object] = {"path": "x", **given}
@@ -99,6 +101,7 @@ async def _write_json(daemon, box, path, data):
     return await daemon.ask("POST", f"{box}/write", data=body, headers=headers)
 
 
+@pytest.mark.promise("P21")
 async def test_json_takes_ten_mebibytes_and_not_a_byte_more(daemon, box):
     data = b"\xff" * (10 * MIB)
     assert (await _write_json(daemon, box, "big", data)).status == 200
@@ -116,6 +119,7 @@ async def test_json_takes_ten_mebibytes_and_not_a_byte_more(daemon, box):
     assert part["size_bytes"] == 10 * MIB + 1
 
 
+@pytest.mark.promise("P21")
 async def test_a_part_of_a_text_ends_between_characters(daemon, box):
     await daemon.ask("POST", f"{box}/write", {"path": "t", "text": "aß"})
     part = (await daemon.ask("GET", f"{box}/read?path=t&max_bytes=2")).json
@@ -127,6 +131,7 @@ async def test_a_part_of_a_text_ends_between_characters(daemon, box):
     assert base64.b64decode(half["content_base64"]) == b"\xc3"
 
 
+@pytest.mark.promise("P21")
 async def test_bytes_that_are_no_text_come_as_base64(daemon, box):
     await daemon.ask("POST", f"{box}/write", {"path": "b", "contents_b64": b64(b"\xff\x00")})
     read = (await daemon.ask("GET", f"{box}/read?path=b")).json
@@ -151,6 +156,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.promise("P20")
 async def test_every_name_makes_the_round_trip(daemon, box):
     for name in NAMES:
         raw = b"/workspace/" + name
@@ -180,6 +186,7 @@ async def test_every_name_makes_the_round_trip(daemon, box):
         assert (await daemon.ask("GET", f"{box}/list")).json["entries"] == []
 
 
+@pytest.mark.promise("P20")
 async def test_a_name_that_is_no_utf8_is_refused_in_a_text_not_bent(daemon, box):
     from yarl import URL
 
@@ -254,6 +261,7 @@ AWAY = [
 ]
 
 
+@pytest.mark.promise("P18")
 async def test_a_path_that_leads_away_is_refused_whatever_its_spelling(daemon, box):
     for path, status in AWAY:
         from yarl import URL

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
     from sandkasten.ports.running import Agents
 
+pytestmark = pytest.mark.promise("P37")
+
 # They last as long as the client stays, or speak to other machines.
 LEFT_OUT = {"/fs/watch", "/images/pull", "/images/import", "/pty"}
 CANNOT_NOW = {502, 503, 504, 507}

@@ -48,6 +48,7 @@ async def brisk(engine):
 # ---- keys
 
 
+@pytest.mark.promise("P43")
 @pytest.mark.parametrize(
     "authorization",
     [
@@ -73,6 +74,7 @@ async def test_no_wrong_empty_huge_and_odd_keys_are_unauthorized(locked, authori
         assert reply.headers["WWW-Authenticate"].startswith("Bearer")
 
 
+@pytest.mark.promise("P43")
 async def test_a_key_given_twice_is_no_key(locked):
     head = b"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     key = b"Authorization: Bearer %s\r\n" % KEY.encode()
@@ -80,6 +82,7 @@ async def test_a_key_given_twice_is_no_key(locked):
     assert (await say(locked.port, head + key + key + b"\r\n")).status == 401
 
 
+@pytest.mark.promise("P44")
 async def test_a_key_is_neither_logged_nor_answered(locked, caplog):
     caplog.set_level(logging.DEBUG)
     for key in (KEY, KEY[:-1] + "X"):
@@ -108,6 +111,7 @@ async def test_the_scope_of_a_key_is_its_limit(engine):
 # ---- where it says it comes from
 
 
+@pytest.mark.promise("P43")
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
 async def test_a_foreign_host_is_refused_before_the_key_is_looked_at(locked, host):
     for path in ("/v1/sessions", "/healthz", "/nothing"):
@@ -147,6 +151,7 @@ async def test_our_own_origin_and_an_allowed_one_pass(engine):
         assert (await daemon.ask("GET", "/healthz", headers={"Host": "box.example"})).status == 200
 
 
+@pytest.mark.promise("P43")
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -242,6 +247,7 @@ async def test_an_id_that_cannot_be_one_is_like_an_unknown_one(daemon, the_id):
         assert heard.status == 404, heard.raw[:300]
 
 
+@pytest.mark.promise("P40")
 async def test_a_body_too_large_is_refused_without_keeping_it(engine):
     rules = HttpRules(max_json_bytes=1 << 20)
     async with serving(engine, rules=rules) as daemon:
@@ -324,6 +330,7 @@ async def test_whoever_sends_on_after_the_answer_is_let_go(brisk):
     assert (heard.status, heard.closed) == (415, True)
 
 
+@pytest.mark.promise("P40")
 async def test_the_real_deadlines_are_ten_seconds(daemon):
     rules = daemon.server.rules
     assert rules == HttpRules()
@@ -331,6 +338,7 @@ async def test_the_real_deadlines_are_ten_seconds(daemon):
     assert rules.body_timeout_s <= 10
 
 
+@pytest.mark.promise("P40")
 async def test_somebody_who_reads_nothing_is_let_go(brisk):
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -348,6 +356,7 @@ async def test_somebody_who_reads_nothing_is_let_go(brisk):
             pytest.fail("the connection is still there")
 
 
+@pytest.mark.promise("P38")
 async def test_somebody_who_reads_nothing_of_a_terminal_is_let_go_too(brisk):
     the_id = await brisk.session()
     asked = (
@@ -445,6 +454,7 @@ class _OneKey:
         return self.row
 
 
+@pytest.mark.promise("P40")
 async def test_a_tenant_that_asks_too_often_is_told_how_long_to_wait(engine, monkeypatch):
     # However slowly they come, for the daemon they come at once.
     monkeypatch.setattr(app, "Rates", lambda: Rates(lambda: 100.0))

@@ -19,6 +19,8 @@ from tests.images import registries
 from tests.images.registries import HERE
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.promise("P45")
+
 I = "/v1/images"  # noqa: E741
 
 

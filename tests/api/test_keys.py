@@ -19,6 +19,7 @@ async def daemon(engine, tmp_path):
         yield one
 
 
+@pytest.mark.promise("P44")
 async def test_a_key_is_shown_once_and_opens_what_its_scopes_allow(daemon, tmp_path):
     made = await daemon.ask(
         "POST",
@@ -54,6 +55,7 @@ async def test_a_key_is_shown_once_and_opens_what_its_scopes_allow(daemon, tmp_p
             assert key.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.promise("P44")
 async def test_a_revoked_key_opens_nothing_from_the_answer_on(daemon):
     headers = await new_key(daemon, tenant="acme")
     key_id = (await daemon.ask("GET", "/v1/keys?tenant=acme", headers=AS_OPERATOR)).json["keys"][0][
@@ -110,6 +112,7 @@ async def test_a_key_that_is_not_there_cannot_be_revoked(daemon, key_id):
     assert refused.status in (404, 431, 400), refused.raw
 
 
+@pytest.mark.promise("P45")
 async def test_another_tenants_session_answers_like_an_unknown_one(daemon):
     mine, theirs = await new_key(daemon, tenant="a"), await new_key(daemon, tenant="b")
     made = await daemon.ask("POST", "/v1/sessions", {}, headers=mine)
@@ -128,6 +131,7 @@ async def test_another_tenants_session_answers_like_an_unknown_one(daemon):
     assert refused.status == 403
 
 
+@pytest.mark.promise("P44")
 async def test_what_a_key_opened_ends_with_the_key(daemon, monkeypatch):
     monkeypatch.setattr("sandkasten.api.holding.LOOK_EVERY_S", 0.1)
     headers = await new_key(daemon, tenant="acme")

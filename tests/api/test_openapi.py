@@ -19,6 +19,7 @@ DOCUMENT = json.loads((tree.ROOT / "spec" / "openapi.json").read_text())
 ERRORS = json.loads((tree.ROOT / "spec" / "errors.json").read_text())["errors"]
 
 
+@pytest.mark.promise("P37")
 async def test_the_file_is_what_the_app_serves(daemon):
     daemon.server.version = DOCUMENT["info"]["version"]
     served = (await daemon.ask("GET", "/openapi.json")).json
@@ -78,6 +79,7 @@ def test_what_a_body_model_refuses_the_schema_refuses_too():
         assert not schema.is_valid(body)
 
 
+@pytest.mark.promise("P37")
 def test_an_answer_that_is_not_what_its_row_says_is_noticed():
     good = json.dumps({"status": "ok", "version": "1"}).encode()
     check("GET", "/healthz", 200, "application/json", good)

@@ -15,6 +15,8 @@ from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.promise("P39")
+
 
 async def listening(daemon, the_id, program, port):
     await daemon.server.engine.files.write(the_id, f"/tmp/{port}.py", program.encode())

@@ -10,6 +10,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.promise("P38")
+
 
 class Screen:
     """What came so far, and how to wait for more."""

@@ -128,6 +128,7 @@ async def test_a_run_is_cancelled_and_gone_with_its_sandbox(daemon, home):
     assert again.json["ended_at"] == done.json["ended_at"]
 
 
+@pytest.mark.promise("P45")
 async def test_another_tenant_cannot_tell_a_run_from_one_that_never_was(daemon, home):
     begun = await daemon.ask("POST", "/execute", {"agent_name": "writer", "task": "x"})
     mine = begun.json["run_id"]

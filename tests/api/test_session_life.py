@@ -103,6 +103,7 @@ async def test_a_session_is_changed_while_it_lives(lasting, journal):
     assert short.json["expires_at_unix"] - short.json["created_at_unix"] < 100
 
 
+@pytest.mark.promise("P32")
 @pytest.mark.parametrize("how", ["destroyed", "expired", "crashed"])
 async def test_a_session_that_ended_answers_410_with_what_became_of_it(lasting, journal, how):
     the_id = await lasting.session(ttl_seconds=1 if how == "expired" else 600)
@@ -169,6 +170,7 @@ async def test_a_query_that_makes_no_sense_is_refused(lasting, query):
     assert reply.json["code"] == "INVALID_REQUEST"
 
 
+@pytest.mark.promise("P32")
 @pytest.mark.parametrize("status", ["", "destroyed"])
 async def test_pages_hold_every_session_once(lasting, status):
     made = [await lasting.session(limits={"mem_limit_mb": 32}) for _ in range(4)]
@@ -186,6 +188,7 @@ async def test_pages_hold_every_session_once(lasting, status):
     assert seen == made
 
 
+@pytest.mark.promise("P46")
 async def test_a_quota_is_429_or_507_with_its_name(lasting):
     too_much = await lasting.ask("POST", "/v1/sessions", {"limits": {"mem_limit_mb": 4001}})
     assert (too_much.status, too_much.json["code"]) == (429, "QUOTA_EXCEEDED")

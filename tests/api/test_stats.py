@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 
+
+@pytest.mark.promise("P71")
 async def test_stats_have_our_figures_and_the_older_names(real_daemon):
     box = f"/v1/sessions/{await real_daemon.session()}"
     await real_daemon.ask("POST", f"{box}/exec", {"cmd": "true"})

@@ -124,6 +124,7 @@ async def test_too_much_is_refused_and_leaves_nothing(daemon, tmp_path):
     assert len(kept) == 2
 
 
+@pytest.mark.promise("P19")
 async def test_a_client_that_leaves_midway_leaves_nothing(daemon, tmp_path):
     async def half():
         yield DATA
@@ -245,6 +246,7 @@ async def test_tenants_have_their_own_keys_and_their_own_quota(engine, tmp_path)
         assert (over.status, over.json["details"]["quota"]) == (507, "disk")
 
 
+@pytest.mark.promise("P46")
 async def test_a_tenants_sandboxes_and_files_share_its_disk(engine, tmp_path):
     mib = 1 << 20
     async with booked(engine, tmp_path / "data") as daemon:
@@ -319,6 +321,7 @@ async def check_stage_and_publish(daemon) -> None:
         assert refused.status == status, (verb, body, refused.raw)
 
 
+@pytest.mark.promise("P19")
 async def test_damaged_content_is_never_staged(daemon, tmp_path):
     session = await daemon.session()
     key = (await put(daemon))["key"]

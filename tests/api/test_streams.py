@@ -54,6 +54,7 @@ async def test_stream_true_is_another_way_to_ask_for_it(daemon, box):
     assert [one.name for one in seen] == ["chunk", "done"]
 
 
+@pytest.mark.promise("P38")
 async def test_the_first_byte_arrives_while_the_command_runs(daemon, box):
     body = {"cmd": f"echo early; {UNTIL_GO}; echo late"}
     async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
@@ -100,6 +101,7 @@ async def test_a_session_destroyed_meanwhile_ends_the_stream_with_the_truth(daem
     assert (last.name, last.data.get("status")) == ("done", "lost") or last.name == "error"
 
 
+@pytest.mark.promise("P14")
 async def test_bytes_and_cut_characters_survive_a_stream(daemon, box):
     cmd = r"printf '\303'; sleep 0.1; printf '\244\377'"
     seen = await _streamed(daemon, f"{box}/exec/stream", {"cmd": cmd})
@@ -108,6 +110,7 @@ async def test_bytes_and_cut_characters_survive_a_stream(daemon, box):
     assert "".join(one["chunk"] for one in chunks) == "ä�"
 
 
+@pytest.mark.promise("P38")
 async def test_a_lost_reader_goes_on_where_it_stopped(daemon, box):
     body = {"cmd": ["sh", "-c", "echo 1; echo 2; sleep 0.3; echo 3"], "background": True}
     eid = (await daemon.ask("POST", f"{box}/exec", body)).json["exec_id"]
@@ -125,6 +128,7 @@ async def test_a_lost_reader_goes_on_where_it_stopped(daemon, box):
     assert seen[-1].data["stdout"].endswith("3\n")
 
 
+@pytest.mark.promise("P38")
 async def test_a_reader_that_leaves_does_not_stop_the_command(daemon, box):
     body = {"cmd": ["sh", "-c", "echo begun; sleep 0.5; echo done > mark"]}
     async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
@@ -136,6 +140,7 @@ async def test_a_reader_that_leaves_does_not_stop_the_command(daemon, box):
     assert (await daemon.ask("POST", f"{box}/exec", {"cmd": "cat mark"})).json["stdout"] == "done\n"
 
 
+@pytest.mark.promise("P38")
 async def test_streams_that_nobody_reads_to_the_end_leak_nothing(daemon, box, full_size):
     count = 1000 if full_size else 200
     eid = await daemon.ask("POST", f"{box}/exec", {"cmd": ["sleep", "60"], "background": True})

@@ -58,6 +58,7 @@ async def test_a_backend_that_cannot_is_told_once_in_a_while(daemon, monkeypatch
     assert len(looks) == 1
 
 
+@pytest.mark.promise("P57")
 async def test_a_backend_that_is_away_and_not_the_default_is_told_of(daemon, monkeypatch):
     assert (await daemon.ask("GET", "/readyz")).json["degraded"] == []
     away = BackendUnavailable("no engine answers", hint="start it", backend="docker")
@@ -128,6 +129,7 @@ def _figures(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in pairs}
 
 
+@pytest.mark.promise("P71")
 async def test_metrics_count_what_happened(counted):
     box = f"/v1/sessions/{await counted.session()}"
     await counted.ask("POST", f"{box}/exec", {"cmd": "echo four"})
@@ -153,6 +155,7 @@ async def test_metrics_count_what_happened(counted):
     assert found['sandkasten_sessions{backend="memory",state="running"}'] == 0
 
 
+@pytest.mark.promise("P71")
 async def test_two_engines_of_one_process_are_counted_apart():
     one, other = Metrics(), Metrics()
     one.emit("spare.missed", {})

@@ -71,6 +71,7 @@ async def test_a_body_is_a_file(daemon, box):
     assert (await daemon.ask("PUT", f"{box}/file?path=empty")).json["size_bytes"] == 0
 
 
+@pytest.mark.promise("P21")
 async def test_a_form_brings_files_into_its_path(daemon, box):
     body = form((b"a.txt", b"A"), (b"sub/b.bin", b"\x00\xff\r\n--BOUNDAR"), path=b"/workspace/in")
     reply = await send(daemon, box, body)
@@ -91,6 +92,7 @@ async def test_a_client_library_sends_a_form_as_it_likes(daemon, box):
     assert reply.json["paths"] == ["/workspace/x/one", "/workspace/x/two"]
 
 
+@pytest.mark.promise("P21")
 async def test_a_path_that_comes_after_the_files_counts_all_the_same(daemon, box):
     await daemon.ask("POST", f"{box}/write", {"path": "a.txt", "text": "untouched"})
     reply = await send(daemon, box, form((b"a.txt", b"A"), path=b"deep/er", late=True))
@@ -112,6 +114,7 @@ async def test_a_late_path_that_is_refused_leaves_nothing(daemon, box):
 BAD_NAMES = [b"../x", b"/etc/x", b"a/../../x", b"..", b".", b"", b"a//b"]
 
 
+@pytest.mark.promise("P21")
 async def test_a_file_name_that_leads_away_is_refused(daemon, box):
     for name in BAD_NAMES:
         reply = await send(daemon, box, form((name, b"x"), path=b"in"))
@@ -147,6 +150,7 @@ async def test_a_malformed_form_is_refused(daemon, box):
         assert reply.json["code"] == "INVALID_REQUEST"
 
 
+@pytest.mark.promise("P21")
 async def test_a_form_has_at_most_a_hundred_files_and_says_which_are_there(daemon, box):
     many = [(b"%d" % number, b"") for number in range(101)]
     assert (await send(daemon, box, form(*many[:100], path=b"in"))).json["entries"] == 100
@@ -203,6 +207,7 @@ async def test_a_body_of_another_kind_is_refused(daemon, box):
         assert reply.status == 415, kind
 
 
+@pytest.mark.promise("P19")
 @pytest.mark.parametrize("how", ["chunked", "length", "form"])
 async def test_a_client_that_leaves_in_the_middle_leaves_the_old_file(real_daemon, real_box, how):
     daemon, box = real_daemon, real_box
@@ -240,6 +245,7 @@ async def test_a_body_that_does_not_come_ends_the_request(engine):
         assert (await daemon.ask("GET", f"{box}/stat?path=f")).status == 404
 
 
+@pytest.mark.promise("P21")
 async def test_a_streamed_body_may_pause_longer_than_json_and_not_for_ever(engine):
     rules = HttpRules(body_timeout_s=0.1, upload_timeout_s=PATIENCE_S)
     async with serving(engine, rules=rules) as daemon:
@@ -267,6 +273,7 @@ async def test_a_body_above_the_bound_is_refused_and_leaves_nothing(engine):
         assert (await daemon.ask("GET", f"{box}/stat?path=f")).status == 404
 
 
+@pytest.mark.promise("P19")
 async def test_a_file_beyond_the_quota_is_refused_and_leaves_the_old_one(real_daemon):
     the_id = await real_daemon.session(limits={"workspace_mb": 16})
     box = f"/v1/sessions/{the_id}/fs"

@@ -11,6 +11,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.promise("P21")
+
 
 @asynccontextmanager
 async def watching(daemon, box, query=""):

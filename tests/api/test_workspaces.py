@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import io
 
+import pytest
+
 from sandkasten.api.auth import Doorkeeper
 from sandkasten.engine import workspace_files
 from sandkasten.engine.clock import SystemClock
@@ -38,6 +40,7 @@ async def test_a_workspace_is_made_described_copied_enlarged_and_deleted(daemon)
     assert (await daemon.ask("POST", W, {"name": "../x"})).status == 400
 
 
+@pytest.mark.promise("P22")
 async def test_files_go_in_and_out_without_a_session(daemon, engine):
     await daemon.ask("POST", W, {"name": "w"})
     fs = f"{W}/w/fs"
@@ -127,6 +130,7 @@ async def test_what_was_lent_goes_when_nobody_uses_it(daemon, engine, monkeypatc
     assert (await daemon.ask("GET", f"{W}/w/fs")).status == 200
 
 
+@pytest.mark.promise("P22")
 async def test_who_wants_the_workspace_waits_for_a_transfer_and_gets_it(daemon, engine):
     await daemon.ask("POST", W, {"name": "w"})
     going, go = asyncio.Event(), asyncio.Event()
@@ -166,6 +170,7 @@ async def test_a_real_workspace_serves_its_files_and_is_free_afterwards(real_dae
     assert (await real_daemon.ask("DELETE", f"{W}/w")).status == 200
 
 
+@pytest.mark.promise("P45")
 async def test_workspaces_are_their_tenants_own(engine):
     class Keys:
         def check(self, hashed, _now):

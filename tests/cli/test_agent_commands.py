@@ -159,6 +159,7 @@ def test_several_checked_files_are_one_json_document(cli, files):
     assert json.loads(cli("agent", "validate", "writer", "--json").out)["name"] == "writer"
 
 
+@pytest.mark.promise("P61")
 def test_a_run_says_what_is_strange_about_its_file(cli, files):
     (files / "typo.prompt").write_text(WRITER.replace("sandbox: ", "sandbx: "))
     done = cli("agent", "run", str(files / "typo.prompt"), "x")
@@ -217,6 +218,7 @@ def test_an_output_that_ends_its_line_is_not_given_another(cli):
     assert not cli("workflow", "graph", "flow").out.endswith("\n\n")
 
 
+@pytest.mark.promise("P68")
 def test_a_run_that_was_interrupted_is_one_json_document_too():
     words = [*COMMAND, "agent", "run", "writer", "hang", "--json", "--follow"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

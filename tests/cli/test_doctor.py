@@ -9,6 +9,8 @@ import pytest
 from sandkasten.backends.memory import MemoryBackend
 from sandkasten.model.readiness import Readiness
 
+pytestmark = pytest.mark.promise("P05")
+
 
 @pytest.fixture
 def broken(monkeypatch):

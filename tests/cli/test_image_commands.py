@@ -114,6 +114,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_does_not(cli, archive):
     assert "\x1b" not in cli("image", "import", archive).err
 
 
+@pytest.mark.promise("P49")
 def test_ctrl_c_stops_an_import_and_leaves_nothing(tmp_path):
     with Person([*COMMAND, "image", "import", str(debian_tar()), "--name", "big"]) as person:
         person.wait_for("layer 1/1")

@@ -32,6 +32,7 @@ def box(daemon: Served, cli) -> str:
     return made.out.strip()
 
 
+@pytest.mark.promise("P35")
 def test_a_daemon_of_the_same_data_is_used(daemon, cli, box):
     # On the memory backend a sandbox lives in the process that made it: this one is the daemon's.
     assert [one["id"] for one in json.loads(cli("ls", "--json").out)] == [box]
@@ -54,6 +55,7 @@ def test_every_way_to_look_at_a_sandbox(cli, box, tmp_path):
     assert cli("cp", f"{box}:nothing", str(tmp_path / "out")).status == 125
 
 
+@pytest.mark.promise("P45")
 def test_an_operator_acts_for_a_tenant_by_its_name(daemon, cli, box, monkeypatch):
     monkeypatch.setenv("SANDKASTEN_TENANT", "acme")
     theirs = cli("create").out.strip()
@@ -103,6 +105,7 @@ def test_a_named_daemon_is_asked_with_its_key(daemon, cli, monkeypatch, tmp_path
     assert cli("rm", made.out.strip()).status == 0
 
 
+@pytest.mark.promise("P35")
 def test_a_named_daemon_that_is_not_there_is_no_reason_to_do_it_here(cli, monkeypatch):
     said = cli("--url", "http://127.0.0.1:1", "ls")
     assert said.status == 125

@@ -74,6 +74,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return models
 
 
+@pytest.mark.promise("P22")
 def test_what_a_sandbox_wrote_is_there_for_the_next_with_its_owner_and_mode(here):
     with here.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
         box.exec("umask 077; echo kept > file; mkdir -p d/e; ln -s file link; echo h > ~/.rc")
@@ -86,6 +87,7 @@ def test_what_a_sandbox_wrote_is_there_for_the_next_with_its_owner_and_mode(here
     assert [one.name for one in here.workspaces.list()] == ["w"]
 
 
+@pytest.mark.promise("P26")
 def test_the_kernel_holds_a_named_workspace_to_its_size(here):
     with here.sandbox(workspace="w", limits={"workspace_mb": 16}) as box:
         full = box.exec("head -c 30000000 /dev/zero > big; ls -l big >/dev/null; rm big; echo ok")
@@ -114,6 +116,7 @@ def test_one_has_it_alone_and_others_are_told_who(here):
     assert here.workspaces.list() == []
 
 
+@pytest.mark.promise("P22")
 def test_those_who_share_see_each_others_files_at_once(here):
     with (
         here.sandbox(workspace="w", workspace_mode="shared") as one,
@@ -204,6 +207,7 @@ def test_a_copy_is_a_workspace_of_its_own(here):
         assert other.exec("cat file").stdout == "first\n"
 
 
+@pytest.mark.promise("P24")
 def test_a_mount_is_shown_where_the_operator_says_and_can_only_be_read(here, shown):
     with here.sandbox(mounts=["models"]) as box:
         assert [(one.name, one.target) for one in box.info().mounts] == [
@@ -236,6 +240,7 @@ def test_without_naming_it_only_the_default_is_there(here, shown):
     assert here.run("print(open('/mnt/one.txt').read())", mounts=["models"]).stdout == "file\n\n"
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("name", ["/etc", "../models", "weights", ""])
 def test_a_request_can_name_nothing_else(here, shown, name):
     with pytest.raises(PolicyDenied, match="known: models, one"):
@@ -243,6 +248,7 @@ def test_a_request_can_name_nothing_else(here, shown, name):
     assert here.sandboxes() == []
 
 
+@pytest.mark.promise("P26")
 def test_an_ordinary_user_has_workspaces_and_mounts_too(home):  # noqa: F811
     models = home / "models"
     models.mkdir()

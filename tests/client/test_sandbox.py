@@ -288,6 +288,7 @@ def test_stats_and_processes_answer(box):
     assert box.info().id == box.id
 
 
+@pytest.mark.promise("P30")
 def test_its_time_and_its_labels_are_changed_while_it_lives(box):
     assert box.update(ttl_seconds=500, labels={"a": "b"}).idle_timeout_s == 500
     info = box.info()

@@ -51,6 +51,7 @@ def test_a_file_is_put_listed_got_and_deleted(where, tmp_path):
         files.put("a text")  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("P19")
 def test_a_file_is_staged_into_a_sandbox_and_published_out_of_it(where):
     files = StoredFiles(**where)
     files.put(b"a,b\n", key="in.csv")

@@ -53,6 +53,7 @@ def test_twins_have_the_same_names(one, other):
     assert names == set(_public(other))
 
 
+@pytest.mark.promise("P35")
 @pytest.mark.parametrize(("one", "other"), TWINS, ids=lambda kind: kind.__name__)
 def test_twins_take_the_same_arguments_and_answer_the_same(one, other):
     theirs = _public(other)

@@ -51,6 +51,7 @@ def test_sessions_are_made_found_listed_and_described(seen):
     assert seen["info"] == ["running", "/workspace", "str", None]
 
 
+@pytest.mark.promise("P41")
 def test_commands_run_in_a_shell_that_remembers(seen):
     assert seen["exec"] == [1, "/tmp", ["err", "out"], False, True]
     assert seen["state"] == "1\n/tmp\n"

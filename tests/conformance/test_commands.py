@@ -93,6 +93,7 @@ async def test_state_does_not_leak_between_argv_commands(box: Box):
     assert ran.stdout.decode() == f"{box.workspace}\nunset\n"
 
 
+@pytest.mark.promise("P10")
 async def test_a_missing_program_is_an_error_and_not_a_result(box: Box):
     with pytest.raises(CommandNotFound):
         await box.run(["no-such-program-here"])

@@ -51,6 +51,7 @@ async def test_a_deadline_ends_an_argv_command_and_keeps_its_output(box: Box):
     await gone(box, "sleep", "1001")
 
 
+@pytest.mark.promise("P13")
 async def test_a_deadline_ends_the_whole_tree(box: Box):
     ran = await box.run(["sh", "-c", "sleep 1002 & sleep 1002 & sleep 1002; true"], **SOON)
     assert ran.reply.timed_out

@@ -51,6 +51,7 @@ async def test_a_file_is_written_and_read_back(box: Box):
     assert (await box.run(["wc", "-c"], stdin=data)).stdout.strip() == b"%d" % len(data)
 
 
+@pytest.mark.promise("P11")
 async def test_a_command_sent_behind_a_file_finds_it_written(box: Box):
     for number in range(50):
         fields = {"path": f"code{number}.sh", "size": 7}

@@ -28,6 +28,7 @@ async def _able(verb: Callable[[], Awaitable[object]]) -> bool:
     return True
 
 
+@pytest.mark.promise("P05")
 async def test_a_cell_that_says_it_pauses_stands_still_or_gives_a_reason(cell: Cell, box: Box):
     if not isinstance(cell, Pausable):
         return

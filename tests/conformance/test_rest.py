@@ -198,6 +198,7 @@ async def test_a_lifetime_ends_the_place(box: Box):
     assert box.channel.ending == "lifetime"
 
 
+@pytest.mark.promise("P30")
 async def test_an_idle_place_ends_and_a_busy_one_does_not(box: Box):
     # At work before it has a lease: the next call may be later than the idle time.
     exec_id = await box.begin(["cat"], stdin="stream")

@@ -50,6 +50,7 @@ def of_sessions(host: Host) -> list[str]:
     return [name for name in (*containers, *volumes) if "sbx_" in name]
 
 
+@pytest.mark.promise("P56")
 def test_everything_of_a_session_works_in_a_daemon_that_is_a_container(standing):
     with sandbox(standing) as box:
         assert box.id in standing.engine.reached.containers()
@@ -71,6 +72,7 @@ def test_everything_of_a_session_works_in_a_daemon_that_is_a_container(standing)
     assert standing.engine.reached.containers() == ["sandkasten"]
 
 
+@pytest.mark.promise("P56")
 def test_a_plain_bind_of_the_daemons_path_fails_and_ours_does_not(standing):
     """What a daemon in a container meets when it offers the engine a directory of its own."""
     path = f"/tmp/station-sandboxes/sbx_{secrets.token_hex(8)}"
@@ -84,6 +86,7 @@ def test_a_plain_bind_of_the_daemons_path_fails_and_ours_does_not(standing):
         assert box.exec("cat there").output == "1"
 
 
+@pytest.mark.promise("P60")
 def test_the_daemon_itself_is_confined(standing):
     status = standing.docker("exec", "sandkasten", "cat", "/proc/1/status").stdout
     told = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -98,6 +101,7 @@ def test_the_daemon_itself_is_confined(standing):
     assert kept.stdout == "700 0\n"
 
 
+@pytest.mark.promise("P56")
 def test_sessions_outlive_the_container_of_their_daemon(standing):
     with sandbox(standing) as box:
         box.exec("cd /tmp; echo kept > /workspace/f")
@@ -117,6 +121,7 @@ def test_sessions_outlive_the_container_of_their_daemon(standing):
         assert (told.status, told.document["ready"], told.document["sandboxes"]) == (0, True, 1)
 
 
+@pytest.mark.promise("P58")
 def test_down_takes_sessions_along_and_nothing_that_is_not_its_own(standing):
     standing.docker("create", "--name", "bystander", DEBIAN, "true")
     standing.docker("volume", "create", "theirs")
@@ -141,6 +146,7 @@ def test_down_takes_sessions_along_and_nothing_that_is_not_its_own(standing):
     assert standing.cli("down").status == 0
 
 
+@pytest.mark.promise("P58")
 @pytest.mark.in_full(reason="the same ends as of a daemon that is there")
 def test_down_finds_sessions_whose_daemon_is_gone_already(standing):
     box = sandbox(standing)
@@ -153,6 +159,7 @@ def test_down_finds_sessions_whose_daemon_is_gone_already(standing):
     assert standing.engine.reached.containers() == []
 
 
+@pytest.mark.promise("P60")
 def test_a_key_is_made_told_once_and_kept(host, daemon_image):
     made = host.up("--json", SANDKASTEN_API_KEY="")
     assert made.status == 0, made
@@ -166,6 +173,7 @@ def test_a_key_is_made_told_once_and_kept(host, daemon_image):
     assert (_asked(host, key), _asked(host, KEY)) == (401, 200)
 
 
+@pytest.mark.promise("P60")
 def test_without_files_of_sandboxes_the_daemon_is_no_root(host, daemon_image):
     assert host.up("--workspace", "volume").status == 0
     assert host.docker("exec", "sandkasten", "id", "-u").stdout == "10001\n"
@@ -195,6 +203,7 @@ def test_a_daemon_that_uses_an_engine_elsewhere(host, daemon_image):
     assert host.mine() == ([], [])
 
 
+@pytest.mark.promise("P56")
 @pytest.mark.in_full(reason="every day the compose file with an engine of its own is brought up")
 def test_a_daemon_with_an_engine_of_its_own_beside_it(host, daemon_image):
     """By the commands of a dry run: where this machine lacks a capability, it can give none away,

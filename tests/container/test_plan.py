@@ -64,6 +64,7 @@ def test_a_plan_is_the_one_that_was_agreed(case):
     assert shown(plan_of(*CASES[case])) == json.loads((SNAPSHOTS / f"{case}.json").read_text())
 
 
+@pytest.mark.promise("P60")
 @pytest.mark.parametrize("case", CASES)
 def test_the_daemon_is_confined_whatever_the_mode(case):
     host = plan_of(*CASES[case]).daemon.body["HostConfig"]

@@ -28,6 +28,7 @@ def failed(spoken, code: str) -> dict[str, str]:
     return told
 
 
+@pytest.mark.promise("P60")
 def test_an_engine_that_is_not_there_is_told_with_a_remedy(host):
     told = failed(
         host.up("--json", DOCKER_HOST="unix:///nonexistent/docker.sock"), "BACKEND_UNAVAILABLE"
@@ -36,6 +37,7 @@ def test_an_engine_that_is_not_there_is_told_with_a_remedy(host):
     assert host.cli("down", DOCKER_HOST="unix:///nonexistent/docker.sock").status == 125
 
 
+@pytest.mark.promise("P60")
 def test_an_image_that_is_not_there_is_told_with_a_remedy(host):
     told = failed(host.up("--json", image="nothing:here"), "INVALID_IMAGE")
     assert "nothing:here" in told["message"]
@@ -51,6 +53,7 @@ def test_a_mode_that_is_none_is_refused_before_anybody_is_asked(host):
     assert "hint: " in spoken.err
 
 
+@pytest.mark.promise("P60")
 def test_a_container_of_somebody_elses_with_our_name_is_left_alone(host):
     host.docker("create", "--name", "sandkasten", BUSYBOX, "true")
     for words in (("up", "--image", BUSYBOX), ("down",), ("up", "--status")):
@@ -59,6 +62,7 @@ def test_a_container_of_somebody_elses_with_our_name_is_left_alone(host):
     assert host.mine() == (["sandkasten"], [])
 
 
+@pytest.mark.promise("P60")
 def test_a_port_that_a_program_here_has_is_told_before_anything_is_made(host):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -69,6 +73,7 @@ def test_a_port_that_a_program_here_has_is_told_before_anything_is_made(host):
     assert host.mine() == ([], [])
 
 
+@pytest.mark.promise("P60")
 def test_a_port_that_another_container_has_is_told_with_its_name(host):
     published = ("--publish", f"{host.listen}:80")
     host.docker("run", "--detach", "--name", "other", *published, BUSYBOX, "sleep", "1000")
@@ -77,6 +82,7 @@ def test_a_port_that_another_container_has_is_told_with_its_name(host):
     assert host.mine() == (["other"], [])
 
 
+@pytest.mark.promise("P60")
 def test_a_port_that_only_the_engine_knows_to_be_taken_leaves_nothing_half_made(host):
     """A program on the engine's machine has it, and that is not this one."""
     address, port = host.listen.split(":")
@@ -97,6 +103,7 @@ def test_a_port_that_only_the_engine_knows_to_be_taken_leaves_nothing_half_made(
     assert host.engine.reached.containers() == []
 
 
+@pytest.mark.promise("P60")
 def test_a_socket_that_the_engines_machine_has_not_is_told_with_a_remedy(host):
     image = _ending(host)
     told = failed(host.up("--json", "--socket", "/nowhere.sock", image=image), "INVALID_REQUEST")
@@ -105,6 +112,7 @@ def test_a_socket_that_the_engines_machine_has_not_is_told_with_a_remedy(host):
     assert host.engine.reached.containers() == []
 
 
+@pytest.mark.promise("P60")
 def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(host):
     image = _ending(host)
     spoken = host.up(image=image)
@@ -129,6 +137,7 @@ def test_a_dry_run_needs_no_engine_and_makes_nothing(host):
     assert host.mine() == ([], [])
 
 
+@pytest.mark.promise("P56")
 def test_what_a_dry_run_says_to_type_makes_a_daemon_that_is_ours(host, daemon_image):
     drawn = host.up("--dry-run", "--json").document
     for line in drawn["commands"]:
@@ -140,6 +149,7 @@ def test_what_a_dry_run_says_to_type_makes_a_daemon_that_is_ours(host, daemon_im
     assert host.cli("down", "--volumes", "--yes").status == 0
 
 
+@pytest.mark.promise("P58")
 def test_removing_data_is_never_done_unasked(host):
     spoken = host.cli("down", "--volumes", "--json")
     assert "--yes" in failed(spoken, "INVALID_REQUEST")["hint"]

@@ -83,6 +83,7 @@ async def over(http, url: str, run_id: str) -> dict:
     return found
 
 
+@pytest.mark.promise("P69")
 async def test_a_killed_daemon_goes_on_with_workflows_and_gives_up_agents(scene):
     data_dir, environ, script = scene
     async with aiohttp.ClientSession() as http, running(data_dir, environ=environ) as daemon:
@@ -114,6 +115,7 @@ async def test_a_killed_daemon_goes_on_with_workflows_and_gives_up_agents(scene)
         await until(gone, f"sessions that are left of {keys}")
 
 
+@pytest.mark.promise("P69")
 async def test_a_daemon_that_is_told_to_stop_leaves_workflows_to_the_next(scene):
     data_dir, environ, script = scene
     environ = {**environ, "SANDKASTEN_DRAIN_SECONDS": "0.2"}
@@ -157,6 +159,7 @@ async def only_run(data_dir) -> str:
     return found[0]
 
 
+@pytest.mark.promise("P64")
 async def test_a_killed_command_leaves_a_sandbox_that_ends_by_itself_within_a_minute(scene):
     data_dir, environ, _ = scene
     process = await command(data_dir, environ, "agent", "run", "writer", "hang")
@@ -180,6 +183,7 @@ async def test_a_killed_command_leaves_a_sandbox_that_ends_by_itself_within_a_mi
         await engine.aclose()
 
 
+@pytest.mark.promise("P64")
 async def test_a_daemon_settles_what_a_killed_command_left(scene):
     data_dir, environ, _ = scene
     process = await command(data_dir, environ, "agent", "run", "writer", "hang")
@@ -220,6 +224,7 @@ async def some(runs: RunDirectory) -> bool:
     return bool(await runs.list(None))
 
 
+@pytest.mark.promise("P68")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_an_interrupted_command_cancels_its_run_and_leaves_nothing(scene, number, status):
     data_dir, environ, _ = scene
@@ -259,6 +264,7 @@ async def through(daemon: DaemonProcess, environ, *words: str) -> str:
     return out.decode()
 
 
+@pytest.mark.promise("P42")
 async def test_a_daemon_without_the_libraries_of_agents_serves_everything_else(tmp_path):
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "jsonschema.py").write_text(

@@ -12,6 +12,8 @@ import pytest
 from tests.daemon.process import running
 from tests.daemon.storm import Storm, eventually
 
+pytestmark = pytest.mark.promise("P33")
+
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 KILLS = 200 if LONG else 20
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.daemon.process import running
 
+pytestmark = pytest.mark.promise("P41")
+
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "http.md"
 BLOCK = re.compile(r"^```bash\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CUT = "=== end of a block ==="

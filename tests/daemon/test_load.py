@@ -13,6 +13,8 @@ from tests.daemon.load import Level, Load, down_to
 from tests.daemon.process import ask, running
 from tests.patience import FAR_TOO_LATE_S
 
+pytestmark = pytest.mark.promise("P40")
+
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 CLIENTS, SESSIONS, SECONDS = (200, 50, 60.0) if LONG else (60, 12, 6.0)
 # What Python's allocator and caches keep after the first load; a second load may add nothing.

@@ -29,6 +29,7 @@ async def told(*words: str, environ: dict[str, str] | None = None) -> tuple[int,
     return process.returncode or 0, complaint.decode()
 
 
+@pytest.mark.promise("P28")
 async def test_a_session_outlives_the_daemon_that_made_it(tmp_path):
     async with running(tmp_path / "data") as daemon, aiohttp.ClientSession() as http:
         status, made = await ask(http, "POST", daemon.url + "/v1/sessions", {})
@@ -39,6 +40,7 @@ async def test_a_session_outlives_the_daemon_that_made_it(tmp_path):
         assert (status, found["status"]) == (200, "running")
 
 
+@pytest.mark.promise("P28")
 async def test_a_second_daemon_on_one_data_directory_is_refused(tmp_path):
     data_dir = tmp_path / "data"
     async with running(data_dir) as daemon:
@@ -50,6 +52,7 @@ async def test_a_second_daemon_on_one_data_directory_is_refused(tmp_path):
         assert "hint:" in complaint
 
 
+@pytest.mark.promise("P43")
 async def test_an_address_others_can_reach_needs_a_key(tmp_path):
     words = ("--data-dir", str(tmp_path / "data"), "serve", "--listen", "0.0.0.0:0")
     status, complaint = await told(*words)
@@ -66,6 +69,7 @@ async def test_an_address_others_can_reach_needs_a_key(tmp_path):
         assert await ask(http, "GET", url, headers=good) == (200, [])
 
 
+@pytest.mark.promise("P43")
 async def test_the_socket_in_the_data_directory_is_the_operators(tmp_path):
     environ = {"SANDKASTEN_API_KEY": "sk-0123456789abcdef"}
     async with running(tmp_path / "data", environ=environ):
@@ -76,6 +80,7 @@ async def test_the_socket_in_the_data_directory_is_the_operators(tmp_path):
             assert await ask(http, "GET", "http://localhost/v1/sessions") == (200, [])
 
 
+@pytest.mark.promise("P43")
 async def test_loopback_is_open_until_the_first_key_is_made_and_never_again(tmp_path):
     async with running(tmp_path / "data") as daemon, aiohttp.ClientSession() as http:
         url = daemon.url + "/v1/sessions"

@@ -16,6 +16,8 @@ import pytest
 from tests.daemon.process import ask, running
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.promise("P38")
+
 
 class Tmux:
     def __init__(self, socket: str) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sandkasten.backends.docker.options import WorkspaceMode
     from tests.deploy.engine import Docker
 
+pytestmark = pytest.mark.promise("P60")
+
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "docker.md"
 CALL = re.compile(r"`((?:GET|HEAD|POST|PUT|DELETE) /[^`]*)`")
 ID = SandboxId("sbx_0123456789abcdef0123")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.deploy.engine import Docker
 
-pytestmark = pytest.mark.timeout(built.PATIENCE_S)
+pytestmark = [pytest.mark.timeout(built.PATIENCE_S), pytest.mark.promise("P60")]
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "compose"
 FILES = ("socket", "shared-volume", "sidecar")
 GIVEN = {"SANDKASTEN_API_KEY": KEY, "DOCKER_GID": "990"}

@@ -14,6 +14,8 @@ import yaml
 from sandkasten.backends.docker.options import ENGINE_MODES, WORKSPACE_MODES
 from sandkasten.daemon.settings import documented
 
+pytestmark = pytest.mark.promise("P41")
+
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = [ROOT / "docs" / "guides" / name for name in ("docker.md", "platforms.md")]
 SHOWN = [*GUIDES, ROOT / "deploy" / "Dockerfile"]

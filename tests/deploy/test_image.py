@@ -35,6 +35,7 @@ def inside(engine: Docker, image: str, script: str) -> str:
     return engine.docker(*run).stdout
 
 
+@pytest.mark.promise("P60")
 def test_the_image_says_how_it_is_to_be_run(engine: Docker, daemon_image: str) -> None:
     config = config_of(engine, daemon_image)
     environment = dict(one.split("=", 1) for one in config["Env"])
@@ -60,6 +61,7 @@ def test_the_image_has_both_names(engine: Docker, daemon_image: str) -> None:
     assert len(set(found.stdout.split())) == 1
 
 
+@pytest.mark.promise("P60")
 def test_the_image_holds_the_daemon_and_no_tools_to_build_it(
     engine: Docker, daemon_image: str
 ) -> None:
@@ -79,6 +81,7 @@ def test_the_image_holds_the_daemon_and_no_tools_to_build_it(
     ]
 
 
+@pytest.mark.promise("P43")
 def test_without_a_key_it_does_not_start_and_says_what_to_set(
     engine: Docker, daemon_image: str
 ) -> None:
@@ -121,6 +124,7 @@ def until_healthy(engine: Docker, name: str) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.promise("P60")
 def test_with_the_socket_it_is_healthy_as_nobody_special_on_a_read_only_root(
     engine: Docker, served: str
 ) -> None:
@@ -155,6 +159,7 @@ def test_a_daemon_that_no_longer_answers_is_unhealthy(engine: Docker, served: st
     assert asked.stdout == "/nonexistent: [Errno 2] No such file or directory\n"
 
 
+@pytest.mark.promise("P60")
 def test_told_to_stop_it_leaves_in_peace(engine: Docker, served: str) -> None:
     until_healthy(engine, served)
     engine.docker("stop", "--time", "40", served)

@@ -12,7 +12,7 @@ from tests import built
 if TYPE_CHECKING:
     from tests.deploy.engine import Docker
 
-pytestmark = pytest.mark.timeout(built.PATIENCE_S)
+pytestmark = [pytest.mark.timeout(built.PATIENCE_S), pytest.mark.promise("P60")]
 PROGRAMS = {
     "base": ("bash --version | head -c 8", "ps --version | head -c 4"),
     "python": ("python3 -c 'print(1 + 1)'", "python3 -m pip --version"),

@@ -15,7 +15,7 @@ from tests.engines.engine import Engine
 from tests.patience import FAR_TOO_LATE_S
 
 # Engines are stopped and started again, and daemons too.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.promise("P57")]
 # Of one request to the engine: nobody gives up while a test lasts, or somebody soon does. What is
 # asked of us may take a few of them.
 PATIENT, IMPATIENT = "600", "2"

@@ -64,6 +64,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
+@pytest.mark.promise("P73")
 async def test_a_sandbox_is_two_calls_and_a_way_in_and_one_call_and_its_volumes(
     backend: DockerBackend, calls: list[str]
 ):
@@ -91,6 +92,7 @@ async def test_a_sandbox_is_two_calls_and_a_way_in_and_one_call_and_its_volumes(
     assert sorted(set(gone[1:])) == [f"DELETE volumes/{name}" for name in volumes]
 
 
+@pytest.mark.promise("P58")
 async def test_what_lost_its_record_is_found_by_its_labels(
     backend: DockerBackend, engine: Reached, tmp_path: Path
 ):
@@ -100,6 +102,7 @@ async def test_what_lost_its_record_is_found_by_its_labels(
     assert seen.things(engine, ID) == []
 
 
+@pytest.mark.promise("P58")
 async def test_volumes_whose_container_a_stranger_removed_are_still_ours(
     engine: Reached, tmp_path: Path
 ):
@@ -113,6 +116,7 @@ async def test_volumes_whose_container_a_stranger_removed_are_still_ours(
     assert seen.things(engine, ID) == []
 
 
+@pytest.mark.promise("P59")
 async def test_an_image_that_was_removed_from_the_engine_is_given_to_it_again(
     engine: Reached, tmp_path: Path, calls: list[str]
 ):
@@ -138,6 +142,7 @@ async def test_an_image_that_was_removed_from_the_engine_is_given_to_it_again(
     await backend.aclose()
 
 
+@pytest.mark.promise("P09")
 @pytest.mark.parametrize("mode", ["bind", "volume"])
 async def test_a_runner_that_ends_at_once_is_told_with_its_last_words(
     engine: Reached, tmp_path: Path, mode: str
@@ -155,6 +160,7 @@ async def test_a_runner_that_ends_at_once_is_told_with_its_last_words(
     engine.docker("volume", "rm", *(one for one in engine.volumes() if one not in before))
 
 
+@pytest.mark.promise("P09")
 async def test_what_the_engine_says_in_place_of_the_runner_is_not_taken_for_it(
     engine: Reached, tmp_path: Path
 ):

@@ -17,7 +17,7 @@ from tests.engines.engine import Engine
 from tests.patience import FAR_TOO_LATE_S
 
 # Engines are filled, or asked for much at once.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.promise("P58")]
 _BYTES = 48 << 20
 
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tests.engines.engine import Engine as Dockerd
     from tests.engines.reached import Reached
 
+pytestmark = pytest.mark.promise("P59")
+
 
 def far(image: str) -> CreateRequest:
     return CreateRequest(backend="docker", image=image)
@@ -180,6 +182,7 @@ HOSTILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.promise("P52")
 @pytest.mark.parametrize("mode", ["volume", "bind"])
 async def test_nothing_that_an_image_says_of_itself_opens_its_sandbox(engine, data, mode):
     _load(engine, "hostile:1", HOSTILE)
@@ -218,6 +221,7 @@ async def test_volumes_of_an_image_are_refused_where_there_can_be_none(engine, d
     assert await nothing_left(engine, data) == []
 
 
+@pytest.mark.promise("P52")
 async def test_a_link_of_an_image_leads_no_volume_over_the_runner(engine, data):
     # Mounted after ours, because it has more parts; with what the image has there in it.
     evil = b"#!/bin/sh\nexec sleep 100\n"
@@ -232,6 +236,7 @@ async def test_a_link_of_an_image_leads_no_volume_over_the_runner(engine, data):
     assert await nothing_left(engine, data) == []
 
 
+@pytest.mark.promise("P52")
 @pytest.mark.parametrize(
     "path", ["/run/sandkasten", "/home", "/run/sandkasten/listen/x", "/proc/x", "/sys/fs"]
 )

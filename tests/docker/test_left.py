@@ -60,6 +60,7 @@ async def test_what_somebody_who_was_killed_left_of_his_looks_is_cleared_away(
     assert left(engine, data) == []
 
 
+@pytest.mark.promise("P29")
 async def test_something_foreign_under_our_name_is_a_conflict_and_stays_as_it_is(
     backend, engine, data
 ):
@@ -120,6 +121,7 @@ async def test_one_that_somebody_paused_says_so_and_goes_on_later(engine, data, 
     assert await nothing_left(engine, data) == []
 
 
+@pytest.mark.promise("P59")
 async def test_a_runner_that_was_cleared_away_or_damaged_is_put_there_again(engine, data):
     async with opened(data, engine) as sand:
 
@@ -193,6 +195,7 @@ async def test_a_system_prune_takes_nothing_that_lives(mortal, data):
     assert await nothing_left(engine, data) == []
 
 
+@pytest.mark.promise("P29")
 async def test_two_installations_on_one_engine_never_touch_each_others(engine, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     async with opened(one, engine) as mine, opened(two, engine) as theirs:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.promise("P59")
+
 MIB = 1 << 20
 JUNK: tuple[Any, ...] = (
     None, True, 0, -1, 10**30, 1.5, "", "x", "../../x", "a/b", "\udcff", [], {}, [None], [[]],

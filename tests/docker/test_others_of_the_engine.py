@@ -140,6 +140,7 @@ async def run(channel: Channel, command: str) -> str:
     return found.decode()
 
 
+@pytest.mark.promise("P59")
 async def test_an_image_whose_run_leads_into_the_workspace_is_refused(
     opened: Callable[..., DockerBackend], changed: Callable[..., str]
 ):
@@ -151,6 +152,7 @@ async def test_an_image_whose_run_leads_into_the_workspace_is_refused(
         await taken_over(backend, image)
 
 
+@pytest.mark.promise("P59")
 async def test_where_there_are_no_volumes_the_runner_cannot_be_replaced_either(
     opened: Callable[..., DockerBackend], changed: Callable[..., str]
 ):
@@ -184,6 +186,7 @@ def fill(engine: Reached, volume: str, content: bytes, data_dir: Path) -> None:
     engine.docker("rm", made)
 
 
+@pytest.mark.promise("P59")
 async def test_another_program_of_the_same_length_is_not_taken_for_the_runner(
     engine: Reached, opened: Callable[..., DockerBackend], data_dir: Path
 ):
@@ -202,6 +205,7 @@ async def test_another_program_of_the_same_length_is_not_taken_for_the_runner(
     assert seen.split()[0] == hashlib.sha256(genuine).hexdigest()
 
 
+@pytest.mark.promise("P59")
 async def test_a_runner_volume_that_lies_elsewhere_is_refused(
     engine: Reached, opened: Callable[..., DockerBackend], data_dir: Path
 ):
@@ -221,6 +225,7 @@ async def test_a_runner_volume_that_lies_elsewhere_is_refused(
 # ---- two that remove one
 
 
+@pytest.mark.promise("P58")
 async def test_nobody_is_told_that_a_sandbox_is_gone_while_another_still_removes_it(
     engine: Reached, opened: Callable[..., DockerBackend]
 ):

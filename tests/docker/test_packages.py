@@ -16,7 +16,7 @@ from tests.packages.wheels import wheel
 if TYPE_CHECKING:
     from tests.engines.reached import Reached
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("P55")]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine as Ours
 
 # Engines are stopped and started again.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.promise("P57")]
 # With the one our sockets are the runner's own, with the other all goes through the engine.
 MODES = ("bind", "volume")
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"

@@ -22,6 +22,8 @@ from tests.engines.ssh import Ssh
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.promise("P56")
+
 SPEC = CellSpec(image=Image(name=stock.reference("busybox"), kind="engine"))
 
 

@@ -18,6 +18,8 @@ from tests.docker.site import LONG, environment, left, nothing_left, until
 from tests.engines import stock
 from tests.engines.engine import Engine
 
+pytestmark = pytest.mark.promise("P58")
+
 # For each way into a sandbox: while the first is made, and when sessions live.
 EARLY, LATER = (3, 7) if LONG else (1, 2)
 RELAY = "--relay"

@@ -60,6 +60,7 @@ async def gone(world, the_id) -> None:
     await until(over)
 
 
+@pytest.mark.promise("P57")
 @pytest.mark.parametrize("mode", ["away", "hanging"])
 async def test_requests_say_that_the_backend_is_away_and_work_when_it_is_back(world, mode):
     engine = world.engine
@@ -98,6 +99,7 @@ async def test_a_process_that_is_not_connected_is_told_the_same(world, mode):
     await other.aclose()
 
 
+@pytest.mark.promise("P57")
 async def test_an_engine_that_goes_between_the_dial_and_the_hello_ends_nothing(world, monkeypatch):
     the_id = (await world.engine.create(FAR)).id
     cell = world.engine._handles.peek(the_id).cell
@@ -116,6 +118,7 @@ async def test_an_engine_that_goes_between_the_dial_and_the_hello_ends_nothing(w
     assert await world.state(the_id) == RUNS
 
 
+@pytest.mark.promise("P57")
 async def test_what_is_under_way_when_it_goes_is_no_loss_and_its_end_is_learnt_later(world):
     engine = world.engine
     the_id = (await engine.create(FAR)).id
@@ -153,6 +156,7 @@ async def test_a_cut_connection_to_a_sandbox_that_lives_is_no_loss(world):
     assert (await engine.exec_get(the_id, running.exec_id)).status == "running"
 
 
+@pytest.mark.promise("P57")
 @pytest.mark.parametrize("mode", ["away", "hanging"])
 async def test_a_destroy_is_refused_and_done_when_it_is_back(world, mode):
     await world.engine.recover()
@@ -185,6 +189,7 @@ async def test_a_process_without_a_watch_finishes_it_by_its_sweep(world):
     assert list(await world.far.real.owned()) == []
 
 
+@pytest.mark.promise("P57")
 async def test_a_lifetime_that_ends_meanwhile_is_an_expiry_and_its_leftovers_go(world):
     the_id = (await world.engine.create(CreateRequest(backend="docker", lifetime_s=60))).id
     await world.far.turn("away")
@@ -199,6 +204,7 @@ async def test_a_lifetime_that_ends_meanwhile_is_an_expiry_and_its_leftovers_go(
     assert list(await world.far.real.owned()) == []
 
 
+@pytest.mark.promise("P57")
 async def test_one_that_ended_itself_meanwhile_did_not_crash(world):
     await world.engine.recover()
     the_id = (await world.engine.create(CreateRequest(backend="docker", ttl_s=60))).id
@@ -211,6 +217,7 @@ async def test_one_that_ended_itself_meanwhile_did_not_crash(world):
     assert await world.state(the_id) == "None/expired"
 
 
+@pytest.mark.promise("P57")
 async def test_a_daemon_that_starts_meanwhile_serves_the_others_and_finds_them_later(world):
     far = (await world.engine.create(FAR)).id
     near = (await world.engine.create(CreateRequest())).id
@@ -250,6 +257,7 @@ async def test_a_start_does_not_wait_long_for_an_engine_that_hangs(world, count)
     assert sum(world.far.asked.values()) <= 12
 
 
+@pytest.mark.promise("P57")
 async def test_a_hanging_engine_is_asked_once_at_a_time_and_keeps_nobody_waiting(world):
     await world.engine.recover()
     far = [(await world.engine.create(FAR)).id for _ in range(30)]
@@ -291,6 +299,7 @@ async def test_many_cut_connections_at_once_do_not_storm_the_engine(world):
     assert world.far.most <= 5
 
 
+@pytest.mark.promise("P57")
 async def test_a_sweep_of_the_others_goes_on(world):
     litter = new_sandbox_id()
     info = await world.engine.create(CreateRequest())
@@ -345,6 +354,7 @@ async def test_lists_show_what_was_last_known_and_say_so(world):
     assert (await world.engine.get(the_id)).warnings == ()
 
 
+@pytest.mark.promise("P29")
 async def test_creates_in_vain_leave_no_rows(world):
     await world.far.turn("away")
     for _ in range(3):

@@ -79,6 +79,7 @@ async def test_streams_are_apart_and_together_in_order(engine, box):
     assert (result.stdout_bytes, result.stderr_bytes, result.truncated) == (4, 2, False)
 
 
+@pytest.mark.promise("P10")
 async def test_a_failure_is_a_result(engine, box):
     result = await engine.exec(box, ExecRequest("false"))
     assert (result.status, result.exit_code, result.why) == ("completed", 1, None)
@@ -246,6 +247,7 @@ async def test_output_is_read_on_from_a_sequence_number(engine, box):
     assert [(c.seq, c.data, c.gap_bytes) for c in chunks] == [(2, b"b\n", 0), (3, b"c\n", 0)]
 
 
+@pytest.mark.promise("P14")
 async def test_a_gap_is_reported_with_its_size(engine, box):
     result = await engine.exec(box, ExecRequest("yes | head -c 1000000", max_output_bytes=1000))
     chunks, _ = await collect(engine.exec_output(box, result.exec_id))
@@ -339,6 +341,7 @@ async def test_a_connection_lost_midway_is_made_again_and_nothing_is_lost_or_run
     assert len(world.backend.cells[box].streams) == 2
 
 
+@pytest.mark.promise("P10")
 async def test_a_sandbox_that_dies_midway_gives_a_lost_result(world, box):
     stream = world.engine.exec_stream(box, ExecRequest("echo one; sleep 600"))
     assert (await anext(stream)).data == b"one\n"

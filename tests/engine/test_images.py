@@ -71,6 +71,7 @@ async def world(tmp_path):
     await made.engine.aclose()
 
 
+@pytest.mark.promise("P48")
 async def test_an_image_in_use_is_not_removed_and_its_sandboxes_are_named(world):
     the_id = await world.bring("a")
     one = await world.engine.create(CreateRequest(image="a"))
@@ -100,6 +101,7 @@ async def test_a_name_of_an_image_in_use_may_go_while_another_stays(world):
     assert (await world.engine.images.inspect("b")).used_by == (box.id,)
 
 
+@pytest.mark.promise("P48")
 async def test_a_collection_never_takes_layers_of_a_running_sandbox(world):
     old = await world.bring("a")
     box = await world.engine.create(CreateRequest(image="a"))
@@ -140,6 +142,7 @@ async def test_a_sandbox_whose_image_goes_between_name_and_row_is_refused_and_le
     assert await world.ledger.list() == []
 
 
+@pytest.mark.promise("P48")
 async def test_creating_and_removing_at_once_ends_one_way_or_the_other(world):
     """Either the sandbox is there with all its layers, or the image is gone and nothing else."""
     outcomes = set()
@@ -174,6 +177,7 @@ async def test_creating_and_removing_at_once_ends_one_way_or_the_other(world):
     assert "removed" in outcomes or "kept" in outcomes
 
 
+@pytest.mark.promise("P52")
 async def test_the_environment_of_an_image_lies_below_the_callers(world):
     await world.bring("a", config={"Env": ["A=image", "B=image", "bad-name=x"]})
     box = await world.engine.create(CreateRequest(image="a", env={"A": "caller"}))

@@ -57,6 +57,7 @@ async def until(check) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.promise("P33")
 async def test_a_session_is_in_the_journal_before_the_ledger_and_runs_afterwards(kept):
     seen: list[tuple[str | None, str | None]] = []
     put, runs = kept.store.put, kept.journal.session_runs
@@ -108,6 +109,7 @@ async def test_a_destroyed_session_says_so_to_its_tenant_and_to_nobody_else(kept
         await kept.engine.destroy(info.id)
 
 
+@pytest.mark.promise("P33")
 async def test_the_end_is_written_before_the_row_goes(kept):
     info = await kept.engine.create(CreateRequest())
     drop = kept.store.drop
@@ -134,6 +136,7 @@ async def test_a_create_that_fails_ends_in_the_journal_with_the_reason(kept):
     assert await kept.left() == ([], [])
 
 
+@pytest.mark.promise("P34")
 async def test_a_full_journal_lets_nothing_begin_and_nothing_stay():
     journal: Any = FullJournal()
     world = World(journal=journal)
@@ -205,6 +208,7 @@ async def test_what_could_not_be_run_is_no_command(kept):
     assert [row.status for row in await kept.journal.execs(info.id)] == []
 
 
+@pytest.mark.promise("P32")
 async def test_a_background_command_is_followed_to_its_end(kept):
     info = await kept.engine.create(CreateRequest())
     started = [
@@ -225,6 +229,7 @@ async def test_a_background_command_is_followed_to_its_end(kept):
     assert {one.exec_id for one in started} == set(rows)
 
 
+@pytest.mark.promise("P38")
 async def test_a_terminal_is_noted_when_it_begins_and_followed_to_its_end(kept):
     info = await kept.engine.create(CreateRequest())
     command = ("sh", "-c", f"{UNTIL_GO}; exit 3")
@@ -240,6 +245,7 @@ async def test_a_terminal_is_noted_when_it_begins_and_followed_to_its_end(kept):
     await until(ended)
 
 
+@pytest.mark.promise("P32")
 async def test_a_command_whose_caller_left_is_followed_to_its_end(kept):
     info = await kept.engine.create(CreateRequest())
     waiting = asyncio.create_task(kept.engine.exec(info.id, ExecRequest(f"echo a; {UNTIL_GO}")))

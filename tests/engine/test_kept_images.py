@@ -118,6 +118,7 @@ async def opened(tmp_path):
         await world.engine.aclose()
 
 
+@pytest.mark.promise("P50")
 async def test_an_image_of_the_store_comes_before_the_backends_own(opened):
     world = opened("python:3.11-slim")
     the_id = await world.bring("python:3.11-slim")
@@ -127,6 +128,7 @@ async def test_an_image_of_the_store_comes_before_the_backends_own(opened):
     assert world.keeper.sought == []
 
 
+@pytest.mark.promise("P50")
 async def test_what_the_store_has_not_is_looked_for_under_every_meaning_of_the_name(opened):
     world = opened("python:3.11-slim", "alpine")
     image = await world.shown("python")
@@ -137,6 +139,7 @@ async def test_what_the_store_has_not_is_looked_for_under_every_meaning_of_the_n
     assert info.warnings == ()
 
 
+@pytest.mark.promise("P50")
 async def test_what_is_nowhere_is_said_of_both_places_with_a_way_out(opened):
     world = opened()
     with pytest.raises(InvalidImage) as refused:
@@ -150,6 +153,7 @@ async def test_what_is_nowhere_is_said_of_both_places_with_a_way_out(opened):
     assert await world.ledger.list() == []
 
 
+@pytest.mark.promise("P50")
 async def test_the_host_stands_in_for_nothing_here_and_elsewhere_as_ever(opened):
     world = opened()
     with pytest.raises(InvalidImage):
@@ -159,6 +163,7 @@ async def test_the_host_stands_in_for_nothing_here_and_elsewhere_as_ever(opened)
     assert elsewhere.warnings
 
 
+@pytest.mark.promise("P50")
 async def test_the_host_image_by_its_name_is_unsupported(opened):
     world = opened("host", aliases={"mine": "host"})
     for name in ("host", "mine"):
@@ -189,6 +194,7 @@ async def test_a_one_shot_runs_on_the_image_of_its_runtime(opened):
         await world.engine.run(RunRequest(runtime="sh", code="true"))
 
 
+@pytest.mark.promise("P50")
 async def test_the_allow_list_holds_for_the_backends_images_too(opened):
     world = opened("python:latest", "python:3.11-slim", "evil:1", allowed=["python:3.11-slim"])
     with pytest.raises(PolicyDenied):
@@ -222,6 +228,7 @@ async def test_the_store_fetches_only_what_the_backend_has_not_either(opened, mo
     assert asked == ["gone:1"]
 
 
+@pytest.mark.promise("P48")
 async def test_garbage_is_collected_while_a_sandbox_uses_an_image_of_the_backend(opened):
     world = opened("alpine")
     await world.bring("a")
@@ -234,6 +241,7 @@ async def test_garbage_is_collected_while_a_sandbox_uses_an_image_of_the_backend
     assert world.layers.layers() == []
 
 
+@pytest.mark.promise("P48")
 async def test_an_image_of_the_store_stays_while_such_a_backend_uses_it(opened):
     world = opened()
     the_id = await world.bring("a")

@@ -41,6 +41,7 @@ def test_a_paused_sandbox_may_run_again_or_end():
     assert {s for s in State if is_there(s)} == {State.RUNNING, State.PAUSED}
 
 
+@pytest.mark.promise("P05")
 async def test_a_backend_that_cannot_pause_says_so_and_nothing_changes(world, engine, box):
     for verb in (engine.pause, engine.resume, engine.reclaim):
         with pytest.raises(UnsupportedByBackend) as refused:

@@ -32,6 +32,7 @@ def swept():
 RACES = 10_000 if os.environ.get("SANDKASTEN_LONG") == "1" else 1000
 
 
+@pytest.mark.promise("P16")
 async def test_a_hundred_opens_of_one_key_make_one_sandbox(tmp_path):
     world = World(store=DirectoryStore(tmp_path), journal=MemoryJournal())
     engines = [world.engine, *(world.another() for _ in range(3))]
@@ -52,6 +53,7 @@ async def lease(engine, the_id: str, idle_s: float) -> None:
     await channel.call("lease", {"idle_ms": int(idle_s * 1000), "lifetime_ms": 3_600_000})
 
 
+@pytest.mark.promise("P30")
 async def test_a_command_meets_a_lease_that_ends_and_runs_whole_or_not_at_all():
     """`RACES` times a command comes at about the moment the idle time is over."""
     world = World(journal=MemoryJournal())

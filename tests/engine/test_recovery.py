@@ -18,7 +18,7 @@ from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("P33")]
 
 
 async def row(world, the_id):
@@ -149,6 +149,7 @@ async def test_a_row_that_should_have_gone_with_its_session_goes(kept, after):
     assert await kept.left() == ([], [])
 
 
+@pytest.mark.promise("P32")
 async def test_running_commands_are_followed_again_and_nothing_of_them_is_lost(kept, after):
     info = await kept.engine.create(CreateRequest())
     started = await kept.engine.exec_start(

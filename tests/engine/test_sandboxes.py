@@ -69,6 +69,7 @@ async def test_the_environment_of_a_sandbox_is_the_operators_then_the_callers():
     await world.engine.aclose()
 
 
+@pytest.mark.promise("P27")
 async def test_nobody_gets_more_than_the_operators_ceiling():
     world = World(policy=Policy(ceiling={"mem_limit_mb": 256, "max_stdout_bytes": 1000}))
     with pytest.raises(PolicyDenied) as refused:
@@ -146,6 +147,7 @@ async def test_an_id_that_names_nothing_is_not_found(engine, text):
             await call
 
 
+@pytest.mark.promise("P29")
 async def test_the_row_is_written_before_the_resource(world):
     seen: list[tuple[str, str]] = []
 

@@ -65,6 +65,7 @@ async def test_one_run_alone_keeps_nothing_ready(world):
     assert await world.left() == ([], [])
 
 
+@pytest.mark.promise("P17")
 async def test_after_two_of_a_kind_the_next_finds_its_sandbox_ready(world):
     await sh(world)
     await sh(world)
@@ -109,6 +110,7 @@ async def test_two_runs_far_apart_keep_nothing_ready(world):
     assert await world.left() == ([], [])
 
 
+@pytest.mark.promise("P17")
 async def test_fifty_at_once_never_share_one(world):
     await sh(world)
     await sh(world)
@@ -132,6 +134,7 @@ async def test_nothing_of_one_run_is_there_for_the_next(world):
     assert "sandbox.claimed" in world.events.names()
 
 
+@pytest.mark.promise("P17")
 async def test_another_environment_or_limit_does_not_get_it(world):
     await sh(world, env={"A": "1"})
     await sh(world, env={"A": "1"})
@@ -149,6 +152,7 @@ async def test_another_environment_or_limit_does_not_get_it(world):
     assert (result.sandbox_id, result.stdout) == (spare, b"1\n")
 
 
+@pytest.mark.promise("P17")
 async def test_a_named_workspace_is_never_kept_ready(world):
     for _ in range(3):
         await sh(world, workspace_id="kept")
@@ -157,6 +161,7 @@ async def test_a_named_workspace_is_never_kept_ready(world):
     assert await world.left() == ([], [])
 
 
+@pytest.mark.promise("P17")
 async def test_a_spare_belongs_to_nobody_and_can_be_removed(world):
     await sh(world)
     await sh(world)
@@ -207,6 +212,7 @@ async def test_a_spare_that_somebody_is_removing_is_not_claimed(world):
         assert (await sh(world)).sandbox_id != spare
 
 
+@pytest.mark.promise("P17")
 async def test_a_spare_that_was_killed_is_replaced_unnoticed(world):
     await sh(world)
     await sh(world)
@@ -219,6 +225,7 @@ async def test_a_spare_that_was_killed_is_replaced_unnoticed(world):
     assert "sandbox.cleanup_failed" not in world.events.names()
 
 
+@pytest.mark.promise("P17")
 async def test_a_spare_that_dies_while_it_is_claimed_is_replaced_unnoticed(world, monkeypatch):
     await sh(world)
     await sh(world)
@@ -277,6 +284,7 @@ async def test_a_run_that_is_cancelled_while_it_waits_leaves_nothing(world):
     await until(gone)
 
 
+@pytest.mark.promise("P17")
 async def test_a_spare_that_cannot_be_made_is_no_failure_of_any_run(world):
     await sh(world)
 
@@ -316,6 +324,7 @@ async def test_a_run_waiting_for_one_that_fails_makes_its_own(world):
     assert (await running).stdout == b"own\n"
 
 
+@pytest.mark.promise("P17")
 async def test_a_spare_that_nobody_claims_is_taken_away(world, monkeypatch):
     monkeypatch.setattr(spares, "KEPT_S", 0.1)
     await sh(world)

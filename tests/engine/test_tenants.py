@@ -27,6 +27,7 @@ def test_the_operators_plain_names_are_kept_as_they_are():
     assert scoped("default", "workflow:1:main") == "workflow:1:main"
 
 
+@pytest.mark.promise("P45")
 async def test_one_key_names_another_sandbox_for_each_tenant(engine):
     async def open_(tenant, key="k"):
         return await engine.create(CreateRequest(session_key=key, tenant=tenant))
@@ -41,6 +42,7 @@ async def test_one_key_names_another_sandbox_for_each_tenant(engine):
     assert [one.id for one in await engine.list(tenant="acme")] == [theirs.id]
 
 
+@pytest.mark.promise("P45")
 async def test_one_workspace_name_is_another_workspace_for_each_tenant(engine):
     for tenant in ("default", "acme"):
         info = await engine.create(CreateRequest(workspace_id="data", tenant=tenant))
@@ -90,6 +92,7 @@ async def test_a_spare_is_nobodys_until_it_is_claimed():
     assert await world.left() == ([], [])
 
 
+@pytest.mark.promise("P46")
 async def test_fifty_creates_at_once_against_ten_make_ten(world):
     engine, listed = world.engine, world.store.list
     quota = TenantQuota(max_sessions=10)

@@ -81,6 +81,7 @@ async def test_strongest_is_the_strongest_that_is_ready_and_the_answer_says_whic
     assert await backend_of(opened(Named("memory")), isolation="strongest") == "memory"
 
 
+@pytest.mark.promise("P05")
 async def test_gvisor_that_is_not_ready_is_refused_with_its_reason_and_never_weakened(opened):
     engine = opened(Named("local"), Named("gvisor", BROKEN))
     for asked in (CreateRequest(isolation="gvisor"), CreateRequest(backend="gvisor")):
@@ -126,6 +127,7 @@ async def test_the_operator_chooses_what_a_plain_request_gets(opened):
     assert await backend_of(opened(*backends, policy=policy)) == "gvisor"
 
 
+@pytest.mark.promise("P05")
 async def test_less_than_the_operators_minimum_is_denied(opened):
     engine = opened(Named("local"), Named("gvisor"), policy=Policy(isolation_minimum="gvisor"))
     for asked in (CreateRequest(isolation="standard"), CreateRequest(backend="local")):
@@ -137,6 +139,7 @@ async def test_less_than_the_operators_minimum_is_denied(opened):
         await engine.run(RunRequest("1", isolation="standard"))
 
 
+@pytest.mark.promise("P05")
 async def test_strongest_does_not_fall_below_the_minimum(opened):
     policy = Policy(isolation_minimum="gvisor")
     engine = opened(Named("local"), Named("gvisor", BROKEN), policy=policy)
@@ -205,6 +208,7 @@ async def test_the_survey_shows_every_tier_with_reason_remedy_and_time(opened):
 GONE = Readiness(False, "no engine answers at unix:///run/docker.sock", "start dockerd")
 
 
+@pytest.mark.promise("P05")
 async def test_strongest_never_falls_to_an_engine_nor_from_one(opened):
     engine = opened(Named("gvisor", BROKEN), Named("docker"), Named("oci"))
     assert await backend_of(engine, isolation="strongest") == "oci"

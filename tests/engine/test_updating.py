@@ -33,6 +33,7 @@ async def test_times_and_labels_change_and_the_rest_stays(kept):
     assert (await engine.update(info.id, UpdateRequest())).labels == {"c": "3"}
 
 
+@pytest.mark.promise("P30")
 async def test_the_runner_holds_the_new_lease(kept):
     engine = kept.engine
     info = await engine.create(CreateRequest())

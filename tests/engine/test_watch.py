@@ -36,6 +36,7 @@ async def ended(world, the_id):
     return await world.journal.session(the_id)
 
 
+@pytest.mark.promise("P32")
 async def test_a_killed_sandbox_has_crashed_without_anybody_asking(watched):
     info = await watched.engine.create(CreateRequest(tenant="acme"))
     await watched.backend.cells[info.id].real.crash()
@@ -157,6 +158,7 @@ async def test_creates_and_destroys_under_watch_end_as_what_they_were(watched, m
     assert await watched.left() == ([], [])
 
 
+@pytest.mark.promise("P29")
 async def test_what_comes_into_the_ledger_during_a_round_is_not_taken_for_gone(
     watched, monkeypatch
 ):
@@ -206,6 +208,7 @@ async def test_nobody_watches_after_the_end(kept):
     assert (await kept.journal.session(info.id)).ended_at is None
 
 
+@pytest.mark.promise("P33")
 async def test_drain_begins_nothing_new_and_waits_for_what_is_being_made(kept):
     reached, go = asyncio.Event(), asyncio.Event()
 

@@ -60,6 +60,7 @@ async def test_a_workspace_that_is_not_there_is_not_made(engine):
     assert [one.name for one in await engine.workspaces.list()] == ["w"]
 
 
+@pytest.mark.promise("P22")
 async def test_one_that_was_deleted_meanwhile_is_not_made_again(engine):
     planned = engine.workspace_files._planner.plan
 

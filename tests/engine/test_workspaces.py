@@ -77,6 +77,7 @@ async def test_those_who_share_have_it_together_and_nobody_alone(world):
     assert (await world.engine.create(NAMED)).workspace_shared is False
 
 
+@pytest.mark.promise("P22")
 async def test_a_dead_holder_does_not_count_and_is_taken_away(world):
     dead = await world.engine.create(NAMED)
     await world.backend.cells[dead.id].real.crash()
@@ -85,6 +86,7 @@ async def test_a_dead_holder_does_not_count_and_is_taken_away(world):
     assert await world.backend.real.owned() == (heir.id,)
 
 
+@pytest.mark.promise("P22")
 @pytest.mark.parametrize("state", [State.CREATING, State.DESTROYING, State.LOST])
 async def test_a_holder_whose_maker_died_half_way_does_not_count(world, state):
     made = await world.engine.create(NAMED)
@@ -301,6 +303,7 @@ def _first_words(crowd: list[subprocess.Popen[str]]) -> list[str]:
     return [one.stdout.readline().strip() for one in crowd if one.stdout is not None]
 
 
+@pytest.mark.promise("P22")
 async def test_of_many_processes_one_gets_the_workspace(tmp_path):
     crowd = _processes("claim", tmp_path, 6)
     try:
@@ -312,6 +315,7 @@ async def test_of_many_processes_one_gets_the_workspace(tmp_path):
             await asyncio.to_thread(one.communicate)
 
 
+@pytest.mark.promise("P23")
 async def test_making_and_deleting_at_once_over_processes_is_always_one_or_the_other(tmp_path):
     crowd = _processes("churn", tmp_path, 3)
     spoken = [await asyncio.to_thread(one.communicate) for one in crowd]
@@ -326,6 +330,7 @@ async def test_making_and_deleting_at_once_over_processes_is_always_one_or_the_o
     assert await engine.workspaces._claims.port.half_made() == []
 
 
+@pytest.mark.promise("P23")
 @pytest.mark.parametrize("moment", ["before", "after", "making"])
 async def test_a_workspace_of_a_process_that_crashed_is_free_again(tmp_path, moment):
     crashed = _processes(moment, tmp_path, 1)[0]
@@ -365,6 +370,7 @@ async def test_a_sweep_leaves_what_somebody_is_making(tmp_path):
     assert not half.exists()
 
 
+@pytest.mark.promise("P23")
 async def test_a_damaged_workspace_is_listed_refused_and_deletable(tmp_path):
     engine = engine_at(tmp_path)
     await engine.workspaces.create("good", size_mb=8)

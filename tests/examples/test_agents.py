@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.promise("P41")
+
 ROOT = Path(__file__).parent.parent.parent
 
 

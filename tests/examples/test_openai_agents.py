@@ -13,6 +13,8 @@ import pytest
 
 from tests import environments
 
+pytestmark = pytest.mark.promise("P41")
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 EXAMPLE = ROOT / "examples" / "openai_agents" / "coding_assistant.py"

@@ -316,6 +316,7 @@ def test_an_image_is_made_from_a_mirror_of_files(store, mirror):
     assert litter(store) == []
 
 
+@pytest.mark.promise("P53")
 def test_the_same_recipe_again_answers_at_once_and_refreshed_gives_the_same_image(store, mirror):
     make = Bootstrap(store)
     first = make.build("tiny:1", recipe_of(mirror))
@@ -354,6 +355,7 @@ def test_a_bad_name_is_refused_before_anything_is_done(store, mirror):
     assert (told, litter(store), store.list()) == ([], [], [])
 
 
+@pytest.mark.promise("P53")
 def test_a_bootstrap_that_is_called_off_leaves_no_process_no_mount_and_no_file(store, mirror):
     called_off = threading.Event()
     with pytest.raises(Cancelled):

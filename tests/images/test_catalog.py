@@ -63,6 +63,7 @@ async def test_an_alias_is_answered_by_its_target_in_the_store(store, usr, put):
     assert (image.name, image.id, image.warning) == ("python:3.11-slim", the_id, "")
 
 
+@pytest.mark.promise("P50")
 async def test_an_alias_without_a_target_falls_back_and_a_full_name_never(store, usr):
     images = Images(store, usr=usr)
     image = await images.resolve("python")
@@ -132,6 +133,7 @@ def test_host_keeps_its_meaning():
     assert chain("python", all_aliases({})) == ("python", "python:3.11-slim")
 
 
+@pytest.mark.promise("P50")
 async def test_the_allow_list_comes_before_the_store(store, usr, put):
     put("debian")
     put("python:3.11-slim")
@@ -144,6 +146,7 @@ async def test_the_allow_list_comes_before_the_store(store, usr, put):
         assert refused.value.hint == "allowed_images: python:3.11-slim, debian:latest"
 
 
+@pytest.mark.promise("P50")
 async def test_a_name_allowed_for_its_target_lets_in_no_image_called_like_it(store, usr, put):
     put("bash", layers=[imagekit.layer({"x": b"not allowed"})])
     images = Images(store, usr=usr, allowed=["ubuntu:22.04"])
@@ -154,6 +157,7 @@ async def test_a_name_allowed_for_its_target_lets_in_no_image_called_like_it(sto
         await images.resolve("bash:latest")
 
 
+@pytest.mark.promise("P52")
 async def test_an_image_for_another_machine_names_both(store, usr):
     import_file(store, Import(imagekit.foreign_archive()))
     with pytest.raises(InvalidImage) as refused:
@@ -162,6 +166,7 @@ async def test_an_image_for_another_machine_names_both(store, usr):
     assert f"linux/{MACHINE}" in refused.value.message
 
 
+@pytest.mark.promise("P50")
 @pytest.mark.parametrize(
     "name", ["--privileged", "-v", "../x", "/etc", "", "a b", "a\0", "a\n", "x" * 10_000, None, 7]
 )
@@ -196,6 +201,7 @@ def test_names_have_one_spelling(name, canonical):
     assert canonical_name(canonical) == canonical
 
 
+@pytest.mark.promise("P49")
 async def test_an_import_that_is_cancelled_ends_and_leaves_nothing(store, usr):
     """The work is in a thread; it must not outlive the wish for it by much."""
     images = Images(store, usr=usr)
@@ -241,6 +247,7 @@ async def test_an_image_that_was_removed_is_no_longer_present(store, usr, put):
     assert not await images.present(image)
 
 
+@pytest.mark.promise("P50")
 @pytest.mark.parametrize(
     ("asked", "sought"),
     [

@@ -34,6 +34,7 @@ def filled(store, tmp_path) -> LayerStore:
     return store
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_exported_comes_back_as_the_same_trees_and_configuration(filled, tmp_path, format):
     export(filled, "a:1", tmp_path / "out", format)
@@ -47,6 +48,7 @@ def test_what_is_exported_comes_back_as_the_same_trees_and_configuration(filled,
         assert tree_of(Path(one)) == tree_of(Path(two))
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_export_of_an_export_is_the_same_file(filled, tmp_path, format):
     first = export(filled, "a:1", tmp_path / "one", format)
@@ -58,6 +60,7 @@ def test_an_export_of_an_export_is_the_same_file(filled, tmp_path, format):
     assert first.bytes == (tmp_path / "one").stat().st_size
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize(("format", "kind"), [("docker", "docker-archive"), ("oci", "oci-archive")])
 def test_skopeo_reads_and_copies_what_we_write(filled, tmp_path, format, kind):
     filled.remove("b:2", in_use=set())

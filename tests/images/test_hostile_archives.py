@@ -98,6 +98,7 @@ def opened(archive: bytes | Endless) -> BinaryIO:
     return cast("BinaryIO", io.BytesIO(archive) if isinstance(archive, bytes) else archive)
 
 
+@pytest.mark.promise("P47", "P49")
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_by_name(ground: Ground, name: str):
     case = REFUSED[name]
@@ -112,6 +113,7 @@ def test_it_is_refused_by_name(ground: Ground, name: str):
     assert [kind for kind in tree(ground.target).values() if kind.startswith("something")] == []
 
 
+@pytest.mark.promise("P47")
 @pytest.mark.parametrize("name", HARMLESS)
 def test_it_comes_out_harmless(ground: Ground, name: str):
     case = HARMLESS[name]
@@ -122,6 +124,7 @@ def test_it_comes_out_harmless(ground: Ground, name: str):
         assert oct(stat.S_IMODE((ground.target / path).lstat().st_mode)) == oct(mode), path
 
 
+@pytest.mark.promise("P48")
 def test_only_attributes_of_users_are_kept(ground: Ground):
     given = {
         b"user.note": b"kept",
@@ -149,6 +152,7 @@ def test_only_attributes_of_users_are_kept(ground: Ground):
     assert os.listxattr(ground.target / "s", follow_symlinks=False) == []
 
 
+@pytest.mark.promise("P48")
 def test_opaque_directories_are_marked_for_whoever_mounts_them(ground: Ground):
     unpack_layer(
         opened(
@@ -202,6 +206,7 @@ def test_a_record_counts_its_own_length():
     assert record(b"a", b"b") == b"6 a=b\n"
 
 
+@pytest.mark.promise("P47")
 @pytest.mark.root
 @pytest.mark.timeout(600)
 def test_an_ordinary_user_is_no_less_safe():

@@ -53,6 +53,7 @@ def trees(store: LayerStore, name: str) -> list[dict[str, tuple]]:
 # ---- kinds
 
 
+@pytest.mark.promise("P48")
 def test_a_docker_archive_an_oci_layout_and_a_tar_of_one_are_the_same_image(store, tmp_path):
     image = sketch(config={"User": "1", "Entrypoint": ["/init"], "WorkingDir": "/srv"})
     docker = bring(store, write_tar(tmp_path / "docker", docker_members(image)))
@@ -67,6 +68,7 @@ def test_a_docker_archive_an_oci_layout_and_a_tar_of_one_are_the_same_image(stor
     assert (config.workdir, config.architecture) == ("/srv", MACHINE)
 
 
+@pytest.mark.promise("P48")
 def test_what_skopeo_makes_of_a_docker_archive_gives_the_same_tree(tmp_path):
     """Somebody else's tool in between: gzipped layers, a configuration it wrote itself."""
     archive = write_tar(tmp_path / "docker.tar", docker_members(sketch()))
@@ -81,6 +83,7 @@ def test_what_skopeo_makes_of_a_docker_archive_gives_the_same_tree(tmp_path):
     assert trees(one, "sketch:1") == trees(other, "sketch:2")
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
 def test_an_archive_may_be_compressed_as_a_whole_and_its_name_says_nothing(store, tmp_path, kind):
     docker = write_tar(tmp_path / "docker", docker_members(sketch()))
@@ -94,6 +97,7 @@ def test_an_archive_may_be_compressed_as_a_whole_and_its_name_says_nothing(store
     assert os.listdir(store.root / "making") == []
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize(
     "entries",
     [
@@ -112,6 +116,7 @@ def test_any_other_tar_is_a_root_file_system(store, tmp_path, entries):
     assert image.config.architecture == MACHINE
 
 
+@pytest.mark.promise("P48")
 def test_layers_are_shared_between_images_and_unpacked_once(store, tmp_path):
     base = sketch()
     more = sketch(layers=[*base.layers, layer({"more": b"5"})], names=("more:1",))
@@ -184,6 +189,7 @@ def test_an_image_without_a_name_needs_one(store, tmp_path):
     assert bring(store, docker, name="n")[0].names == ("n:latest",)
 
 
+@pytest.mark.promise("P50")
 @pytest.mark.parametrize("name", ["--privileged", "../x", "x" * 10_000, "host", "A B"])
 def test_a_hostile_name_is_refused_wherever_it_comes_from(store, tmp_path, name):
     good = write_tar(tmp_path / "good", docker_members(sketch()))
@@ -302,6 +308,7 @@ def damaged() -> dict[str, dict[str, bytes]]:
     }  # fmt: skip
 
 
+@pytest.mark.promise("P49")
 @pytest.mark.parametrize("what", sorted(damaged()))
 def test_a_damaged_archive_is_refused_and_leaves_nothing(store, tmp_path, what):
     path = write_tar(tmp_path / "x", damaged()[what])
@@ -312,6 +319,7 @@ def test_a_damaged_archive_is_refused_and_leaves_nothing(store, tmp_path, what):
     assert nothing_came(store)
 
 
+@pytest.mark.promise("P49")
 @pytest.mark.parametrize("kind", ["plain", "gzip"])
 def test_an_archive_cut_anywhere_is_refused_and_leaves_nothing(store, tmp_path, kind):
     whole = write_tar(tmp_path / "x", docker_members(sketch())).read_bytes().rstrip(b"\0")
@@ -324,6 +332,7 @@ def test_an_archive_cut_anywhere_is_refused_and_leaves_nothing(store, tmp_path, 
         assert nothing_came(store) or not store.root.exists()
 
 
+@pytest.mark.promise("P49")
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
 def test_a_compressed_archive_with_a_wrong_byte_is_refused(store, tmp_path, kind):
     docker = write_tar(tmp_path / "x", docker_members(sketch()))
@@ -394,6 +403,7 @@ def test_an_extended_header_of_any_size_takes_no_memory(store, tmp_path):
 # ---- again
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize("kind", ["docker", "oci", "directory", "rootfs", "gzip"])
 def test_a_second_import_unpacks_nothing_and_takes_its_name(store, tmp_path, kind, monkeypatch):
     image = sketch()
@@ -440,6 +450,7 @@ def bytes_read() -> int:
     return int(told["rchar"])
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("archive", ["debian_tar", "docker"])
 def test_a_second_import_of_a_large_image_does_not_read_it_again(store, archive):

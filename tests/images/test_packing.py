@@ -102,6 +102,7 @@ async def test_owners_are_those_on_disk(store, tmp_path):
     assert (work.uid, work.gid) == (1000, 1000)
 
 
+@pytest.mark.promise("P48")
 async def test_the_same_image_gives_the_same_bytes_in_every_store(store, bring, tmp_path):
     image = await bring()
     first = await packed(store, image)
@@ -133,6 +134,7 @@ async def test_two_layers_that_are_the_same_once_unpacked_are_sent_once(store, b
     assert names_in(archive).count(entry["Layers"][0]) == 1
 
 
+@pytest.mark.promise("P48")
 async def test_no_piece_is_large_and_one_layer_at_a_time_lies_on_disk(store, bring):
     large = [layer({f"f{n}": os.urandom(3 << 20)}) for n in range(3)]
     image = await bring(layers=large)
@@ -173,6 +175,7 @@ async def test_a_reader_who_leaves_leaves_nothing(store, bring):
     await Images(store).collect(in_use=set(), wait_s=0)
 
 
+@pytest.mark.promise("P48")
 async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, bring, monkeypatch):
     image = await bring(layers=[layer({f"f{n}": bytes(2 << 20) for n in range(8)})])
     within, go = threading.Event(), threading.Event()
@@ -260,6 +263,7 @@ async def load(dockerd: Reached, store: LayerStore, image: Image) -> None:
     assert process.returncode == 0, said
 
 
+@pytest.mark.promise("P48")
 async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store, tmp_path):
     busybox = imagekit.busybox_tar().read_bytes()
     below = layer({"old": b"1", "d": None, "d/below": b"2", "proc": "/bin"})

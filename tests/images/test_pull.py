@@ -76,6 +76,7 @@ def test_a_pulled_image_is_in_the_store_under_its_name(plain, store):
     assert os.listdir(store.root / "making") == []
 
 
+@pytest.mark.promise("P48")
 def test_a_second_pull_asks_for_the_manifest_alone(before, store):
     name = f"{before.host}/team/app:1"
     first = puller(store).pull(name)
@@ -124,6 +125,7 @@ def test_a_pinned_image_is_kept_under_its_digest(plain, store):
     assert store.find(name) == image
 
 
+@pytest.mark.promise("P49")
 def test_a_digest_that_the_registry_does_not_keep_to_leaves_nothing(before, store):
     other = registries.image(TOP, architecture=HERE)
 
@@ -181,6 +183,7 @@ def _tampered(change) -> Callable[[Asked], None]:
     return rule
 
 
+@pytest.mark.promise("P49")
 @pytest.mark.parametrize(
     "change",
     [
@@ -227,6 +230,7 @@ def test_a_registry_that_dies_in_the_middle_leaves_nothing_half_made(before, sto
     assert puller(store).pull(f"{before.host}/team/app:1").layers == MADE.diff_ids
 
 
+@pytest.mark.promise("P48")
 def test_what_broke_is_fetched_from_where_it_broke(before, store):
     size = len(MADE.blobs[MADE.layers[1]])
     before.rule = lambda asked: asked.pass_on(

@@ -82,6 +82,7 @@ def test_a_certificate_of_the_named_authority_is_trusted(secure):
         assert registry.blob(found.layers[0]).readall() == MADE.blobs[MADE.layers[0]]
 
 
+@pytest.mark.promise("P51")
 @pytest.mark.parametrize("insecure", [False, True])
 def test_a_certificate_of_no_known_authority_is_refused_and_never_answered_in_the_open(
     secure, insecure
@@ -103,6 +104,7 @@ def test_a_ca_file_that_is_none_is_a_matter_of_configuration(secure, tmp_path):
             open_registry(running.host, Access(ca_file=str(tmp_path / "ca")))
 
 
+@pytest.mark.promise("P51")
 def test_plain_http_is_not_spoken_where_a_certificate_is_expected(plain, secure):
     with pytest.raises(RegistryUnavailable) as refused:
         open_registry(plain.host, Access(ca_file=secure[1])).__enter__()
@@ -197,6 +199,7 @@ def test_a_token_of_the_operators_own_is_sent_as_it_is(tokened):
     assert server.asked == []
 
 
+@pytest.mark.promise("P51")
 def test_a_blob_elsewhere_is_fetched_without_telling_who_we_are(secure, plain, before):
     """A redirect to another origin drops the login; one to the same origin keeps it."""
     heard: list[str | None] = []
@@ -242,6 +245,7 @@ def test_a_circle_of_redirects_ends(before):
     assert "redirected more than 5 times" in refused.value.message
 
 
+@pytest.mark.promise("P51")
 @pytest.mark.parametrize(
     "realm", ["http://tokens.example/t", "file:///t", "https://u:p@h/t", "/t", "http://10.1.2.3/"]
 )
@@ -304,6 +308,7 @@ def test_a_forbidden_image_names_the_registry_and_what_it_said(before):
     assert refused.value.message.endswith(r": 'no\x1b[31m'")
 
 
+@pytest.mark.promise("P51")
 def test_nothing_that_is_logged_holds_a_secret(tokened, secure, caplog):
     caplog.set_level(logging.DEBUG)
     with open_registry(tokened[0].host, LOGIN) as registry:

@@ -181,6 +181,7 @@ class Dripping(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.promise("P49")
 @pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
 def test_a_registry_that_drips_does_not_outlive_the_deadline(part):
     handler = type("Handler", (Dripping,), {"part": part})
@@ -194,6 +195,7 @@ def test_a_registry_that_drips_does_not_outlive_the_deadline(part):
     assert "within 1 s" in late.value.message
 
 
+@pytest.mark.promise("P49")
 @pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
 def test_a_pull_from_a_registry_that_drips_can_be_called_off(part):
     handler = type("Handler", (Dripping,), {"part": part})

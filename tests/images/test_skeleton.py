@@ -27,6 +27,7 @@ def trees(store: LayerStore, *layers: bytes) -> list[str]:
     return [store.tree(store.add_layer(io.BytesIO(one)).diff_id) for one in layers]
 
 
+@pytest.mark.promise("P52")
 def test_it_has_every_place_that_is_mounted_over(store):
     made = skeleton(store, layer({"x": b""}))
     for name in ("proc", "dev", "sys", "run", "tmp", "etc", "var", "home", "workspace"):
@@ -40,6 +41,7 @@ def test_it_has_every_place_that_is_mounted_over(store):
     assert (made / "etc" / "resolv.conf").read_text() == ""
 
 
+@pytest.mark.promise("P52")
 def test_links_of_an_image_are_hidden_and_never_followed(store):
     data = odd_tar().read_bytes()
     made = skeleton(store, data)
@@ -74,6 +76,7 @@ def test_accounts_beyond_the_bound_end_with_a_whole_line():
     assert group(None).endswith(b"sandbox:x:1000:\nrunner:x:999:\n")
 
 
+@pytest.mark.promise("P52")
 @pytest.mark.parametrize(
     ("layers", "seen"),
     [

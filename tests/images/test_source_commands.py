@@ -75,6 +75,7 @@ def cli(capfd, *words: str) -> tuple[int, str, str]:
 # ---- settings ----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("P51")
 def test_a_registry_is_described_in_the_file_and_its_secrets_are_never_shown(tmp_path):
     (tmp_path / "sandkasten.yaml").write_text(
         "images:\n"
@@ -142,6 +143,7 @@ def catalog(place: Path, pull: str, **more) -> Images:
     return Images(store, pull=pull, sources=Sources(store), usr=place / "usr", **more)
 
 
+@pytest.mark.promise("P50")
 async def test_a_name_that_is_missing_is_pulled_only_where_that_is_allowed(place, plain):
     name = f"{plain.host}/team/app:1"
     with pytest.raises(InvalidImage) as refused:

@@ -87,6 +87,7 @@ def test_something_that_is_no_recipe_is_refused(tree):
         parse_recipe(tree)
 
 
+@pytest.mark.promise("P53")
 @pytest.mark.parametrize(
     "step",
     [
@@ -203,6 +204,7 @@ def test_a_directory_that_the_image_has_keeps_its_looks(context):
     assert written(context, "app/lib", "root", parents)["root"] == ("dir", 0o700, (3, 4), "")
 
 
+@pytest.mark.promise("P53")
 def test_a_link_is_copied_and_never_followed(context):
     assert written(context, "out", "etc2") == {"etc2": ("link", 0o777, (0, 0), "/etc")}
     with pytest.raises(BuildFailed) as refused:
@@ -224,6 +226,7 @@ def test_what_is_no_file_is_refused_at_once(context):
     assert "fifo is neither" in refused.value.message
 
 
+@pytest.mark.promise("P53")
 @pytest.mark.parametrize("name", [".wh.x", ".wh..wh..opq", ".wh.d/x"])
 def test_a_file_that_would_be_a_mark_in_a_layer_is_refused(context, name):
     path = context / "app" / name
@@ -365,6 +368,7 @@ async def test_steps_make_an_image_that_sandboxes_run_on(shared, images, context
     assert [one.names for one in await images.list() if not one.names] == []
 
 
+@pytest.mark.promise("P53")
 async def test_what_was_built_is_not_built_again_until_something_changed(shared, images, context):
     file = recipe(
         context,
@@ -386,6 +390,7 @@ async def test_what_was_built_is_not_built_again_until_something_changed(shared,
     assert (await inside(shared, "twice:1", "head -c 5 /made")) == "other"
 
 
+@pytest.mark.promise("P53")
 async def test_a_step_that_changed_leaves_those_before_it_cached(images, context):
     one, two = {"run": "echo 1 > /one"}, {"run": "echo 2 > /two"}
     await images.build_steps("part:1", recipe(context, one, two))
@@ -418,6 +423,7 @@ async def test_what_a_step_removed_is_gone_and_what_it_replaced_is_new(shared, i
         assert linked.stdout == "2\n"
 
 
+@pytest.mark.promise("P53")
 async def test_a_command_cannot_hide_the_images_files_by_a_name(shared, images, context):
     for command in ("touch /.wh.bin", "mkdir /srv; touch /srv/.wh..wh..opq"):
         with pytest.raises(BuildFailed, match="cannot be in a layer"):
@@ -426,6 +432,7 @@ async def test_a_command_cannot_hide_the_images_files_by_a_name(shared, images, 
         await images.inspect("marks:1")
 
 
+@pytest.mark.promise("P53")
 async def test_a_failed_command_names_its_step_and_ends_with_its_output(shared, images, context):
     file = recipe(
         context, {"run": "true"}, {"run": "seq 1 50\necho why >&2\nfalse\necho not reached"}
@@ -442,6 +449,7 @@ async def test_a_failed_command_names_its_step_and_ends_with_its_output(shared, 
     assert await sandkasten.AsyncSandbox.list(data_dir=shared) == []
 
 
+@pytest.mark.promise("P53")
 async def test_a_step_cannot_reach_the_network(shared, images, context):
     file = recipe(context, {"run": "cat /proc/net/dev > /devices; ! nc -w 1 127.0.0.1 22"})
     await images.build_steps("net:1", file)
@@ -470,6 +478,7 @@ async def test_an_image_without_a_shell_cannot_run_and_can_be_copied_to(images, 
     assert failed.value.message == "step 2/2 (run x): the image has no /bin/sh"
 
 
+@pytest.mark.promise("P53")
 async def test_a_build_that_is_cancelled_leaves_nothing(shared, images, context):
     began = asyncio.Event()
     before = await images.list()

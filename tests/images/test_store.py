@@ -46,6 +46,7 @@ def test_a_store_that_is_not_there_is_empty_and_stays_so(store):
     assert not store.root.exists()
 
 
+@pytest.mark.promise("P48")
 def test_a_layer_is_known_by_the_digest_of_its_tar_however_it_was_compressed(store):
     plain = store.add_layer(io.BytesIO(ONE))
     packed = gzip.compress(ONE)
@@ -88,6 +89,7 @@ def test_a_layer_that_came_while_one_waited_for_it_is_not_read(store):
     assert [one.diff_id for one in found] == [digest(ONE)]
 
 
+@pytest.mark.promise("P49")
 @pytest.mark.parametrize("what", ["expect_digest", "expect_diff_id"])
 def test_a_digest_that_does_not_match_leaves_nothing(store, what):
     with pytest.raises(InvalidImage) as refused:
@@ -117,6 +119,7 @@ def test_the_same_content_is_the_same_image_whenever_it_was_built(store):
     assert other.id != first.id
 
 
+@pytest.mark.promise("P52")
 def test_everything_an_image_says_of_itself_is_kept(store):
     config = ImageConfig(
         architecture="arm64",
@@ -244,6 +247,7 @@ def test_a_record_in_use_that_cannot_be_read_keeps_every_layer(store):
     assert len(os.listdir(store.root / "layers")) == 2
 
 
+@pytest.mark.promise("P49")
 def test_a_damaged_record_that_nobody_uses_is_garbage_with_its_name(store):
     image = put(store, ONE)
     put(store, TWO, names=("y",))
@@ -255,6 +259,7 @@ def test_a_damaged_record_that_nobody_uses_is_garbage_with_its_name(store):
     assert store.find("y") is not None
 
 
+@pytest.mark.promise("P49")
 def test_an_image_whose_record_nobody_could_read_is_refused(store):
     # Twice in its record, and each of these characters is six there.
     config = parse_config({"config": {"Labels": {"a": "é" * 1_900_000}}})
@@ -280,6 +285,7 @@ def test_an_image_of_a_layer_that_is_gone_is_refused(store):
     assert store.list() == []
 
 
+@pytest.mark.promise("P49")
 def test_what_the_dead_left_is_swept_and_the_living_are_left_alone(store):
     hold = (
         "import sys; from pathlib import Path; from sandkasten.images.store import LayerStore\n"

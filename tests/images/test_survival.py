@@ -23,6 +23,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.promise("P49")
+
 NOBODY = 65534
 # A process of its own that imports one file: store, file, name.
 IMPORT = (

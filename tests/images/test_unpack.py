@@ -132,6 +132,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_tree_is_the_one_gnu_tar_makes(form: str, source: Path, target: Path, tmp_path: Path):
     packed, expected = tmp_path / "layer.tar", tmp_path / "expected"
@@ -347,6 +348,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", place], check=True)
 
 
+@pytest.mark.promise("P49")
 @pytest.mark.parametrize("way", ["plain", "gzip", "zstd"])
 def test_a_full_disk_is_named(way: str, small_disk: Path):
     with pytest.raises(QuotaExceeded, match="No space left") as caught:
@@ -399,6 +401,7 @@ def running() -> list[str]:
     return [line for line in listed.stdout.splitlines() if "unpack" in line or "zstd" in line]
 
 
+@pytest.mark.promise("P47")
 def test_caps_that_just_fit_are_not_hit(target: Path):
     archive = file(b"a", b"12345") + file(b"d/b", b"67890") + END
     with pytest.raises(InvalidImage, match="more than 9 bytes"):
@@ -412,6 +415,7 @@ def test_caps_that_just_fit_are_not_hit(target: Path):
     assert unpack_layer(io.BytesIO(archive), target, caps=Caps(bytes=10, entries=3)).bytes == 10
 
 
+@pytest.mark.promise("P47")
 def test_the_program_has_given_up_what_it_does_not_need(target: Path):
     """Looked at from outside, while it waits for more of the archive."""
     seen: dict[str, str] = {}
@@ -481,6 +485,7 @@ def overlay(tmp_path: Path) -> Iterator[Callable[[bytes, bytes], dict[str, str]]
         subprocess.run(["umount", merged], check=True)
 
 
+@pytest.mark.promise("P48")
 def test_the_kernel_hides_what_a_layer_says_is_gone(
     overlay: Callable[[bytes, bytes], dict[str, str]],
 ):

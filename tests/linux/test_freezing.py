@@ -100,6 +100,7 @@ def test_a_frozen_group_uses_no_processor_and_a_thawed_one_does(group, which):
 STARTER = "import subprocess\nwhile True: subprocess.run(['/bin/true'])"
 
 
+@pytest.mark.promise("P31")
 @pytest.mark.parametrize("which", [0, 1], ids=["v1", "v2"])
 def test_what_starts_programs_all_the_time_is_stopped_every_time(group, which):
     """Told only once, the v1 freezer never stops about one in ten of these."""

@@ -85,6 +85,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
+@pytest.mark.promise("P26")
 def test_it_has_its_size_and_no_more(base: Path) -> None:
     made = hostvolume.make(base / "v", 32 * MIB, owner=USER, templates=base)
     assert 24 * MIB < fill(made.workspace / "big") < 32 * MIB
@@ -118,6 +119,7 @@ def test_releasing_takes_everything_away_and_twice_is_quiet(base: Path) -> None:
     hostvolume.release(base / "v")
 
 
+@pytest.mark.promise("P29")
 def test_a_link_that_a_sandbox_made_is_not_followed(base: Path) -> None:
     canary = base / "canary"
     canary.write_text("here")
@@ -148,6 +150,7 @@ def test_an_open_file_is_named_and_the_next_release_goes_on(base: Path) -> None:
     nothing_of(base / "v")
 
 
+@pytest.mark.promise("P29")
 def test_copies_in_other_mount_namespaces_do_not_keep_the_device(base: Path) -> None:
     hostvolume.make(base / "v", 8 * MIB, owner=USER)
     device = quota.device_of(str(base / "v/volume.img"))
@@ -284,6 +287,7 @@ def test_a_full_disk_is_said_so(base: Path) -> None:
 # ---- kept ones
 
 
+@pytest.mark.promise("P22")
 def test_two_have_one_device_and_the_last_ends_it(base: Path, kept: Volume) -> None:
     one = hostvolume.open_kept(base / "one", kept, owner=USER)
     two = hostvolume.open_kept(base / "two", kept, owner=USER)
@@ -333,6 +337,7 @@ def test_a_kept_directory_stays_and_is_bound_closed(base: Path) -> None:
     shutil.rmtree(place)
 
 
+@pytest.mark.promise("P29")
 def test_a_workspace_whose_directory_is_a_link_is_damaged(base: Path, kept: Volume) -> None:
     made = hostvolume.open_kept(base / "one", kept, owner=USER)
     made.workspace.rmdir()

@@ -34,6 +34,7 @@ from tests.patience import PATIENCE_S
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user cannot mount images"),
     pytest.mark.timeout(1_200),
+    pytest.mark.promise("P29"),
 ]
 USER = 1000
 # More than any of them takes: each test sees that it came to the end.

@@ -35,6 +35,7 @@ def test_a_closed_process_has_no_deviation() -> None:
     assert deviations(CLOSED, HOST, ids=IDS) == []
 
 
+@pytest.mark.promise("P04")
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [

@@ -42,6 +42,7 @@ def _matches(rule, name, arguments) -> bool:
     return True
 
 
+@pytest.mark.promise("P02")
 def test_every_listed_call_has_the_answer_of_its_list():
     by_argument = {"clone", "ioctl", "personality", "socket", "socketpair"}
     for name in syscalls.ALLOWED - by_argument:
@@ -52,6 +53,7 @@ def test_every_listed_call_has_the_answer_of_its_list():
     assert answer("a_call_of_tomorrow") == ENOSYS
 
 
+@pytest.mark.promise("P02")
 def test_what_programs_do_without_needs_no_default_that_an_older_engine_ignores():
     rules: Any = profile("x86_64")["syscalls"]
     assert [_outcome(r) for r in rules if _matches(r, "clone3", ())] == [ENOSYS]

@@ -134,6 +134,7 @@ async def test_an_empty_one_is_measured_as_empty(kept):
     assert measure.allocated_bytes < 256 * 1024
 
 
+@pytest.mark.promise("P22")
 @pytest.mark.parametrize("name", ["../x", "/etc", "", ".making-x", "a/b"])
 async def test_a_path_is_never_taken_for_a_name(kept, name):
     for attempt in (kept.get(name), kept.create(name, 8 * MB, 1.0)):
@@ -200,6 +201,7 @@ def _power_cut(volume: Path, at: Path) -> None:
     torn.replace(volume)
 
 
+@pytest.mark.promise("P23")
 @pytest.mark.parametrize("size", [8 * MB, 64 * MB])
 async def test_what_a_crash_of_the_machine_left_is_repaired_before_it_is_given_out(
     images, tmp_path, size
@@ -223,6 +225,7 @@ async def test_what_a_living_sandbox_has_is_not_checked(images, tmp_path):
         assert not ext4.look(volume).clean
 
 
+@pytest.mark.promise("P23")
 async def test_a_volume_that_is_still_mounted_is_neither_checked_nor_copied(
     images, tmp_path, monkeypatch
 ):
@@ -296,6 +299,7 @@ def small_disk(at: Path, size: str):
         subprocess.run(["umount", at], check=True)
 
 
+@pytest.mark.promise("P23")
 async def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
     with small_disk(tmp_path / "small", "32k") as small:
         kept = Volumes(small / "workspaces", images=True)
@@ -442,6 +446,7 @@ async def test_a_directory_is_measured_and_copied_with_everything_in_it(director
     assert (copy / "pipe").is_fifo()
 
 
+@pytest.mark.promise("P20")
 @pytest.mark.parametrize(("name", "depth"), [("d", 3000), ("d" * 200, 100)])
 async def test_a_directory_of_any_depth_is_measured_and_removed(directories, tmp_path, name, depth):
     await directories.create("w", 8 * MB, 1.0)

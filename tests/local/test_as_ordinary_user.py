@@ -14,7 +14,7 @@ import pytest
 from tests.security import test_as_ordinary_user as ordinary
 from tests.security.harness import poll
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.promise("P06")]
 
 
 @pytest.mark.timeout(1000)

@@ -64,6 +64,7 @@ def package(tmp_path_factory) -> bytes:
     return (at / "tiny.deb").read_bytes()
 
 
+@pytest.mark.promise("P08")
 def test_a_package_is_installed_from_a_file(box, package):
     box.write("/workspace/tiny.deb", package)
     run(box, "apt-get install -y /workspace/tiny.deb")
@@ -71,6 +72,7 @@ def test_a_package_is_installed_from_a_file(box, package):
     run(box, "apt-get remove -y tiny && test ! -e /usr/bin/tiny")
 
 
+@pytest.mark.promise("P08")
 def test_a_package_is_installed_from_a_mirror_in_the_workspace(box, package, tmp_path):
     (tmp_path / "tiny.deb").write_bytes(package)
     index = subprocess.run(
@@ -84,6 +86,7 @@ def test_a_package_is_installed_from_a_mirror_in_the_workspace(box, package, tmp
     assert run(box, "tiny") == "tiny works\n"
 
 
+@pytest.mark.promise("P08")
 def test_users_are_added_and_files_given_to_them(box):
     run(box, "useradd --create-home bob && touch /srv/x && chown bob:bob /srv/x")
     assert run(box, "stat -c '%U %u' /srv/x; ls -d /home/bob") == "bob 1001\n/home/bob\n"
@@ -91,6 +94,7 @@ def test_users_are_added_and_files_given_to_them(box):
     assert box.exec("setpriv --reuid bob --regid bob --clear-groups touch /srv/y").code != 0
 
 
+@pytest.mark.promise("P08")
 def test_a_program_is_compiled_and_run(box):
     box.write("/workspace/hello.c", b'#include <stdio.h>\nint main(void){puts("compiled");}\n')
     assert run(box, "cd /workspace && gcc -O2 -o hello hello.c && ./hello") == "compiled\n"
@@ -108,6 +112,7 @@ process.stdout.write(made.stdout);
 """
 
 
+@pytest.mark.promise("P08")
 def test_a_node_project_is_built(box):
     box.mkdir("/workspace/src")
     box.write("/workspace/src/a.js", b"const word = 'built';\n")
@@ -124,6 +129,7 @@ def test_who_and_where_it_is(shared):
     ]
 
 
+@pytest.mark.promise("P08", "P26")
 def test_changes_to_the_root_count_in_the_quota(box):
     before = int(run(box, "df -B1 --output=size / | tail -1"))
     assert before <= box.limits.workspace_bytes
@@ -135,6 +141,7 @@ def test_changes_to_the_root_count_in_the_quota(box):
     run(box, "rm /usr/big /usr/rest && echo x > /workspace/x")
 
 
+@pytest.mark.promise("P08", "P26")
 def test_changes_to_the_root_are_this_sandboxes_alone(make_box, debian, box):
     run(box, "echo changed > /etc/motd; rm /usr/bin/gcc")
     with make_box(debian, profile="dev") as other:
@@ -169,6 +176,7 @@ def looked_at(box) -> posture.Posture:
     return found[0]
 
 
+@pytest.mark.promise("P08")
 def test_from_the_hosts_side_it_is_nobody(box):
     seen = looked_at(box)
     host = posture.read(os.getpid())
@@ -189,6 +197,7 @@ def test_the_same_eyes_see_more_in_dev_than_in_hardened(box, make_box, debian):
         assert posture.deviations(seen, posture.read(os.getpid()), ids=hardened.host_ids) == []
 
 
+@pytest.mark.promise("P08")
 def test_no_process_inside_is_root_on_the_host(box):
     box.start(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sleep", "60"])
     box.exec("sleep 60 &")
@@ -242,6 +251,7 @@ ATTEMPTS = (
 )
 
 
+@pytest.mark.promise("P08")
 @pytest.mark.parametrize("command", ATTEMPTS)
 def test_root_inside_cannot(command, shared):
     assert shared.exec(["sh", "-c", command]).code != 0
@@ -260,6 +270,7 @@ def test_set_id_programs_and_file_capabilities_give_nothing(box):
     assert said == "1234\n"
 
 
+@pytest.mark.promise("P08")
 def test_masks_of_proc_are_as_in_hardened(shared, make_box, debian):
     def masked(box) -> set[str]:
         lines = box.exec(["cat", "/proc/self/mountinfo"]).text.splitlines()
@@ -280,6 +291,7 @@ def test_the_first_process_cannot_be_ended_from_inside(box):
     assert run(box, "echo ok") == "ok\n"
 
 
+@pytest.mark.promise("P08", "P09")
 @pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
 @pytest.mark.parametrize("whom", ["$PPID", "-1"])
 def test_a_command_that_attacks_its_supervisor_is_answered(signal, whom, box):
@@ -300,6 +312,7 @@ def test_a_stopped_supervisor_does_not_hold_up_the_next_command(box):
     assert (answer.text, answer.reset) == ("/tmp\n", True)
 
 
+@pytest.mark.promise("P08", "P09")
 @pytest.mark.parametrize(
     "attack",
     [

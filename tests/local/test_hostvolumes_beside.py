@@ -29,6 +29,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     hostvolume.release(tmp_path / "v")
 
 
+@pytest.mark.promise("P29")
 def test_a_sandbox_that_began_meanwhile_has_no_copy_of_it(make_box, data_dir, place):
     hostvolume.make(place, 8 * MIB, owner=USER)
     with make_box(HOST) as box:
@@ -41,6 +42,7 @@ def test_a_sandbox_that_began_meanwhile_has_no_copy_of_it(make_box, data_dir, pl
         assert box.exec("echo alive").text == "alive\n"
 
 
+@pytest.mark.promise("P22")
 def test_a_sandbox_here_and_one_of_an_engine_share_a_kept_workspace(make_box, place, tmp_path):
     image = tmp_path / "kept"
     quota.copy_sparse(quota.template(tmp_path, 64 * MIB), image)

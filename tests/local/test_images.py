@@ -54,6 +54,7 @@ def refused(
     return caught.value
 
 
+@pytest.mark.promise("P52")
 def test_the_root_is_the_image_and_nothing_of_the_host(box):
     names = box.exec(["ls", "-A", "/"]).text.split()
     assert sorted(names) == [
@@ -71,6 +72,7 @@ def test_a_shell_without_bash_keeps_its_state(box):
     assert box.exec("echo $PWD $y").text == "/tmp 6\n"
 
 
+@pytest.mark.promise("P52")
 def test_the_root_is_read_only_and_the_usual_places_are_not(box):
     answer = box.exec(
         ["sh", "-c", "for p in / /bin /etc /run /var /home /dev; do echo x > $p/x && echo $p; done"]
@@ -82,6 +84,7 @@ def test_the_root_is_read_only_and_the_usual_places_are_not(box):
     assert (answer.code, answer.stderr) == (0, b"")
 
 
+@pytest.mark.promise("P52")
 @pytest.mark.root
 def test_files_of_an_image_belong_to_whom_the_image_says(make_box, roots, skeleton):
     tree = trees.busybox(roots / "owners")
@@ -125,6 +128,7 @@ def test_what_an_image_says_about_other_layers_is_not_believed(make_box, roots, 
         assert box.exec(["ls", "-A", "/open"]).text == ""
 
 
+@pytest.mark.promise("P48")
 def test_ten_sandboxes_of_one_image_read_the_same_files(make_box, busybox):
     """One inode of the host behind all of them: the page cache holds it once."""
     real = os.stat(os.path.join(busybox.layers[0], "bin/busybox"))
@@ -156,6 +160,7 @@ def _sleeper(box) -> int:
     return found[0]
 
 
+@pytest.mark.promise("P52")
 def test_mountinfo_of_an_image_tells_nothing_of_the_host(box, busybox):
     text = box.exec(["cat", "/proc/self/mountinfo"]).text
     root = next(line for line in text.splitlines() if line.split()[4] == "/")
@@ -190,6 +195,7 @@ def test_the_path_is_the_images_own_when_it_has_one(make_box, roots, skeleton):
         assert box.exec("hello; echo $COLOUR").text == "hello\nblue\n"
 
 
+@pytest.mark.promise("P52")
 def test_an_image_without_a_shell_runs_lists_and_says_so_otherwise(make_box, roots, skeleton):
     tree = trees.busybox(roots / "shell-less", applets=["ls", "cat", "echo"])
     os.rename(tree / "bin" / "busybox", tree / "bin" / "tools")
@@ -205,6 +211,7 @@ def test_an_image_without_a_shell_runs_lists_and_says_so_otherwise(make_box, roo
         assert box.read("/workspace/x") == b"data"
 
 
+@pytest.mark.promise("P52")
 def test_a_shell_of_another_machine_is_named_and_not_waited_for(make_box, roots, skeleton):
     tree = roots / "foreign"
     (tree / "bin").mkdir(parents=True)
@@ -229,6 +236,7 @@ def test_an_image_of_nothing_at_all_still_has_files(make_box, roots, skeleton):
         box.destroy()
 
 
+@pytest.mark.promise("P52")
 def test_links_in_place_of_proc_and_dev_are_covered(make_box, roots, skeleton):
     tree = trees.busybox(roots / "linked")
     (tree / "hidden").mkdir()
@@ -240,6 +248,7 @@ def test_links_in_place_of_proc_and_dev_are_covered(make_box, roots, skeleton):
         assert box.exec(["ls", "-ld", "/proc", "/dev"]).text.count("drwx") >= 1
 
 
+@pytest.mark.promise("P52")
 @pytest.mark.parametrize("name", ["proc", "dev", "tmp", "run", "workspace", "home"])
 def test_a_link_that_nothing_covers_is_refused_by_name(name, roots, loop, local, busybox, tmp_path):
     """A skeleton that is none: whatever is mounted there would land somewhere else."""
@@ -299,6 +308,7 @@ def test_layers_in_directories_with_odd_names(make_box, roots, skeleton):
         assert box.exec(["echo", "ok"]).text == "ok\n"
 
 
+@pytest.mark.promise("P24")
 def test_a_host_mount_is_shown_read_only_at_its_target(make_box, busybox, roots):
     source = roots / "shown"
     source.mkdir()
@@ -332,6 +342,7 @@ def test_the_dev_profile_is_refused_on_the_host_image(loop, local):
     assert "image" in error.hint
 
 
+@pytest.mark.promise("P04")
 async def test_the_first_image_is_examined_and_the_second_is_not(tmp_path, busybox):
     local = LocalBackend(tmp_path)
     cell = await local.create(new_sandbox_id(), CellSpec(image=busybox))

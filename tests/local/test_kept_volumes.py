@@ -13,7 +13,7 @@ from sandkasten.model.image import Image
 from sandkasten.model.limits import MIB
 from sandkasten.model.spec import Volume
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.promise("P22")]
 HOST = Image("host")
 
 

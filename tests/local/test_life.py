@@ -78,6 +78,7 @@ def kill(path: Path, the_id: str) -> None:
         os.close(end)
 
 
+@pytest.mark.promise("P32")
 async def test_a_killed_sandbox_has_crashed_and_nothing_of_it_is_left(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
@@ -92,6 +93,7 @@ async def test_a_killed_sandbox_has_crashed_and_nothing_of_it_is_left(place):
         assert gone.value.details["status"] == "crashed"
 
 
+@pytest.mark.promise("P30", "P32")
 async def test_a_lease_that_ends_is_told_from_a_kill_and_can_be_changed_live(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
@@ -113,6 +115,7 @@ async def test_a_lease_that_ends_is_told_from_a_kill_and_can_be_changed_live(pla
         assert (await engine.exec(kept.id, ExecRequest("echo ok"))).stdout == b"ok\n"
 
 
+@pytest.mark.promise("P33")
 async def test_another_daemon_finds_sandboxes_commands_and_the_dead(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
@@ -133,6 +136,7 @@ async def test_another_daemon_finds_sandboxes_commands_and_the_dead(place):
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.promise("P30")
 @pytest.mark.timeout(600)
 async def test_a_command_meets_the_end_of_a_real_lease_and_runs_whole_or_not_at_all(place):
     journal = MemoryJournal()

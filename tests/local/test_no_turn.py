@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.patience import PATIENCE_S
 from tests.security.harness import poll
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.security.harness import Box
+
+pytestmark = pytest.mark.promise("P12")
 
 FREEZER = Path("/sys/fs/cgroup/freezer/sandkasten")
 

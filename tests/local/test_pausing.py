@@ -102,6 +102,7 @@ async def gone(engine: Engine, the_id: str) -> bool:
 # ---- pausing
 
 
+@pytest.mark.promise("P31")
 async def test_nothing_inside_runs_while_it_is_paused(site, box):
     engine = site.engine
     await engine.exec_start(box, ExecRequest(("sh", "-c", "while :; do :; done")))
@@ -121,6 +122,7 @@ async def test_nothing_inside_runs_while_it_is_paused(site, box):
     await until(works, "it runs again")
 
 
+@pytest.mark.promise("P31")
 async def test_pause_and_resume_twice_are_quiet_and_the_shell_remembers(site, box):
     engine = site.engine
     await engine.exec(box, ExecRequest("cd /tmp; here=7"))
@@ -148,6 +150,7 @@ async def let_go(engine: Engine, box: str) -> None:
     await engine.exec(box, ExecRequest(("touch", "/tmp/go")))
 
 
+@pytest.mark.promise("P31")
 @pytest.mark.parametrize("of", ["a process", "the shell"])
 async def test_a_deadline_does_not_count_the_time_it_was_paused(site, box, of):
     engine = site.engine
@@ -233,6 +236,7 @@ def paused_by_one_that_was_killed(data_dir: Path) -> str:
     return the_id
 
 
+@pytest.mark.promise("P31")
 async def test_it_survives_kill_9_of_who_paused_it_and_another_resumes_it(site):
     the_id = await asyncio.to_thread(paused_by_one_that_was_killed, site.data_dir)
     assert await site.engine.sweep() == Swept()
@@ -241,6 +245,7 @@ async def test_it_survives_kill_9_of_who_paused_it_and_another_resumes_it(site):
     assert (await site.engine.exec(the_id, ExecRequest("echo $kept"))).stdout == b"9\n"
 
 
+@pytest.mark.promise("P31")
 async def test_a_pause_that_was_cut_short_is_finished_by_the_reaper(site, box):
     """What a process leaves that is killed after the row and before the freezer."""
     store = DirectoryStore(site.data_dir / "ledger")
@@ -256,6 +261,7 @@ async def test_a_pause_that_was_cut_short_is_finished_by_the_reaper(site, box):
     assert (await other.exec(box, ExecRequest("echo ok"))).stdout == b"ok\n"
 
 
+@pytest.mark.promise("P31")
 async def test_a_paused_sandbox_is_destroyed_with_everything_in_it(site, box):
     engine = site.engine
     await engine.exec(box, ExecRequest("sleep 600 & sleep 600 & setsid sleep 600 &"))
@@ -268,6 +274,7 @@ async def test_a_paused_sandbox_is_destroyed_with_everything_in_it(site, box):
         await engine.resume(box)
 
 
+@pytest.mark.promise("P31")
 async def test_a_paused_sandbox_ends_by_its_lifetime_and_the_reaper_sees_to_it(site):
     info = await site.engine.create(CreateRequest(lifetime_s=300))
     await site.engine.pause(info.id)
@@ -291,6 +298,7 @@ async def test_the_lifetime_goes_on_while_it_is_paused(site):
     await until(lambda: gone(site.engine, info.id), "it has ended")
 
 
+@pytest.mark.promise("P31")
 async def test_the_idle_time_stands_still_while_it_is_paused(site):
     said = b""
     # A busy machine may need all of it before and after the pause: then a longer one.
@@ -329,6 +337,7 @@ async def test_a_sandbox_without_the_v1_freezer_is_paused_by_v2(tmp_path):
 # ---- memory
 
 
+@pytest.mark.promise("P31")
 async def test_reclaim_gives_the_page_cache_back_and_the_files_stay(site, box):
     engine = site.engine
     await engine.exec(box, ExecRequest("head -c 60000000 /dev/zero >big; sync"))
@@ -363,6 +372,7 @@ async def soon_idle(site: Site, the_id: str) -> None:
     await site.engine.update(the_id, UpdateRequest(ttl_s=1))
 
 
+@pytest.mark.promise("P30")
 async def test_an_idle_shell_is_no_work(site):
     info = await site.engine.create(CreateRequest(ttl_s=600))
     await site.engine.exec(info.id, ExecRequest("true"))
@@ -371,6 +381,7 @@ async def test_an_idle_shell_is_no_work(site):
     await until(lambda: gone(site.engine, info.id), "idle shells keep nothing alive")
 
 
+@pytest.mark.promise("P30")
 async def test_to_be_listed_and_measured_is_no_activity(site):
     info = await site.engine.create(CreateRequest(ttl_s=1))
     await site.engine.aclose()
@@ -395,6 +406,7 @@ LIVING: dict[str, str | tuple[str, ...]] = {
 }
 
 
+@pytest.mark.promise("P30")
 async def test_a_living_child_is_work_and_its_end_is_the_end_of_it(site):
     async def lived_for(what: str) -> float:
         info = await site.engine.create(CreateRequest(ttl_s=600))
@@ -443,6 +455,7 @@ async def test_a_stream_to_a_port_inside_is_work(site):
     await until(lambda: gone(site.engine, info.id), "it ends after the stream")
 
 
+@pytest.mark.promise("P30")
 async def test_a_sleeping_daemon_does_not_outlive_the_lifetime(site):
     info = await site.engine.create(CreateRequest(ttl_s=600))
     await site.engine.exec(info.id, ExecRequest("setsid sleep 600 >/dev/null 2>&1 &"))

@@ -17,6 +17,8 @@ from sandkasten.model.spec import CellSpec
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.promise("P04")
+
 SPEC = CellSpec(image=Image("host"))
 
 

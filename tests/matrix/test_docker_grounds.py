@@ -24,6 +24,8 @@ from tests.matrix.runs import TIMEOUT_S, Outcome, Run, asked_of, passes, ran
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.promise("P56")
+
 # Most cases wait, for a deadline or for the engine.
 AT_ONCE = 2
 WHERE = ("volume", "inside", "shared", "remote", "bind")

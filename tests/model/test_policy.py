@@ -136,6 +136,7 @@ def test_a_session_key_may_hold_any_printable_text():
     assert checked_session_key(None) is None
 
 
+@pytest.mark.promise("P27")
 def test_a_request_over_the_ceiling_is_denied_by_the_name_of_the_setting():
     ceiling = {"mem_limit_mb": 1024}
     for name in ("mem_limit_mb", "memory_mb"):

@@ -45,6 +45,7 @@ def test_a_plain_name_is_a_name(name):
     assert checked_workspace_name(name) == name
 
 
+@pytest.mark.promise("P22")
 @pytest.mark.parametrize(
     "name",
     [

@@ -57,6 +57,7 @@ def id_range(box: Box) -> range:
     return range(base, base + idranges.COUNT)
 
 
+@pytest.mark.promise("P07")
 async def test_no_process_of_a_sandbox_has_a_host_id_outside_its_range(box: Box):
     await box.begin(["sleep", "1000"])
     await box.run("true")
@@ -70,6 +71,7 @@ async def test_no_process_of_a_sandbox_has_a_host_id_outside_its_range(box: Box)
             assert all(int(value) in ids for value in status[field].split()), (pid, status["Name"])
 
 
+@pytest.mark.promise("P07")
 @pytest.mark.parametrize("name", ["oci"], indirect=True)
 async def test_a_command_under_runc_is_as_closed_as_under_the_local_backend(box: Box):
     await box.begin(["sleep", "1001"])
@@ -90,6 +92,7 @@ async def test_a_command_under_runc_is_as_closed_as_under_the_local_backend(box:
     await eventually(found, wanted)
 
 
+@pytest.mark.promise("P07")
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
 async def test_gvisors_processes_are_what_the_docs_say(box: Box):
     host = posture.read(os.getpid())
@@ -105,6 +108,7 @@ async def test_gvisors_processes_are_what_the_docs_say(box: Box):
         assert all(kind not in one.mountinfo for kind in (" sysfs ", " cgroup ", " cgroup2 "))
 
 
+@pytest.mark.promise("P07")
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
 async def test_user_code_cannot_reach_the_runners_socket(box: Box):
     where = "/run/sandkasten/listen"
@@ -121,6 +125,7 @@ async def test_user_code_cannot_reach_the_runners_socket(box: Box):
     assert (await box.run(["echo", "alive"])).stdout == b"alive\n"
 
 
+@pytest.mark.promise("P07")
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
 async def test_a_link_in_the_sockets_place_is_not_followed(backend: OciBackend, tmp_path: Path):
     cell = await backend.create(new_sandbox_id(), HOST)
@@ -146,6 +151,7 @@ async def test_a_pause_right_after_the_runner_went_quiet_does_not_lose_it(backen
     await cell.destroy()
 
 
+@pytest.mark.promise("P07")
 async def test_destroy_takes_everything_away_at_once(
     backend: OciBackend, monkeypatch: pytest.MonkeyPatch
 ):
@@ -211,6 +217,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.promise("P07", "P28")
 async def test_a_sandbox_outlives_a_maker_that_is_killed(
     backend: OciBackend, name: str, scratch: Path
 ):
@@ -280,6 +287,7 @@ async def test_a_workspace_that_is_kept_holds_the_ids_of_the_inside(
     assert (kept / "workspace" / "note").stat().st_uid == 1000
 
 
+@pytest.mark.promise("P22")
 async def test_the_end_of_a_sandbox_does_not_wait_for_one_of_another_tier_in_its_workspace(
     backend: OciBackend, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -321,6 +329,7 @@ async def test_a_runtime_that_fails_says_why_and_leaves_nothing(
     assert list(await backend.owned()) == []
 
 
+@pytest.mark.promise("P05")
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
 async def test_a_build_in_which_ordinary_programs_fail_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -336,6 +345,7 @@ async def test_a_build_in_which_ordinary_programs_fail_is_refused(
     assert list((tmp_path / "gvisor" / "cells").iterdir()) == []
 
 
+@pytest.mark.promise("P05")
 async def test_an_old_runc_is_a_warning_and_with_strict_a_refusal(tmp_path: Path):
     lines = (await OciBackend(tmp_path, "runc").probe()).requirements
     release = next(line for line in lines if line.name == "runc release")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sandkasten.linux import hostvolume
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.image import Image
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.backends.oci import OciBackend
+
+pytestmark = pytest.mark.promise("P29")
 
 
 async def test_a_sandbox_that_began_meanwhile_does_not_keep_it(

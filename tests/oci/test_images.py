@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sandkasten.backends.oci import OciBackend
     from sandkasten.model.image import Image
 
+pytestmark = pytest.mark.promise("P07")
+
 
 def debian(scratch: Path) -> Image:
     return trees.image("debian", trees.debian(), trees.debian_skeleton(scratch / "skeleton"))

@@ -36,6 +36,7 @@ def test_a_runc_without_known_ways_out_is_not_warned_of(number):
     assert judge_runc(Version("x", number), strict=True).ok
 
 
+@pytest.mark.promise("P05")
 @pytest.mark.parametrize("number", [(1, 1, 5), (1, 2, 7), ()])
 def test_an_older_runc_is_named_with_its_faults_and_refused_only_where_asked(number):
     line = judge_runc(Version("old", number), strict=False)
@@ -46,6 +47,7 @@ def test_an_older_runc_is_named_with_its_faults_and_refused_only_where_asked(num
     assert judge_runc(Version("old", number), strict=True).required
 
 
+@pytest.mark.promise("P05")
 def test_crun_is_refused_on_hybrid_cgroups_alone():
     assert judge_crun(hybrid=False).ok
     refused = judge_crun(hybrid=True)

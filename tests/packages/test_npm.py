@@ -35,6 +35,7 @@ async def said(engine: Engine, code: str, *packages: str, runtime: str = "node")
     return (result.stdout + result.stderr).decode().strip()
 
 
+@pytest.mark.promise("P54")
 async def test_packages_are_found_by_require_and_import_and_their_programs_by_name(
     opened, registry
 ):
@@ -83,6 +84,7 @@ ls /workspace; touch /node_modules/x 2>&1 | grep -o 'Read-only.*'
         assert len(registry.asked) == asked, "nobody was asked again"
 
 
+@pytest.mark.promise("P54")
 @pytest.mark.parametrize(
     ("dist", "why"),
     [

@@ -52,6 +52,7 @@ async def said(engine: Engine, code: str, *packages: str, runtime: str = "python
     return (result.stdout + result.stderr).decode().strip()
 
 
+@pytest.mark.promise("P54")
 async def test_packages_and_what_they_need_are_there_read_only_and_without_a_network(
     opened, folder
 ):
@@ -98,6 +99,7 @@ for attempt in (
             await engine.create(CreateRequest(pip_packages=("beta",), session_key="k"))
 
 
+@pytest.mark.promise("P55")
 async def test_the_same_packages_are_fetched_once_by_whoever_asks_at_the_same_time(
     opened, folder, data_dir
 ):
@@ -118,6 +120,7 @@ async def test_the_same_packages_are_fetched_once_by_whoever_asks_at_the_same_ti
             assert len(index.asked) == asked, "nobody was asked again"
 
 
+@pytest.mark.promise("P55")
 async def test_a_package_that_is_not_there_is_named_and_the_last_lines_are_shown(opened, folder):
     with serving(folder) as index:
         url = index.url.replace("http://", "http://me:s3cret@") + "/simple"
@@ -136,6 +139,7 @@ async def test_a_package_that_is_not_there_is_named_and_the_last_lines_are_shown
     assert "Basic bWU6czNjcmV0" in index.authorizations, "and yet it was shown to the index"
 
 
+@pytest.mark.promise("P54")
 async def test_a_source_distribution_is_refused_and_none_of_it_runs(opened, tmp_path):
     mark = tmp_path / "ran"
     (tmp_path / "s").mkdir()
@@ -147,6 +151,7 @@ async def test_a_source_distribution_is_refused_and_none_of_it_runs(opened, tmp_
     assert not mark.exists()
 
 
+@pytest.mark.promise("P54")
 async def test_a_wheel_of_an_attacker_stays_in_its_sandbox(opened, tmp_path, canary):
     """Its code is imported nowhere but inside, and inside it finds no network and no host."""
     mark = tmp_path / "ran"
@@ -181,6 +186,7 @@ async def test_a_wheel_that_leads_out_of_its_directory_is_refused(opened, tmp_pa
     assert sorted((data_dir / "packages" / "sets").glob("*")) == before
 
 
+@pytest.mark.promise("P55")
 async def test_a_wheel_that_grows_without_end_is_cut_and_leaves_nothing(opened, tmp_path):
     """40 MiB of zeroes in a wheel of 40 KiB, where 16 MiB are allowed."""
     wheel(tmp_path / "w", "bomb", files={"zeroes": b"\0" * (40 << 20)})
@@ -190,6 +196,7 @@ async def test_a_wheel_that_grows_without_end_is_cut_and_leaves_nothing(opened, 
     assert "packages bomb take more than 16777216 bytes" in failed.value.message
 
 
+@pytest.mark.promise("P55")
 async def test_whoever_goes_away_leaves_nothing_running_and_the_next_one_succeeds(
     opened, folder, data_dir
 ):

@@ -23,6 +23,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.promise("P55")
+
 BLOCK = 64 * 1024
 
 

@@ -29,6 +29,7 @@ def test_a_package_of_python_is_a_name_and_versions(spec):
     assert checked_packages(pip=[spec]).pip == (spec.replace(" ", ""),)
 
 
+@pytest.mark.promise("P54")
 @pytest.mark.parametrize(
     "spec",
     ["", " ", "-r", "--index-url=http://x", "-e .", ".", "..", "/etc/passwd", "./x", "a/b",

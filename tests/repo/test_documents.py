@@ -72,6 +72,7 @@ def _frozen() -> dict[str, str]:
     return {name: digest for digest, name in (line.split() for line in lines if line)}
 
 
+@pytest.mark.promise("P37")
 def test_every_generation_of_the_runner_protocol_is_frozen_as_it_was():
     generations = sorted(p.name for p in RUNNER_SPEC.glob("generation-*.json"))
     assert generations

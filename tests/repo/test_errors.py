@@ -6,8 +6,12 @@ import inspect
 import json
 import re
 
+import pytest
+
 from sandkasten import errors
 from tests.repo import tree
+
+pytestmark = pytest.mark.promise("P36")
 
 TABLE = json.loads((tree.ROOT / "spec" / "errors.json").read_text())
 

@@ -21,6 +21,8 @@ from tests.security.harness import NO_SIZES, UNSIZED
 if TYPE_CHECKING:
     from tests.security.harness import Box
 
+pytestmark = pytest.mark.promise("P18")
+
 
 def _member(
     name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int = 0, mode: int = 0o644

@@ -94,6 +94,7 @@ class Outcome:
     found: Found | None
 
 
+@pytest.mark.promise("P06")
 @pytest.mark.root
 @pytest.mark.timeout(TIMEOUT_S + 100)
 @pytest.mark.parametrize("name", RUNS)

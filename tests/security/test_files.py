@@ -22,6 +22,8 @@ from sandkasten.errors import (
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 from tests.security.harness import LONG, PYTHON, Box, paced, poll, sized
 
+pytestmark = pytest.mark.promise("P18")
+
 WITHIN = ["/workspace", "/tmp", "/home/sandbox"]
 DENY = ["/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys", "/dev"]
 
@@ -246,6 +248,7 @@ def test_a_sparse_terabyte_in_an_archive_can_be_left_half_way(box):
     box.answers()
 
 
+@pytest.mark.promise("P20")
 @pytest.mark.needs_program("python3")
 def test_a_tree_five_thousand_deep_is_listed_and_removed(box):
     depth = sized(1500, 5000)
@@ -262,6 +265,7 @@ for n in range({depth}):
     box.answers()
 
 
+@pytest.mark.promise("P20")
 @pytest.mark.needs_program("python3")
 def test_very_many_entries_are_paged(box):
     count = 3500  # the workspace has 4,096 inodes
@@ -314,6 +318,7 @@ ODD_NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.promise("P20")
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_an_odd_name_makes_an_exact_round_trip(name, box):
     path = b"/workspace/" + name
@@ -332,6 +337,7 @@ def test_an_odd_name_makes_an_exact_round_trip(name, box):
     assert box.read(path) == b"content of " + name
 
 
+@pytest.mark.promise("P19")
 @pytest.mark.needs_program("python3")
 def test_a_reader_sees_the_old_file_or_the_new_never_half(box):
     size = 300_000

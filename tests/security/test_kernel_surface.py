@@ -15,6 +15,8 @@ from tests.security.harness import OWN_KERNEL, PYTHON, ROOT_INSIDE
 if TYPE_CHECKING:
     from tests.security.harness import Box
 
+pytestmark = pytest.mark.promise("P02")
+
 REFUSED = """
     ptrace process_vm_readv process_vm_writev pidfd_getfd io_uring_setup io_uring_enter
     io_uring_register bpf perf_event_open userfaultfd add_key request_key keyctl mount umount2

@@ -22,6 +22,8 @@ from tests.grounds import Ground, open_backend
 from tests.patience import PATIENCE_S
 from tests.security.harness import ENGINE_SAYS, ROOT, Box, poll
 
+pytestmark = pytest.mark.promise("P29")
+
 MAKER = """
 import asyncio, sys, time
 from pathlib import Path

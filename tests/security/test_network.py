@@ -17,6 +17,8 @@ from tests.security.harness import Box, poll
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.promise("P03")
+
 REACH = """
 import json, socket, sys
 family, address = json.loads(sys.argv[1])

@@ -10,6 +10,8 @@ import pytest
 
 from tests.security.harness import NAMED, PYTHON, Box, paced, sized
 
+pytestmark = pytest.mark.promise("P14")
+
 GIB = 1024**3
 MIB = 1024**2
 

@@ -28,6 +28,8 @@ from tests.security.harness import (
 if TYPE_CHECKING:
     from tests.security.harness import Box
 
+pytestmark = pytest.mark.promise("P01")
+
 RUNNER_CAPABILITIES = capabilities.bits(capabilities.RUNNER)
 CHOWN = capabilities.bits(["CAP_CHOWN"])
 DEV_CAPABILITIES = capabilities.bits(capabilities.DEV_USER)
@@ -427,6 +429,7 @@ def test_a_directory_of_proc_that_reaches_into_the_host_is_empty(name, shared_bo
     assert shared_box.python(code) == []
 
 
+@pytest.mark.promise("P03")
 def test_the_environment_is_the_documented_one(shared_box, planted_secret):
     lines = shared_box.exec(["env"]).text.splitlines()
     names = sorted(line.partition("=")[0] for line in lines)

@@ -14,6 +14,8 @@ from tests.security.harness import PYTHON, Box, paced, poll, sized
 if TYPE_CHECKING:
     from tests.security.harness import Answer
 
+pytestmark = pytest.mark.promise("P13")
+
 DAEMON = """
 import os, signal, sys, time
 for number in range(1, 65):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from tests.grounds import Ground
 
+pytestmark = pytest.mark.promise("P25")
+
 DEFINED = "bomb() { bomb | bomb & }"
 FORK_BOMB = f"{DEFINED}; bomb"
 MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
@@ -230,6 +232,7 @@ def test_a_full_tmp_leaves_shell_and_files_usable(box):
     assert box.write("/tmp/more", b"x" * 100_000).size == 100_000
 
 
+@pytest.mark.promise("P26")
 @pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
 def test_a_full_workspace_is_a_typed_error_and_leaves_the_old_file(box, neighbour):
     box.write("/workspace/kept", b"old")

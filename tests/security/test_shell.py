@@ -8,6 +8,8 @@ from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 from tests.security.harness import NAMED, PYTHON, WHOLE_SANDBOX, Box, poll
 
+pytestmark = pytest.mark.promise("P12")
+
 
 def _works(box: Box, *, shell: str = "default") -> None:
     """A command with an exit code of its own is right at once, without a reset."""
@@ -230,6 +232,7 @@ def _next_is_right_or_flagged(box: Box, shell: str = "default") -> None:
     raise AssertionError(f"still not right after three commands: {answer}")
 
 
+@pytest.mark.promise("P13")
 def test_the_deadline_spares_the_shell_and_earlier_jobs(box):
     box.exec("cd /tmp; kept=1; sleep 600 &")
     answer = box.exec("sleep 50", timeout_s=0.5, grace_s=0.5)
@@ -356,6 +359,7 @@ def test_a_strange_cwd_is_told_exactly_and_survives_a_reset(name, box):
     assert box.exec("/bin/pwd -P").stdout == path + b"\n"
 
 
+@pytest.mark.promise("P11")
 def test_two_commands_on_one_shell_run_strictly_in_order(box):
     futures = [
         box.begin(f"echo begin {n} >>/tmp/order; sleep 0.1; echo end {n} >>/tmp/order")
@@ -368,6 +372,7 @@ def test_two_commands_on_one_shell_run_strictly_in_order(box):
     assert all(lines[i].split()[1] == lines[i + 1].split()[1] for i in range(0, 10, 2))
 
 
+@pytest.mark.promise("P11")
 def test_shells_of_two_names_run_side_by_side(box):
     slow = box.start("sleep 600", shell="slow", timeout_s=100)
     assert box.exec("echo quick", shell="quick").text == "quick\n"
@@ -376,6 +381,7 @@ def test_shells_of_two_names_run_side_by_side(box):
     assert box.wait(slow).ended
 
 
+@pytest.mark.promise("P16")
 @pytest.mark.own_cell(NAMED)
 def test_a_key_used_twice_runs_once(box):
     box.exec("echo run >>/tmp/runs", key="same")

@@ -32,7 +32,7 @@ BUILTINS = """
     """.split()  # noqa: SIM905
 
 # What is redefined here are things of bash.
-pytestmark = pytest.mark.needs_program("bash")
+pytestmark = [pytest.mark.needs_program("bash"), pytest.mark.promise("P12")]
 
 # Their subshells beget subshells until the process limit says no.
 BOMBS = {"debug skips by two"}
@@ -281,6 +281,7 @@ def test_a_trick(name, shared_box):
     _spoil(shared_box, DESCRIPTORS[name])
 
 
+@pytest.mark.promise("P10")
 def test_the_matrix_does_notice_an_invented_code(shared_box):
     """The guard's own control: a shell whose every command lies is not what we call right."""
     with pytest.raises(AssertionError):

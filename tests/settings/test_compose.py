@@ -40,6 +40,7 @@ class Keeper(MemoryBackend):
         return None
 
 
+@pytest.mark.promise("P42")
 async def test_a_missing_library_is_a_reason_and_a_remedy(opened, monkeypatch):
     # As if it were not installed.
     monkeypatch.setitem(sys.modules, "aiodocker", None)

@@ -119,6 +119,7 @@ def test_a_socket_has_no_use_for_certificates(tmp_path):
     assert (found.tls_ca, found.tls_cert, found.tls_key) == ("", "", "")
 
 
+@pytest.mark.promise("P60")
 @pytest.mark.parametrize(
     ("host", "mode", "word"),
     [
@@ -143,6 +144,7 @@ def test_a_daemon_in_a_container_can_share_a_socket_with_its_sidecar(tmp_path):
     assert options(tmp_path, KUBERNETES_SERVICE_HOST="10.0.0.1", **told).engine == "sidecar"
 
 
+@pytest.mark.promise("P60")
 def test_plain_tcp_to_another_machine_takes_a_word(tmp_path):
     assert "plain tcp" in refused(tmp_path, DOCKER_HOST="tcp://far:2375").message
     assert options(tmp_path, DOCKER_HOST="tcp://far:2375", SANDKASTEN_DOCKER_INSECURE="1").insecure
@@ -184,6 +186,7 @@ def test_what_is_no_address_of_an_engine_is_refused(tmp_path, host):
     assert "secret" not in error.message
 
 
+@pytest.mark.promise("P60")
 def test_variables_of_other_programs_stop_nobody_who_does_not_use_docker(tmp_path):
     settings = load({}, {"HOME": "/h", "DOCKER_HOST": "tcp://far:2375"}, tmp_path)
     assert settings.docker.trouble is not None
@@ -211,6 +214,7 @@ def test_a_file_that_says_it_wrongly_is_refused(tmp_path, text):
     assert error.value.hint
 
 
+@pytest.mark.promise("P42")
 def test_nobody_who_does_not_use_docker_imports_its_client(tmp_path):
     """Also not to say what is set, to open an engine or to sweep."""
     program = """

@@ -64,6 +64,7 @@ def test_without_a_word_nothing_is_mounted_and_sizes_are_those_of_any_workspace(
     assert values["workspace.default_mb"] == 64
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize(
     ("mounts", "complaint"),
     [

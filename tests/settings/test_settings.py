@@ -269,11 +269,13 @@ def test_aliases_are_a_mapping_in_a_file_and_pairs_in_the_environment(file):
     assert load({}, {}, None).image_aliases == {}
 
 
+@pytest.mark.promise("P50")
 def test_aliases_that_lead_in_a_circle_refuse_to_start_and_the_circle_is_named(file):
     with pytest.raises(InvalidConfiguration, match="a → b → a"):
         load({}, {"SANDKASTEN_IMAGES_ALIASES": "a=b,b=a"})
 
 
+@pytest.mark.promise("P43")
 @pytest.mark.parametrize("mode", [0o664, 0o646])
 def test_a_file_here_that_others_can_write_is_refused(tmp_path, mode):
     path = tmp_path / "sandkasten.yaml"

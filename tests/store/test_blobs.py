@@ -119,6 +119,7 @@ async def test_putting_and_deleting_the_same_content_at_once_never_loses_it(stor
     assert on_disk(tmp_path) == []
 
 
+@pytest.mark.promise("P19")
 async def test_what_fails_midway_leaves_nothing(store, tmp_path):
     async def broken():
         yield b"half"

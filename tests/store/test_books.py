@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sandkasten.daemon.books import open_books
 from sandkasten.daemon.settings import load
 from sandkasten.engine.clock import SystemClock
@@ -44,6 +46,7 @@ async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]
     ]
 
 
+@pytest.mark.promise("P33")
 async def test_a_writer_killed_at_any_moment_loses_nothing_it_acknowledged(tmp_path):
     settings = load({"data_dir": str(tmp_path), "backend": "memory"}, {}, tmp_path)
     said: dict[str, set[str]] = {}
@@ -71,6 +74,7 @@ async def test_a_writer_killed_at_any_moment_loses_nothing_it_acknowledged(tmp_p
     )
 
 
+@pytest.mark.promise("P34")
 def test_a_full_disk_acknowledges_nothing_and_is_over_when_there_is_room(tmp_path):
     alone = ["unshare", "--mount", "--propagation", "private"]
     if os.geteuid() != 0:

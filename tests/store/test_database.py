@@ -134,6 +134,7 @@ async def test_lasting_batches_are_synced_and_others_are_not(database):
     assert seen[-6:-4].count("PRAGMA synchronous = NORMAL") == 1
 
 
+@pytest.mark.promise("P34")
 async def test_a_second_connection_is_refused_here_and_locked_out_elsewhere(database):
     with pytest.raises(StoreUnusable) as told:
         await Database.open(database.path)
@@ -172,6 +173,7 @@ def test_migrations_are_numbered_without_gaps():
     assert [one.version for one in migrations()] == list(range(1, len(migrations()) + 1))
 
 
+@pytest.mark.promise("P34")
 async def test_a_database_of_version_1_is_brought_to_the_newest_and_keeps_its_rows(tmp_path):
     path = tmp_path / "old.db"
     old = sqlite3.connect(path, isolation_level=None)
@@ -191,6 +193,7 @@ async def test_a_database_of_version_1_is_brought_to_the_newest_and_keeps_its_ro
     await database.aclose()
 
 
+@pytest.mark.promise("P34")
 async def test_a_newer_database_is_refused_and_not_touched(tmp_path):
     path = tmp_path / "new.db"
     await (await Database.open(path)).aclose()

@@ -202,6 +202,7 @@ async def test_a_write_that_fails_leaves_the_old_row_and_no_temporary_file(tmp_p
     assert [p.name for p in (tmp_path / "ledger" / "rows").iterdir()] == [f"{one.id}.json"]
 
 
+@pytest.mark.promise("P29")
 async def test_what_a_killed_writer_had_begun_goes_and_what_a_living_one_writes_stays(tmp_path):
     store = DirectoryStore(tmp_path / "ledger")
     one = record()
@@ -247,6 +248,7 @@ async def test_a_reader_sees_the_old_row_or_the_new_and_never_half(tmp_path):
     assert await reading > 0
 
 
+@pytest.mark.promise("P34")
 async def test_a_process_without_descriptors_is_busy_and_no_failure(tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path)
     was = os.open

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from sandkasten.ports import Journal
 
+pytestmark = pytest.mark.promise("P34")
+
 YEARS_S = 10 * 365 * 86_400.0
 
 

@@ -35,6 +35,7 @@ def runs(tmp_path):
     return RunDirectory(tmp_path / "runs")
 
 
+@pytest.mark.promise("P46")
 async def test_a_row_comes_back_as_it_was_saved(runs):
     await runs.begin(ROW)
     assert await runs.get(ROW.id) == ROW
@@ -57,6 +58,7 @@ async def test_a_run_that_nobody_began_is_not_there(runs):
     assert await runs.prune(10**12) == 0
 
 
+@pytest.mark.promise("P69")
 async def test_a_row_that_was_torn_while_it_was_written_is_the_old_one(runs, tmp_path, monkeypatch):
     await runs.begin(ROW)
 
@@ -71,6 +73,7 @@ async def test_a_row_that_was_torn_while_it_was_written_is_the_old_one(runs, tmp
     assert sorted(os.listdir(tmp_path / "runs" / ROW.id)) == ["row.json"]
 
 
+@pytest.mark.promise("P69")
 async def test_a_torn_event_is_cut_and_its_number_given_again(runs, tmp_path):
     await runs.begin(ROW)
     first = await runs.note(ROW.id, "run.started", {"text": "ein\nzwei\u2028drei"})
@@ -214,6 +217,7 @@ async def test_a_page_of_large_rows_is_short_and_the_next_one_goes_on(runs, monk
     assert seen == [f"run_{number}" for number in (4, 3, 2, 1, 0)]
 
 
+@pytest.mark.promise("P69")
 async def test_a_run_that_cannot_be_read_for_want_of_descriptors_is_not_taken_for_none(
     runs, tmp_path
 ):

@@ -25,6 +25,8 @@ from sandkasten.wire.codec import (
     encode_credit,
 )
 
+pytestmark = pytest.mark.promise("P09")
+
 frames = st.builds(
     Frame,
     kind=st.sampled_from(sorted(FROM_RUNNER)),

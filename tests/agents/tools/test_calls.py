@@ -33,6 +33,7 @@ def calls(name: str) -> st.SearchStrategy[dict[str, object]]:
     return st.dictionaries(known | st.text(max_size=12), anything, max_size=5)
 
 
+@pytest.mark.promise("P63")
 @pytest.mark.parametrize("name", TOOLS)
 async def test_whatever_violates_a_schema_is_answered_and_says_so(memory_desk, name):
     schema = Draft202012Validator(TOOLS[name].parameters)
@@ -57,6 +58,7 @@ async def test_whatever_violates_a_schema_is_answered_and_says_so(memory_desk, n
         assert len(json.dumps(answer)) < 20_000
 
 
+@pytest.mark.promise("P63")
 @pytest.mark.parametrize("name", sorted(set(TOOLS) - {"sandbox_run", "sandbox_open"}))
 async def test_what_a_schema_lets_through_is_answered_too(memory_desk, name):
     """Strange values of the right kind: not one of them is an exception, or no JSON."""

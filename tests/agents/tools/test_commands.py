@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 
+import pytest
+
 from sandkasten.agents.definitions.wish import SandboxWish
 
 EXEC_ANSWER = {
@@ -67,6 +69,7 @@ async def test_what_ran_into_its_time_keeps_what_it_wrote(desk):
     )
 
 
+@pytest.mark.promise("P63")
 async def test_output_that_is_no_text_says_so(desk):
     told = await desk.call("exec", cmd=["printf", "a\\377b"])
     assert (told["stdout"], told["not_utf8"]) == ("a\ufffdb", ["stdout", "output"])

@@ -134,6 +134,7 @@ async def test_nothing_of_the_machine_is_read_or_written(desk):
     assert (await desk.call("fs_read", path="../etc/shadow"))["code"] == "INVALID_REQUEST"
 
 
+@pytest.mark.promise("P65")
 async def test_a_large_file_goes_to_the_store_and_back_byte_by_byte(desk):
     size = (200 if LONG else 20) << 20
     made = await desk.call(

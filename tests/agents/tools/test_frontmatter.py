@@ -59,6 +59,7 @@ async def busybox(pictured):
     await cleared(pictured.engine)
 
 
+@pytest.mark.promise("P61")
 def test_every_field_is_asked_about_here():
     """By name, in the tests below."""
     here = Path(__file__).read_text()
@@ -290,6 +291,7 @@ async def test_max_open_files_is_held_by_the_kernel(desk):
     assert told["stdout"] == "128\n"
 
 
+@pytest.mark.promise("P63")
 async def test_max_stdout_bytes_and_max_stderr_bytes_cut_what_is_kept(desk):
     write = "import sys; sys.stdout.write('o' * 5000); sys.stderr.write('e' * 5000)"
     text = "max_stdout_bytes: 100, max_stderr_bytes: 50"
@@ -351,6 +353,7 @@ async def test_max_files_bounds_how_many_the_file_tools_write(desk):
 # ---- what it may reach
 
 
+@pytest.mark.promise("P03")
 @pytest.mark.parametrize(
     "field",
     ["allow_network: true", "network: {enabled: true}", "network: {allow: [example.org]}"],

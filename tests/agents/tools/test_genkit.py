@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from genkit import Genkit, Message, ModelRequest, ModelResponse, Part, Role, ToolRequest
 from mcp import Client
 
@@ -17,6 +18,8 @@ from sandkasten.client.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+pytestmark = pytest.mark.promise("P65")
 
 RUN = {"code": "import sys; print(6 * 7); print(sys.argv[1], file=sys.stderr)", "args": ["x"]}
 

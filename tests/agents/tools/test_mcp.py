@@ -109,6 +109,7 @@ def same(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in answer.items() if k not in ("duration_ms", "sandbox_id")}
 
 
+@pytest.mark.promise("P65")
 async def test_a_client_over_stdio_has_a_computer_of_its_own(tmp_path):
     data_dir = tmp_path / "d"
     async with Client(stdio(data_dir)) as client:
@@ -163,6 +164,7 @@ HELLO = (
 )
 
 
+@pytest.mark.promise("P65")
 @pytest.mark.parametrize("end", ["the client leaves", "the client is killed", "it is told to end"])
 async def test_no_sandbox_outlives_its_client(tmp_path, end):
     data_dir = tmp_path / "d"
@@ -223,6 +225,7 @@ async def test_a_client_that_talks_all_the_time_does_not_make_its_end_a_failure(
         assert (server.returncode, said) == (0, b"")
 
 
+@pytest.mark.promise("P65")
 async def test_two_clients_over_http_do_not_see_each_other(tmp_path):
     data_dir = tmp_path / "d"
     async with over_http(data_dir) as url, Client(url) as mine:
@@ -245,6 +248,7 @@ async def test_two_clients_over_http_do_not_see_each_other(tmp_path):
     await left(data_dir)
 
 
+@pytest.mark.promise("P65")
 @pytest.mark.parametrize("cmd", ["sleep 77; sleep 78", ["sleep", "77"]])
 async def test_a_cancelled_call_takes_its_command_with_it(tmp_path, cmd):
     async with over_http(tmp_path / "d") as url, Client(url) as client:

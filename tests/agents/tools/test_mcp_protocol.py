@@ -21,6 +21,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
+pytestmark = pytest.mark.promise("P65")
+
 KEY = "sk-" + "k" * 40
 OPENING = {
     "jsonrpc": "2.0",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from sandkasten.agents.definitions.wish import SandboxWish
 from sandkasten.agents.tools.sessions import MOST_SANDBOXES
 from sandkasten.errors import BackendUnavailable
@@ -34,6 +36,7 @@ async def test_the_first_call_opens_the_runs_sandbox_and_the_next_finds_it(desk)
     assert info.labels == {"sandkasten.run": "run_a", "sandkasten.agent": "tester"}
 
 
+@pytest.mark.promise("P16")
 async def test_a_hundred_calls_at_once_open_one_sandbox(desk):
     answers = await asyncio.gather(*(desk.call("open") for _ in range(100)))
     assert len({one["sandbox_id"] for one in answers}) == 1
@@ -73,6 +76,7 @@ async def test_a_named_sandbox_is_used_by_its_id_under_both_words(desk):
     assert both["message"] == "sandbox_id and session_id contradict each other"
 
 
+@pytest.mark.promise("P64")
 async def test_another_runs_sandbox_answers_exactly_like_none(desk):
     theirs = (await desk.within(agent_run_id="run_b").call("open"))["sandbox_id"]
     foreign = (await desk.within(tenant="other").call("open"))["sandbox_id"]
@@ -118,6 +122,7 @@ async def test_the_runs_own_sandbox_that_ended_is_told_as_what_it_is(desk):
     assert (await desk.call("fs_list", sandbox_id=ours))["code"] == "SESSION_EXPIRED"
 
 
+@pytest.mark.promise("P64")
 async def test_another_runs_key_answers_like_none_and_opens_nothing(desk):
     await desk.within(agent_run_id="run_b").call("open")
     before = await ids(desk)
@@ -132,6 +137,7 @@ async def test_another_runs_key_answers_like_none_and_opens_nothing(desk):
     assert await ids(desk) == before
 
 
+@pytest.mark.promise("P63")
 async def test_a_sandbox_that_died_is_replaced_and_the_model_is_told(desk):
     first = await desk.call("fs_write", path="x", text="1")
     await desk.engine.destroy(first["sandbox_id"])
@@ -159,6 +165,7 @@ async def test_close_takes_the_sandbox_away_and_twice_is_quiet(desk):
     assert (again["created"], "notice" in again) == (True, False)
 
 
+@pytest.mark.promise("P64")
 async def test_finish_destroys_all_of_a_run_and_nothing_else(desk):
     flow = desk.within(workflow_run_id="flow")
     await flow.call("open")
@@ -171,6 +178,7 @@ async def test_finish_destroys_all_of_a_run_and_nothing_else(desk):
     assert (await desk.toolbox.finish("workflow", "flow")).destroyed == ()
 
 
+@pytest.mark.promise("P64")
 async def test_finish_goes_on_past_what_fails_and_tells_it(memory_desk, monkeypatch):
     made = [(await memory_desk.call("open", session_key=name))["sandbox_id"] for name in "abc"]
     destroy = memory_desk.engine.destroy
@@ -196,6 +204,7 @@ async def test_two_that_finish_a_run_at_once_do_not_hinder_each_other(desk):
     assert await ids(desk) == []
 
 
+@pytest.mark.promise("P67")
 async def test_a_run_has_so_many_sandboxes_whatever_names_a_model_says(memory_desk):
     desk = memory_desk
     asked = [desk.call("open", session_key=f"n{n}") for n in range(MOST_SANDBOXES + 8)]

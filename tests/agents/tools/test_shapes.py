@@ -40,11 +40,13 @@ def test_only_run_is_of_compute_mode():
     assert [name for name, one in TOOLS.items() if one.mode == "compute"] == ["sandbox_run"]
 
 
+@pytest.mark.promise("P65")
 def test_the_files_of_the_specification_are_the_schemas_the_tools_have():
     written = {path.stem: json.loads(path.read_text()) for path in SPEC.glob("*.json")}
     assert written == {name: dict(one.parameters) for name, one in TOOLS.items()}
 
 
+@pytest.mark.promise("P65")
 @pytest.mark.parametrize("name", TWELVE)
 def test_a_schema_is_one_that_providers_of_models_take(name):
     schema = TOOLS[name].parameters

@@ -89,6 +89,7 @@ states:
 """
 
 
+@pytest.mark.promise("P61")
 async def test_the_documents_example_goes_back_until_the_tests_pass(expressions) -> None:
     flow = Flow(APPENDIX_B, expressions)
 

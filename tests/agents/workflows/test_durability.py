@@ -104,6 +104,7 @@ class Watched(Flow):
         raise AssertionError(f"it was cut more than {cuts} times")
 
 
+@pytest.mark.promise("P69")
 async def test_a_run_cut_at_any_save_goes_on_and_does_nothing_saved_again(expressions) -> None:
     whole = Watched(EVERYTHING, expressions)
     result = await whole.go()

@@ -50,6 +50,7 @@ async def test_an_expression_comes_to_json(expressions, expression, value) -> No
     assert await expressions.value(expression, CONTEXT) == value
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize(
     ("expression", "missing"),
     [
@@ -101,6 +102,7 @@ LONG = {"l": list(range(2000))}
 PAIRS = "l.all(a, l.all(b, l.all(c, l.all(d, a + b + c + d >= 0))))"
 
 
+@pytest.mark.promise("P62")
 async def test_an_expression_that_takes_too_long_is_ended_and_the_next_one_works() -> None:
     async with Expressions(Bounds(cpu_s=0.2), processes=1) as expressions:
         with pytest.raises(RunLimitReached, match="0.2 s of processor time"):
@@ -272,6 +274,7 @@ def test_one_that_was_ended_from_outside_is_replaced_on_the_daemons_loop_too() -
         assert runner.run(twice()) == (2, 3)
 
 
+@pytest.mark.promise("P69")
 async def test_signals_for_the_whole_group_do_not_end_it(expressions) -> None:
     """A service manager and Ctrl-C signal everything; runs go on for as long as the drain."""
     await expressions.value("1", {})

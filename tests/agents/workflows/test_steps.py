@@ -58,6 +58,7 @@ async def test_a_result_that_does_not_fit_its_schema_is_a_failure(expressions) -
     assert await Flow(text, expressions, lambda call: {"answer": 1}).go() == {"answer": 1}
 
 
+@pytest.mark.promise("P62")
 async def test_what_an_agent_puts_out_is_never_a_template(expressions) -> None:
     flow = _flow(
         expressions,
@@ -323,6 +324,7 @@ LOOP = (
 )
 
 
+@pytest.mark.promise("P67")
 async def test_ten_thousand_rounds_are_refused_with_the_step_named(expressions) -> None:
     flow = _flow(expressions, *LOOP)
     flow.agent = lambda call: {"again": len(flow.calls) < 10_000}
@@ -386,6 +388,7 @@ async def test_no_condition_that_fits_is_a_failure_with_the_value(expressions) -
     await _flow(expressions, *lines).go({"n": 1})
 
 
+@pytest.mark.promise("P68")
 async def test_whoever_cancels_the_run_cancels_its_steps(expressions) -> None:
     began, ended = asyncio.Barrier(3), []
 

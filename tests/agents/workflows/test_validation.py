@@ -28,6 +28,7 @@ def test_a_good_file_has_neither_errors_nor_warnings(text) -> None:
     assert _codes(text) == ([], [])
 
 
+@pytest.mark.promise("P61")
 @pytest.mark.parametrize(
     ("text", "code", "path"),
     [

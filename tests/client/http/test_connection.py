@@ -57,6 +57,7 @@ async def test_a_socket_that_is_not_there_is_told_the_same(tmp_path):
         await ask(f"unix://{tmp_path}/daemon.sock", ONCE)
 
 
+@pytest.mark.promise("P44")
 async def test_a_far_daemon_is_asked_through_the_proxy_and_no_password_is_looked_for(
     monkeypatch, tmp_path
 ):
@@ -102,6 +103,7 @@ async def test_what_may_be_repeated_is_repeated_when_the_connection_breaks():
     assert len(server.asked) == 3
 
 
+@pytest.mark.promise("P16")
 async def test_what_may_not_be_repeated_is_not_and_says_so():
     async with scripted(CUT, reply({})) as server:
         with pytest.raises(BackendUnavailable, match="broke") as caught:
@@ -116,6 +118,7 @@ async def test_an_answer_cut_in_the_middle_is_no_answer():
         assert await ask(server.url, READ) == {"ok": 1}
 
 
+@pytest.mark.promise("P16")
 async def test_tries_are_bounded():
     async with scripted(*[CUT] * 50) as server:
         with pytest.raises(BackendUnavailable):
@@ -134,6 +137,7 @@ async def test_a_daemon_that_was_there_is_waited_for_longer():
     assert len(server.asked) - 1 >= connecting.PATIENT_TRIES > connecting.TRIES
 
 
+@pytest.mark.promise("P16")
 async def test_later_means_later():
     later = problem("BUSY", 503, Retry_After="1")
     async with scripted(later, reply({"ok": 1})) as server:
@@ -176,6 +180,7 @@ async def test_silence_has_an_end():
             await ask(server.url, Order("GET", "/x", repeatable=True, answer_s=0.1))
 
 
+@pytest.mark.promise("P44")
 async def test_a_redirect_is_not_followed_with_the_key():
     moved = reply({}, 307, Location="http://127.0.0.1:1/elsewhere")
     async with scripted(moved) as server:
@@ -190,6 +195,7 @@ async def test_an_answer_that_is_no_json_is_told():
             await ask(server.url, READ)
 
 
+@pytest.mark.promise("P44")
 async def test_the_key_is_sent_and_never_shown():
     async with scripted(reply({}), problem("UNAUTHORIZED", 401)) as server:
         await ask(server.url, READ, "sk-secret")
@@ -227,6 +233,7 @@ async def test_text_that_is_no_utf8_is_refused_before_it_is_sent():
             await ask(server.url, Order("POST", "/x", {"timeout_seconds": float("nan")}))
 
 
+@pytest.mark.promise("P16")
 async def test_a_command_is_asked_for_again_under_the_same_key():
     async with scripted(CUT, reply(EXEC), reply(EXEC)) as server:
         transport = HttpTransport(server.url)
@@ -249,6 +256,7 @@ async def test_a_create_is_repeated_only_under_a_key():
     assert len(server.asked) > 2
 
 
+@pytest.mark.promise("P38")
 async def test_a_stream_that_breaks_goes_on_without_repeating_or_losing_anything():
     def event(name: str, value: object) -> bytes:
         return f"event: {name}\ndata: {json.dumps(value)}\n\n".encode()

@@ -220,6 +220,7 @@ def test_the_true_size_is_told_by_the_answer():
 # ---- errors
 
 
+@pytest.mark.promise("P36")
 @pytest.mark.parametrize("code", [row["code"] for row in CODES["errors"]])
 def test_every_code_of_the_contract_comes_back_as_its_class(code):
     assert BY_CODE[code].code == code
@@ -236,6 +237,7 @@ def test_a_member_is_meant_where_its_family_has_the_same_code():
     assert BY_CODE["FILE_TROUBLE"] is errors.FileTrouble
 
 
+@pytest.mark.promise("P36")
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(401, errors.Unauthorized), (404, errors.NotFound), (410, errors.SessionExpired),

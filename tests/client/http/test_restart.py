@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="must be root to see what root sees"),
+    pytest.mark.promise("P33"),
 ]
 
 

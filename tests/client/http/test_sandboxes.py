@@ -35,6 +35,7 @@ async def abox(served):
         yield made
 
 
+@pytest.mark.promise("P35")
 def test_the_shell_remembers(served):
     with Sandbox(**served.where) as box:
         box.exec("cd /tmp && export A=1")
@@ -94,6 +95,7 @@ async def test_what_it_is_told_is_what_it_is(served):
         assert [one.name for one in await box.processes()]
 
 
+@pytest.mark.promise("P30")
 async def test_its_time_and_its_labels_are_changed_while_it_lives(served):
     async with AsyncSandbox(**served.where, labels={"a": "b"}, ttl_seconds=100) as box:
         assert (await box.update(ttl_seconds=500)).idle_timeout_s == 500
@@ -118,6 +120,7 @@ async def test_bytes_that_are_no_text_survive(abox):
     assert result.stdout_data == b"\xff\x00\xfe"
 
 
+@pytest.mark.promise("P35")
 async def test_output_comes_while_the_command_runs(abox):
     stream = abox.exec_stream("echo one; sleep 0.5; echo two")
     first = await anext(stream)
@@ -128,6 +131,7 @@ async def test_output_comes_while_the_command_runs(abox):
     assert (rest, stream.result.exit_code) == (["two\n"], 0)
 
 
+@pytest.mark.promise("P35")
 async def test_a_background_command_is_fed_watched_and_ended(abox):
     process = await abox.start(["cat"], keep_stdin_open=True)
     assert (await process.poll()).running
@@ -146,6 +150,7 @@ async def test_a_background_command_is_fed_watched_and_ended(abox):
     assert ran == [process.exec_id, other.exec_id]
 
 
+@pytest.mark.promise("P35")
 async def test_files_go_both_ways_whole_and_in_parts(abox):
     data = os.urandom(3_000_000)
     entry = await abox.write("deep/in.bin", data, mode=0o600)
@@ -228,6 +233,7 @@ async def test_changes_are_seen(abox):
     await watch.aclose()
 
 
+@pytest.mark.promise("P35")
 async def test_a_terminal_types_resizes_and_ends(abox):
     async with abox.terminal(rows=30, cols=90, env={"TERM": "dumb"}) as terminal:
         assert terminal.exec_id
@@ -262,6 +268,7 @@ async def test_one_key_is_one_sandbox(served):
     await boxes[0].close()
 
 
+@pytest.mark.promise("P16")
 async def test_a_retried_command_runs_once(abox):
     for _ in range(2):
         result = await abox.exec("echo x >> count; cat count", idempotency_key="same")
@@ -307,6 +314,7 @@ async def test_a_daemon_that_is_gone_is_told(tmp_path):
         await (await connect(Place(url=f"unix://{tmp_path}/none"))).list()
 
 
+@pytest.mark.promise("P30")
 async def test_to_be_listed_is_no_activity(served, abox):
     transport = await connect(place_of(**served.where))
     before = (await abox.info()).expires_at

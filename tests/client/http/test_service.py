@@ -133,6 +133,7 @@ assert Twin(base_url={served.url!r}, api_key={served.key!r}).list_sessions() is 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.promise("P42")
 def test_importing_the_package_and_naming_a_daemon_loads_no_http_library():
     code = (
         "import sys, sandkasten\n"
