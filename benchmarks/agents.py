@@ -22,16 +22,16 @@ from benchmarks.peers.bare import CODE
 from benchmarks.samples import Samples
 from benchmarks.turns import in_turns
 from examples.agents.scripted_model import Answer, Asked, Call, ScriptedModel
-from sandkasten.agents.chat.settings import Models, ModelSettings
-from sandkasten.agents.context import RunContext
-from sandkasten.agents.definitions.prompt import parse_agent
-from sandkasten.agents.definitions.wish import SandboxWish
-from sandkasten.agents.loop.turns import AgentLoop
+from sandkasten.agents.chat.model_settings import Models, ModelSettings
+from sandkasten.agents.definitions.prompt_file import parse_agent
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.loop.agent_loop import AgentLoop
+from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.settings import load
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.oneshot import RunRequest
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.oneshot_values import RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

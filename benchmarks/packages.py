@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.agents import opened
 from benchmarks.turns import in_turns
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -95,7 +95,7 @@ NOTE = "<!-- made from the code by scripts/reference.py; do not edit -->\n"
 def commands() -> str:
     import typer
 
-    from sandkasten.cli.app import build
+    from sandkasten.cli.command_table import build
 
     group = typer.main.get_command(build())
     context = group.make_context("sandkasten", [], resilient_parsing=True)
@@ -166,8 +166,8 @@ def errors() -> str:
 
 
 def settings() -> str:
-    from sandkasten.daemon.explained import MEANS
-    from sandkasten.daemon.settings import documented
+    from sandkasten.daemon.settings.resolver import documented
+    from sandkasten.daemon.settings.setting_docs import MEANS
 
     lines = [NOTE, "# Settings\n"]
     lines.append(_SETTINGS_HEAD)
@@ -183,8 +183,8 @@ def settings() -> str:
 
 def example() -> str:
     """Every key of the settings file, with its default, commented out."""
-    from sandkasten.daemon.explained import MEANS
-    from sandkasten.daemon.settings import documented
+    from sandkasten.daemon.settings.resolver import documented
+    from sandkasten.daemon.settings.setting_docs import MEANS
 
     rooms: dict[str, list[str]] = {}
     for name, _, default in documented():
@@ -232,8 +232,8 @@ def sdk() -> str:
 
 
 def http() -> str:
-    from sandkasten.api.openapi import document
-    from sandkasten.api.routes.table import ALL
+    from sandkasten.api.response.openapi_document import document
+    from sandkasten.api.routes.route_table import ALL
 
     described = document(ALL, _version())
     shared = described["components"]["responses"]
@@ -320,21 +320,21 @@ def _version() -> str:
 
 
 def openapi() -> str:
-    from sandkasten.api.openapi import document
-    from sandkasten.api.routes.table import ALL
+    from sandkasten.api.response.openapi_document import document
+    from sandkasten.api.routes.route_table import ALL
 
     return json.dumps(document(ALL, _version()), indent=1, ensure_ascii=False) + "\n"
 
 
 def tool(name: str) -> str:
     """The schema of a tool's arguments."""
-    from sandkasten.agents.tools.shapes import TOOLS
+    from sandkasten.agents.tools.tool_schemas import TOOLS
 
     return json.dumps(TOOLS[name].parameters, indent=1, ensure_ascii=False) + "\n"
 
 
 def _tools() -> dict[Path, Callable[[], str]]:
-    from sandkasten.agents.tools.shapes import TOOLS
+    from sandkasten.agents.tools.tool_schemas import TOOLS
 
     place = ROOT / "spec" / "tools"
     place.mkdir(exist_ok=True)

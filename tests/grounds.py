@@ -16,17 +16,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from sandkasten.model.image import Image
-from sandkasten.model.limits import Limits
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.limits import Limits
 from tests import imagekit
 from tests.engines import inside, lent, stock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.backends.docker.options import WorkspaceMode
-    from sandkasten.model.spec import Profile
+    from sandkasten.backends.docker.docker_options import WorkspaceMode
+    from sandkasten.model.sandbox.cell_spec import Profile
     from sandkasten.ports import Backend
     from tests.engines.reached import Reached
 
@@ -148,9 +148,9 @@ def place_for(ground: Ground, scratch: Path) -> Path:
 
 def _open_docker(ground: Ground, data_dir: Path) -> Backend:
     from sandkasten.backends.docker.backend import DockerBackend
-    from sandkasten.backends.docker.options import Options
-    from sandkasten.images.packing import StorePacker
-    from sandkasten.images.store import LayerStore
+    from sandkasten.backends.docker.docker_options import Options
+    from sandkasten.images.layers.image_store import LayerStore
+    from sandkasten.images.store_packer import StorePacker
 
     engine = engine_of(ground)
     match ground.where:

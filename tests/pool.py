@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.ports import Backend, Cell
 
 T = TypeVar("T")

@@ -16,8 +16,16 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sandkasten.client.agents import Agents, AsyncAgents, AsyncRunEvents, RunEvents
+    from sandkasten.client.blocking.sync import (
+        ExecStream,
+        Images,
+        Process,
+        Sandbox,
+        Terminal,
+        Watch,
+    )
+    from sandkasten.client.blocking.sync_service import Session
     from sandkasten.client.images import AsyncImages
-    from sandkasten.client.oneshot import run, run_async
     from sandkasten.client.process import (
         AsyncExecStream,
         AsyncProcess,
@@ -25,11 +33,10 @@ if TYPE_CHECKING:
         AsyncWatch,
     )
     from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
+    from sandkasten.client.run_once import run, run_async
     from sandkasten.client.sandbox import AsyncSandbox
-    from sandkasten.client.service import AsyncSession, SandboxClient
-    from sandkasten.client.stored import AsyncStoredFiles, StoredFiles
-    from sandkasten.client.sync import ExecStream, Images, Process, Sandbox, Terminal, Watch
-    from sandkasten.client.sync_service import Session
+    from sandkasten.client.session_client import AsyncSession, SandboxClient
+    from sandkasten.client.stored_files import AsyncStoredFiles, StoredFiles
     from sandkasten.client.workspaces import AsyncWorkspaces, Workspaces
     from sandkasten.errors import (
         AgentNotFound,
@@ -84,9 +91,9 @@ if TYPE_CHECKING:
         WorkspaceDamaged,
         WorkspaceNotFound,
     )
-    from sandkasten.model.execution import Why
-    from sandkasten.model.files import Change, FileEntry
-    from sandkasten.model.images import (
+    from sandkasten.model.commands.exec_values import Why
+    from sandkasten.model.files.file_entries import Change, FileEntry
+    from sandkasten.model.images.image_info import (
         BuiltImage,
         CollectedImages,
         Exported,
@@ -96,19 +103,19 @@ if TYPE_CHECKING:
         ImageUsage,
         RemovedImage,
     )
-    from sandkasten.model.journal import StagedFile, StoredFile
-    from sandkasten.model.oneshot import Artifact
-    from sandkasten.model.runs import Definition, RunEvent, RunRow, RunUsage
-    from sandkasten.model.sandbox import Info, Stats
-    from sandkasten.model.usage import ExecUsage, Usage
-    from sandkasten.model.workspace import Workspace
+    from sandkasten.model.journal_rows import StagedFile, StoredFile
+    from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow, RunUsage
+    from sandkasten.model.sandbox.oneshot_values import Artifact
+    from sandkasten.model.sandbox.sandbox_requests import Info, Stats
+    from sandkasten.model.sandbox.usage import ExecUsage, Usage
+    from sandkasten.model.sandbox.workspace import Workspace
 
 __version__ = "0.1.0"
 
 _HOME = {
     "sandkasten.client.agents": ("Agents", "AsyncAgents", "AsyncRunEvents", "RunEvents"),
     "sandkasten.client.images": ("AsyncImages",),
-    "sandkasten.client.oneshot": ("run", "run_async"),
+    "sandkasten.client.run_once": ("run", "run_async"),
     "sandkasten.client.process": (
         "AsyncExecStream",
         "AsyncProcess",
@@ -117,10 +124,17 @@ _HOME = {
     ),
     "sandkasten.client.results": ("FileBytes", "Output", "Result", "RunResult", "Transfer"),
     "sandkasten.client.sandbox": ("AsyncSandbox",),
-    "sandkasten.client.service": ("AsyncSession", "SandboxClient"),
-    "sandkasten.client.sync": ("ExecStream", "Images", "Process", "Sandbox", "Terminal", "Watch"),
-    "sandkasten.client.sync_service": ("Session",),
-    "sandkasten.client.stored": ("AsyncStoredFiles", "StoredFiles"),
+    "sandkasten.client.session_client": ("AsyncSession", "SandboxClient"),
+    "sandkasten.client.blocking.sync": (
+        "ExecStream",
+        "Images",
+        "Process",
+        "Sandbox",
+        "Terminal",
+        "Watch",
+    ),
+    "sandkasten.client.blocking.sync_service": ("Session",),
+    "sandkasten.client.stored_files": ("AsyncStoredFiles", "StoredFiles"),
     "sandkasten.client.workspaces": ("AsyncWorkspaces", "Workspaces"),
     "sandkasten.errors": (
         "AgentNotFound",
@@ -175,9 +189,9 @@ _HOME = {
         "WorkspaceDamaged",
         "WorkspaceNotFound",
     ),
-    "sandkasten.model.execution": ("Why",),
-    "sandkasten.model.files": ("Change", "FileEntry"),
-    "sandkasten.model.images": (
+    "sandkasten.model.commands.exec_values": ("Why",),
+    "sandkasten.model.files.file_entries": ("Change", "FileEntry"),
+    "sandkasten.model.images.image_info": (
         "BuiltImage",
         "CollectedImages",
         "Exported",
@@ -187,12 +201,12 @@ _HOME = {
         "ImageUsage",
         "RemovedImage",
     ),
-    "sandkasten.model.journal": ("StagedFile", "StoredFile"),
-    "sandkasten.model.runs": ("Definition", "RunEvent", "RunRow", "RunUsage"),
-    "sandkasten.model.oneshot": ("Artifact",),
-    "sandkasten.model.sandbox": ("Info", "Stats"),
-    "sandkasten.model.usage": ("ExecUsage", "Usage"),
-    "sandkasten.model.workspace": ("Workspace",),
+    "sandkasten.model.journal_rows": ("StagedFile", "StoredFile"),
+    "sandkasten.model.runs.run_values": ("Definition", "RunEvent", "RunRow", "RunUsage"),
+    "sandkasten.model.sandbox.oneshot_values": ("Artifact",),
+    "sandkasten.model.sandbox.sandbox_requests": ("Info", "Stats"),
+    "sandkasten.model.sandbox.usage": ("ExecUsage", "Usage"),
+    "sandkasten.model.sandbox.workspace": ("Workspace",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 

@@ -9,8 +9,8 @@ with SandboxClient(base_url="http://localhost:8080", api_key="sk-…") as client
 
 from __future__ import annotations
 
-from sandkasten.client.sync import ExecStream, Images, Process, Sandbox, Terminal, Watch
-from sandkasten.client.sync_service import SandboxClient, Session
+from sandkasten.client.blocking.sync import ExecStream, Images, Process, Sandbox, Terminal, Watch
+from sandkasten.client.blocking.sync_service import SandboxClient, Session
 from sandkasten.client.workspaces import Workspaces
 
 __all__ = [

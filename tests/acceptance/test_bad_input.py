@@ -193,8 +193,8 @@ def test_programs_missing_is_named(tmp_path):
 
     from sandkasten.backends.local import LocalBackend
     from sandkasten.model.ids import new_sandbox_id
-    from sandkasten.model.image import Image
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import CellSpec
 
     made = LocalBackend(tmp_path / "d", tmp_path / "no-runner", tmp_path / "no-launcher")
     ready = asyncio.run(made.probe())

@@ -25,9 +25,9 @@ _HEAD = """
 import json, os, sys, time
 from pathlib import Path
 from sandkasten import run
-from sandkasten.engine import spares
+from sandkasten.engine.oneshot import warm_pool
 # A busy machine may need minutes for what takes a second.
-spares.HOT_S = spares.KEPT_S = spares.LEASE_S = 90
+warm_pool.HOT_S = warm_pool.KEPT_S = warm_pool.LEASE_S = 90
 ROWS = Path(os.environ["SANDKASTEN_DATA_DIR"]) / "ledger" / "rows"
 
 def rows(acquired):
@@ -72,7 +72,7 @@ def lease_s(request: pytest.FixtureRequest) -> float:
 def parked(data_dir: Path, lease_s: float) -> Iterator[subprocess.Popen[str]]:
     """A program that has made a spare, said its id, and does nothing more."""
     source = (
-        f"spares.LEASE_S = {lease_s}\n"
+        f"warm_pool.LEASE_S = {lease_s}\n"
         'run("1"); run("1"); print(spare(), flush=True); time.sleep(600)'
     )
     with subprocess.Popen(
@@ -166,8 +166,8 @@ one = spare()
 child = os.fork()
 if child == 0:
     mine = [run("1").sandbox_id for _ in range(2)]
-    from sandkasten.client import loop
-    loop._close_at_exit()
+    from sandkasten.client.blocking import loop_thread
+    loop_thread._close_at_exit()
     os._exit(1 if one in mine else 0)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print(json.dumps([status, run("print(6)").sandbox_id == one]))

@@ -8,22 +8,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.daemon.agency import agency
-from sandkasten.daemon.books import open_books
+from sandkasten.daemon.agent_services import agency
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.persistent_stores import open_books
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
-from sandkasten.model.runs import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
-from sandkasten.model.tenancy import DEFAULT_TENANT
-from sandkasten.store.runs import RunDirectory
+from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.model.runs.run_values import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
+from sandkasten.store.run_directory import RunDirectory
 from tests.models.server import Answer, Asked, Call, ScriptedModel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from sandkasten.agents.service import AgentService
-    from sandkasten.daemon.settings import Settings
+    from sandkasten.agents.agent_service import AgentService
+    from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.engine.engine import Engine
 
 WRITER = """---

@@ -6,18 +6,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.chat.settings import Models
-from sandkasten.agents.definitions.prompt import parse_agent
-from sandkasten.agents.definitions.wish import SandboxWish
-from sandkasten.agents.loop.turns import AgentLoop
+from sandkasten.agents.chat.model_settings import Models
+from sandkasten.agents.definitions.prompt_file import parse_agent
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.loop.agent_loop import AgentLoop
 from sandkasten.errors import AgentNotFound
 from tests.models.server import ScriptedModel, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from sandkasten.agents.definitions.prompt import Agent
-    from sandkasten.agents.loop.turns import AgentResult
+    from sandkasten.agents.definitions.prompt_file import Agent
+    from sandkasten.agents.loop.agent_loop import AgentResult
     from tests.agents.tools.desk import Desk
     from tests.models.server import Script
 

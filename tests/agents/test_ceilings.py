@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.agents.ceilings import check_wish
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
+from sandkasten.agents.policy_check import check_wish
 from sandkasten.errors import PolicyDenied, UnsupportedByBackend
-from sandkasten.model.policy import Policy
+from sandkasten.model.sandbox.policy import Policy
 
 POLICY = Policy(ceiling={"mem_limit_mb": 1024, "cpu_limit": 2, "max_files": 50}, lifetime_s=3600)
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from sandkasten.agents.chat import wire
-from sandkasten.agents.chat.client import (
+from sandkasten.agents.chat import chat_wire
+from sandkasten.agents.chat.chat_client import (
     ChatModel,
     ChatRequest,
     Models,
@@ -18,8 +18,8 @@ from sandkasten.agents.chat.client import (
     Reply,
     ToolCall,
 )
-from sandkasten.agents.chat.refusals import pause_s
-from sandkasten.agents.chat.wire import Assembly, Events, Unreadable
+from sandkasten.agents.chat.chat_errors import pause_s
+from sandkasten.agents.chat.chat_wire import Assembly, Events, Unreadable
 from sandkasten.errors import InvalidConfiguration, ModelUnavailable, RunFailed, SandkastenError
 from tests.engines import certificates
 from tests.models.server import KEY, Answer, Call, ScriptedModel, settings_of
@@ -323,8 +323,8 @@ async def test_an_error_inside_a_stream_is_told():
 @pytest.mark.parametrize("fault", ["endless", "huge_line"])
 async def test_an_answer_without_end_ends(fault, monkeypatch, full_size):
     if not full_size:
-        monkeypatch.setattr("sandkasten.agents.chat.client.MOST_BYTES", 2 << 20)
-        monkeypatch.setattr(wire, "MOST_LINE_BYTES", 1 << 20)
+        monkeypatch.setattr("sandkasten.agents.chat.chat_client.MOST_BYTES", 2 << 20)
+        monkeypatch.setattr(chat_wire, "MOST_LINE_BYTES", 1 << 20)
     told = await failure(Answer(text="no end", fault=fault))
     assert isinstance(told, ModelUnavailable)
     assert "longer than" in told.message

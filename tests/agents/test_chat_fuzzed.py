@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandkasten.agents.chat.wire import Assembly, Events, Told, Unreadable
+from sandkasten.agents.chat.chat_wire import Assembly, Events, Told, Unreadable
 
 pytestmark = pytest.mark.promise("P66")
 

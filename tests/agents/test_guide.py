@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.agents.definitions.prompt import AGENT_FIELDS, parse_agent
-from sandkasten.agents.definitions.rendering import render
+from sandkasten.agents.definitions.prompt_file import AGENT_FIELDS, parse_agent
+from sandkasten.agents.definitions.prompt_render import render
+from sandkasten.agents.definitions.prompt_templates import HELPERS, ROLES
 from sandkasten.agents.definitions.sandbox_field import LIMIT_FIELDS, NETWORK_FIELDS, SANDBOX_FIELDS
-from sandkasten.agents.definitions.templates import HELPERS, ROLES
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "agents.md").read_text()
 

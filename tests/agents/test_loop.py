@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from sandkasten.agents.loop.turns import Child, LoopLimits, Spent
+from sandkasten.agents.loop.agent_loop import Child, LoopLimits, Spent
 from sandkasten.errors import (
     AgentNotFound,
     InvalidAgent,
@@ -22,7 +22,7 @@ from sandkasten.errors import (
     RunFailed,
     RunLimitReached,
 )
-from sandkasten.model.runs import RunUsage
+from sandkasten.model.runs.run_values import RunUsage
 from tests.agents.looping import agent, staged
 from tests.agents.tools.desk import opened
 from tests.models.server import KEY, Answer, Asked, Call
@@ -532,8 +532,8 @@ async def test_settings_of_the_file_go_to_the_model_and_nothing_else(memory_desk
 
 
 async def test_without_an_endpoint_nothing_begins(memory_desk):
-    from sandkasten.agents.chat.settings import Models
-    from sandkasten.agents.loop.turns import AgentLoop
+    from sandkasten.agents.chat.model_settings import Models
+    from sandkasten.agents.loop.agent_loop import AgentLoop
 
     loop = AgentLoop(Models(), memory_desk.toolbox, lambda name: PLAIN)
     with pytest.raises(InvalidConfiguration, match="no endpoint"):

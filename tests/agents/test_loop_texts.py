@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from sandkasten.agents.chat.config import wire_config
-from sandkasten.agents.loop.texts import fitted, gapped, json_of, slug
+from sandkasten.agents.chat.chat_config import wire_config
+from sandkasten.agents.loop.tool_messages import fitted, gapped, json_of, slug
 from sandkasten.errors import InvalidAgent
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkasten.agents.definitions.prompt import Agent, parse_agent, slug
-from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.definitions.prompt_file import Agent, parse_agent, slug
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
 from sandkasten.errors import InvalidAgent
 
 PROMPTS = Path(__file__).parent / "prompts"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkasten.agents.definitions.prompt import Agent, parse_agent
-from sandkasten.agents.definitions.rendering import render
+from sandkasten.agents.definitions.prompt_file import Agent, parse_agent
+from sandkasten.agents.definitions.prompt_render import render
 from sandkasten.errors import InvalidAgent, InvalidRequest, PayloadTooLarge
 
 PROMPTS = Path(__file__).parent / "prompts"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.agents.context import RunContext
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
-from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.run_context import RunContext
 from sandkasten.errors import InvalidAgent
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sandkasten.agents.definitions.schemas import check, checked_schema
+from sandkasten.agents.definitions.json_schemas import check, checked_schema
 from sandkasten.errors import InvalidAgent, InvalidRequest
 
 PERSON = {

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.agents.service import PLAIN_IDLE_S, TOUCH_EVERY_S
-from sandkasten.daemon.agency import agency
-from sandkasten.daemon.brief_files import BriefFiles
+from sandkasten.agents.agent_service import PLAIN_IDLE_S, TOUCH_EVERY_S
+from sandkasten.daemon.agent_services import agency
+from sandkasten.daemon.transient_file_store import BriefFiles
 from sandkasten.errors import (
     AgentNotFound,
     Busy,
@@ -27,9 +27,9 @@ from sandkasten.errors import (
     SandkastenError,
     WorkflowNotFound,
 )
-from sandkasten.model.runs import AgentRunRequest, RunRow, WorkflowRunRequest
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.model.tenancy import TenantQuota
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.runs.run_values import AgentRunRequest, RunRow, WorkflowRunRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.agents.agency import (
     DEFAULT_TENANT,
     FLOW,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.api.auth import Doorkeeper
-from sandkasten.client.embedded import Place, settings
-from sandkasten.daemon.books import open_books
+from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import prepare_data_dir
+from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
 from tests.api.serving import serving
 

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from jsonschema_rs import Draft202012Validator
 
-from sandkasten.api.openapi import document
-from sandkasten.api.routes.table import ALL
+from sandkasten.api.response.openapi_document import document
+from sandkasten.api.routes.route_table import ALL
 
 # What stands before any route: no such path, no such method.
 _BEFORE = {404, 405}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.client.embedded import Place, settings
+from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.store.memory import MemoryJournal
 from tests.api.serving import serving

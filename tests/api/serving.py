@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import uvicorn
 
-from sandkasten.api.app import App
-from sandkasten.api.auth import Doorkeeper
-from sandkasten.api.routes.table import ALL
-from sandkasten.api.server import Server
-from sandkasten.daemon.protocol import guarded
-from sandkasten.daemon.websockets import guarded_websocket
+from sandkasten.api.http_app import App
+from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.api.routes.route_table import ALL
+from sandkasten.api.server_context import Server
+from sandkasten.daemon.http.http_protocol import guarded
+from sandkasten.daemon.http.websocket_protocol import guarded_websocket
 from sandkasten.engine.clock import SystemClock
 from tests.api.conforming import check
 from tests.patience import PATIENCE_S

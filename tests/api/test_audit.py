@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.api.auditing import action_of
+from sandkasten.api.request.request_audit import action_of
 from sandkasten.errors import QuotaExceeded
 from sandkasten.store.memory import MemoryJournal
 from tests.api.booked import AS_OPERATOR, booked, new_key

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from sandkasten.api import streaming
-from sandkasten.api.ranges import Span, Unsatisfiable, Version, disposition, wanted
+from sandkasten.api.response import streamed_response
+from sandkasten.api.response.byte_ranges import Span, Unsatisfiable, Version, disposition, wanted
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def _rss() -> int:
 
 
 async def run(daemon, the_id, command):
-    from sandkasten.model.execution import ExecRequest
+    from sandkasten.model.commands.exec_values import ExecRequest
 
     result = await daemon.server.engine.exec(the_id, ExecRequest(command))
     assert result.exit_code == 0, result.stderr
@@ -241,7 +241,7 @@ async def test_a_large_file_goes_through_a_small_daemon(real_daemon, full_size):
 @pytest.mark.promise("P21")
 async def test_readers_that_leave_or_do_not_read_leak_nothing(real, monkeypatch):
     daemon, the_id, box = real
-    monkeypatch.setattr(streaming, "STALL_S", 1.0)
+    monkeypatch.setattr(streamed_response, "STALL_S", 1.0)
     await run(daemon, the_id, "head -c 100000000 /dev/zero > f; mkdir d; mv f d; ln d/f f")
     ask = "GET {}/download?path={} HTTP/1.1\r\nHost: localhost\r\n\r\n"
     await daemon.ask("GET", f"{box}/stat?path=f")

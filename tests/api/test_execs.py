@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from sandkasten.model.journal import ExecRow, SessionRow
+from sandkasten.model.journal_rows import ExecRow, SessionRow
 from tests.engine.injections import GO, UNTIL_GO
 
 PROMISED = {

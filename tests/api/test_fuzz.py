@@ -20,10 +20,10 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from sandkasten.client.embedded import Place, settings
-from sandkasten.daemon.agency import agency
-from sandkasten.daemon.books import Books, open_books
+from sandkasten.client.server.embedded import Place, settings
+from sandkasten.daemon.agent_services import agency
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.engine.clock import SystemClock
 from tests.api.conforming import check, described
 from tests.api.serving import serving
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from schemathesis import Case
 
     from sandkasten.engine.engine import Engine
-    from sandkasten.ports.running import Agents
+    from sandkasten.ports.agent_ports import Agents
 
 pytestmark = pytest.mark.promise("P37")
 

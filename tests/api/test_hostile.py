@@ -13,14 +13,14 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from sandkasten.api import app
-from sandkasten.api.auth import Doorkeeper
-from sandkasten.api.rate import Rates
-from sandkasten.api.server import HttpRules
+from sandkasten.api import http_app
+from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.api.request.rate_limit import Rates
+from sandkasten.api.server_context import HttpRules
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
-from sandkasten.model.journal import KeyRow
-from sandkasten.model.tenancy import SCOPES, Principal, TenantQuota
+from sandkasten.model.access.tenancy import SCOPES, Principal, TenantQuota
+from sandkasten.model.journal_rows import KeyRow
 from tests.api.raw import say
 from tests.api.serving import serving
 from tests.patience import PATIENCE_S
@@ -457,7 +457,7 @@ class _OneKey:
 @pytest.mark.promise("P40")
 async def test_a_tenant_that_asks_too_often_is_told_how_long_to_wait(engine, monkeypatch):
     # However slowly they come, for the daemon they come at once.
-    monkeypatch.setattr(app, "Rates", lambda: Rates(lambda: 100.0))
+    monkeypatch.setattr(http_app, "Rates", lambda: Rates(lambda: 100.0))
     quota = TenantQuota(requests_per_second=2)
     row = KeyRow("k1", "t1", "n", SCOPES, 0.0, quota)
     keys = _OneKey(row)

@@ -8,11 +8,11 @@ import os
 
 import pytest
 
-from sandkasten.api.auth import Doorkeeper
+from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.engine.clock import SystemClock
-from sandkasten.model.journal import KeyRow
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.model.tenancy import TenantQuota
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.journal_rows import KeyRow
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.api.serving import serving
 from tests.imagekit import docker_members, layer, members_tar, sketch
 from tests.images import registries

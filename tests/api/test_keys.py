@@ -133,7 +133,7 @@ async def test_another_tenants_session_answers_like_an_unknown_one(daemon):
 
 @pytest.mark.promise("P44")
 async def test_what_a_key_opened_ends_with_the_key(daemon, monkeypatch):
-    monkeypatch.setattr("sandkasten.api.holding.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("sandkasten.api.request.key_recheck.LOOK_EVERY_S", 0.1)
     headers = await new_key(daemon, tenant="acme")
     made = await daemon.ask("POST", "/v1/sessions", {}, headers=headers)
     base = f"{daemon.url}/v1/sessions/{made.json['id']}"

@@ -8,9 +8,9 @@ import re
 import pytest
 from jsonschema_rs import Draft202012Validator, meta
 
-from sandkasten.api.openapi import document
 from sandkasten.api.problems import STATUS
-from sandkasten.api.routes.table import ALL
+from sandkasten.api.response.openapi_document import document
+from sandkasten.api.routes.route_table import ALL
 from sandkasten.errors import SandkastenError
 from tests.api.conforming import check
 from tests.repo import tree

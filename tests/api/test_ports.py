@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from websockets.client import ClientProtocol
 
-from sandkasten.model.execution import ExecRequest
+from sandkasten.model.commands.exec_values import ExecRequest
 from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
 from tests.patience import PATIENCE_S

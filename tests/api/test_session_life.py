@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandkasten.api.auth import Doorkeeper
-from sandkasten.client.embedded import Place, settings
+from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
-from sandkasten.model.limits import MIB
-from sandkasten.model.tenancy import TenantQuota
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.sandbox.limits import MIB
 from sandkasten.store.memory import MemoryJournal
 from tests.api.serving import serving
 from tests.engine.test_journal import until

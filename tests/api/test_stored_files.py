@@ -9,10 +9,10 @@ import os
 import aiohttp
 import pytest
 
-from sandkasten.client.embedded import Place, settings
-from sandkasten.daemon.books import open_books
+from sandkasten.client.server.embedded import Place, settings
+from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
-from sandkasten.model.filekeys import FileRules
+from sandkasten.model.files.file_keys import FileRules
 from tests.api.booked import AS_OPERATOR, booked, new_key
 from tests.api.serving import serving
 from tests.patience import PATIENCE_S

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from sandkasten.api import sse
+from sandkasten.api.response import sse
 from tests.api.events import Event, events
 from tests.engine.injections import GO, UNTIL_GO
 from tests.patience import PATIENCE_S

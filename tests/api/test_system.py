@@ -6,16 +6,16 @@ import re
 
 import pytest
 
-from sandkasten.api.auth import Doorkeeper
-from sandkasten.api.page import CSP, page
-from sandkasten.api.server import HttpRules
-from sandkasten.client.embedded import Place, settings
+from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.api.response.docs_page import CSP, page
+from sandkasten.api.server_context import HttpRules
+from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.readiness import Readiness
-from sandkasten.telemetry.fanout import FanOut
-from sandkasten.telemetry.logs import LogEvents
+from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.telemetry.event_fanout import FanOut
+from sandkasten.telemetry.log_events import LogEvents
 from sandkasten.telemetry.metrics import Metrics
 from tests.api.serving import serving
 

@@ -10,7 +10,7 @@ import tarfile
 import aiohttp
 import pytest
 
-from sandkasten.api.server import HttpRules
+from sandkasten.api.server_context import HttpRules
 from tests.api.serving import serving
 from tests.patience import PATIENCE_S
 

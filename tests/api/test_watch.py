@@ -55,7 +55,7 @@ async def test_what_happens_after_ready_is_told(daemon):
 
 
 async def test_a_real_watch_tells_of_commands_names_and_the_end(real_daemon):
-    from sandkasten.model.execution import ExecRequest
+    from sandkasten.model.commands.exec_values import ExecRequest
 
     the_id = await real_daemon.session()
     box = f"/v1/sessions/{the_id}/fs"
@@ -81,7 +81,7 @@ async def test_a_real_watch_tells_of_commands_names_and_the_end(real_daemon):
 # Where this machine is slow, a minute may not do for all the files.
 @pytest.mark.timeout(300)
 async def test_a_flood_is_told_as_an_overflow(real_daemon):
-    from sandkasten.model.execution import ExecRequest
+    from sandkasten.model.commands.exec_values import ExecRequest
 
     the_id = await real_daemon.session()
     box = f"/v1/sessions/{the_id}/fs"

@@ -8,13 +8,13 @@ import io
 
 import pytest
 
-from sandkasten.api.auth import Doorkeeper
-from sandkasten.engine import workspace_files
+from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.engine.clock import SystemClock
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.journal import KeyRow
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.model.tenancy import TenantQuota
+from sandkasten.engine.storage import workspace_files
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.journal_rows import KeyRow
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.api.serving import serving
 from tests.patience import PATIENCE_S
 

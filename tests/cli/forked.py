@@ -104,14 +104,14 @@ def _serve(there: socket.socket) -> list[str] | None:
 def _read() -> None:
     """What a command on real sandboxes imports, with a daemon and without."""
     import sandkasten.backends.local
-    import sandkasten.cli.app
-    import sandkasten.cli.copying
-    import sandkasten.cli.executing
-    import sandkasten.cli.life
-    import sandkasten.cli.running
-    import sandkasten.cli.showing
-    import sandkasten.client.embedded
-    import sandkasten.client.http.transport
+    import sandkasten.cli.command_table
+    import sandkasten.cli.commands.cp
+    import sandkasten.cli.commands.exec
+    import sandkasten.cli.commands.listings
+    import sandkasten.cli.commands.run
+    import sandkasten.cli.commands.sandbox_lifecycle
+    import sandkasten.client.http.http_transport
+    import sandkasten.client.server.embedded
     import sandkasten.daemon.compose  # noqa: F401
 
 

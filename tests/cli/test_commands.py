@@ -7,8 +7,8 @@ import json
 import pytest
 
 from sandkasten import AsyncSandbox
-from sandkasten.cli import copying, executing, life, showing
-from sandkasten.cli.executing import Order
+from sandkasten.cli.commands import cp, exec, listings, sandbox_lifecycle
+from sandkasten.cli.commands.exec import Order
 from sandkasten.errors import InvalidRequest, IsADirectory, SessionNotFound
 
 pytestmark = pytest.mark.anyio
@@ -26,28 +26,28 @@ def _order(*command: str, **more: object) -> Order:
 
 
 async def test_one_word_goes_to_the_shell_that_remembers(box, state, capfd):
-    assert await executing.execute(state, box.id, _order("cd /tmp; A=kept")) == 0
-    assert await executing.execute(state, box.id, _order("pwd; echo $A >&2; exit 3")) == 3
+    assert await exec.execute(state, box.id, _order("cd /tmp; A=kept")) == 0
+    assert await exec.execute(state, box.id, _order("pwd; echo $A >&2; exit 3")) == 3
     out, err = capfd.readouterr()
     assert out == "/tmp\n"
     assert err.startswith("kept\n")
 
 
 async def test_several_words_are_a_program(box, state, capfd):
-    assert await executing.execute(state, box.id, _order("echo", "a b", "$HOME")) == 0
+    assert await exec.execute(state, box.id, _order("echo", "a b", "$HOME")) == 0
     assert capfd.readouterr().out == "a b $HOME\n"
 
 
 async def test_a_beginning_of_an_id_is_enough_when_it_is_the_only_one(box, state, capfd):
-    assert await executing.execute(state, box.id[:8], _order("echo", "hi")) == 0
-    assert await executing.execute(state, box.id[4:10], _order("echo", "hi")) == 0
+    assert await exec.execute(state, box.id[:8], _order("echo", "hi")) == 0
+    assert await exec.execute(state, box.id[4:10], _order("echo", "hi")) == 0
     assert capfd.readouterr().out == "hi\nhi\n"
     with pytest.raises(SessionNotFound):
-        await executing.execute(state, "zzz", _order("true"))
+        await exec.execute(state, "zzz", _order("true"))
 
 
 async def test_a_command_out_of_time_is_124(box, state):
-    assert await executing.execute(state, box.id, _order("sleep", "60", timeout_s=0.2)) == 124
+    assert await exec.execute(state, box.id, _order("sleep", "60", timeout_s=0.2)) == 124
 
 
 async def test_a_command_ended_by_a_signal_is_128_and_the_signal(box, state):
@@ -61,20 +61,20 @@ async def test_a_command_ended_by_a_signal_is_128_and_the_signal(box, state):
 
 async def test_exec_tells_its_answer_in_json(box, state, capfd):
     state.json = True
-    assert await executing.execute(state, box.id, _order("echo hi; exit 2")) == 2
+    assert await exec.execute(state, box.id, _order("echo hi; exit 2")) == 2
     answer = json.loads(capfd.readouterr().out)
     assert (answer["stdout"], answer["exit_code"], answer["status"]) == ("hi\n", 2, "completed")
 
 
 async def test_ls_shows_what_is_there(box, state, capfd):
-    await showing.sandboxes(state)
+    await listings.sandboxes(state)
     head, row = capfd.readouterr().out.splitlines()
     assert " ".join(head.split()) == "ID IMAGE STATE AGE MEMORY WORKSPACE KEY LABELS"
     assert row.startswith(box.id)
     assert "running" in row
     assert "team=a" in row
     state.json = True
-    await showing.sandboxes(state)
+    await listings.sandboxes(state)
     (told,) = json.loads(capfd.readouterr().out)
     assert {"id", "sandbox_id", "session_id", "image", "backend", "status", "workdir"} <= set(told)
     assert {"created_at", "expires_at", "limits", "labels", "memory_bytes"} <= set(told)
@@ -82,70 +82,70 @@ async def test_ls_shows_what_is_there(box, state, capfd):
 
 async def test_ps_makes_hostile_command_lines_harmless(box, state, capfd):
     await box.start(["sh", "-c", "sleep 60", "\x1b]0;owned\x07\x1b[2J\u202e"])
-    await showing.processes(state, box.id)
+    await listings.processes(state, box.id)
     out = capfd.readouterr().out
     assert "\x1b" not in out
     assert "\x07" not in out
     assert "\u202e" not in out
     state.json = True
-    await showing.processes(state, box.id)
+    await listings.processes(state, box.id)
     assert all(one["pid"] > 0 for one in json.loads(capfd.readouterr().out))
 
 
 async def test_stats_answers(box, state, capfd):
-    await showing.stats(state, box.id)
+    await listings.stats(state, box.id)
     assert capfd.readouterr().out.startswith("WHAT")
     state.json = True
-    await showing.stats(state, box.id)
+    await listings.stats(state, box.id)
     assert "usage" in json.loads(capfd.readouterr().out)
 
 
 async def test_files_are_copied_both_ways(box, state, tmp_path):
     (tmp_path / "a.txt").write_text("x")
-    await copying.copy(state, str(tmp_path / "a.txt"), f"{box.id}:b.txt")
-    await copying.copy(state, str(tmp_path / "a.txt"), f"{box.id}:/tmp")
-    await copying.copy(state, str(tmp_path / "a.txt"), f"{box.id}:new/")
+    await cp.copy(state, str(tmp_path / "a.txt"), f"{box.id}:b.txt")
+    await cp.copy(state, str(tmp_path / "a.txt"), f"{box.id}:/tmp")
+    await cp.copy(state, str(tmp_path / "a.txt"), f"{box.id}:new/")
     assert await box.read("b.txt") == b"x"
     assert await box.read("/tmp/a.txt") == b"x"
     assert await box.read("new/a.txt") == b"x"
-    await copying.copy(state, f"{box.id}:b.txt", str(tmp_path / "c"))
-    await copying.copy(state, f"{box.id}:b.txt", str(tmp_path))
+    await cp.copy(state, f"{box.id}:b.txt", str(tmp_path / "c"))
+    await cp.copy(state, f"{box.id}:b.txt", str(tmp_path))
     assert (tmp_path / "c").read_text() == (tmp_path / "b.txt").read_text() == "x"
 
 
 async def test_directories_are_copied_both_ways(box, state, tmp_path):
     (tmp_path / "src/deep").mkdir(parents=True)
     (tmp_path / "src/deep/f").write_text("1")
-    await copying.copy(state, str(tmp_path / "src"), f"{box.id}:project")
-    await copying.copy(state, str(tmp_path / "src"), f"{box.id}:/workspace")
+    await cp.copy(state, str(tmp_path / "src"), f"{box.id}:project")
+    await cp.copy(state, str(tmp_path / "src"), f"{box.id}:/workspace")
     assert await box.read("project/deep/f") == await box.read("src/deep/f") == b"1"
     (tmp_path / "out").mkdir()
-    await copying.copy(state, f"{box.id}:project", str(tmp_path / "out"))
-    await copying.copy(state, f"{box.id}:project", str(tmp_path / "fresh"))
+    await cp.copy(state, f"{box.id}:project", str(tmp_path / "out"))
+    await cp.copy(state, f"{box.id}:project", str(tmp_path / "fresh"))
     assert (tmp_path / "out/project/deep/f").read_text() == "1"
     assert (tmp_path / "fresh/deep/f").read_text() == "1"
 
 
 async def test_a_file_can_be_printed_and_a_directory_cannot(box, state, capfdbinary):
     await box.write("blob", b"\xff\x00\n")
-    await copying.copy(state, f"{box.id}:blob", "-")
+    await cp.copy(state, f"{box.id}:blob", "-")
     assert capfdbinary.readouterr().out == b"\xff\x00\n"
     with pytest.raises(IsADirectory):
-        await copying.copy(state, f"{box.id}:/tmp", "-")
+        await cp.copy(state, f"{box.id}:/tmp", "-")
 
 
 async def test_one_side_must_be_in_a_sandbox(box, state):
     for source, destination in [("a", "b"), (f"{box.id}:a", f"{box.id}:b")]:
         with pytest.raises(InvalidRequest, match="one side"):
-            await copying.copy(state, source, destination)
+            await cp.copy(state, source, destination)
 
 
 async def test_rm_goes_on_after_a_failure_and_says_so(state, capfd):
     first = await AsyncSandbox(backend="memory")
     second = await AsyncSandbox(backend="memory")
-    assert await life.remove(state, [first.id], everything=False) == 0
+    assert await sandbox_lifecycle.remove(state, [first.id], everything=False) == 0
     assert capfd.readouterr().out == f"{first.id}\n"
-    assert await life.remove(state, [], everything=True) == 0
+    assert await sandbox_lifecycle.remove(state, [], everything=True) == 0
     assert capfd.readouterr().out == f"{second.id}\n"
     with pytest.raises(SessionNotFound):
-        await life.remove(state, [first.id], everything=False)
+        await sandbox_lifecycle.remove(state, [first.id], everything=False)

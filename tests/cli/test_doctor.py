@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sandkasten.backends.memory import MemoryBackend
-from sandkasten.model.readiness import Readiness
+from sandkasten.model.sandbox.readiness import Readiness
 
 pytestmark = pytest.mark.promise("P05")
 

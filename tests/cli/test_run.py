@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sandkasten.cli.running import Job, figures, pairs, program_of
+from sandkasten.cli.commands.run import Job, figures, pairs, program_of
 from sandkasten.errors import InvalidRequest
 
 

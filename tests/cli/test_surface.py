@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from sandkasten import __version__
-from sandkasten.cli.app import command_names
-from sandkasten.cli.names import Remote, pick, side
+from sandkasten.cli.command_table import command_names
 from sandkasten.cli.output import age, size, visible
+from sandkasten.cli.sandbox_names import Remote, pick, side
 from sandkasten.errors import InvalidRequest, SessionNotFound
 
 

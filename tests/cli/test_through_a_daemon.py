@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.cli.server_choice import answers, whom
 from sandkasten.cli.state import State
-from sandkasten.cli.whom import answers, whom
 from sandkasten.errors import InvalidRequest
 from tests.client.http.served import KEY, Served, served
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.cli.workspaces import megabytes
+from sandkasten.cli.commands.workspaces import megabytes
 from sandkasten.errors import InvalidRequest
 from tests.cli.conftest import Spoken
 

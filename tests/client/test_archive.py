@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.client.archive import Tally, pack, stays_inside, unpack
+from sandkasten.client.transfer.tar_archive import Tally, pack, stays_inside, unpack
 from sandkasten.errors import FileTrouble, PayloadTooLarge, ProtocolViolation
 from tests.patience import PATIENCE_S
 

@@ -8,7 +8,7 @@ import pytest
 
 import sandkasten
 from sandkasten import AsyncSandbox
-from sandkasten.client import places
+from sandkasten.client.server import server_pool
 
 pytestmark = pytest.mark.anyio
 
@@ -90,8 +90,8 @@ def test_each_loop_has_an_engine_that_is_closed_with_it():
 
     for _ in range(3):
         assert asyncio.run(once()) == "hi\n"
-    closed = [loop for loop in list(places._by_loop) if loop.is_closed()]
-    assert [held for loop in closed for held in places._by_loop[loop].open] == []
+    closed = [loop for loop in list(server_pool._by_loop) if loop.is_closed()]
+    assert [held for loop in closed for held in server_pool._by_loop[loop].open] == []
 
 
 def test_settings_are_refused_before_anything_is_made(monkeypatch):

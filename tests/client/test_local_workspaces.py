@@ -24,7 +24,7 @@ from sandkasten import (
     Workspaces,
     run,
 )
-from sandkasten.linux import quota
+from sandkasten.linux.storage import quota_image
 from tests.conformance.test_as_ordinary_user import as_user, home, interpreter  # noqa: F401
 from tests.patience import PATIENCE_S
 
@@ -165,7 +165,7 @@ def test_a_killed_sandbox_leaves_its_workspace_whole(here, tmp_path):
     with here.sandbox(workspace="w") as heir:
         assert heir.exec("ls | wc -l; cat f200").output == "200\n200\n"
     volume = tmp_path / "data" / "workspaces" / "w" / "volume"
-    _until(lambda: not quota.attached(str(volume)))
+    _until(lambda: not quota_image.attached(str(volume)))
     subprocess.run(["e2fsck", "-fn", volume], check=True, capture_output=True, timeout=60)
 
 

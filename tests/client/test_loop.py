@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from sandkasten.client import loop
+from sandkasten.client.blocking import loop_thread
 from sandkasten.errors import InvalidRequest
 
 
@@ -18,7 +18,7 @@ async def _twice(number: int) -> int:
 
 
 def test_a_coroutine_runs_and_its_value_comes_back():
-    assert loop.run(_twice(21)) == 42
+    assert loop_thread.run(_twice(21)) == 42
 
 
 def test_what_a_coroutine_raises_is_raised_here():
@@ -26,13 +26,15 @@ def test_what_a_coroutine_raises_is_raised_here():
         raise ValueError("from inside")
 
     with pytest.raises(ValueError, match="from inside"):
-        loop.run(fail())
+        loop_thread.run(fail())
 
 
 def test_many_threads_share_one_loop():
     threads, answers = [], []
     for number in range(20):
-        thread = threading.Thread(target=lambda n=number: answers.append(loop.run(_twice(n))))
+        thread = threading.Thread(
+            target=lambda n=number: answers.append(loop_thread.run(_twice(n)))
+        )
         threads.append(thread)
         thread.start()
     for thread in threads:
@@ -44,30 +46,30 @@ def test_many_threads_share_one_loop():
 
 def test_using_it_from_within_its_own_loop_is_refused_and_not_a_deadlock():
     async def nested() -> None:
-        loop.run(_twice(1))
+        loop_thread.run(_twice(1))
 
     with pytest.raises(InvalidRequest, match="inside the loop that serves it"):
-        loop.run(nested())
+        loop_thread.run(nested())
 
 
 def test_a_forked_child_gets_a_loop_of_its_own_and_the_parent_keeps_its():
-    assert loop.run(_twice(1)) == 2
+    assert loop_thread.run(_twice(1)) == 2
     child = os.fork()
     if child == 0:
         status = 9
         try:
-            status = 0 if loop.run(_twice(4)) == 8 else 1
+            status = 0 if loop_thread.run(_twice(4)) == 8 else 1
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert loop.run(_twice(5)) == 10
+    assert loop_thread.run(_twice(5)) == 10
 
 
 def test_ctrl_c_cancels_the_call_lets_it_clean_up_and_goes_on_as_keyboard_interrupt(script):
     done = script(
         """
         import asyncio, os, signal, threading
-        from sandkasten.client import loop
+        from sandkasten.client.blocking import loop_thread
 
         async def patient():
             try:
@@ -78,14 +80,14 @@ def test_ctrl_c_cancels_the_call_lets_it_clean_up_and_goes_on_as_keyboard_interr
                 print("cleaned up", flush=True)
 
         try:
-            loop.run(patient())
+            loop_thread.run(patient())
         except KeyboardInterrupt:
             print("interrupted", flush=True)
 
         async def after():
             return "still usable"
 
-        print(loop.run(after()))
+        print(loop_thread.run(after()))
         """
     )
     assert (done.stdout, done.returncode) == ("cleaned up\ninterrupted\nstill usable\n", 0), done
@@ -95,11 +97,11 @@ def test_the_process_ends_while_a_call_of_another_thread_still_waits(script):
     done = script(
         """
         import asyncio, threading, time
-        from sandkasten.client import loop
+        from sandkasten.client.blocking import loop_thread
 
         def wait():
             try:
-                loop.run(asyncio.sleep(600))
+                loop_thread.run(asyncio.sleep(600))
             except asyncio.CancelledError:
                 pass
 

@@ -8,7 +8,7 @@ import pytest
 
 import sandkasten
 from sandkasten import sync
-from sandkasten.client import oneshot
+from sandkasten.client import run_once
 
 TWINS = [
     (sandkasten.AsyncSandbox, sandkasten.Sandbox),
@@ -70,7 +70,7 @@ def test_twins_are_made_with_the_same_arguments():
 
 
 def test_the_two_one_shots_take_the_same_arguments():
-    assert inspect.signature(oneshot.run) == inspect.signature(oneshot.run_async)
+    assert inspect.signature(run_once.run) == inspect.signature(run_once.run_async)
 
 
 def test_the_comparison_notices_a_difference():

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.limits import Limits
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.limits import Limits
     from sandkasten.ports import Backend, Cell
 
 DEFAULT_BACKENDS = ("memory", "local")

@@ -10,11 +10,11 @@ import pytest
 
 from sandkasten.errors import SandboxLost, SandkastenError
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
-from sandkasten.model.usage import Usage
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.usage import Usage
 from sandkasten.wire.channel import Channel
-from sandkasten.wire.codec import GENERATION
+from sandkasten.wire.frame_codec import GENERATION
 from tests.conformance.box import Box, eventually
 from tests.patience import PATIENCE_S
 

@@ -15,7 +15,7 @@ from sandkasten.errors import (
     SandboxLost,
     UnsupportedByBackend,
 )
-from sandkasten.model.limits import Limits
+from sandkasten.model.sandbox.limits import Limits
 from sandkasten.wire.call import Data, Event
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_processes, decode_stats

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from sandkasten.daemon.container.commandline import commands_of
-from sandkasten.daemon.container.packing import packed
-from sandkasten.daemon.container.plan import Certificates, Found, Plan, User, Wish, plan_of
-from sandkasten.daemon.settings import documented
+from sandkasten.daemon.container.docker_commands import commands_of
+from sandkasten.daemon.container.install_plan import Certificates, Found, Plan, User, Wish, plan_of
+from sandkasten.daemon.container.small_tar import packed
+from sandkasten.daemon.settings.resolver import documented
 from sandkasten.errors import InvalidRequest
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")

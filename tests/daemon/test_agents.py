@@ -13,9 +13,9 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from sandkasten.agents.service import PLAIN_IDLE_S, TOUCH_EVERY_S
-from sandkasten.client.embedded import Place, open_engine
-from sandkasten.store.runs import RunDirectory
+from sandkasten.agents.agent_service import PLAIN_IDLE_S, TOUCH_EVERY_S
+from sandkasten.client.server.embedded import Place, open_engine
+from sandkasten.store.run_directory import RunDirectory
 from tests.agents.agency import environ_for, files_in, played, until
 from tests.daemon.process import DaemonProcess, ask, cleared, running
 from tests.models.server import ScriptedModel

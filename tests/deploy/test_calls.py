@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.options import Options
+from sandkasten.backends.docker.docker_options import Options
 from sandkasten.errors import PolicyDenied
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.image import Image
-from sandkasten.model.limits import Limits
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.limits import Limits
 from tests import imagekit
 from tests.deploy.proxy import Proxy
 
 if TYPE_CHECKING:
-    from sandkasten.backends.docker.options import WorkspaceMode
+    from sandkasten.backends.docker.docker_options import WorkspaceMode
     from tests.deploy.engine import Docker
 
 pytestmark = pytest.mark.promise("P60")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sandkasten.backends.docker.options import ENGINE_MODES, WORKSPACE_MODES
-from sandkasten.daemon.settings import documented
+from sandkasten.backends.docker.docker_options import ENGINE_MODES, WORKSPACE_MODES
+from sandkasten.daemon.settings.resolver import documented
 
 pytestmark = pytest.mark.promise("P41")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import SandkastenError
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.hostwatch import loopwatch
 from tests.patience import PATIENCE_S
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from sandkasten.engine.engine import Engine
-    from sandkasten.model.execution import ExecResult
+    from sandkasten.model.commands.exec_values import ExecResult
     from tests.engines.engine import Engine as Dockerd
     from tests.engines.reached import Reached
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.backends.docker.address import Address, Tls, address_of
-from sandkasten.backends.docker.options import Options
-from sandkasten.backends.docker.tunnel import command
+from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.engine.engine_address import Address, Tls, address_of
+from sandkasten.backends.docker.engine.ssh_tunnel import command
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 
 SECURE = Options(
@@ -88,7 +88,9 @@ def test_a_password_is_refused_and_not_repeated():
 
 
 def test_without_any_address_and_any_socket_the_remedy_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("sandkasten.backends.docker.address._SOCKET", str(tmp_path / "none"))
+    monkeypatch.setattr(
+        "sandkasten.backends.docker.engine.engine_address._SOCKET", str(tmp_path / "none")
+    )
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(BackendUnavailable) as caught:
         address_of(Options())

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.docker import config, names, places
-from sandkasten.backends.docker.config import Ground, Mount
-from sandkasten.backends.docker.places import Place
-from sandkasten.linux import capabilities
+from sandkasten.backends.docker import container_config, resource_names, session_volumes
+from sandkasten.backends.docker.container_config import Ground, Mount
+from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.linux.confinement import capabilities
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.image import Image
-from sandkasten.model.limits import Limits
-from sandkasten.model.spec import CellSpec, home
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec, home
+from sandkasten.model.sandbox.limits import Limits
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 ID = SandboxId("sbx_0123456789abcdef")
@@ -28,14 +28,14 @@ PLACES = {
     "shared": Place("shared", "", "/shared", "/var/lib/docker/volumes/s/_data", direct=True),
     "archive": Place("archive", ""),
 }
-RUNNER = Mount("volume", "sandkasten-runner-0", names.BIN_DIR, read_only=True)
+RUNNER = Mount("volume", "sandkasten-runner-0", resource_names.BIN_DIR, read_only=True)
 SPEC = CellSpec(image=Image("python"), env={"A": "b"}, hostname="box")
 DEV = CellSpec(image=Image("python"), profile="dev")
 
 
 def made(mode: str, spec: CellSpec = SPEC) -> dict[str, Any]:
     archive = mode == "archive"
-    mounted = places.mounts(PLACES[mode], ID, home=home(spec))
+    mounted = session_volumes.mounts(PLACES[mode], ID, home=home(spec))
     ground = Ground(
         owner="0011",
         image="python:3",
@@ -46,7 +46,7 @@ def made(mode: str, spec: CellSpec = SPEC) -> dict[str, Any]:
         writable_root=archive,
         version="0",
     )
-    return config.container(ID, spec, ground)
+    return container_config.container(ID, spec, ground)
 
 
 def snapshot(mode: str) -> Path:
@@ -92,10 +92,10 @@ def test_the_root_is_read_only_and_what_is_written_to_is_mounted(mode: str):
     host = made(mode)["HostConfig"]
     assert host["ReadonlyRootfs"]
     mounted = {one["Target"]: one["ReadOnly"] for one in host["Mounts"]}
-    assert mounted[names.BIN_DIR] is True
+    assert mounted[resource_names.BIN_DIR] is True
     assert mounted["/workspace"] is mounted["/home/sandbox"] is False
     everywhere = {*mounted, *host["Tmpfs"]}
-    assert {"/tmp", "/run", names.STATE_DIR, names.LISTEN_DIR} <= everywhere
+    assert {"/tmp", "/run", resource_names.STATE_DIR, resource_names.LISTEN_DIR} <= everywhere
 
 
 def test_no_engine_socket_and_no_device_is_ever_handed_in():
@@ -128,9 +128,9 @@ def test_the_dev_profile_is_root_with_what_package_managers_need():
 
 
 def test_an_id_from_a_label_is_one_of_ours_or_none():
-    assert names.id_in("sbx_0123456789abcdef") == ID
+    assert resource_names.id_in("sbx_0123456789abcdef") == ID
     for text in ("", "sbx_", "../etc", "sbx_0123456789abcdeg", "sbx_0123456789abcdef\n", "x" * 99):
-        assert names.id_in(text) is None
+        assert resource_names.id_in(text) is None
 
 
 if __name__ == "__main__":

@@ -9,20 +9,20 @@ import aiohttp
 import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.options import Options
+from sandkasten.backends.docker.docker_options import Options
 from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
-from sandkasten.images.packing import StorePacker
+from sandkasten.images.store_packer import StorePacker
 from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests import grounds, imagekit
 from tests.engines import lent, seen, stock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.backends.docker.options import WorkspaceMode
+    from sandkasten.backends.docker.docker_options import WorkspaceMode
     from tests.engines.reached import Reached
 
 ID = SandboxId("sbx_00000000ec000001")

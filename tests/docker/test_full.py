@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.docker import names
+from sandkasten.backends.docker import resource_names
 from sandkasten.errors import QuotaExceeded, SandkastenError
 from sandkasten.model.ids import SandboxId
 from tests.docker.site import FAR, LONG, nothing_left, opened, sh
@@ -62,7 +62,7 @@ async def test_a_full_disk_of_the_engine_is_named_and_costs_nobody_a_sandbox(sma
         await sh(sand, greedy, "rm -f fill more")
         # A full engine may be unable even to forget a volume; what could not go then goes now.
         assert (await sand.sweep()).failed == ()
-        kept = [names.volume_name(SandboxId(one)) for one in (greedy, modest)]
+        kept = [resource_names.volume_name(SandboxId(one)) for one in (greedy, modest)]
         volumes = [one for one in engine.volumes() if not one.startswith("sandkasten-runner-")]
         assert volumes == sorted([*kept, *(f"{one}-home" for one in kept)])
         new = (await sand.create(FAR)).id

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.docker import names
+from sandkasten.backends.docker import resource_names
 from sandkasten.errors import (
     InvalidImage,
     RegistryUnavailable,
@@ -22,7 +22,7 @@ from sandkasten.errors import (
     Unauthorized,
     UnsupportedByBackend,
 )
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests import imagekit
 from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
 from tests.images.registries import HTPASSWD
@@ -168,10 +168,10 @@ HOSTILE: dict[str, Any] = {
     "StopSignal": "SIGWINCH",
     "OnBuild": ["RUN touch /evil"],
     "Labels": {
-        names.LABEL: names.RUNNER,
-        names.LABEL_OWNER: "somebody else",
-        names.LABEL_ID: "sbx_0123456789abcdef",
-        names.LABEL_VERSION: "99",
+        resource_names.LABEL: resource_names.RUNNER,
+        resource_names.LABEL_OWNER: "somebody else",
+        resource_names.LABEL_ID: "sbx_0123456789abcdef",
+        resource_names.LABEL_VERSION: "99",
     },
     "ExposedPorts": {"80/tcp": {}},
     "Shell": ["/evil"],
@@ -195,12 +195,12 @@ async def test_nothing_that_an_image_says_of_itself_opens_its_sandbox(engine, da
         assert set(status.stdout.split()[1::2]) == {b"0000000000000000", b"1", b"2"}
         told = engine.ask("GET", f"/containers/{the_id}/json")
         config = told["Config"]
-        assert config["Entrypoint"][0] == names.RUNNER_PATH
+        assert config["Entrypoint"][0] == resource_names.RUNNER_PATH
         assert not config["Cmd"]
         assert config["Healthcheck"]["Test"] == ["NONE"]
         assert (config["User"], config["StopSignal"], config["Tty"]) == ("0:0", "SIGKILL", False)
-        assert config["Labels"][names.LABEL_ID] == the_id
-        assert config["Labels"][names.LABEL] == names.CELL
+        assert config["Labels"][resource_names.LABEL_ID] == the_id
+        assert config["Labels"][resource_names.LABEL] == resource_names.CELL
         # Nothing of it is a place to write that no limit holds.
         writable = await sh(
             sand, the_id,

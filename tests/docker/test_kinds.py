@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.options import Options
+from sandkasten.backends.docker.docker_options import Options
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests.conformance.box import Box
 from tests.engines import lent, seen, stock
 from tests.engines.engine import Engine

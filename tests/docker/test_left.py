@@ -8,13 +8,13 @@ import tarfile
 
 import pytest
 
-from sandkasten.backends.docker import names
+from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.options import Options
+from sandkasten.backends.docker.docker_options import Options
 from sandkasten.errors import Busy, Conflict, SandboxLost, SessionExpired
 from sandkasten.model.ids import SandboxId, new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests.docker.site import FAR, IMAGE, left, nothing_left, opened, sh
 from tests.patience import PATIENCE_S
 
@@ -35,8 +35,12 @@ async def test_volumes_of_a_create_that_crashed_are_owned_and_go(backend, engine
     await cell.destroy()
     whose = (data / "docker" / "owner").read_text()
     half = new_sandbox_id()
-    for name in (names.volume_name(half), names.home_volume_name(half)):
-        told = {names.LABEL: names.CELL, names.LABEL_OWNER: whose, names.LABEL_ID: half}
+    for name in (resource_names.volume_name(half), resource_names.home_volume_name(half)):
+        told = {
+            resource_names.LABEL: resource_names.CELL,
+            resource_names.LABEL_OWNER: whose,
+            resource_names.LABEL_ID: half,
+        }
         engine.ask("POST", "/volumes/create", {"Name": name, "Labels": told})
     assert await backend.owned() == [half]
     await backend.discard(half)
@@ -48,7 +52,7 @@ async def test_what_somebody_who_was_killed_left_of_his_looks_is_cleared_away(
 ):
     cell = await backend.create(new_sandbox_id(), SPEC)
     whose = (data / "docker" / "owner").read_text()
-    told = {names.LABEL: names.PROBE, names.LABEL_OWNER: whose}
+    told = {resource_names.LABEL: resource_names.PROBE, resource_names.LABEL_OWNER: whose}
     body = {"Image": IMAGE, "Cmd": ["/nothing"], "Labels": told}
     engine.ask("POST", "/containers/create", body)
     engine.ask("POST", "/volumes/create", {"Name": "sandkasten-probe-left", "Labels": told})
@@ -65,7 +69,10 @@ async def test_something_foreign_under_our_name_is_a_conflict_and_stays_as_it_is
     backend, engine, data
 ):
     the_id = new_sandbox_id()
-    theirs = ("container", names.container_name(the_id)), ("volume", names.volume_name(the_id))
+    theirs = (
+        ("container", resource_names.container_name(the_id)),
+        ("volume", resource_names.volume_name(the_id)),
+    )
     for what, name in theirs:
         if what == "container":
             engine.docker("create", "--name", name, IMAGE, "true")
@@ -220,7 +227,11 @@ async def test_labels_that_make_no_sense_are_nobodys_id(backend, engine, data):
     whose = (data / "docker" / "owner").read_text()
     made = []
     for odd in ("", "../../etc", "sbx_", "sbx_" + "x" * 16, "sbx_0123456789abcdef\n", "ü" * 300):
-        told = {names.LABEL: names.CELL, names.LABEL_OWNER: whose, names.LABEL_ID: odd}
+        told = {
+            resource_names.LABEL: resource_names.CELL,
+            resource_names.LABEL_OWNER: whose,
+            resource_names.LABEL_ID: odd,
+        }
         body = {"Image": IMAGE, "Cmd": ["true"], "Labels": told}
         made.append(engine.ask("POST", "/containers/create", body)["Id"])
     assert await backend.owned() == [cell.id]

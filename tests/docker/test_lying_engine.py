@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.backends.docker import cell as cells
-from sandkasten.backends.docker.address import address_of
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.client import EngineClient
-from sandkasten.backends.docker.options import Options
-from sandkasten.backends.docker.stream import ExecStream
+from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.engine.engine_address import address_of
+from sandkasten.backends.docker.engine.engine_client import EngineClient
+from sandkasten.backends.docker.engine.exec_stream import ExecStream
 from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests.docker.liar import BOX, ID, OWNER, PLAUSIBLE, Liar, answered
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 

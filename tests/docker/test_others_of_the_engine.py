@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.docker import names
+from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.injection import Injection
-from sandkasten.backends.docker.options import Options
+from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.runner_volume import Injection
 from sandkasten.errors import BackendUnavailable, InvalidImage
 from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.limits import MIB, Limits
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.wire.channel import Channel
 from tests import imagekit
 from tests.engines import lent, stock
@@ -198,7 +198,7 @@ async def test_another_program_of_the_same_length_is_not_taken_for_the_runner(
     cell = await opened().create(new_sandbox_id(), spec(stock.reference("busybox")))
     try:
         channel = await Channel.open(await cell.dial())
-        seen = await run(channel, f"sha256sum < {names.RUNNER_PATH}")
+        seen = await run(channel, f"sha256sum < {resource_names.RUNNER_PATH}")
         await channel.aclose()
     finally:
         await cell.destroy()

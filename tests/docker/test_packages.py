@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import UnsupportedByBackend
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.docker.site import nothing_left, opened, sh
 from tests.engines import lent, stock
 from tests.packages.wheels import wheel

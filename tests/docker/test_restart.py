@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import SandboxLost, SandkastenError, SessionExpired
-from sandkasten.model.execution import ExecRequest
+from sandkasten.model.commands.exec_values import ExecRequest
 from tests.docker.site import FAR, crash, nothing_left, opened, sh, until
 from tests.engines.engine import Engine
 

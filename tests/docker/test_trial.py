@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.docker.trial import deviations
+from sandkasten.backends.docker.selftest import deviations
 
 # As an engine of 20.10 shows it, shortened.
 MOUNTS = """\

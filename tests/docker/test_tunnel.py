@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.docker.address import address_of
-from sandkasten.backends.docker.options import Options
-from sandkasten.backends.docker.tunnel import Tunnel
+from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.engine.engine_address import address_of
+from sandkasten.backends.docker.engine.ssh_tunnel import Tunnel
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, SandboxLost
-from sandkasten.images.host import HostImages
-from sandkasten.model.policy import Policy
+from sandkasten.images.host_image import HostImages
+from sandkasten.model.sandbox.policy import Policy
 from sandkasten.store.memory import MemoryJournal, MemoryStore
 from tests.engine.injections import Events, TestClock
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.readiness import Readiness
-    from sandkasten.model.spec import CellSpec
-    from sandkasten.model.usage import Usage
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.readiness import Readiness
+    from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream, Cell
 
 Mode = Literal["there", "away", "hanging", "forgetful"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryJournal
 from tests.engine.injections import World
 

@@ -16,18 +16,18 @@ from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import SandboxLost
-from sandkasten.images.host import HostImages
+from sandkasten.images.host_image import HostImages
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.policy import Policy
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.store.ledger_directory import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.model.readiness import Readiness
-    from sandkasten.model.spec import CellSpec
-    from sandkasten.model.usage import Usage
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.readiness import Readiness
+    from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
 
 

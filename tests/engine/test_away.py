@@ -10,12 +10,13 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine import handles, reach, reaper, sandboxes, watch
+from sandkasten.engine import backend_health, handles
+from sandkasten.engine.lifecycle import end_watch, reaper, sandboxes
 from sandkasten.errors import BackendUnavailable, NotFound, SessionExpired
-from sandkasten.model.execution import ExecRequest
+from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.lifecycle import State
-from sandkasten.model.sandbox import CreateRequest, Recovered
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered
 from tests.engine.away import HINT, FarWorld
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
@@ -28,16 +29,16 @@ RUNS = "running/running"
 
 @pytest.fixture
 async def world(monkeypatch):
-    monkeypatch.setattr(watch, "ROUND_S", 0.02)
-    monkeypatch.setattr(watch, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(reach, "QUIET_S", 0.01)
+    monkeypatch.setattr(end_watch, "ROUND_S", 0.02)
+    monkeypatch.setattr(end_watch, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(backend_health, "QUIET_S", 0.01)
     one = FarWorld()
     turn = one.far.turn
 
     async def turn_and_wait(mode) -> None:
         """One that hangs is given up soon; one that answers may be slow about it."""
         soon = mode == "hanging"
-        for module in (reach, handles):
+        for module in (backend_health, handles):
             monkeypatch.setattr(module, "LOOK_TIMEOUT_S", 0.1 if soon else 5.0)
         monkeypatch.setattr(handles, "ATTACH_TIMEOUT_S", 0.3 if soon else 10.0)
         monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.3 if soon else 20.0)
@@ -305,8 +306,8 @@ async def test_a_sweep_of_the_others_goes_on(world):
     info = await world.engine.create(CreateRequest())
     record = await world.store.get(info.id)
     far = (await world.engine.create(FAR)).id
-    from sandkasten.model.image import Image
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import CellSpec
 
     await world.near.create(litter, CellSpec(image=Image("host")))
     for mode in ("away", "hanging"):

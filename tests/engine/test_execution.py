@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from sandkasten.engine import following
+from sandkasten.engine.commands import exec_follower
 from sandkasten.errors import (
     CommandNotFound,
     ExecNotFound,
@@ -18,10 +18,10 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.model.execution import Chunk, ExecRequest, ExecResult, Pty
-from sandkasten.model.output import gap_marker
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.model.usage import Usage
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Pty
+from sandkasten.model.commands.kept_output import gap_marker
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.usage import Usage
 from tests.engine.injections import GO, UNTIL_GO
 from tests.patience import PATIENCE_S
 
@@ -360,8 +360,8 @@ async def test_a_sandbox_that_is_dead_before_is_an_error(world, box):
 
 
 async def test_a_runner_that_never_reports_is_given_up(world, box, monkeypatch):
-    monkeypatch.setattr(following, "REPORT_SLACK_S", -59.5)
-    monkeypatch.setattr(following, "GRACE_S", 0)
+    monkeypatch.setattr(exec_follower, "REPORT_SLACK_S", -59.5)
+    monkeypatch.setattr(exec_follower, "GRACE_S", 0)
     result = await world.engine.exec(
         box, ExecRequest(("sh", "-c", "echo x; sleep 600"), timeout_s=60)
     )

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from sandkasten.engine.files import check_tool_write
+from sandkasten.engine.storage.sandbox_files import check_tool_write
 from sandkasten.errors import (
     ConnectionRefused,
     DirectoryNotEmpty,
@@ -21,9 +21,9 @@ from sandkasten.errors import (
     PolicyDenied,
     QuotaExceeded,
 )
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.files import FileContent
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.files.file_entries import FileContent
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio

@@ -15,13 +15,13 @@ from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import Busy, Conflict, InvalidImage, UnsupportedByBackend
-from sandkasten.images.archives import Import, import_file
+from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
-from sandkasten.images.host import HostImages
-from sandkasten.images.store import LayerStore
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.policy import Policy
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.images.host_image import HostImages
+from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryStore
 from tests.imagekit import docker_members, layer, sketch, write_tar
 

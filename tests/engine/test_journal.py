@@ -15,10 +15,10 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.lifecycle import State
-from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryJournal
 from tests.engine.injections import GO, UNTIL_GO, World
 from tests.patience import PATIENCE_S

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.backends.memory import MemoryBackend
-from sandkasten.daemon.later import LaterBackend, LaterImages
+from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import (
@@ -21,14 +21,14 @@ from sandkasten.errors import (
     RegistryUnavailable,
     UnsupportedByBackend,
 )
-from sandkasten.images.archives import Import, import_file
+from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
-from sandkasten.images.names import canonical_name
-from sandkasten.images.store import LayerStore
-from sandkasten.model.image import Image
-from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.policy import Policy
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.images.image_names import canonical_name
+from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import KeepsImages
 from sandkasten.store.memory import MemoryStore
 from tests.imagekit import docker_members, sketch, write_tar
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.sandbox.cell_spec import CellSpec
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine import artifacts
+from sandkasten.engine.oneshot import artifacts
 from sandkasten.errors import (
     CommandNotFound,
     InvalidRequest,
@@ -14,7 +14,7 @@ from sandkasten.errors import (
     PayloadTooLarge,
     QuotaExceeded,
 )
-from sandkasten.model.oneshot import Artifact, RunRequest
+from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.pausing import _Rest
+from sandkasten.engine.lifecycle.pause import _Rest
 from sandkasten.errors import Conflict, SessionNotFound, UnsupportedByBackend
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.lifecycle import State, is_there, may_move
-from sandkasten.model.sandbox import CreateRequest, Swept
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.lifecycle import State, is_there, may_move
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.model.lifecycle import State
-from sandkasten.model.sandbox import CreateRequest, Swept
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept
+from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.folder_backend import folder_engine
 
 pytestmark = pytest.mark.anyio

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from sandkasten.errors import SandboxLost, SessionExpired
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.store.ledger_directory import DirectoryStore
 from sandkasten.store.memory import MemoryJournal
 from tests.engine.injections import GO, UNTIL_GO, World
 from tests.engine.test_journal import until

@@ -9,13 +9,13 @@ import pytest
 
 from sandkasten.engine.owner import boot_id, owner_gone, this_process
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.execution import ExecRequest
+from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.lifecycle import State
-from sandkasten.model.sandbox import CreateRequest, Swept
-from sandkasten.model.spec import CellSpec
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept
+from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 

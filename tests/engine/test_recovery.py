@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from sandkasten.errors import SessionExpired
-from sandkasten.model.execution import ExecRequest
+from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.lifecycle import State
-from sandkasten.model.sandbox import CreateRequest, Recovered
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 from tests.patience import PATIENCE_S

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine import sandboxes
+from sandkasten.engine.lifecycle import sandboxes
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -21,12 +21,12 @@ from sandkasten.errors import (
     SessionNotFound,
     UnsupportedByBackend,
 )
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.lifecycle import State
-from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.policy import Policy
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine import spares
+from sandkasten.engine.oneshot import warm_pool
 from sandkasten.errors import QuotaExceeded, SandboxLost, SessionNotFound
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.lifecycle import State
-from sandkasten.model.oneshot import RunRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.oneshot_values import RunRequest
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 
@@ -94,7 +94,7 @@ async def test_a_claimed_spare_is_described_as_the_sandbox_of_its_run(world):
 
 
 async def test_the_lease_of_a_claimed_spare_is_that_of_its_run(world, monkeypatch):
-    monkeypatch.setattr(spares, "LEASE_S", 1.0)
+    monkeypatch.setattr(warm_pool, "LEASE_S", 1.0)
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -104,7 +104,7 @@ async def test_the_lease_of_a_claimed_spare_is_that_of_its_run(world, monkeypatc
 
 async def test_two_runs_far_apart_keep_nothing_ready(world):
     await sh(world)
-    world.clock.ahead_s += spares.HOT_S + 1
+    world.clock.ahead_s += warm_pool.HOT_S + 1
     await sh(world)
     await asyncio.sleep(0.05)
     assert await world.left() == ([], [])
@@ -301,7 +301,7 @@ async def test_a_spare_that_cannot_be_made_is_no_failure_of_any_run(world):
     assert world.events.names().count("sandbox.spare_failed") == 1
     assert "sandbox.create_failed" not in world.events.names()
     # Later it is tried again.
-    world.clock.ahead_s += spares.BACKOFF_S + 1
+    world.clock.ahead_s += warm_pool.BACKOFF_S + 1
     await sh(world)
     await sh(world)
     assert await spare_of(world)
@@ -326,7 +326,7 @@ async def test_a_run_waiting_for_one_that_fails_makes_its_own(world):
 
 @pytest.mark.promise("P17")
 async def test_a_spare_that_nobody_claims_is_taken_away(world, monkeypatch):
-    monkeypatch.setattr(spares, "KEPT_S", 0.1)
+    monkeypatch.setattr(warm_pool, "KEPT_S", 0.1)
     await sh(world)
     await sh(world)
 
@@ -397,7 +397,7 @@ async def test_kinds_are_few(world):
         await sh(world, env={"A": str(i)})
 
     async def as_many_as_may_be() -> bool:
-        return len(await rows(world)) == spares.MAX_KINDS
+        return len(await rows(world)) == warm_pool.MAX_KINDS
 
     await until(as_many_as_may_be)
     await asyncio.sleep(0.05)

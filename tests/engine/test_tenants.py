@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded, WorkspaceNotFound
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.limits import MIB
-from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.model.tenancy import TenantQuota, scoped, unscoped
+from sandkasten.model.access.tenancy import TenantQuota, scoped, unscoped
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.engine.injections import World
 
 pytestmark = pytest.mark.anyio

@@ -11,11 +11,11 @@ from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
-from sandkasten.images.host import HostImages
-from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.policy import Policy
-from sandkasten.model.readiness import Readiness
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.images.host_image import HostImages
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -247,7 +247,7 @@ async def test_an_engine_is_looked_at_and_only_tried_where_it_is_the_default(ope
 
 
 async def test_a_survey_waits_for_nobody_for_ever(opened, monkeypatch):
-    monkeypatch.setattr("sandkasten.engine.tiers._PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("sandkasten.engine.lifecycle.isolation_tiers._PROBE_TIMEOUT_S", 0.05)
     docker = Named("docker")
 
     async def hang() -> Readiness:

@@ -13,8 +13,8 @@ from sandkasten.errors import (
     SessionNotFound,
     UnsupportedByBackend,
 )
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.sandbox import CreateRequest, UpdateRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateRequest
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine import watch
+from sandkasten.engine.lifecycle import end_watch
 from sandkasten.errors import BackendUnavailable, Conflict, SessionExpired
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.lifecycle import State
-from sandkasten.model.sandbox import CreateRequest, UpdateRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateRequest
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 from tests.patience import PATIENCE_S
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def watched(kept, monkeypatch):
-    monkeypatch.setattr(watch, "ROUND_S", 0.1)
+    monkeypatch.setattr(end_watch, "ROUND_S", 0.1)
     await kept.engine.recover()
     return kept
 

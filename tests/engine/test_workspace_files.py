@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine import workspace_files
+from sandkasten.engine.storage import workspace_files
 from sandkasten.errors import Busy, Conflict, WorkspaceNotFound
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 pytestmark = pytest.mark.anyio
 

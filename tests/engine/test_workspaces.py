@@ -21,16 +21,16 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux.hostmounts import HostMounts
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.lifecycle import State
-from sandkasten.model.limits import MIB
-from sandkasten.model.mounts import Mounted, MountRule
-from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.policy import Policy
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.model.workspace import WorkspaceRules
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.linux.storage.host_mount_check import HostMounts
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.host_mounts import Mounted, MountRule
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.workspace import WorkspaceRules
+from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
 from tests.engine.workspace_process import REQUEST, engine_at
 
@@ -396,7 +396,7 @@ async def test_a_damaged_workspace_is_listed_refused_and_deletable(tmp_path):
 
 
 async def test_a_held_lock_is_busy_and_not_a_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr("sandkasten.engine.claims.LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr("sandkasten.engine.lifecycle.workspace_claims.LOCK_WAIT_S", 0.05)
     engine = engine_at(tmp_path)
     claims = engine.workspaces._claims
     async with DirectoryStore(tmp_path / "ledger").lock("workspace:w"):
@@ -406,7 +406,7 @@ async def test_a_held_lock_is_busy_and_not_a_hang(tmp_path, monkeypatch):
 
 
 async def test_a_directory_says_that_its_size_is_not_held(tmp_path):
-    from sandkasten.linux.volumes import Volumes
+    from sandkasten.linux.storage.named_volumes import Volumes
 
     engine = engine_at(tmp_path)
     engine.workspaces._claims._port = Volumes(tmp_path / "workspaces", images=False)

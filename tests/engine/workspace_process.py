@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import SandkastenError
-from sandkasten.images.host import HostImages
-from sandkasten.linux.volumes import Volumes
-from sandkasten.model.policy import Policy
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.images.host_image import HostImages
+from sandkasten.linux.storage.named_volumes import Volumes
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.folder_backend import FolderBackend, FolderCell
 
 if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.sandbox.cell_spec import CellSpec
 
 
 class Folder(FolderBackend):
@@ -80,7 +80,7 @@ async def _main(act: str, root: Path) -> None:
                 print(exc.code)  # noqa: T201
     elif act == "making":
         # Ends in the middle of making the volume.
-        import sandkasten.linux.ext4 as ext4
+        import sandkasten.linux.storage.ext4 as ext4
 
         ext4.make = lambda *_: os._exit(9)
         await _try(engine_at(root), REQUEST)

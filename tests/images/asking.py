@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from sandkasten.images.auth import Access
-from sandkasten.images.connections import Errand, Patience
-from sandkasten.images.manifests import Manifest
-from sandkasten.images.reference import Reference, parse_reference
-from sandkasten.images.registry import Registry
+from sandkasten.images.registry.image_reference import Reference, parse_reference
+from sandkasten.images.registry.manifests import Manifest
+from sandkasten.images.registry.registry_client import Registry
+from sandkasten.images.registry.registry_credentials import Access
+from sandkasten.images.registry.registry_http import Errand, Patience
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER
 from tests.patience import PATIENCE_S

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.images.store import LayerStore
+from sandkasten.images.layers.image_store import LayerStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

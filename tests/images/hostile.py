@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sandkasten.images.unpack import Caps
+from sandkasten.images.layers.layer_unpack import Caps
 from tests.images.tars import END, GNU, file, header, padded, pax
 
 if TYPE_CHECKING:

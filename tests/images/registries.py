@@ -26,8 +26,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import urllib3
 
-from sandkasten.images import manifests
-from sandkasten.images.reference import this_platform
+from sandkasten.images.registry import manifests
+from sandkasten.images.registry.image_reference import this_platform
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -12,12 +12,17 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import BuildFailed, Cancelled, InvalidImage, InvalidRequest
-from sandkasten.images import bootstrap
-from sandkasten.images.aptsources import Source, machine_sources, sources_for
-from sandkasten.images.bootstrap import Bootstrap, DebianRecipe, command, debian_recipe
-from sandkasten.images.child import Child, child_environment
-from sandkasten.images.connections import Errand, Patience
-from sandkasten.images.store import LayerStore
+from sandkasten.images.builder import debian_bootstrap
+from sandkasten.images.builder.apt_sources import Source, machine_sources, sources_for
+from sandkasten.images.builder.debian_bootstrap import (
+    Bootstrap,
+    DebianRecipe,
+    command,
+    debian_recipe,
+)
+from sandkasten.images.child_program import Child, child_environment
+from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.images.registry.registry_http import Errand, Patience
 from tests.patience import PATIENCE_S
 
 OS_RELEASE = 'ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian"\n'
@@ -207,12 +212,12 @@ def test_a_user_who_cannot_make_a_root_is_told_what_is_missing(tmp_path, monkeyp
     monkeypatch.setattr(os, "geteuid", lambda: 59_871)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildFailed) as refused:
-        bootstrap.bootstrap_mode()
+        debian_bootstrap.bootstrap_mode()
     assert "/etc/subuid" in refused.value.hint
     assert "fakechroot" in refused.value.hint
     for name in ("fakechroot", "fakeroot"):
         (tmp_path / name).touch(0o755)
-    assert bootstrap.bootstrap_mode() == "fakechroot"
+    assert debian_bootstrap.bootstrap_mode() == "fakechroot"
 
 
 # ---- helpers as streams ------------------------------------------------------------------------
@@ -236,7 +241,7 @@ def test_a_program_that_fails_ends_no_stream_and_is_quoted():
 
 
 def test_a_program_with_its_children_is_gone_when_the_block_ends(monkeypatch):
-    monkeypatch.setattr("sandkasten.images.child._GRACE_S", 0.5)
+    monkeypatch.setattr("sandkasten.images.child_program._GRACE_S", 0.5)
     with child("sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait") as stream:
         pid = int(stream.read())
     # What was killed may have to wait for a processor to die on.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, PolicyDenied
-from sandkasten.images.archives import Import, import_file
+from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
-from sandkasten.images.names import all_aliases, canonical_name, chain
-from sandkasten.model.image import Image
+from sandkasten.images.image_names import all_aliases, canonical_name, chain
+from sandkasten.model.images.resolved_image import Image
 from tests import imagekit
 from tests.imagekit import FOREIGN, MACHINE, docker_members, sketch, write_tar
 from tests.patience import PATIENCE_S

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import pytest
 
 from sandkasten.errors import InvalidImage
-from sandkasten.images.unpack import unpack_layer
+from sandkasten.images.layers.layer_unpack import unpack_layer
 from tests.conformance.test_as_ordinary_user import UID, as_user, interpreter
 from tests.images.hostile import SMALL, Endless, tar
 from tests.images.hostile_harmless import HARMLESS

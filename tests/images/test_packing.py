@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.errors import Busy, InvalidImage, QuotaExceeded
-from sandkasten.images import layertar, packing
-from sandkasten.images.archives import Import, import_file
+from sandkasten.images import store_packer
+from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
-from sandkasten.images.config import ImageConfig
-from sandkasten.images.packing import StorePacker
-from sandkasten.images.store import LayerStore
-from sandkasten.model.image import Image
+from sandkasten.images.image_config import ImageConfig
+from sandkasten.images.layers import layer_tar
+from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.images.store_packer import StorePacker
+from sandkasten.model.images.resolved_image import Image
 from tests import imagekit
 from tests.engines import lent
 from tests.imagekit import MACHINE, docker_members, layer, sketch, write_tar
@@ -140,7 +141,7 @@ async def test_no_piece_is_large_and_one_layer_at_a_time_lies_on_disk(store, bri
     image = await bring(layers=large)
     most = 0
     async for piece in StorePacker(store).archive(image, REFERENCE):
-        assert len(piece) <= packing.PIECE_BYTES
+        assert len(piece) <= store_packer.PIECE_BYTES
         files = [one.stat().st_size for one in (store.root / "making").rglob("*") if one.is_file()]
         most = max(most, sum(files))
     assert (3 << 20) < most < (4 << 20)
@@ -150,13 +151,13 @@ async def test_no_piece_is_large_and_one_layer_at_a_time_lies_on_disk(store, bri
 async def test_nothing_is_made_before_it_is_read_for(store, bring, monkeypatch):
     image = await bring(layers=[layer({f"f{n}": bytes(3 << 20)}) for n in range(3)])
     begun: list[str] = []
-    real = layertar.write_layer
+    real = layer_tar.write_layer
 
     def counted(tree: str, *rest: Any, **more: Any) -> None:
         begun.append(tree)
         real(tree, *rest, **more)
 
-    monkeypatch.setattr(packing, "write_layer", counted)
+    monkeypatch.setattr(store_packer, "write_layer", counted)
     archive = StorePacker(store).archive(image, REFERENCE)
     await anext(archive)
     await asyncio.sleep(0.05)
@@ -180,7 +181,7 @@ async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, brin
     image = await bring(layers=[layer({f"f{n}": bytes(2 << 20) for n in range(8)})])
     within, go = threading.Event(), threading.Event()
     went_by: list[int] = []
-    real = layertar.write_layer
+    real = layer_tar.write_layer
 
     def slow(tree: str, out: Any, progress: Any, **more: Any) -> None:
         def held(amount: int) -> None:
@@ -191,7 +192,7 @@ async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, brin
 
         real(tree, out, held, **more)
 
-    monkeypatch.setattr(packing, "write_layer", slow)
+    monkeypatch.setattr(store_packer, "write_layer", slow)
     reading = asyncio.create_task(packed(store, image))
     assert await asyncio.to_thread(within.wait, PATIENCE_S)
     reading.cancel()
@@ -209,7 +210,7 @@ async def test_a_full_disk_is_said_and_leaves_nothing(store, bring, monkeypatch)
         raise OSError(28, "No space left on device")
 
     image = await bring()
-    monkeypatch.setattr(packing, "write_layer", full)
+    monkeypatch.setattr(store_packer, "write_layer", full)
     with pytest.raises(QuotaExceeded):
         await packed(store, image)
     assert os.listdir(store.root / "making") == []
@@ -302,7 +303,7 @@ async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store,
 
 @pytest.mark.timeout(300)
 async def test_an_engine_takes_an_image_as_deep_as_we_say(dockerd, store):
-    deepest = packing.MAX_DOCKER_LAYERS - 1
+    deepest = store_packer.MAX_DOCKER_LAYERS - 1
 
     def put() -> None:
         layers = [layer({f"f{n}": str(n).encode()}) for n in range(deepest)]
@@ -312,7 +313,7 @@ async def test_an_engine_takes_an_image_as_deep_as_we_say(dockerd, store):
 
     await asyncio.to_thread(put)
     image = await Images(store).resolve("deep:1")
-    assert len(image.layers) == packing.MAX_DOCKER_LAYERS
+    assert len(image.layers) == store_packer.MAX_DOCKER_LAYERS
     await load(dockerd, store, image)
     made = await say(dockerd, "create", "--network=none", REFERENCE, "/f0")
     await say(dockerd, "rm", made.strip())

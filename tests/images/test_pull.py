@@ -21,10 +21,10 @@ from sandkasten.errors import (
     RegistryUnavailable,
     Unauthorized,
 )
-from sandkasten.images.auth import Access, Keyring
-from sandkasten.images.connections import Patience
-from sandkasten.images.pull import Puller
-from sandkasten.images.store import LayerStore
+from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.images.registry.puller import Puller
+from sandkasten.images.registry.registry_credentials import Access, Keyring
+from sandkasten.images.registry.registry_http import Patience
 from tests.images import registries
 from tests.images.asking import QUICK
 from tests.images.registries import HERE, PASSWORD, USER, Asked, Running
@@ -32,7 +32,7 @@ from tests.images.registries import HERE, PASSWORD, USER, Asked, Running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sandkasten.model.images import ImageProgress
+    from sandkasten.model.images.image_info import ImageProgress
 
 OTHER = "s390x" if HERE != "s390x" else "amd64"
 BOTTOM = registries.layer({"etc/motd": b"below\n", "both": b"below\n"})

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from sandkasten.errors import InvalidImage, InvalidRequest
-from sandkasten.images.manifests import DOCKER_LIST, Index, read_manifest
-from sandkasten.images.reference import (
+from sandkasten.images.registry.image_reference import (
     Platform,
     Reference,
     best,
@@ -16,6 +15,7 @@ from sandkasten.images.reference import (
     parse_reference,
     this_platform,
 )
+from sandkasten.images.registry.manifests import DOCKER_LIST, Index, read_manifest
 from tests.images import registries
 from tests.images.asking import MADE
 

@@ -17,9 +17,9 @@ from sandkasten.errors import (
     RegistryUnavailable,
     Unauthorized,
 )
-from sandkasten.images.auth import Access
-from sandkasten.images.connections import loopback, proxy_for
-from sandkasten.images.manifests import Descriptor
+from sandkasten.images.registry.manifests import Descriptor
+from sandkasten.images.registry.registry_credentials import Access
+from sandkasten.images.registry.registry_http import loopback, proxy_for
 from tests.images import registries
 from tests.images.asking import BASIC, LOGIN, MADE, manifest_of, open_registry
 from tests.images.registries import PASSWORD, USER, Running

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from sandkasten.errors import Cancelled, InvalidImage, RegistryUnavailable
-from sandkasten.images.connections import Errand, Patience
-from sandkasten.images.manifests import Manifest
+from sandkasten.images.registry.manifests import Manifest
+from sandkasten.images.registry.registry_http import Errand, Patience
 from tests.images import registries
 from tests.images.asking import MADE, QUICK, manifest_of, open_registry
 

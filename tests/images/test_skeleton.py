@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.images.elf import architecture_of
-from sandkasten.images.overlay import has_program, read_merged
-from sandkasten.images.skeleton import MAX_ACCOUNTS_BYTES, group, passwd
-from sandkasten.images.store import ImageConfig, LayerStore
+from sandkasten.images.layers.elf_header import architecture_of
+from sandkasten.images.layers.image_store import ImageConfig, LayerStore
+from sandkasten.images.layers.overlay import has_program, read_merged
+from sandkasten.images.layers.skeleton import MAX_ACCOUNTS_BYTES, group, passwd
 from tests.imagekit import MACHINE, busybox_tar, empty_tar, layer, odd_tar
 
 PASSWD = b"root:x:0:0:root:/root:/bin/bash\n"

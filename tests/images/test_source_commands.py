@@ -11,19 +11,19 @@ import pytest
 
 import sandkasten
 from sandkasten.cli.main import main
-from sandkasten.daemon import settings
+from sandkasten.daemon.settings import resolver
 from sandkasten.errors import (
     InvalidConfiguration,
     InvalidImage,
     RegistryUnavailable,
     Unauthorized,
 )
-from sandkasten.images.auth import Access
 from sandkasten.images.catalog import Images
-from sandkasten.images.config import ImageConfig
-from sandkasten.images.connections import Patience
-from sandkasten.images.sources import Sources
-from sandkasten.images.store import LayerStore
+from sandkasten.images.image_config import ImageConfig
+from sandkasten.images.image_sources import Sources
+from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.images.registry.registry_credentials import Access
+from sandkasten.images.registry.registry_http import Patience
 from tests.cli.terminal import Person
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER, Running
@@ -89,7 +89,7 @@ def test_a_registry_is_described_in_the_file_and_its_secrets_are_never_shown(tmp
         "    other:\n"
         "      insecure: true\n"
     )
-    found = settings.load({}, {}, tmp_path)
+    found = resolver.load({}, {}, tmp_path)
     assert found.registries == {
         "h.example:5000": Access(username="ada", password="s3same", ca_file="/etc/ca.pem"),
         "other": Access(insecure=True),
@@ -102,12 +102,12 @@ def test_a_registry_is_described_in_the_file_and_its_secrets_are_never_shown(tmp
 
 def test_the_environment_describes_registries_as_json():
     said = json.dumps({"h": {"token": "t0ken"}})
-    found = settings.load({}, {"SANDKASTEN_IMAGES_REGISTRIES": said, "HOME": "/h"})
+    found = resolver.load({}, {"SANDKASTEN_IMAGES_REGISTRIES": said, "HOME": "/h"})
     assert found.registries == {"h": Access(token="t0ken")}
 
 
 def test_nothing_is_pulled_unless_the_operator_says_so(tmp_path):
-    found = settings.load({}, {}, tmp_path)
+    found = resolver.load({}, {}, tmp_path)
     assert (found.images_pull, dict(found.registries)) == ("never", {})
 
 
@@ -131,7 +131,7 @@ def test_nothing_is_pulled_unless_the_operator_says_so(tmp_path):
 )
 def test_a_malformed_registry_is_refused_without_showing_what_was_written(value):
     with pytest.raises(InvalidConfiguration) as refused:
-        settings.load({}, {"SANDKASTEN_IMAGES_REGISTRIES": value, "HOME": "/h"})
+        resolver.load({}, {"SANDKASTEN_IMAGES_REGISTRIES": value, "HOME": "/h"})
     assert "s3same" not in str(refused.value)
 
 

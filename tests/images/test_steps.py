@@ -23,9 +23,8 @@ from sandkasten.errors import (
     InvalidRequest,
     UnsupportedByBackend,
 )
-from sandkasten.images.copied import pick, write_copy
-from sandkasten.images.overlay import Landing, Parent, landing
-from sandkasten.images.recipe import (
+from sandkasten.images.builder.copy_step import pick, write_copy
+from sandkasten.images.builder.recipe import (
     Copy,
     Recipe,
     Run,
@@ -34,6 +33,7 @@ from sandkasten.images.recipe import (
     SetWorkdir,
     parse_recipe,
 )
+from sandkasten.images.layers.overlay import Landing, Parent, landing
 from tests import imagekit
 from tests.patience import PATIENCE_S
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import Busy, Conflict, InvalidImage
-from sandkasten.images.config import parse_config
-from sandkasten.images.locking import StoreLocks
-from sandkasten.images.records import image_id
-from sandkasten.images.store import ImageConfig, LayerStore
-from sandkasten.linux.emptying import remove_tree
+from sandkasten.images.image_config import parse_config
+from sandkasten.images.layers.image_records import image_id
+from sandkasten.images.layers.image_store import ImageConfig, LayerStore
+from sandkasten.images.layers.store_locks import StoreLocks
+from sandkasten.linux.storage.tree_removal import remove_tree
 from tests.imagekit import digest, layer, tree_of
 
 ONE = layer({"a": b"1", "etc": None, "etc/passwd": b"root:x:0:0::/root:/bin/sh\n"})
@@ -288,7 +288,8 @@ def test_an_image_of_a_layer_that_is_gone_is_refused(store):
 @pytest.mark.promise("P49")
 def test_what_the_dead_left_is_swept_and_the_living_are_left_alone(store):
     hold = (
-        "import sys; from pathlib import Path; from sandkasten.images.store import LayerStore\n"
+        "import sys; from pathlib import Path\n"
+        "from sandkasten.images.layers.image_store import LayerStore\n"
         "with LayerStore(Path(sys.argv[1])).place() as place:\n"
         "    (place / 'half').mkdir(); print(place, flush=True); sys.stdin.read()\n"
     )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.images.archives import Import, import_file
-from sandkasten.images.store import LayerStore
+from sandkasten.images.archives.archive_import import Import, import_file
+from sandkasten.images.layers.image_store import LayerStore
 from tests import imagekit
 from tests.imagekit import docker_members, layer, sketch, tree_of, write_tar
 from tests.patience import PATIENCE_S
@@ -30,8 +30,8 @@ NOBODY = 65534
 IMPORT = (
     "import sys; from pathlib import Path\n"
     "from sandkasten.errors import SandkastenError\n"
-    "from sandkasten.images.archives import Import, import_file\n"
-    "from sandkasten.images.store import LayerStore\n"
+    "from sandkasten.images.archives.archive_import import Import, import_file\n"
+    "from sandkasten.images.layers.image_store import LayerStore\n"
     "print('ready', flush=True)\n"
     "try:\n"
     "    [image] = import_file(LayerStore(Path(sys.argv[1])), Import(Path(sys.argv[2]),"
@@ -183,8 +183,8 @@ def test_an_ordinary_user_has_a_store_too(nobodys):
     code = (
         "import os, sys; from pathlib import Path\n"
         "os.setgid(65534); os.setgroups([]); os.setuid(65534)\n"
-        "from sandkasten.images.archives import Import, import_file\n"
-        "from sandkasten.images.store import LayerStore\n"
+        "from sandkasten.images.archives.archive_import import Import, import_file\n"
+        "from sandkasten.images.layers.image_store import LayerStore\n"
         "store = LayerStore(Path(sys.argv[1]))\n"
         "[image] = import_file(store, Import(Path(sys.argv[2])))\n"
         "trees = store.trees(image)\n"

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import BackendUnavailable, InternalError, InvalidImage, QuotaExceeded
-from sandkasten.images import compression, unpack
-from sandkasten.images.unpack import Caps, Unpacked, unpack_layer
+from sandkasten.images.archives import compression
+from sandkasten.images.layers import layer_unpack
+from sandkasten.images.layers.layer_unpack import Caps, Unpacked, unpack_layer
 from tests.images.tars import END, directory, file, header, old_sparse, pax, symlink, tree
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ def test_without_zstd_it_says_what_to_install(target: Path, monkeypatch: pytest.
 def test_without_the_program_it_says_so(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(unpack, "_PROGRAM", tmp_path / "nothing")
+    monkeypatch.setattr(layer_unpack, "_PROGRAM", tmp_path / "nothing")
     with pytest.raises(BackendUnavailable, match="cannot be run"):
         unpack_layer(io.BytesIO(PLAIN), target)
 

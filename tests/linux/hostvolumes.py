@@ -13,8 +13,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.linux import mountinfo
 from sandkasten.linux.programs import Programs
+from sandkasten.linux.storage import mountinfo
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.linux import cgroups
-from sandkasten.linux.cgroups import Hierarchies, Plan, Write, parse_mounts
-from sandkasten.model.limits import Limits
-from sandkasten.model.usage import Usage
+from sandkasten.linux.cgroup import cgroups
+from sandkasten.linux.cgroup.cgroups import Hierarchies, Plan, Write, parse_mounts
+from sandkasten.model.sandbox.limits import Limits
+from sandkasten.model.sandbox.usage import Usage
 
 # Captured on Debian 12, kernel 6.18 (hybrid) and on Debian 13 with systemd 257 (unified).
 HYBRID = """\

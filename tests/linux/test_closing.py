@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from sandkasten.linux import closing
+from sandkasten.linux import delayed_close
 from tests.patience import PATIENCE_S
 
 
@@ -24,7 +24,7 @@ def test_a_descriptor_is_closed_soon_after_what_is_done_with_it():
     def mark(descriptor: int) -> None:
         os.write(descriptor, b"x")
 
-    closing.close_later(write, after=mark)
+    delayed_close.close_later(write, after=mark)
     deadline = time.monotonic() + PATIENCE_S
     while not _closed(write):
         assert time.monotonic() < deadline
@@ -37,10 +37,10 @@ def test_without_a_thread_it_is_closed_at_once(monkeypatch):
     def no_thread(self) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(closing, "_owner", 0)
+    monkeypatch.setattr(delayed_close, "_owner", 0)
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     read, write = os.pipe()
-    closing.close_later(write)
-    closing.close_later(None)
+    delayed_close.close_later(write)
+    delayed_close.close_later(None)
     assert _closed(write)
     os.close(read)

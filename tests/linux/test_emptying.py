@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.linux import emptying
+from sandkasten.linux.storage import tree_removal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,8 @@ def test_a_directory_that_becomes_a_link_changes_nothing_outside(
 
     monkeypatch.setattr(os, "scandir", swapped)
     with pytest.raises(NotADirectoryError):
-        emptying.remove_tree(root)
+        tree_removal.remove_tree(root)
     assert outside.stat().st_mode & 0o777 == 0o755
-    emptying.remove_tree(root)
+    tree_removal.remove_tree(root)
     assert outside.is_dir()
     assert not root.exists()

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from sandkasten.linux import cgroups, freezing
-from sandkasten.linux.cgroups import Hierarchies, Plan
-from sandkasten.linux.freezing import Freezer, Reclaimer
+from sandkasten.linux.cgroup import cgroups, freezer
+from sandkasten.linux.cgroup.cgroups import Hierarchies, Plan
+from sandkasten.linux.cgroup.freezer import Freezer, Reclaimer
 from tests.patience import PATIENCE_S
 
 HYBRID = Hierarchies({"freezer": "/f", "memory": "/m"}, v2="/u")
@@ -21,26 +21,26 @@ V2 = Freezer("/u/sandkasten/x", "cgroup.freeze", "1", "0", "cgroup.events", "fro
 
 
 def test_the_v1_freezer_comes_first_and_v2_stands_in():
-    assert freezing.freezers(HYBRID, "x") == (V1, V2)
-    assert freezing.freezers(UNIFIED, "x") == (V2,)
-    assert freezing.freezers(Hierarchies({"memory": "/m"}), "x") == ()
+    assert freezer.freezers(HYBRID, "x") == (V1, V2)
+    assert freezer.freezers(UNIFIED, "x") == (V2,)
+    assert freezer.freezers(Hierarchies({"memory": "/m"}), "x") == ()
 
 
 def test_memory_is_reclaimed_where_it_is_counted():
-    assert freezing.reclaimer(HYBRID, "x") == Reclaimer(
+    assert freezer.reclaimer(HYBRID, "x") == Reclaimer(
         "/m/sandkasten/x", "memory.force_empty", "memory.usage_in_bytes", "0"
     )
-    assert freezing.reclaimer(UNIFIED, "x") == Reclaimer(
+    assert freezer.reclaimer(UNIFIED, "x") == Reclaimer(
         "/u/sandkasten/x", "memory.reclaim", "memory.current", None
     )
-    assert freezing.reclaimer(Hierarchies({}, v2="/u"), "x") is None
+    assert freezer.reclaimer(Hierarchies({}, v2="/u"), "x") is None
 
 
 def test_v2_reclaim_writes_what_is_used_and_counts_what_went(tmp_path):
     (tmp_path / "memory.current").write_text("4096\n")
     (tmp_path / "memory.reclaim").write_text("")
     way = Reclaimer(str(tmp_path), "memory.reclaim", "memory.current", None)
-    assert freezing.reclaim(way) == 0
+    assert freezer.reclaim(way) == 0
     assert (tmp_path / "memory.reclaim").read_text() == "4096"
 
 
@@ -50,16 +50,16 @@ def group():
     name = f"test-freezing-{os.getpid()}"
     host = cgroups.detect()
     only = Hierarchies({"freezer": host.v1["freezer"]}, host.v2)
-    directories = tuple(way.directory for way in freezing.freezers(only, name))
+    directories = tuple(way.directory for way in freezer.freezers(only, name))
     plan = Plan(directories, v2_directory=directories[-1])
     cgroups.make(Hierarchies(only.v1, only.v2), plan)
     child = subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"])
     for directory in directories:
         with open(f"{directory}/cgroup.procs", "w") as file:
             file.write(str(child.pid))
-    yield freezing.freezers(only, name), child, plan
+    yield freezer.freezers(only, name), child, plan
     child.kill()
-    freezing.thaw_dying(directories)
+    freezer.thaw_dying(directories)
     with open(f"{directories[-1]}/cgroup.freeze", "w") as file:
         file.write("0")
     child.wait(PATIENCE_S)
@@ -84,15 +84,15 @@ def test_a_frozen_group_uses_no_processor_and_a_thawed_one_does(group, which):
     ways, child, _ = group
     way = ways[which]
     _until(lambda: _ticks(child.pid) > 0)
-    freezing.freeze(way)
-    freezing.freeze(way)
-    assert freezing.frozen(way)
+    freezer.freeze(way)
+    freezer.freeze(way)
+    assert freezer.frozen(way)
     stood = _ticks(child.pid)
     time.sleep(0.1)
     assert _ticks(child.pid) == stood
-    freezing.thaw(way)
-    freezing.thaw(way)
-    assert not freezing.frozen(way)
+    freezer.thaw(way)
+    freezer.thaw(way)
+    assert not freezer.frozen(way)
     _until(lambda: _ticks(child.pid) > stood)
 
 
@@ -112,8 +112,8 @@ def test_what_starts_programs_all_the_time_is_stopped_every_time(group, which):
     ]
     try:
         for _ in range(60):
-            freezing.freeze(ways[which])
-            freezing.thaw(ways[which])
+            freezer.freeze(ways[which])
+            freezer.thaw(ways[which])
             time.sleep(0.01)
     finally:
         for starter in starters:
@@ -130,11 +130,11 @@ def _inside(way: Freezer) -> list[str]:
 
 def test_what_was_killed_while_frozen_dies_when_the_v1_freezer_lets_go(group):
     ways, child, plan = group
-    freezing.freeze(ways[0])
+    freezer.freeze(ways[0])
     assert cgroups.kill(plan)
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.2)
-    freezing.thaw_dying(plan.directories)
+    freezer.thaw_dying(plan.directories)
     assert child.wait(PATIENCE_S) == -9
 
 
@@ -142,15 +142,15 @@ def test_a_group_that_does_not_stop_runs_again(tmp_path):
     (tmp_path / "freezer.state").write_text("")
     stuck = Freezer(str(tmp_path), "freezer.state", "FREEZING", "THAWED", "freezer.state", "FROZEN")
     with pytest.raises(TimeoutError):
-        freezing.freeze(stuck, deadline_s=0.01)
+        freezer.freeze(stuck, deadline_s=0.01)
     assert (tmp_path / "freezer.state").read_text().startswith("THAWED")
 
 
 def test_a_group_made_before_the_freezer_was_used_is_stopped_by_v2(tmp_path):
     (tmp_path / "u/sandkasten/x").mkdir(parents=True)
     (tmp_path / "u/sandkasten/x/cgroup.freeze").write_text("0")
-    ways = freezing.freezers(
+    ways = freezer.freezers(
         Hierarchies({"freezer": str(tmp_path / "f")}, v2=str(tmp_path / "u")), "x"
     )
-    assert freezing.usable(ways) == ways[1]
-    assert freezing.usable(ways[:1]) is None
+    assert freezer.usable(ways) == ways[1]
+    assert freezer.usable(ways[:1]) is None

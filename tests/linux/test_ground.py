@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.errors import UnsupportedByBackend
-from sandkasten.linux.ground import refuse
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.linux.launch_plan import refuse
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 
 
 @pytest.mark.parametrize("root", [True, False])

@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from sandkasten.errors import BackendUnavailable, PolicyDenied
-from sandkasten.linux.hostmounts import HostMounts
-from sandkasten.model.mounts import MountRule
-from sandkasten.model.spec import HostMount
+from sandkasten.linux.storage.host_mount_check import HostMounts
+from sandkasten.model.sandbox.cell_spec import HostMount
+from sandkasten.model.sandbox.host_mounts import MountRule
 
 pytestmark = pytest.mark.anyio
 

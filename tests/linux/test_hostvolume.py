@@ -20,10 +20,10 @@ from sandkasten.errors import (
     QuotaExceeded,
     WorkspaceDamaged,
 )
-from sandkasten.linux import ext4, hostvolume, mountinfo, quota
 from sandkasten.linux.programs import Programs
-from sandkasten.model.limits import MIB
-from sandkasten.model.spec import Volume
+from sandkasten.linux.storage import ext4, host_volume, mountinfo, quota_image
+from sandkasten.model.sandbox.cell_spec import Volume
+from sandkasten.model.sandbox.limits import MIB
 from tests.linux.hostvolumes import devices, eventually, mounts, nothing_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     for left in tmp_path.iterdir():
         if left.is_dir():
-            hostvolume.release(left)
+            host_volume.release(left)
     assert mounts(tmp_path) == []
     assert devices(tmp_path) == []
 
@@ -87,7 +87,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.promise("P26")
 def test_it_has_its_size_and_no_more(base: Path) -> None:
-    made = hostvolume.make(base / "v", 32 * MIB, owner=USER, templates=base)
+    made = host_volume.make(base / "v", 32 * MIB, owner=USER, templates=base)
     assert 24 * MIB < fill(made.workspace / "big") < 32 * MIB
     with pytest.raises(OSError, match="No space left"):
         (made.home / "more").write_bytes(b"x" * MIB)
@@ -96,8 +96,8 @@ def test_it_has_its_size_and_no_more(base: Path) -> None:
 
 
 def test_both_directories_are_the_owners_and_the_mount_is_closed(base: Path) -> None:
-    made = hostvolume.make(base / "v", 8 * MIB, owner=USER)
-    assert made == hostvolume.Mounted(base / "v/mnt/workspace", base / "v/mnt/home")
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
+    assert made == host_volume.Mounted(base / "v/mnt/workspace", base / "v/mnt/home")
     for place in (made.workspace, made.home):
         seen = place.stat()
         assert (seen.st_uid, seen.st_gid, seen.st_mode) == (USER, USER, 0o040755)
@@ -111,19 +111,19 @@ def test_both_directories_are_the_owners_and_the_mount_is_closed(base: Path) -> 
 
 
 def test_releasing_takes_everything_away_and_twice_is_quiet(base: Path) -> None:
-    made = hostvolume.make(base / "v", 64 * MIB, owner=USER, templates=base)
+    made = host_volume.make(base / "v", 64 * MIB, owner=USER, templates=base)
     (made.workspace / "x").write_bytes(b"x" * 10 * MIB)
     assert devices(base) == [str(base / "v/volume.img")]
-    hostvolume.release(base / "v")
+    host_volume.release(base / "v")
     nothing_of(base / "v")
-    hostvolume.release(base / "v")
+    host_volume.release(base / "v")
 
 
 @pytest.mark.promise("P29")
 def test_a_link_that_a_sandbox_made_is_not_followed(base: Path) -> None:
     canary = base / "canary"
     canary.write_text("here")
-    made = hostvolume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
     (made.workspace / "out").symlink_to(base)
     (made.workspace / "deep").symlink_to("../../..")
     # An engine may have made this while nothing was mounted, and a sandbox may have written there.
@@ -131,34 +131,34 @@ def test_a_link_that_a_sandbox_made_is_not_followed(base: Path) -> None:
     (base / "v/mnt/workspace").mkdir()
     (base / "v/mnt/workspace/out").symlink_to(base)
     (base / "v/out").symlink_to(base)
-    hostvolume.release(base / "v")
+    host_volume.release(base / "v")
     nothing_of(base / "v")
     assert canary.read_text() == "here"
 
 
 def test_an_open_file_is_named_and_the_next_release_goes_on(base: Path) -> None:
-    made = hostvolume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
     fd = os.open(made.workspace, os.O_RDONLY)
     try:
         with pytest.raises(BackendUnavailable, match="still holds") as caught:
-            hostvolume.release(base / "v", timeout_s=0.05)
+            host_volume.release(base / "v", timeout_s=0.05)
         assert "a file in it is open" in caught.value.hint
         assert mounts(base / "v") == []
     finally:
         os.close(fd)
-    hostvolume.release(base / "v")
+    host_volume.release(base / "v")
     nothing_of(base / "v")
 
 
 @pytest.mark.promise("P29")
 def test_copies_in_other_mount_namespaces_do_not_keep_the_device(base: Path) -> None:
-    hostvolume.make(base / "v", 8 * MIB, owner=USER)
-    device = quota.device_of(str(base / "v/volume.img"))
+    host_volume.make(base / "v", 8 * MIB, owner=USER)
+    device = quota_image.device_of(str(base / "v/volume.img"))
     assert device is not None
     other = private_namespace()
     try:
         assert mountinfo.holders(device) != []
-        hostvolume.release(base / "v")
+        host_volume.release(base / "v")
         nothing_of(base / "v")
         seen = mountinfo.parse(Path(f"/proc/{other.pid}/mountinfo").read_bytes())
         assert [m.point for m in seen if m.point.startswith(str(base))] == []
@@ -167,7 +167,7 @@ def test_copies_in_other_mount_namespaces_do_not_keep_the_device(base: Path) -> 
 
 
 def test_who_has_it_bound_elsewhere_is_named(base: Path) -> None:
-    made = hostvolume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
     (base / "elsewhere").mkdir()
     script = f"mount --bind {made.workspace} {base}/elsewhere; echo; exec sleep 600"
     other = subprocess.Popen(
@@ -178,11 +178,11 @@ def test_who_has_it_bound_elsewhere_is_named(base: Path) -> None:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(BackendUnavailable) as caught:
-            hostvolume.release(base / "v", timeout_s=0.05)
+            host_volume.release(base / "v", timeout_s=0.05)
         assert str(other.pid) in caught.value.hint
     finally:
         end(other)
-    hostvolume.release(base / "v")
+    host_volume.release(base / "v")
     nothing_of(base / "v")
 
 
@@ -191,16 +191,16 @@ def test_a_shared_parent_passes_the_mount_on_and_its_end_too(base: Path) -> None
     script = f"""
 import os, subprocess, sys
 from pathlib import Path
-from sandkasten.linux import hostvolume
+from sandkasten.linux.storage import host_volume
 base = Path({str(base)!r})
 peer = subprocess.Popen(
     ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo; exec sleep 600"],
     stdout=subprocess.PIPE)
 peer.stdout.readline()
 seen = lambda: str(base / "v/mnt") in Path(f"/proc/{{peer.pid}}/mountinfo").read_text()
-hostvolume.make(base / "v", {8 * MIB}, owner={USER})
+host_volume.make(base / "v", {8 * MIB}, owner={USER})
 print(seen())
-hostvolume.release(base / "v")
+host_volume.release(base / "v")
 print(seen(), (base / "v").exists())
 peer.kill()
 peer.wait()
@@ -217,25 +217,25 @@ peer.wait()
 
 
 def test_something_else_mounted_there_is_left_alone(base: Path) -> None:
-    hostvolume.make(base / "v", 8 * MIB, owner=USER)
+    host_volume.make(base / "v", 8 * MIB, owner=USER)
     (base / "v/other").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "canary", base / "v/other"], check=True)
     try:
         (base / "v/other/x").write_text("here")
         with pytest.raises(BackendUnavailable, match="something else is mounted"):
-            hostvolume.release(base / "v")
+            host_volume.release(base / "v")
         assert (base / "v/other/x").read_text() == "here"
     finally:
         subprocess.run(["umount", base / "v/other"], check=True)
-    hostvolume.release(base / "v")
+    host_volume.release(base / "v")
     nothing_of(base / "v")
 
 
 def test_one_that_is_there_is_neither_taken_nor_harmed(base: Path) -> None:
-    made = hostvolume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
     (made.workspace / "x").write_text("mine")
     with pytest.raises(Conflict):
-        hostvolume.make(base / "v", 8 * MIB, owner=USER)
+        host_volume.make(base / "v", 8 * MIB, owner=USER)
     assert (made.workspace / "x").read_text() == "mine"
 
 
@@ -250,10 +250,10 @@ def test_only_a_private_directory_is_taken(base: Path, kind: str) -> None:
     else:
         place.write_text("")
     with pytest.raises(IsolationRefused):
-        hostvolume.make(place, 8 * MIB, owner=USER)
+        host_volume.make(place, 8 * MIB, owner=USER)
     if kind == "link":
         with pytest.raises(BackendUnavailable):
-            hostvolume.release(place)
+            host_volume.release(place)
         place.unlink()
 
 
@@ -262,11 +262,11 @@ def test_a_make_that_fails_leaves_what_the_caller_had_there(base: Path) -> None:
     (base / "v/state").write_text("the caller's")
     nowhere = Programs(base / "runner", base / "launcher")
     with pytest.raises(BackendUnavailable, match="launcher"):
-        hostvolume.make(base / "v", 8 * MIB, owner=USER, programs=nowhere)
+        host_volume.make(base / "v", 8 * MIB, owner=USER, programs=nowhere)
     assert os.listdir(base / "v") == ["state"]
     assert devices(base) == []
     with pytest.raises(BackendUnavailable, match="launcher"):
-        hostvolume.make(base / "w", 8 * MIB, owner=USER, programs=nowhere)
+        host_volume.make(base / "w", 8 * MIB, owner=USER, programs=nowhere)
     nothing_of(base / "w")
 
 
@@ -275,10 +275,10 @@ def test_a_full_disk_is_said_so(base: Path) -> None:
     small.mkdir(mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "x", small], check=True)
     try:
-        quota.template(small, 64 * MIB)
+        quota_image.template(small, 64 * MIB)
         fill(small / "rest")
         with pytest.raises(QuotaExceeded):
-            hostvolume.make(small / "v", 64 * MIB, owner=USER, templates=small)
+            host_volume.make(small / "v", 64 * MIB, owner=USER, templates=small)
         nothing_of(small / "v")
     finally:
         subprocess.run(["umount", small], check=True)
@@ -289,20 +289,20 @@ def test_a_full_disk_is_said_so(base: Path) -> None:
 
 @pytest.mark.promise("P22")
 def test_two_have_one_device_and_the_last_ends_it(base: Path, kept: Volume) -> None:
-    one = hostvolume.open_kept(base / "one", kept, owner=USER)
-    two = hostvolume.open_kept(base / "two", kept, owner=USER)
+    one = host_volume.open_kept(base / "one", kept, owner=USER)
+    two = host_volume.open_kept(base / "two", kept, owner=USER)
     assert devices(base) == [kept.path]
     (one.workspace / "x").write_text("from one")
     (one.home / "y").write_text("at home")
     assert (two.workspace / "x").read_text() == "from one"
-    hostvolume.release(base / "one")
+    host_volume.release(base / "one")
     assert not (base / "one").exists()
     assert devices(base) == [kept.path]
     (two.workspace / "x").write_text("from two")
-    hostvolume.release(base / "two")
+    host_volume.release(base / "two")
     assert devices(base) == []
     assert sound(kept.path)
-    again = hostvolume.open_kept(base / "three", kept, owner=USER)
+    again = host_volume.open_kept(base / "three", kept, owner=USER)
     assert (again.workspace / "x").read_text() == "from two"
     assert (again.home / "y").read_text() == "at home"
 
@@ -310,13 +310,13 @@ def test_two_have_one_device_and_the_last_ends_it(base: Path, kept: Volume) -> N
 def test_ids_of_an_engine_with_user_namespaces_are_those_inside_on_disk(
     base: Path, kept: Volume
 ) -> None:
-    made = hostvolume.open_kept(base / "v", kept, owner=200000 + USER, first_id=200000)
+    made = host_volume.open_kept(base / "v", kept, owner=200000 + USER, first_id=200000)
     assert made.workspace.stat().st_uid == 200000 + USER
     ids = 200000 + USER
     subprocess.run(["touch", "x"], cwd=made.workspace, check=True, user=ids, group=ids)
-    hostvolume.release(base / "v")
+    host_volume.release(base / "v")
     nothing_of(base / "v")
-    plain = hostvolume.open_kept(base / "w", kept, owner=USER)
+    plain = host_volume.open_kept(base / "w", kept, owner=USER)
     assert (plain.workspace / "x").stat().st_uid == USER
 
 
@@ -324,13 +324,13 @@ def test_a_kept_directory_stays_and_is_bound_closed(base: Path) -> None:
     place = base / "tree"
     place.mkdir()
     volume = Volume(str(place), "directory")
-    one = hostvolume.open_kept(base / "one", volume, owner=USER)
-    two = hostvolume.open_kept(base / "two", volume, owner=USER)
+    one = host_volume.open_kept(base / "one", volume, owner=USER)
+    two = host_volume.open_kept(base / "two", volume, owner=USER)
     (one.workspace / "x").write_text("kept")
     assert (two.workspace / "x").read_text() == "kept"
     assert os.statvfs(one.workspace).f_flag & os.ST_NOSUID
     for name in ("one", "two"):
-        hostvolume.release(base / name)
+        host_volume.release(base / name)
         nothing_of(base / name)
     assert (place / "workspace/x").read_text() == "kept"
     assert (place / "workspace").stat().st_uid == USER
@@ -339,13 +339,13 @@ def test_a_kept_directory_stays_and_is_bound_closed(base: Path) -> None:
 
 @pytest.mark.promise("P29")
 def test_a_workspace_whose_directory_is_a_link_is_damaged(base: Path, kept: Volume) -> None:
-    made = hostvolume.open_kept(base / "one", kept, owner=USER)
+    made = host_volume.open_kept(base / "one", kept, owner=USER)
     made.workspace.rmdir()
     made.workspace.symlink_to(base)
-    hostvolume.release(base / "one")
+    host_volume.release(base / "one")
     owner = base.stat().st_uid
     with pytest.raises(WorkspaceDamaged, match="no directory"):
-        hostvolume.open_kept(base / "two", kept, owner=USER)
+        host_volume.open_kept(base / "two", kept, owner=USER)
     assert base.stat().st_uid == owner
     nothing_of(base / "two")
     eventually(lambda: devices(base) == [], "the device stays")
@@ -354,7 +354,7 @@ def test_a_workspace_whose_directory_is_a_link_is_damaged(base: Path, kept: Volu
 def test_a_file_without_a_file_system_is_damaged(base: Path) -> None:
     (base / "no.img").write_bytes(bytes(MIB))
     with pytest.raises(WorkspaceDamaged):
-        hostvolume.open_kept(base / "v", Volume(str(base / "no.img"), "image"), owner=USER)
+        host_volume.open_kept(base / "v", Volume(str(base / "no.img"), "image"), owner=USER)
     nothing_of(base / "v")
 
 
@@ -362,19 +362,19 @@ def test_a_file_without_a_file_system_is_damaged(base: Path) -> None:
 
 
 def test_it_is_supported_here_also_where_nothing_is_yet(base: Path) -> None:
-    assert hostvolume.supported(base) is None
-    assert hostvolume.supported(base / "not/yet") is None
+    assert host_volume.supported(base) is None
+    assert host_volume.supported(base / "not/yet") is None
 
 
 def test_what_is_missing_is_said(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = Programs(base / "runner", base / "launcher")
-    assert hostvolume.supported(base, nowhere) == "sandkasten-launch is not there"
+    assert host_volume.supported(base, nowhere) == "sandkasten-launch is not there"
     with monkeypatch.context() as patch:
-        patch.setattr(quota, "mkfs_program", lambda: None)
-        assert hostvolume.supported(base) == "mkfs.ext4 is not installed"
+        patch.setattr(quota_image, "mkfs_program", lambda: None)
+        assert host_volume.supported(base) == "mkfs.ext4 is not installed"
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: USER)
-        assert hostvolume.supported(base) == "only root can mount an image"
+        assert host_volume.supported(base) == "only root can mount an image"
 
 
 @pytest.mark.parametrize(
@@ -391,8 +391,8 @@ def test_a_process_that_cannot_serve_an_engine_says_so(
 ) -> None:
     script = f"""
 from pathlib import Path
-from sandkasten.linux import hostvolume
-print(hostvolume.supported(Path({str(base)!r})))
+from sandkasten.linux.storage import host_volume
+print(host_volume.supported(Path({str(base)!r})))
 """
     done = subprocess.run(
         [*words, sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import BackendUnavailable, SandkastenError
-from sandkasten.linux import ext4, hostvolume, launcher, quota
-from sandkasten.model.limits import MIB
-from sandkasten.model.spec import Volume
+from sandkasten.linux import launcher
+from sandkasten.linux.storage import ext4, host_volume, quota_image
+from sandkasten.model.sandbox.cell_spec import Volume
+from sandkasten.model.sandbox.limits import MIB
 from tests.linux.hostvolumes import (
     LAUNCHER,
     devices,
@@ -52,10 +53,10 @@ def kept(tmp_path: Path) -> Volume:
 
 
 def test_make_may_be_killed_before_anything_it_does(tmp_path: Path) -> None:
-    quota.template(tmp_path, 8 * MIB)
+    quota_image.template(tmp_path, 8 * MIB)
 
     def work() -> None:
-        hostvolume.make(tmp_path / "v", 8 * MIB, owner=USER, templates=tmp_path)
+        host_volume.make(tmp_path / "v", 8 * MIB, owner=USER, templates=tmp_path)
 
     ended = next(step for step in range(1, _MANY) if not _survives(step, work, tmp_path / "v"))
     assert ended > 8
@@ -65,7 +66,7 @@ def test_opening_a_kept_one_may_be_killed_before_anything_it_does(
     tmp_path: Path, kept: Volume
 ) -> None:
     def work() -> None:
-        hostvolume.open_kept(tmp_path / "v", kept, owner=USER)
+        host_volume.open_kept(tmp_path / "v", kept, owner=USER)
 
     ended = next(step for step in range(1, _MANY) if not _survives(step, work, tmp_path / "v"))
     assert ended > 8
@@ -75,20 +76,20 @@ def test_opening_a_kept_one_may_be_killed_before_anything_it_does(
 def _survives(step: int, work: object, directory: Path) -> bool:
     assert callable(work)
     killed = killed_at(step, work)
-    hostvolume.release(directory)
+    host_volume.release(directory)
     nothing_of(directory)
     return killed
 
 
 def test_release_may_be_killed_before_anything_it_does(tmp_path: Path) -> None:
     for step in range(1, _MANY):
-        made = hostvolume.make(tmp_path / "v", 8 * MIB, owner=USER, templates=tmp_path)
+        made = host_volume.make(tmp_path / "v", 8 * MIB, owner=USER, templates=tmp_path)
         (made.workspace / "x").write_bytes(b"x" * MIB)
-        if not killed_at(step, lambda: hostvolume.release(tmp_path / "v")):
+        if not killed_at(step, lambda: host_volume.release(tmp_path / "v")):
             nothing_of(tmp_path / "v")
             assert step > 8
             return
-        hostvolume.release(tmp_path / "v")
+        host_volume.release(tmp_path / "v")
         nothing_of(tmp_path / "v")
     pytest.fail("release did not end")
 
@@ -97,7 +98,7 @@ def test_release_may_be_killed_before_anything_it_does(tmp_path: Path) -> None:
 def test_the_launcher_may_be_killed_at_any_system_call(
     tmp_path: Path, kept: Volume, kind: str
 ) -> None:
-    template = quota.template(tmp_path, 8 * MIB)
+    template = quota_image.template(tmp_path, 8 * MIB)
     directory = tmp_path / "v"
     first = 200000 if kind == "shifted" else 0
 
@@ -106,7 +107,7 @@ def test_the_launcher_may_be_killed_at_any_system_call(
         volume = {"kind": "image", "path": kept.path, "keep": True}
         if kind == "own":
             volume = {"kind": "image", "path": str(directory / "volume.img"), "keep": False}
-            quota.copy_sparse(template, directory / "volume.img")
+            quota_image.copy_sparse(template, directory / "volume.img")
         else:
             (directory / "kept").write_text(f'{{"path": "{kept.path}", "kind": "image"}}')
         (directory / "mnt").mkdir()
@@ -120,7 +121,7 @@ def test_the_launcher_may_be_killed_at_any_system_call(
         past = launcher_killed_at(step, {"visible": place})
         if step is None:
             assert len(mounts(directory)) == (2 if first else 1)
-        hostvolume.release(directory)
+        host_volume.release(directory)
         nothing_of(directory)
         return past
 
@@ -133,13 +134,13 @@ def test_the_launcher_may_be_killed_at_any_system_call(
 
 def test_a_launcher_whose_caller_is_gone_is_waited_for(tmp_path: Path) -> None:
     """The caller dies at once, its launcher goes on: whichever is first, nothing is left."""
-    quota.template(tmp_path, 8 * MIB)
+    quota_image.template(tmp_path, 8 * MIB)
     script = f"""
 from pathlib import Path
-from sandkasten.linux import hostvolume
+from sandkasten.linux.storage import host_volume
 base = Path({str(tmp_path)!r})
 print(flush=True)
-hostvolume.make(base / "v", {8 * MIB}, owner={USER}, templates=base)
+host_volume.make(base / "v", {8 * MIB}, owner={USER}, templates=base)
 """
     for attempt in range(12):
         child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -148,7 +149,7 @@ hostvolume.make(base / "v", {8 * MIB}, owner={USER}, templates=base)
             child.stdout.readline()
             time.sleep(attempt * 0.001)
             child.send_signal(signal.SIGKILL)
-        hostvolume.release(tmp_path / "v")
+        host_volume.release(tmp_path / "v")
         nothing_of(tmp_path / "v")
     assert mounts(tmp_path) == []
 
@@ -161,7 +162,7 @@ def test_a_launcher_and_a_release_take_turns(tmp_path: Path) -> None:
     fcntl.flock(held, fcntl.LOCK_EX)
     try:
         with pytest.raises(BackendUnavailable, match="still at work"):
-            hostvolume.release(directory, timeout_s=0.02)
+            host_volume.release(directory, timeout_s=0.02)
         plan = json.dumps({"visible": bound(tmp_path, directory)}).encode()
         late = subprocess.Popen([LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert late.stdin is not None

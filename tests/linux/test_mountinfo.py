@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from sandkasten.linux import mountinfo
-from sandkasten.linux.mountinfo import Mount
+from sandkasten.linux.storage import mountinfo
+from sandkasten.linux.storage.mountinfo import Mount
 
 # Linux 6.1 under systemd, cut to what matters; the third has a blank and a backslash in its name.
 LINES = rb"""22 29 0:21 / /proc rw,nosuid shared:13 - proc proc rw

@@ -8,7 +8,7 @@ from errno import ENOSYS, EPERM
 import pyseccomp
 import pytest
 
-from sandkasten.linux import seccomp, syscalls
+from sandkasten.linux.confinement import seccomp, syscalls
 
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandkasten.linux import syscalls
-from sandkasten.linux.seccomp_oci import all_but, profile
+from sandkasten.linux.confinement import syscalls
+from sandkasten.linux.confinement.seccomp_oci import all_but, profile
 
 
 def answer(name: str, *arguments: int) -> str | int:

@@ -6,12 +6,12 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from sandkasten.linux import posture, subject
+from sandkasten.linux.confinement import posture, posture_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.linux.posture import Posture
+    from sandkasten.linux.confinement.posture import Posture
 
 NOT_FOUND = ["the command started inside was not found from outside"]
 # Nobody else's words on this machine.
@@ -27,7 +27,7 @@ def _started(script: str) -> subprocess.Popen[bytes]:
 async def _looked_at(script: str, judge: Callable[[Posture], list[str]]) -> list[str]:
     with _started(script) as started:
         try:
-            return await subject.deviations(WORDS, os.getpid(), judge)
+            return await posture_probe.deviations(WORDS, os.getpid(), judge)
         finally:
             started.kill()
 
@@ -68,5 +68,5 @@ async def test_what_waiting_does_not_mend_is_told_soon():
 
 
 async def test_a_program_that_never_comes_is_said(monkeypatch):
-    monkeypatch.setattr(subject, "_BECOMES_S", 0.1)
+    monkeypatch.setattr(posture_probe, "_BECOMES_S", 0.1)
     assert await _looked_at("exec sleep 600", lambda _: []) == NOT_FOUND

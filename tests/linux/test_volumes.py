@@ -25,9 +25,9 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux import ext4, quota, volumes
-from sandkasten.linux.volumes import Volumes
-from sandkasten.model.workspace import StoredWorkspace
+from sandkasten.linux.storage import ext4, named_volumes, quota_image
+from sandkasten.linux.storage.named_volumes import Volumes
+from sandkasten.model.sandbox.workspace import StoredWorkspace
 from tests.patience import FAR_TOO_LATE_S
 
 pytestmark = pytest.mark.anyio
@@ -229,12 +229,12 @@ async def test_what_a_living_sandbox_has_is_not_checked(images, tmp_path):
 async def test_a_volume_that_is_still_mounted_is_neither_checked_nor_copied(
     images, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(volumes, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(named_volumes, "_SETTLE_S", 0.1)
     await images.create("w", 16 * MB, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
-    assert not quota.attached(str(volume))
+    assert not quota_image.attached(str(volume))
     with mounted(volume, tmp_path / "at"):
-        assert quota.attached(str(volume))
+        assert quota_image.attached(str(volume))
         for attempt in (
             images.open("w", in_use=False),
             images.copy("w", "x", 1.0),
@@ -496,7 +496,7 @@ def _shut_and_remove(root: Path) -> subprocess.CompletedProcess[str]:
             folder.chmod(0o711)
     code = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from sandkasten.linux.volumes import Volumes\n"
+        "from sandkasten.linux.storage.named_volumes import Volumes\n"
         "asyncio.run(Volumes(Path(sys.argv[1])).remove('w'))"
     )
     return subprocess.run(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.local import LocalBackend
-from sandkasten.model.limits import MIB, Limits
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.limits import MIB, Limits
 from tests.local import trees
 from tests.security.harness import ROOT, Box, Loop, poll
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from sandkasten.model.image import Image
+    from sandkasten.model.images.resolved_image import Image
 
 # An ordinary user has nobody to become, and root nothing to find missing.
 collect_ignore = ["test_ordinary_volumes.py"] if ROOT else ["test_as_ordinary_user.py"]

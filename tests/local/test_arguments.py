@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.local.arguments import Ground, bwrap_args, runner_command
-from sandkasten.linux.hostroot import HostRoot
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.backends.local.bwrap_arguments import Ground, bwrap_args, runner_command
+from sandkasten.linux.storage.host_root import HostRoot
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 ROOT = HostRoot(

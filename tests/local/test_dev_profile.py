@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import InternalError, SandkastenError
-from sandkasten.linux import capabilities, posture
-from sandkasten.model.image import Image
+from sandkasten.linux.confinement import capabilities, posture
+from sandkasten.model.images.resolved_image import Image
 from tests.security.harness import poll
 
 pytestmark = pytest.mark.root

@@ -18,10 +18,10 @@ from sandkasten.errors import (
     ShellNotFound,
     UnsupportedByBackend,
 )
-from sandkasten.linux import posture
+from sandkasten.linux.confinement import posture
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec, HostMount
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
 from tests.local import trees
 from tests.security.harness import ROOT, poll
 

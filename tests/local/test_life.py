@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.client.embedded import Place, settings
+from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.errors import SessionExpired
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.sandbox import CreateRequest, Recovered, UpdateRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered, UpdateRequest
 from sandkasten.store.memory import MemoryJournal
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.model.journal import ExecRow
+    from sandkasten.model.journal_rows import ExecRow
 
 pytestmark = pytest.mark.anyio
 RACES = 200 if os.environ.get("SANDKASTEN_LONG") == "1" else 20

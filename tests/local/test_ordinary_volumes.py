@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
-from sandkasten.model.image import Image
-from sandkasten.model.spec import Volume
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import Volume
 
 
 def test_a_kept_directory_is_the_users_own(make_box, busybox, tmp_path):

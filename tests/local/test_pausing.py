@@ -20,12 +20,12 @@ from sandkasten.backends.local import LocalBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import Conflict, NotFound, SandboxLost, SandkastenError
-from sandkasten.images.host import HostImages
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.lifecycle import State
-from sandkasten.model.policy import Policy
-from sandkasten.model.sandbox import CreateRequest, Swept, UpdateRequest
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.images.host_image import HostImages
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept, UpdateRequest
+from sandkasten.store.ledger_directory import DirectoryStore
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend, arguments, backend
+from sandkasten.backends.local import LocalBackend, backend, bwrap_arguments
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,8 +41,8 @@ async def test_a_deviation_refuses_every_sandbox(
 ) -> None:
     """A /dev that can be written to: what bubblewrap makes when nobody asks for better."""
 
-    def careless(spec: CellSpec, ground: arguments.Ground) -> list[str]:
-        args = arguments.bwrap_args(spec, ground)
+    def careless(spec: CellSpec, ground: bwrap_arguments.Ground) -> list[str]:
+        args = bwrap_arguments.bwrap_args(spec, ground)
         at = args.index("/dev", args.index("/dev/shm"))
         assert args[at - 1] == "--remount-ro"
         return args[: at - 1] + args[at + 1 :]

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.model.image import Image
+from sandkasten.model.images.resolved_image import Image
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

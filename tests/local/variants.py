@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.image import Image
-    from sandkasten.model.spec import CellSpec, Profile
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import CellSpec, Profile
 
 
 class OnImage(LocalBackend):

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
-from sandkasten.model.commands import checked_command
-from sandkasten.model.execution import ExecRequest, Pty
-from sandkasten.model.limits import Limits
+from sandkasten.model.commands.command import checked_command
+from sandkasten.model.commands.exec_values import ExecRequest, Pty
+from sandkasten.model.sandbox.limits import Limits
 
 
 def checked(command: object, **more: object):

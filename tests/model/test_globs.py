@@ -7,7 +7,7 @@ import time
 import pytest
 
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.globs import compile_globs
+from sandkasten.model.files.globs import compile_globs
 from tests.patience import FAR_TOO_LATE_S
 
 

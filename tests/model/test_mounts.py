@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.errors import InvalidRequest, PolicyDenied
-from sandkasten.model.mounts import MountRule, choose_mounts, mount_text, parse_mounts
+from sandkasten.model.sandbox.host_mounts import MountRule, choose_mounts, mount_text, parse_mounts
 
 MODELS = MountRule("models", "/data/models", "/models")
 CORPUS = MountRule("corpus", "/srv/corpus", "/mnt/corpus", default=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandkasten.model.output import Output, gap_marker
+from sandkasten.model.commands.kept_output import Output, gap_marker
 
 
 def _fed(cap: int, chunks: list[bytes]) -> Output:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.paths import sandbox_path, working_directory, workspace_member
+from sandkasten.model.files.sandbox_paths import sandbox_path, working_directory, workspace_member
 
 
 @pytest.mark.parametrize(

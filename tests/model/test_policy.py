@@ -7,9 +7,9 @@ import math
 import pytest
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
-from sandkasten.model.image import Image
-from sandkasten.model.limits import MIB, Limits
-from sandkasten.model.policy import (
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.policy import (
     Lease,
     Policy,
     check_network,
@@ -20,7 +20,7 @@ from sandkasten.model.policy import (
     parse_limits,
     public_limits,
 )
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 
 def test_every_spelling_of_a_limit_sets_the_same_figure():

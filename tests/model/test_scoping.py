@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.scoping import SessionKey, parse_session_key
+from sandkasten.model.runs.session_key import SessionKey, parse_session_key
 
 part = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 key = st.builds(SessionKey, st.sampled_from(["workflow", "agent"]), part, part)

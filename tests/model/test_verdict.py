@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.model.limits import Limits
-from sandkasten.model.usage import Usage
-from sandkasten.model.verdict import Ending, needs_figures, verdict
+from sandkasten.model.commands.verdict import Ending, needs_figures, verdict
+from sandkasten.model.sandbox.limits import Limits
+from sandkasten.model.sandbox.usage import Usage
 
 CALM = Usage(oom_kills=3, pids_refused=5)
 

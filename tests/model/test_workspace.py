@@ -8,11 +8,11 @@ import pytest
 
 from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.lifecycle import State
-from sandkasten.model.limits import MIB, Limits
-from sandkasten.model.record import Record
-from sandkasten.model.sandbox import CreateRequest
-from sandkasten.model.workspace import (
+from sandkasten.model.sandbox.ledger_record import Record
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.workspace import (
     StoredWorkspace,
     WorkspaceRules,
     WorkspaceWish,

@@ -16,7 +16,7 @@ from examples.agents.scripted_model import (
     ScriptedModel,
     script_of,
 )
-from sandkasten.agents.chat.settings import ModelSettings
+from sandkasten.agents.chat.model_settings import ModelSettings
 
 __all__ = [
     "KEY",

@@ -11,8 +11,8 @@ import pytest
 
 from sandkasten.backends.oci import OciBackend
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests.conformance.box import Box
 
 if TYPE_CHECKING:

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from sandkasten.backends.local import LocalBackend
-from sandkasten.backends.oci import OciBackend, OciCell, probe, trial
+from sandkasten.backends.oci import OciBackend, OciCell, probe, selftest
 from sandkasten.errors import BackendUnavailable, SandboxLost
-from sandkasten.linux import idranges, posture, quota, removal
-from sandkasten.linux.layout import Layout, read_pid, read_state
+from sandkasten.linux import sandbox_removal
+from sandkasten.linux.confinement import id_ranges, posture
+from sandkasten.linux.state_layout import Layout, read_pid, read_state
+from sandkasten.linux.storage import quota_image
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.limits import MIB, Limits
-from sandkasten.model.spec import CellSpec, HostMount, Volume
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, Volume
+from sandkasten.model.sandbox.limits import MIB, Limits
 from tests.conformance.box import Box, eventually
 from tests.oci.conftest import RUNTIMES
 from tests.patience import PATIENCE_S
@@ -53,8 +55,8 @@ def id_range(box: Box) -> range:
     state = read_state(directory_of(box))
     assert state is not None
     assert state.slot is not None
-    base = idranges.base_of(state.slot)
-    return range(base, base + idranges.COUNT)
+    base = id_ranges.base_of(state.slot)
+    return range(base, base + id_ranges.COUNT)
 
 
 @pytest.mark.promise("P07")
@@ -180,7 +182,7 @@ def left_of(
 ) -> list[str]:
     found = [path for path in (str(directory), *cgroups) if os.path.exists(path)]
     found += [f"process {pid}" for pid in pids if not _dead(pid)]
-    if idranges.slot_of(idranges.HOST_DIRECTORY, sandbox_id) is not None:
+    if id_ranges.slot_of(id_ranges.HOST_DIRECTORY, sandbox_id) is not None:
         found.append("a lease of an id range")
     if sandbox_id in Path("/proc/self/mountinfo").read_text():
         found.append("a mount")
@@ -200,8 +202,8 @@ from pathlib import Path
 from sandkasten.backends.local import LocalBackend
 from sandkasten.backends.oci import OciBackend
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.image import Image
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.channel import Channel
 
 async def main():
@@ -292,9 +294,9 @@ async def test_the_end_of_a_sandbox_does_not_wait_for_one_of_another_tier_in_its
     backend: OciBackend, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Whoever does wait for the other does so for longer than we have patience.
-    monkeypatch.setattr(removal, "_DEATH_DEADLINE_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(sandbox_removal, "_DEATH_DEADLINE_S", 2 * PATIENCE_S)
     path = scratch / f"kept-{backend.name}"
-    quota.copy_sparse(quota.template(scratch, 64 * MIB), path)
+    quota_image.copy_sparse(quota_image.template(scratch, 64 * MIB), path)
     spec = CellSpec(image=Image("host"), workspace=Volume(str(path), "image"))
     local = LocalBackend(scratch)
     mine = await backend.create(new_sandbox_id(), spec)
@@ -302,14 +304,14 @@ async def test_the_end_of_a_sandbox_does_not_wait_for_one_of_another_tier_in_its
     try:
         async with asyncio.timeout(PATIENCE_S):
             await mine.destroy()
-        assert quota.attached(str(path))
+        assert quota_image.attached(str(path))
         again = await backend.create(new_sandbox_id(), spec)
         async with asyncio.timeout(PATIENCE_S):
             await other.destroy()
-        assert quota.attached(str(path))
+        assert quota_image.attached(str(path))
         await again.destroy()
         # The last one does wait: whoever comes next finds it unmounted.
-        assert not quota.attached(str(path))
+        assert not quota_image.attached(str(path))
     finally:
         for left in await local.owned():
             await local.discard(left)
@@ -334,7 +336,7 @@ async def test_a_runtime_that_fails_says_why_and_leaves_nothing(
 async def test_a_build_in_which_ordinary_programs_fail_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trial, "_ORDINARY", (("false",),))
+    monkeypatch.setattr(selftest, "_ORDINARY", (("false",),))
     backend = OciBackend(tmp_path, "runsc")
     readiness = await backend.probe()
     assert not readiness.ready

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.oci.config import Ground, places
-from sandkasten.backends.oci.config import config as config_of
-from sandkasten.linux import idranges, seccomp_oci
-from sandkasten.linux.hostroot import HostRoot
-from sandkasten.model.image import Image
-from sandkasten.model.spec import RUNNER_ID, CellSpec, HostMount
+from sandkasten.backends.oci.oci_config import Ground, places
+from sandkasten.backends.oci.oci_config import config as config_of
+from sandkasten.linux.confinement import id_ranges, seccomp_oci
+from sandkasten.linux.storage.host_root import HostRoot
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, HostMount
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
-BASE = idranges.base_of(7)
+BASE = id_ranges.base_of(7)
 HOST = HostRoot(
     links=(("bin", "usr/bin"), ("lib64", "usr/lib64")),
     directories=("lib32",),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.linux import hostvolume
+from sandkasten.linux.storage import host_volume
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.limits import MIB
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.limits import MIB
 from tests.linux.hostvolumes import nothing_of
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ async def test_a_sandbox_that_began_meanwhile_does_not_keep_it(
     backend: OciBackend, tmp_path: Path
 ) -> None:
     place = tmp_path / "v"
-    await asyncio.to_thread(hostvolume.make, place, 8 * MIB, owner=1000)
+    await asyncio.to_thread(host_volume.make, place, 8 * MIB, owner=1000)
     cell = await backend.create(new_sandbox_id(), CellSpec(image=Image("host")))
     try:
-        await asyncio.to_thread(hostvolume.release, place)
+        await asyncio.to_thread(host_volume.release, place)
         await asyncio.to_thread(nothing_of, place)
         stream = await cell.dial()
         await stream.aclose()

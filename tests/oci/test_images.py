@@ -8,7 +8,7 @@ import pytest
 
 from sandkasten.errors import SandkastenError
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.spec import CellSpec, Profile
+from sandkasten.model.sandbox.cell_spec import CellSpec, Profile
 from tests.conformance.box import Box
 from tests.local import trees
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.backends.oci import OciBackend
-    from sandkasten.model.image import Image
+    from sandkasten.model.images.resolved_image import Image
 
 pytestmark = pytest.mark.promise("P07")
 

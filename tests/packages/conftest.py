@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.settings.resolver import load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

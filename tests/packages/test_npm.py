@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import ProvisioningFailed
-from sandkasten.images.packages.npm import configured_registry
-from sandkasten.model.oneshot import RunRequest
+from sandkasten.images.packages.npm_packages import configured_registry
+from sandkasten.model.sandbox.oneshot_values import RunRequest
 from tests.packages.wheels import npm_tarball, serving
 from tests.patience import PATIENCE_S
 

@@ -16,12 +16,12 @@ from sandkasten.errors import (
     ProvisioningFailed,
     UnsupportedByBackend,
 )
-from sandkasten.images.packages import pip
-from sandkasten.images.packages.rules import PackageRules
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.packages import PYTHON_DIR
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.images.packages import pip_packages
+from sandkasten.images.packages.package_rules import PackageRules
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.package_sets import PYTHON_DIR
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests import grounds, imagekit
 from tests.packages.processes import fetchers
 from tests.packages.wheels import sdist, serving, wheel
@@ -271,7 +271,7 @@ async def test_wheels_are_chosen_for_the_images_python_and_not_for_ours(tmp_path
         wheel(folder, name)
     wheel(folder, "far", "1.0", tag="cp38-cp38-manylinux_2_17_s390x")
     wheel(folder, "far", "2.0", tag="cp311-cp311-manylinux_2_17_s390x")
-    image = pip._Python(
+    image = pip_packages._Python(
         version="3.8.5",
         implementation="cp",
         abi="cp38",
@@ -281,7 +281,7 @@ async def test_wheels_are_chosen_for_the_images_python_and_not_for_ours(tmp_path
     into = tmp_path / "into"
     into.mkdir()
     rules = PackageRules(find_links=str(folder))
-    await pip._fetch(["top"], image, into, rules, {}, 60.0)
+    await pip_packages._fetch(["top"], image, into, rules, {}, 60.0)
     assert sorted(one.name for one in into.iterdir()) == [
         "far-1.0-cp38-cp38-manylinux_2_17_s390x.whl",
         "old-1.0-py3-none-any.whl",
@@ -308,25 +308,25 @@ async def test_wheels_are_chosen_for_the_images_python_and_not_for_ours(tmp_path
 def test_what_a_lying_image_says_never_becomes_an_argument(said_):
     sound = {"version": "3.11.1", "implementation": "cp", "abi": "cp311",
              "platforms": ["linux_x86_64"], "markers": {"python_version": "3.11"}}  # fmt: skip
-    assert pip._told(sound).version == "3.11.1"
+    assert pip_packages._told(sound).version == "3.11.1"
     with pytest.raises((ValueError, KeyError, TypeError)):
-        pip._told({**sound, **said_} if said_ and isinstance(said_, dict) else said_)
+        pip_packages._told({**sound, **said_} if said_ and isinstance(said_, dict) else said_)
 
 
 def test_what_pip_sees_of_our_environment_is_counted():
     ours = {"SANDKASTEN_API_KEY": "k", "AWS_SECRET": "s", "PIP_TARGET": "/", "PIP_INDEX_URL": "u",
             "HOME": "/h", "PIP_CERT": "/c", "https_proxy": "p", "PATH": "/evil"}  # fmt: skip
-    plain = pip._environment(PackageRules(), ours, "/s")
+    plain = pip_packages._environment(PackageRules(), ours, "/s")
     assert plain.pop("PATH").startswith("/usr/local/sbin:")
     assert plain == {
         "LC_ALL": "C.UTF-8", "https_proxy": "p", "PIP_CERT": "/c", "PIP_INDEX_URL": "u",
         "HOME": "/h", "TMPDIR": "/s", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     # Once an operator names a source to us, what pip is configured to use otherwise is out.
-    folder = pip._environment(PackageRules(find_links="/w"), ours, "/s")
+    folder = pip_packages._environment(PackageRules(find_links="/w"), ours, "/s")
     assert (folder["PIP_FIND_LINKS"], folder["PIP_NO_INDEX"]) == ("/w", "1")
     assert (folder["PIP_CONFIG_FILE"], folder["HOME"]) == (os.devnull, "/s")
     assert "PIP_INDEX_URL" not in folder
-    index = pip._environment(PackageRules(index_url="https://u:p@h/s"), ours, "/s")
+    index = pip_packages._environment(PackageRules(index_url="https://u:p@h/s"), ours, "/s")
     assert index["PIP_INDEX_URL"] == "https://u:p@h/s"
     assert "PIP_NO_INDEX" not in index

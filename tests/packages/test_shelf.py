@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import QuotaExceeded
-from sandkasten.images.packages.rules import PackageRules
-from sandkasten.images.packages.shelf import GRACE_S, Shelf, settle
-from sandkasten.images.packages.threads import calling_off, to_the_end
+from sandkasten.images.packages.package_rules import PackageRules
+from sandkasten.images.packages.package_shelf import GRACE_S, Shelf, settle
+from sandkasten.images.packages.thread_work import calling_off, to_the_end
 from tests.packages.processes import fetchers
 from tests.packages.wheels import serving, wheel
 from tests.patience import PATIENCE_S
@@ -99,8 +99,8 @@ _DYING = """
 import asyncio, sys
 from pathlib import Path
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.settings import load
-from sandkasten.model.oneshot import RunRequest
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.model.sandbox.oneshot_values import RunRequest
 
 async def main():
     flags = {"data_dir": sys.argv[1], "packages.index_url": sys.argv[2]}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.errors import InvalidRequest, PolicyDenied
-from sandkasten.images.packages.fetching import last_lines
-from sandkasten.model.packages import (
+from sandkasten.images.packages.package_fetch import last_lines
+from sandkasten.model.sandbox.cell_spec import HostMount
+from sandkasten.model.sandbox.package_sets import (
     PackageSet,
     check_allowed,
     checked_packages,
@@ -14,7 +15,6 @@ from sandkasten.model.packages import (
     npm_range,
     package_name,
 )
-from sandkasten.model.spec import HostMount
 
 PYTHON = PackageSet("k", HostMount("/x", "/opt/python"), path="/opt/python/bin", variable="PP")
 NODE = PackageSet("n", HostMount("/y", "/node_modules"), path="/node_modules/.bin", variable="NP")

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 
 # The one door from the client to the engine, opened lazily.
 DOORS: dict[str, frozenset[str]] = {
-    "sandkasten.client.embedded": CORE | {"engine", "daemon"},
+    "sandkasten.client.server.embedded": CORE | {"engine", "daemon"},
 }
 
 # The composition root.

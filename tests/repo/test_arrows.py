@@ -33,8 +33,9 @@ def test_every_import_follows_an_arrow():
         ("client.sandbox", "import sandkasten.daemon.compose", "(client) imports"),
         (
             "store.x",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sandkasten.wire.codec",
-            "(store) imports sandkasten.wire.codec",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+            "    import sandkasten.wire.frame_codec",
+            "(store) imports sandkasten.wire.frame_codec",
         ),
         ("backends.local.cell", "import sandkasten.backends.memory", "imports backend memory"),
         ("backends.local", "from sandkasten.backends import memory", "imports backend memory"),
@@ -54,12 +55,18 @@ def test_an_import_against_an_arrow_is_found(module, source, complaint):
     [
         ("model.x", "import json\nfrom sandkasten.errors import InvalidRequest"),
         ("model.x", "from sandkasten.model import ids"),
-        ("client.embedded", "def f():\n    from sandkasten.daemon.compose import open_engine"),
-        ("daemon.compose", "import sandkasten.backends.local, sandkasten.store.directory, yaml"),
-        ("backends.local.cell", "from sandkasten.backends.local import arguments"),
+        (
+            "client.server.embedded",
+            "def f():\n    from sandkasten.daemon.compose import open_engine",
+        ),
+        (
+            "daemon.compose",
+            "import sandkasten.backends.local, sandkasten.store.ledger_directory, yaml",
+        ),
+        ("backends.local.cell", "from sandkasten.backends.local import bwrap_arguments"),
         ("backends.catalog", "from sandkasten.backends import local, memory"),
         ("linux.seccomp", "import pyseccomp"),
-        ("cli.main", "import typer\nfrom sandkasten.client import sync"),
+        ("cli.main", "import typer\nfrom sandkasten.client.blocking import sync"),
         ("cli.main", "from sandkasten import Sandbox, __version__"),
     ],
 )

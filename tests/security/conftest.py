@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from sandkasten.model.limits import MIB, Limits
+from sandkasten.model.sandbox.limits import MIB, Limits
 from tests import asked
 from tests.grounds import GROUNDS, Ground, open_backend, place_for, spec_on
 from tests.pool import Pool

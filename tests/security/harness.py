@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.linux import capabilities, idranges, posture
+from sandkasten.linux.confinement import capabilities, id_ranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.wire.call import Data, Output
 from sandkasten.wire.channel import Channel
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from sandkasten.backends.local import LocalBackend, LocalCell
-    from sandkasten.model.limits import Limits
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.limits import Limits
 
 T = TypeVar("T")
 
@@ -207,8 +207,8 @@ class Box:
         slot = self.state["slot"]
         if slot is None:
             return None
-        base = idranges.base_of(slot)
-        return range(base, base + idranges.COUNT)
+        base = id_ranges.base_of(slot)
+        return range(base, base + id_ranges.COUNT)
 
     def host_processes(self) -> list[int]:
         """Host pids of everything inside, the first process included; or of gVisor itself."""
@@ -442,7 +442,7 @@ class Box:
             found.append(f"files in {self.directory}")
         if self.docker:
             found += engines.things(engine_of(self.ground), self.id)
-        if ROOT and idranges.slot_of(idranges.HOST_DIRECTORY, self.id) is not None:
+        if ROOT and id_ranges.slot_of(id_ranges.HOST_DIRECTORY, self.id) is not None:
             found.append("a lease of an id range")
         backing = os.fspath(self.directory)
         for device in Path("/sys/block").glob("loop*/loop/backing_file"):

@@ -284,7 +284,7 @@ for n in range({count}):
 @pytest.mark.timeout(600)
 def test_a_directory_of_very_many_entries_in_memory_is_paged_and_removed(make_box, neighbour):
     """More than the workspace's inodes: in /tmp, where only memory bounds them."""
-    from sandkasten.model.limits import MIB, Limits
+    from sandkasten.model.sandbox.limits import MIB, Limits
 
     count = sized(20_000, 1_000_000)
     limits = Limits(memory_bytes=2048 * MIB, tmp_bytes=1024 * MIB, workspace_bytes=16 * MIB)

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from sandkasten.errors import SandboxLost
-from sandkasten.linux import idranges, processes
+from sandkasten.linux import processes
+from sandkasten.linux.confinement import id_ranges
 from sandkasten.wire.channel import Channel
 from tests.grounds import Ground, open_backend
 from tests.patience import PATIENCE_S
@@ -119,7 +120,7 @@ def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop
     for cgroup in namespaces:
         poll("a cgroup", lambda c=cgroup: os.path.exists(c) and c)  # type: ignore[misc]
     if ROOT:
-        held = [idranges.slot_of(idranges.HOST_DIRECTORY, i) for i in ids]
+        held = [id_ranges.slot_of(id_ranges.HOST_DIRECTORY, i) for i in ids]
         assert held == [None] * len(ids)
     poll("processes", lambda: _named_after(data_dir))
     poll("loop devices", lambda: _loops(data_dir))
@@ -251,7 +252,7 @@ def _tidy(box: Box, pinned: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(directory)
     if ROOT:
-        idranges.release(idranges.HOST_DIRECTORY, box.state["slot"], box.id)
+        id_ranges.release(id_ranges.HOST_DIRECTORY, box.state["slot"], box.id)
 
 
 def test_destroying_twice_and_destroying_the_dead_is_quiet(box):

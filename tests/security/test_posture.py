@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.linux import capabilities, posture
+from sandkasten.linux.confinement import capabilities, posture
 from tests.engines import seen as engines
 from tests.security.conftest import PLANTED
 from tests.security.harness import (

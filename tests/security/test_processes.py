@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.model.limits import MIB, Limits
+from sandkasten.model.sandbox.limits import MIB, Limits
 from tests.patience import FAR_TOO_LATE_S
 from tests.security.harness import PYTHON, Box, paced, poll, sized
 

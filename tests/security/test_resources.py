@@ -11,7 +11,7 @@ import pytest
 
 from sandkasten import QuotaExceeded, Sandbox
 from sandkasten.errors import SandboxLost
-from sandkasten.model.limits import MIB, Limits
+from sandkasten.model.sandbox.limits import MIB, Limits
 from tests.patience import FAR_TOO_LATE_S
 from tests.security.harness import (
     ITS_TERMINALS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
 
 

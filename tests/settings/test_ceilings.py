@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.model.limits import MIB
+from sandkasten.model.sandbox.limits import MIB
 
 
 def test_there_is_no_ceiling_and_no_network_unless_somebody_says_so(tmp_path):

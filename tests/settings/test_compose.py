@@ -8,12 +8,12 @@ import pytest
 
 from sandkasten.backends.memory import MemoryBackend
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.later import LaterBackend, LaterImages
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.image import Image
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import Closes, Discards, KeepsImages
 
 pytestmark = pytest.mark.anyio

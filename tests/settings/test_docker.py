@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from sandkasten.backends.docker.options import Options
-from sandkasten.daemon import docker_settings
-from sandkasten.daemon.settings import Origin, load
+from sandkasten.backends.docker.docker_options import Options
+from sandkasten.daemon.settings import docker_settings
+from sandkasten.daemon.settings.resolver import Origin, load
 from sandkasten.errors import InvalidConfiguration
 
 FILE = """\
@@ -219,7 +219,7 @@ def test_nobody_who_does_not_use_docker_imports_its_client(tmp_path):
     """Also not to say what is set, to open an engine or to sweep."""
     program = """
 import asyncio, sys
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.compose import open_engine
 
 async def main():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from sandkasten.daemon.explained import MEANS
-from sandkasten.daemon.settings import documented, load
+from sandkasten.daemon.settings.resolver import documented, load
+from sandkasten.daemon.settings.setting_docs import MEANS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "sandkasten.yaml"
 

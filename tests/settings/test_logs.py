@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from sandkasten.telemetry.logs import LogEvents
+from sandkasten.telemetry.log_events import LogEvents
 
 
 def test_routine_is_debug_and_trouble_is_a_warning(caplog):

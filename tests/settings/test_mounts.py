@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.model.limits import MIB
-from sandkasten.model.mounts import MountRule
-from sandkasten.model.workspace import WorkspaceRules
+from sandkasten.model.sandbox.host_mounts import MountRule
+from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.workspace import WorkspaceRules
 
 FILE = """
 data_dir: /srv/sandkasten

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.images.packages.rules import PackageRules
+from sandkasten.images.packages.package_rules import PackageRules
 
 FILE = """
 packages:

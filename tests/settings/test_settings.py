@@ -8,8 +8,8 @@ import stat
 import pytest
 
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
-from sandkasten.daemon.durations import seconds
-from sandkasten.daemon.settings import Origin, load
+from sandkasten.daemon.settings.durations import seconds
+from sandkasten.daemon.settings.resolver import Origin, load
 from sandkasten.errors import InvalidConfiguration
 
 pytestmark = pytest.mark.anyio

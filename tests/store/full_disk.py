@@ -12,15 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandkasten.daemon.books import Books, open_books
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.persistent_stores import Books, open_books
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import SandkastenError
+from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
+from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.journal import AuditRow, ExecRow, KeyRow, SessionRow
-from sandkasten.model.keys import DEFAULT_SCOPES, make_key
-from sandkasten.model.tenancy import TenantQuota
+from sandkasten.model.journal_rows import AuditRow, ExecRow, KeyRow, SessionRow
 from tests.api.serving import serving
 
 

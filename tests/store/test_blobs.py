@@ -14,8 +14,8 @@ from sandkasten.errors import (
     PayloadTooLarge,
     QuotaExceeded,
 )
-from sandkasten.model.filekeys import FileRules, file_key, new_file_key
-from sandkasten.store.blobs import BlobStore
+from sandkasten.model.files.file_keys import FileRules, file_key, new_file_key
+from sandkasten.store.blob_store import BlobStore
 from sandkasten.store.sqlite.database import Database
 
 

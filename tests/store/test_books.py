@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.daemon.books import open_books
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.persistent_stores import open_books
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
 from tests.patience import PATIENCE_S
 from tests.store.writer import content

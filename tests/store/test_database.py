@@ -12,11 +12,11 @@ import threading
 import pytest
 
 from sandkasten.errors import Conflict, InternalError, QuotaExceeded, StoreUnusable
-from sandkasten.model.journal import ExecRow, SessionRow
-from sandkasten.store.sqlite.behind import Behind
+from sandkasten.model.journal_rows import ExecRow, SessionRow
 from sandkasten.store.sqlite.database import Database
-from sandkasten.store.sqlite.journal import SqliteJournal
 from sandkasten.store.sqlite.schema import migrate, migrations, version_of
+from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
+from sandkasten.store.sqlite.write_behind import Behind
 from tests.patience import PATIENCE_S
 
 

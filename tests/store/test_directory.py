@@ -14,12 +14,12 @@ import pytest
 
 from sandkasten.errors import Busy, InternalError, QuotaExceeded
 from sandkasten.model.ids import SandboxId, new_sandbox_id
-from sandkasten.model.lifecycle import State
-from sandkasten.model.limits import Limits, Unenforced
-from sandkasten.model.record import Record
-from sandkasten.store.directory import DirectoryStore
+from sandkasten.model.sandbox.ledger_record import Record
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.limits import Limits, Unenforced
+from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten.store.ledger_rows import decode_row, encode_row
 from sandkasten.store.memory import MemoryStore
-from sandkasten.store.rows import decode_row, encode_row
 
 pytestmark = pytest.mark.anyio
 

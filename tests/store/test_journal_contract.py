@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.model.journal import AuditRow, ExecRow, SessionRow
+from sandkasten.model.journal_rows import AuditRow, ExecRow, SessionRow
 from sandkasten.store.memory import MemoryJournal
 from sandkasten.store.sqlite.database import Database
-from sandkasten.store.sqlite.journal import SqliteJournal
+from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

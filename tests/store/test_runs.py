@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from sandkasten.errors import Busy, Conflict, QuotaExceeded, RunNotFound
-from sandkasten.model.runs import RunRow, RunUsage
-from sandkasten.model.tenancy import TenantQuota
-from sandkasten.store.runs import RunDirectory
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.runs.run_values import RunRow, RunUsage
+from sandkasten.store.run_directory import RunDirectory
 
 ROW = RunRow(
     id="run_0000000000000001",
@@ -205,7 +205,7 @@ async def test_who_follows_reads_on_and_not_all_again(runs, tmp_path):
 
 
 async def test_a_page_of_large_rows_is_short_and_the_next_one_goes_on(runs, monkeypatch):
-    monkeypatch.setattr("sandkasten.store.runs._PAGE_BYTES", 25_000)
+    monkeypatch.setattr("sandkasten.store.run_directory._PAGE_BYTES", 25_000)
     for number in range(5):
         row = replace(ROW, id=f"run_{number}", created_at=float(number), output="x" * 10_000)
         await runs.begin(row)

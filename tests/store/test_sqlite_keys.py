@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import Conflict
-from sandkasten.model.journal import KeyRow
-from sandkasten.model.keys import DEFAULT_SCOPES, hash_key, make_key
-from sandkasten.model.tenancy import TenantQuota
+from sandkasten.model.access.api_keys import DEFAULT_SCOPES, hash_key, make_key
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.journal_rows import KeyRow
 from sandkasten.store.sqlite.database import Database
-from sandkasten.store.sqlite.keys import SqliteKeys
+from sandkasten.store.sqlite.sqlite_keys import SqliteKeys
 
 if TYPE_CHECKING:
     import sqlite3

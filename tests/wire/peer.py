@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.wire.channel import Channel
-from sandkasten.wire.codec import FROM_CLIENT, Decoder, Frame, Kind, encode, encode_credit
-from sandkasten.wire.unix import SocketStream
+from sandkasten.wire.frame_codec import FROM_CLIENT, Decoder, Frame, Kind, encode, encode_credit
+from sandkasten.wire.unix_socket import SocketStream
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

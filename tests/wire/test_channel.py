@@ -17,7 +17,7 @@ from sandkasten.errors import (
 )
 from sandkasten.wire.call import Data, Event, Output
 from sandkasten.wire.channel import Channel
-from sandkasten.wire.codec import MIB, Kind, decode_credit, encode_chunk
+from sandkasten.wire.frame_codec import MIB, Kind, decode_credit, encode_chunk
 from tests.patience import PATIENCE_S
 from tests.wire.peer import HELLO, Peer, connected, sockets
 

@@ -13,7 +13,7 @@ import pytest
 
 from sandkasten.errors import ProtocolViolation, SandboxLost, SandkastenError
 from sandkasten.wire.channel import Channel
-from sandkasten.wire.codec import FROM_RUNNER, MIB, Kind, encode, encode_chunk, encode_credit
+from sandkasten.wire.frame_codec import FROM_RUNNER, MIB, Kind, encode, encode_chunk, encode_credit
 from tests.patience import PATIENCE_S
 from tests.wire.peer import HELLO, Peer, connected, sockets
 

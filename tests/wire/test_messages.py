@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkasten.errors import ProtocolViolation, SandkastenError
-from sandkasten.wire.failures import MAX_MESSAGE_CHARS, MEANINGS, error_for
 from sandkasten.wire.messages import (
     Entry,
     decode_entry,
@@ -24,6 +23,7 @@ from sandkasten.wire.messages import (
     decode_shells,
     decode_stats,
 )
+from sandkasten.wire.runner_errors import MAX_MESSAGE_CHARS, MEANINGS, error_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

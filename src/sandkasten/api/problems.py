@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import Response
 
 from sandkasten import errors
-from sandkasten.api.printing import as_json
+from sandkasten.api.response.json_response import as_json
 
 if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError

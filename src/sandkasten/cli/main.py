@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from sandkasten.errors import CommandNotExecutable, CommandNotFound, SandkastenError
 
     try:
-        from sandkasten.cli.app import build
+        from sandkasten.cli.command_table import build
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] == "sandkasten":
             raise

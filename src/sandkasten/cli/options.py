@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from sandkasten.cli.names import complete
+from sandkasten.cli.sandbox_names import complete
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from sandkasten.client.places import Place
+    from sandkasten.client.server.server_pool import Place
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class State:
     def place(self) -> Place:
         """Whom to ask: the daemon that was named, one that serves our data, or this process."""
         if self._found is None:
-            from sandkasten.cli.whom import whom
+            from sandkasten.cli.server_choice import whom
 
             self._found = whom(self)
         return self._found
@@ -49,7 +49,7 @@ class State:
     @property
     def here(self) -> Place:
         """This process, for what only the machine itself can be asked."""
-        from sandkasten.client.places import Place
+        from sandkasten.client.server.server_pool import Place
 
         return Place(self.data_dir, self.backend)
 
@@ -73,7 +73,7 @@ def go(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _orderly(work: Coroutine[Any, Any, T]) -> T:
-    from sandkasten.client.places import aclose
+    from sandkasten.client.server.server_pool import aclose
 
     try:
         return await work

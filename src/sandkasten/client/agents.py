@@ -11,21 +11,21 @@ import asyncio
 import builtins
 from typing import TYPE_CHECKING, Any, Self
 
-from sandkasten.client.agency import agents_of
-from sandkasten.client.places import Place, place_of
-from sandkasten.client.pump import Pump
-from sandkasten.client.streams import closing
-from sandkasten.client.twins import arguments_of, giving, waiting
+from sandkasten.client.blocking.stream_pump import Pump
+from sandkasten.client.blocking.twins import arguments_of, giving, waiting
+from sandkasten.client.server.agents_transport import agents_of
+from sandkasten.client.server.server_pool import Place, place_of
+from sandkasten.client.stream_close import closing
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.runs import AgentRunRequest, RunRow, WorkflowRunRequest
+from sandkasten.model.runs.run_values import AgentRunRequest, RunRow, WorkflowRunRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
     from os import PathLike
 
-    from sandkasten.client.agency import AgentsTransport
-    from sandkasten.model.runs import Definition, RunEvent, RunKind
+    from sandkasten.client.server.agents_transport import AgentsTransport
+    from sandkasten.model.runs.run_values import Definition, RunEvent, RunKind
 
 
 class AsyncRunEvents:

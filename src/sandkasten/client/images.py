@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from sandkasten.client.places import connect, place_of
+from sandkasten.client.server.server_pool import connect, place_of
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Sequence
     from os import PathLike
 
-    from sandkasten.client.transport import ImagesTransport
-    from sandkasten.model.images import (
+    from sandkasten.client.server.transport import ImagesTransport
+    from sandkasten.model.images.image_info import (
         ArchiveFormat,
         BuiltImage,
         CollectedImages,

@@ -10,17 +10,17 @@ import codecs
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from sandkasten.client.results import Output, Result, result_of, signal_number
-from sandkasten.client.streams import closing
+from sandkasten.client.stream_close import closing
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.execution import Chunk, ExecResult
+from sandkasten.model.commands.exec_values import Chunk, ExecResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from sandkasten.client.transport import TerminalTransport, Transport
-    from sandkasten.model.files import Change
+    from sandkasten.client.server.transport import TerminalTransport, Transport
+    from sandkasten.model.files.file_entries import Change
 
 # One question to the server waits at most this long; a longer wait asks again.
 WAIT_SLICE_S: Final = 300.0

@@ -17,10 +17,10 @@ from sandkasten.errors import CommandTimeout, SandboxLost
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.model.execution import ExecResult, Status, Why
-    from sandkasten.model.oneshot import Artifact
-    from sandkasten.model.oneshot import RunResult as EngineRunResult
-    from sandkasten.model.usage import ExecUsage
+    from sandkasten.model.commands.exec_values import ExecResult, Status, Why
+    from sandkasten.model.sandbox.oneshot_values import Artifact
+    from sandkasten.model.sandbox.oneshot_values import RunResult as EngineRunResult
+    from sandkasten.model.sandbox.usage import ExecUsage
 
 Number = int | float
 

@@ -11,10 +11,7 @@ import asyncio
 import builtins
 from typing import TYPE_CHECKING, Final, Self
 
-from sandkasten.client.filing import SandboxFiles
-from sandkasten.client.places import connect, place_of
-from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
-from sandkasten.client.requests import (
+from sandkasten.client.caller_input import (
     Command,
     Size,
     command_of,
@@ -22,16 +19,25 @@ from sandkasten.client.requests import (
     names_of,
     one_workspace,
 )
+from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
 from sandkasten.client.results import Number, Result, RunResult, result_of
+from sandkasten.client.server.server_pool import connect, place_of
+from sandkasten.client.transfer.file_methods import SandboxFiles
 from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound
-from sandkasten.model.sandbox import CreateRequest, Info, Process, Stats, UpdateRequest
+from sandkasten.model.sandbox.sandbox_requests import (
+    CreateRequest,
+    Info,
+    Process,
+    Stats,
+    UpdateRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
-    from sandkasten.client.transport import Transport
+    from sandkasten.client.server.transport import Transport
 
 # Removing a sandbox takes milliseconds; a caller that was cancelled waits no longer than this.
 CLOSE_GRACE_S: Final = 10.0
@@ -419,7 +425,7 @@ class AsyncSandbox(SandboxFiles):
         `files` are written first, relative to the workspace. For code that needs no sandbox
         of its own to stay, `sandkasten.run` is one call.
         """
-        from sandkasten.client.code import run_code
+        from sandkasten.client.code_run import run_code
 
         return await run_code(
             self,

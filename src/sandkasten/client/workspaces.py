@@ -9,14 +9,14 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.client.places import connect, place_of
-from sandkasten.client.twins import arguments_of, waiting
+from sandkasten.client.blocking.twins import arguments_of, waiting
+from sandkasten.client.server.server_pool import connect, place_of
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from sandkasten.client.transport import WorkspacesTransport
-    from sandkasten.model.workspace import Workspace
+    from sandkasten.client.server.transport import WorkspacesTransport
+    from sandkasten.model.sandbox.workspace import Workspace
 
 
 class AsyncWorkspaces:

@@ -7,22 +7,22 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.daemon.files import read_tree
+from sandkasten.daemon.settings.settings_file import read_tree
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.images.catalog import Images
+from sandkasten.images.image_sources import Sources
+from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.packages.provisioner import Provisioner
-from sandkasten.images.sources import Sources
-from sandkasten.images.store import LayerStore
-from sandkasten.linux.hostmounts import HostMounts
-from sandkasten.telemetry.logs import LogEvents
+from sandkasten.linux.storage.host_mount_check import HostMounts
+from sandkasten.telemetry.log_events import LogEvents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sandkasten.daemon.settings import Settings
+    from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.ports import Backend, EventSink, Journal, Store, Workspaces
 
 
@@ -85,9 +85,9 @@ def _backends(
         memory = MemoryBackend()
         return {"memory": memory}, MemoryStore(), memory.workspaces
     from sandkasten.backends.local import LocalBackend
-    from sandkasten.daemon.later import LaterBackend, LaterImages
-    from sandkasten.linux.volumes import Volumes
-    from sandkasten.store.directory import DirectoryStore
+    from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
+    from sandkasten.linux.storage.named_volumes import Volumes
+    from sandkasten.store.ledger_directory import DirectoryStore
 
     data_dir = prepare_data_dir(settings.data_dir)
 
@@ -129,7 +129,7 @@ def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:
             hint="pip install 'sandkasten[docker]'",
             backend="docker",
         ) from exc
-    from sandkasten.images.packing import StorePacker
+    from sandkasten.images.store_packer import StorePacker
 
     return DockerBackend(data_dir, settings.docker.options, packer=StorePacker(layers))
 

@@ -13,21 +13,21 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.tools.mcp_sessions import mcp_sessions
-from sandkasten.api.auth import Doorkeeper
-from sandkasten.api.guard import check_origin, plain_headers
 from sandkasten.api.problems import problem
-from sandkasten.api.server import HttpRules
-from sandkasten.daemon.http_settings import require_key
-from sandkasten.daemon.listening import listening_abroad
+from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.api.request.request_guard import check_origin, plain_headers
+from sandkasten.api.server_context import HttpRules
+from sandkasten.daemon.http.listeners import listening_abroad
+from sandkasten.daemon.settings.http_settings import require_key
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from sandkasten.agents.tools.faces import Caller, Shape
-    from sandkasten.daemon.http_settings import HttpSettings
-    from sandkasten.daemon.listening import AsgiApp
+    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
+    from sandkasten.daemon.http.listeners import AsgiApp
+    from sandkasten.daemon.settings.http_settings import HttpSettings
 
     Message = dict[str, Any]
     Receive = Callable[[], Awaitable[Message]]

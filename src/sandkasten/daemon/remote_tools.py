@@ -12,18 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.tools import answers
+from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.client_caller import MODES
 from sandkasten.errors import NotFound, SandkastenError
-from sandkasten.model.scoping import SessionKey
+from sandkasten.model.runs.session_key import SessionKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sandkasten.agents.tools.adapter_protocols import Shape
     from sandkasten.agents.tools.client_caller import ToolMode
-    from sandkasten.agents.tools.faces import Shape
-    from sandkasten.client.agency import AgentsTransport
-    from sandkasten.client.transport import Transport
+    from sandkasten.client.server.agents_transport import AgentsTransport
+    from sandkasten.client.server.transport import Transport
 
 log = logging.getLogger("sandkasten.mcp")
 
@@ -78,7 +78,7 @@ class RemoteCaller:
                 name, arguments, session=self._session, image=self._image, runtime=self._runtime
             )
         except SandkastenError as exc:
-            return answers.failure(exc)
+            return tool_answers.failure(exc)
 
     async def aclose(self) -> None:
         if self._stays:

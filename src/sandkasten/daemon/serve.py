@@ -17,26 +17,26 @@ from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.api.app import App
-from sandkasten.api.auth import Doorkeeper
-from sandkasten.api.routes.table import ALL
-from sandkasten.api.server import HttpRules, Server
-from sandkasten.daemon.agency import LaterAgents, agency
-from sandkasten.daemon.books import open_books
+from sandkasten.api.http_app import App
+from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.api.routes.route_table import ALL
+from sandkasten.api.server_context import HttpRules, Server
+from sandkasten.daemon.agent_services import LaterAgents, agency
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
-from sandkasten.daemon.listening import listening
-from sandkasten.daemon.single import only_daemon
+from sandkasten.daemon.data_dir_lock import only_daemon
+from sandkasten.daemon.http.listeners import listening
+from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.telemetry import jsonlines
-from sandkasten.telemetry.fanout import FanOut
-from sandkasten.telemetry.logs import LogEvents
+from sandkasten.telemetry import json_log
+from sandkasten.telemetry.event_fanout import FanOut
+from sandkasten.telemetry.log_events import LogEvents
 from sandkasten.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.daemon.settings import Settings
+    from sandkasten.daemon.settings.resolver import Settings
 
 log = logging.getLogger("sandkasten.daemon")
 UPKEEP_EVERY_S: Final = 300.0
@@ -44,7 +44,7 @@ UPKEEP_EVERY_S: Final = 300.0
 
 def run(settings: Settings, said: Callable[[str], None]) -> None:
     """Serve until told to stop. `said` gets one line when the daemon is ready."""
-    jsonlines.configure(settings.http.log_level)
+    json_log.configure(settings.http.log_level)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

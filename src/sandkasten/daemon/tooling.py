@@ -14,28 +14,28 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
 from sandkasten.agents.tools.client_caller import ClientCaller, specs
 from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.daemon.brief_files import BriefFiles
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.http_settings import require_key
-from sandkasten.engine.filestore import Filing
+from sandkasten.daemon.settings.http_settings import require_key
+from sandkasten.daemon.transient_file_store import BriefFiles
+from sandkasten.engine.storage.stage_publish import Filing
 from sandkasten.errors import BackendUnavailable, InvalidRequest
-from sandkasten.model.scoping import SessionKey
+from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.spelling import shown
-from sandkasten.telemetry import jsonlines
+from sandkasten.telemetry import json_log
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from sandkasten.agents.tools.adapter_protocols import Caller as Caller
+    from sandkasten.agents.tools.adapter_protocols import Shape
     from sandkasten.agents.tools.client_caller import ToolMode
-    from sandkasten.agents.tools.faces import Caller as Caller
-    from sandkasten.agents.tools.faces import Shape
-    from sandkasten.client.places import Place
-    from sandkasten.daemon.http_settings import HttpSettings
-    from sandkasten.daemon.settings import Settings
+    from sandkasten.client.server.server_pool import Place
+    from sandkasten.daemon.settings.http_settings import HttpSettings
+    from sandkasten.daemon.settings.resolver import Settings
 
 Transport = Literal["stdio", "http"]
 
@@ -81,8 +81,8 @@ def _check_session(name: str) -> None:
 
 @asynccontextmanager
 async def _tools_there(place: Place, offer: Offer) -> AsyncIterator[Tools]:
-    from sandkasten.client.agency import agents_of
-    from sandkasten.client.places import open_transport
+    from sandkasten.client.server.agents_transport import agents_of
+    from sandkasten.client.server.server_pool import open_transport
     from sandkasten.daemon.remote_tools import RemoteCaller, described
 
     async with agents_of(place) as agents, aclosing(await open_transport(place)) as sandboxes:
@@ -133,7 +133,7 @@ def serve_mcp(
                 field="session",
             )
     _require_mcp()
-    jsonlines.configure(settings.http.log_level)
+    json_log.configure(settings.http.log_level)
     import uvloop
 
     opening = open_tools(settings, offer, place)

@@ -10,39 +10,39 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from sandkasten.engine.attaching import Terminals
-from sandkasten.engine.bench import Bench
-from sandkasten.engine.chronicle import Chronicle
-from sandkasten.engine.claims import Claims
-from sandkasten.engine.connections import PortStream, connect_port
-from sandkasten.engine.describing import process_of
-from sandkasten.engine.door import Door
-from sandkasten.engine.entering import Entries
-from sandkasten.engine.execution import CALL_TIMEOUT_S, Execution
-from sandkasten.engine.files import Files
+from sandkasten.engine.commands.exec_history import History
+from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
+from sandkasten.engine.commands.port_stream import PortStream, connect_port
+from sandkasten.engine.commands.terminal import Terminal, open_terminal
+from sandkasten.engine.commands.terminal_sessions import Terminals
+from sandkasten.engine.drain import Door
 from sandkasten.engine.handles import Handles, is_paused
-from sandkasten.engine.history import History
-from sandkasten.engine.images import Images
-from sandkasten.engine.listing import MOST, Listing, Page
-from sandkasten.engine.oneshot import OneShot
-from sandkasten.engine.pausing import Pausing
-from sandkasten.engine.planning import Planner
-from sandkasten.engine.quotas import Allowance, Quotas
-from sandkasten.engine.reaper import Reaper
-from sandkasten.engine.recovery import Recovery
-from sandkasten.engine.sandboxes import Sandboxes
-from sandkasten.engine.sites import Sites
-from sandkasten.engine.spares import Spares
-from sandkasten.engine.terminals import Terminal, open_terminal
-from sandkasten.engine.tiers import Survey, Tiers
-from sandkasten.engine.updating import Updating
-from sandkasten.engine.watch import Watch
-from sandkasten.engine.workspace_files import WorkspaceFiles
-from sandkasten.engine.workspaces import Workspaces
+from sandkasten.engine.lifecycle.admission import Entries
+from sandkasten.engine.lifecycle.end_watch import Watch
+from sandkasten.engine.lifecycle.isolation_tiers import Survey, Tiers
+from sandkasten.engine.lifecycle.pause import Pausing
+from sandkasten.engine.lifecycle.planner import Planner
+from sandkasten.engine.lifecycle.reaper import Reaper
+from sandkasten.engine.lifecycle.recovery import Recovery
+from sandkasten.engine.lifecycle.sandbox_info import process_of
+from sandkasten.engine.lifecycle.sandbox_updates import Updating
+from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+from sandkasten.engine.lifecycle.session_list import MOST, Listing, Page
+from sandkasten.engine.lifecycle.tenant_quotas import Allowance, Quotas
+from sandkasten.engine.lifecycle.workspace_claims import Claims
+from sandkasten.engine.oneshot.build_sandbox import Bench
+from sandkasten.engine.oneshot.oneshot import OneShot
+from sandkasten.engine.oneshot.package_sandbox import Sites
+from sandkasten.engine.oneshot.warm_pool import Spares
+from sandkasten.engine.session_journal import Chronicle
+from sandkasten.engine.storage.image_operations import Images
+from sandkasten.engine.storage.named_workspaces import Workspaces
+from sandkasten.engine.storage.sandbox_files import Files
+from sandkasten.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
-from sandkasten.model.execution import Chunk, ExecRequest, ExecResult
-from sandkasten.model.readiness import Tier
-from sandkasten.model.sandbox import (
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+from sandkasten.model.sandbox.readiness import Tier
+from sandkasten.model.sandbox.sandbox_requests import (
     CreateRequest,
     DiskUsage,
     Info,
@@ -58,12 +58,12 @@ from sandkasten.wire.messages import decode_processes, decode_stats
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.oneshot import RunRequest, RunResult
-    from sandkasten.model.policy import Policy
-    from sandkasten.model.readiness import Readiness
-    from sandkasten.model.tenancy import TenantQuota
-    from sandkasten.model.usage import Usage
+    from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
+    from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.model.sandbox.readiness import Readiness
+    from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import (
         Backend,
         Clock,

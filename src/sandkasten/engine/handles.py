@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.chronicle import Chronicle, expired
+from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, Reach
 from sandkasten.engine.owner import boot_id
-from sandkasten.engine.reach import LOOK_TIMEOUT_S, Reach
+from sandkasten.engine.session_journal import Chronicle, expired
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -29,17 +29,17 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, sandbox_id
-from sandkasten.model.isolation import has_engine
-from sandkasten.model.lifecycle import State, may_move
+from sandkasten.model.sandbox.isolation_levels import has_engine
+from sandkasten.model.sandbox.lifecycle import State, may_move
 from sandkasten.wire.channel import Channel
-from sandkasten.wire.codec import SAYS_ENDING
+from sandkasten.wire.frame_codec import SAYS_ENDING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from sandkasten.model.journal import SessionEnd
-    from sandkasten.model.record import Record
-    from sandkasten.model.usage import Usage
+    from sandkasten.model.journal_rows import SessionEnd
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import Backend, Cell, Clock, EventSink, Store
 
 # Slower than this and the host is starving, not the runner: attach and dial are local.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sandkasten.model.record import Record
+    from sandkasten.model.sandbox.ledger_record import Record
 
 
 @dataclass(frozen=True, slots=True)

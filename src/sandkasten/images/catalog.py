@@ -23,18 +23,18 @@ from sandkasten.errors import (
     RegistryUnavailable,
     Unauthorized,
 )
-from sandkasten.images.config import machine_architecture
-from sandkasten.images.host import HostImages
-from sandkasten.images.names import HOST, all_aliases, canonical_name
-from sandkasten.images.sources import Sources
-from sandkasten.images.store import LayerStore, StoredImage, not_in_store
-from sandkasten.model.image import Image, Lookup
+from sandkasten.images.host_image import HostImages
+from sandkasten.images.image_config import machine_architecture
+from sandkasten.images.image_names import HOST, all_aliases, canonical_name
+from sandkasten.images.image_sources import Sources
+from sandkasten.images.layers.image_store import LayerStore, StoredImage, not_in_store
+from sandkasten.model.images.resolved_image import Image, Lookup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from sandkasten.model.images import (
+    from sandkasten.model.images.image_info import (
         ArchiveFormat,
         BuiltImage,
         CollectedImages,
@@ -150,7 +150,7 @@ class Images:
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Sequence[ImageInfo]:
         def work(report: Callable[[ImageProgress], None]) -> Sequence[ImageInfo]:
-            from sandkasten.images.archives import Import, import_file
+            from sandkasten.images.archives.archive_import import Import, import_file
 
             order = Import(Path(path), name=name, platform=platform, progress=report)
             return [self._info(one) for one in import_file(self.store, order)]
@@ -165,7 +165,7 @@ class Images:
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Sequence[ImageInfo]:
-        from sandkasten.images.spool import spooled
+        from sandkasten.images.archive_spool import spooled
 
         async with spooled(self.store, data) as path:
             return await self.import_archive(
@@ -181,7 +181,7 @@ class Images:
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Exported:
         def work(report: Callable[[ImageProgress], None]) -> Exported:
-            from sandkasten.images.export import export_file
+            from sandkasten.images.archives.archive_export import export_file
 
             with self.store.working():
                 return export_file(self.store, self._get(name), Path(path), format, report)
@@ -210,7 +210,7 @@ class Images:
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
-        from sandkasten.model.images import BuiltImage
+        from sandkasten.model.images.image_info import BuiltImage
 
         called_off = threading.Event()
 
@@ -237,7 +237,7 @@ class Images:
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
-        from sandkasten.model.images import BuiltImage
+        from sandkasten.model.images.image_info import BuiltImage
 
         path = Path(file)
         recipe = await self._sources.recipe(path)
@@ -255,7 +255,7 @@ class Images:
         """Take a name away, and the image with its last one; its layers go with `collect`."""
 
         def work() -> RemovedImage:
-            from sandkasten.model.images import RemovedImage
+            from sandkasten.model.images.image_info import RemovedImage
 
             gone = self.store.remove(name, in_use=in_use)
             return RemovedImage(gone.id, gone.names, deleted=not self.store.there(gone.id))
@@ -264,7 +264,7 @@ class Images:
 
     async def collect(self, *, in_use: AbstractSet[str], wait_s: float = 30.0) -> CollectedImages:
         def work() -> CollectedImages:
-            from sandkasten.model.images import CollectedImages
+            from sandkasten.model.images.image_info import CollectedImages
 
             found = self.store.collect(in_use, wait_s=wait_s)
             return CollectedImages(found.images, found.layers, found.bytes)
@@ -318,7 +318,7 @@ class Images:
         return [self._info(image, shared) for image in images]
 
     def _info(self, image: StoredImage, shared: Mapping[str, int] | None = None) -> ImageInfo:
-        from sandkasten.model.images import ImageInfo, ImageLayer
+        from sandkasten.model.images.image_info import ImageInfo, ImageLayer
 
         shared = _counted(self.store.list()) if shared is None else shared
         config = image.config
@@ -347,7 +347,7 @@ class Images:
         )
 
     def _usage(self, in_use: AbstractSet[str]) -> ImageUsage:
-        from sandkasten.model.images import ImageUsage
+        from sandkasten.model.images.image_info import ImageUsage
 
         images = self.store.list()
         sizes = {layer.diff_id: layer.bytes for layer in self.store.layers()}

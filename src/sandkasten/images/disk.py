@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
-from sandkasten.linux.emptying import remove_tree
+from sandkasten.linux.storage.tree_removal import remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

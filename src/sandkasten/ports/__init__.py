@@ -6,7 +6,15 @@ verbs over two Protocols. Only classes of `errors` leave an implementation.
 
 from __future__ import annotations
 
-from sandkasten.ports.images import ImageLibrary, ImagePacker, ImageSource, KeepsImages, Watchful
+from sandkasten.ports.agent_ports import Agents, Runs
+from sandkasten.ports.clock_and_events import Clock, EventSink
+from sandkasten.ports.image_ports import (
+    ImageLibrary,
+    ImagePacker,
+    ImageSource,
+    KeepsImages,
+    Watchful,
+)
 from sandkasten.ports.isolation import (
     Backend,
     ByteStream,
@@ -20,10 +28,8 @@ from sandkasten.ports.isolation import (
     Reclaims,
     Workbench,
 )
-from sandkasten.ports.keeping import FileStore, Journal, Keys, Store, Workspaces
-from sandkasten.ports.provisioning import Provisioner, Site, Sites
-from sandkasten.ports.running import Agents, Runs
-from sandkasten.ports.surroundings import Clock, EventSink
+from sandkasten.ports.package_ports import Provisioner, Site, Sites
+from sandkasten.ports.persistence import FileStore, Journal, Keys, Store, Workspaces
 
 __all__ = [
     "Agents",

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.image import Image
-    from sandkasten.model.limits import Unenforced
-    from sandkasten.model.mounts import MountRule
-    from sandkasten.model.readiness import Readiness
-    from sandkasten.model.spec import CellSpec, HostMount, RootChanges
-    from sandkasten.model.usage import Usage
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, RootChanges
+    from sandkasten.model.sandbox.host_mounts import MountRule
+    from sandkasten.model.sandbox.limits import Unenforced
+    from sandkasten.model.sandbox.readiness import Readiness
+    from sandkasten.model.sandbox.usage import Usage
 
 
 class ByteStream(Protocol):

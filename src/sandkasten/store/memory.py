@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.journal import AuditRow, ExecRow, SessionEnd, SessionRow
-    from sandkasten.model.record import Record
+    from sandkasten.model.journal_rows import AuditRow, ExecRow, SessionEnd, SessionRow
+    from sandkasten.model.sandbox.ledger_record import Record
 
 
 class MemoryStore:

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from sandkasten.wire.call import Call, Data, Event, Output
 from sandkasten.wire.channel import Channel
-from sandkasten.wire.unix import SocketStream, connect_unix
+from sandkasten.wire.unix_socket import SocketStream, connect_unix
 
 __all__ = ["Call", "Channel", "Data", "Event", "Output", "SocketStream", "connect_unix"]

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sandkasten.errors import PayloadTooLarge, ProtocolViolation, SandkastenError
-from sandkasten.wire.bodies import encode_body
-from sandkasten.wire.codec import (
+from sandkasten.wire.frame_codec import (
     BODY_LIMITS,
     CHUNK_HEADER_BYTES,
     INITIAL_CREDIT,
@@ -26,13 +25,14 @@ from sandkasten.wire.codec import (
     encode_credit,
     header,
 )
+from sandkasten.wire.json_bodies import encode_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
+    from sandkasten.wire.byte_streams import Buffer
     from sandkasten.wire.outbox import Outbox
-    from sandkasten.wire.streams import Buffer
 
 # Big enough that the cost per frame vanishes, small enough that a neighbour's request does
 # not wait long behind one.

@@ -19,9 +19,9 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.wire.bodies import decode_body
+from sandkasten.wire.byte_streams import InPlace
 from sandkasten.wire.call import Call
-from sandkasten.wire.codec import (
+from sandkasten.wire.frame_codec import (
     FROM_RUNNER,
     INITIAL_CREDIT,
     MAX_STREAM,
@@ -31,15 +31,15 @@ from sandkasten.wire.codec import (
     Kind,
     decode_credit,
 )
-from sandkasten.wire.failures import error_for
+from sandkasten.wire.json_bodies import decode_body
 from sandkasten.wire.messages import Hello, decode_hello
 from sandkasten.wire.outbox import Outbox
-from sandkasten.wire.streams import InPlace
+from sandkasten.wire.runner_errors import error_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from sandkasten.wire.streams import ByteStream
+    from sandkasten.wire.byte_streams import ByteStream
 
 DEFAULT_WINDOW = 4 * MIB
 # Small, because what is received here is copied once more; large bodies are received in place.

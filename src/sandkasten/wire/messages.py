@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from sandkasten.errors import ProtocolViolation
-from sandkasten.wire.bodies import from_bytes_json, to_bytes_json
-from sandkasten.wire.failures import printable
+from sandkasten.wire.json_bodies import from_bytes_json, to_bytes_json
+from sandkasten.wire.runner_errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

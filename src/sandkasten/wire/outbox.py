@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sandkasten.wire.streams import Buffer, ByteStream, Immediate
+from sandkasten.wire.byte_streams import Buffer, ByteStream, Immediate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

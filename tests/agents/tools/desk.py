@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.context import RunContext
-from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.daemon.books import open_books
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.persistent_stores import open_books
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.filestore import Filing
+from sandkasten.engine.storage.stage_publish import Filing
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.engine.engine import Engine
-    from sandkasten.store.blobs import BlobStore
+    from sandkasten.store.blob_store import BlobStore
 
 CODE = SandboxWish(mode="code")
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sandkasten.agents.definitions.wish import SandboxWish
-from sandkasten.agents.tools.answers import failed
-from sandkasten.agents.tools.shapes import TOOLS
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.tools.tool_answers import failed
+from sandkasten.agents.tools.tool_schemas import TOOLS
 from tests.patience import PATIENCE_S
 
 BODY = {"ok", "error_code", "error", "code", "message", "hint", "retryable", "details"}

@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
 
 EXEC_ANSWER = {
     "exec_id",

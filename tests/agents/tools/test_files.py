@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from sandkasten.model.tenancy import TenantQuota
+from sandkasten.model.access.tenancy import TenantQuota
 
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 

@@ -11,10 +11,10 @@ from mcp import Client
 
 from sandkasten.agents.tools.genkit_tools import define_tools
 from sandkasten.agents.tools.mcp_server import OneCaller, mcp_server
-from sandkasten.agents.tools.openai import functions
-from sandkasten.agents.tools.shapes import TOOLS
-from sandkasten.client.embedded import open_tools
-from sandkasten.client.places import Place
+from sandkasten.agents.tools.openai_functions import functions
+from sandkasten.agents.tools.tool_schemas import TOOLS
+from sandkasten.client.server.embedded import open_tools
+from sandkasten.client.server.server_pool import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

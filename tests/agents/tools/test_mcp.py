@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from sandkasten.agents.leftovers import Leftovers
-from sandkasten.agents.tools.openai import functions
-from sandkasten.agents.tools.shapes import TOOLS
+from sandkasten.agents.run_sandboxes import Leftovers
+from sandkasten.agents.tools.openai_functions import functions
+from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.cli.main import main
-from sandkasten.client.embedded import open_tools
-from sandkasten.client.places import Place
+from sandkasten.client.server.embedded import open_tools
+from sandkasten.client.server.server_pool import Place
 from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.mcp_http import mcp_over_http
-from sandkasten.daemon.settings import load
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.tooling import Offer
 from sandkasten.daemon.tooling import open_tools as tools_of
 from sandkasten.errors import InvalidRequest
-from sandkasten.store.runs import RunDirectory
+from sandkasten.store.run_directory import RunDirectory
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

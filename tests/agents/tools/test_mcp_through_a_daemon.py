@@ -11,9 +11,9 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from sandkasten import SandboxClient
-from sandkasten.agents.tools.shapes import TOOLS
-from sandkasten.client.embedded import open_tools
-from sandkasten.client.places import Place
+from sandkasten.agents.tools.tool_schemas import TOOLS
+from sandkasten.client.server.embedded import open_tools
+from sandkasten.client.server.server_pool import Place
 from sandkasten.errors import BackendUnavailable, Unauthorized
 from tests.client.http.served import KEY, Served, served
 from tests.patience import PATIENCE_S

@@ -9,8 +9,8 @@ import typing
 import pytest
 
 from sandkasten.agents.tools.callables import callables, sync_callables
-from sandkasten.agents.tools.openai import functions
-from sandkasten.agents.tools.shapes import TOOLS
+from sandkasten.agents.tools.openai_functions import functions
+from sandkasten.agents.tools.tool_schemas import TOOLS
 
 
 def test_a_function_of_a_chat_completion_has_the_tools_own_schema():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 
-from sandkasten.agents.definitions.wish import SandboxWish
-from sandkasten.model.tenancy import TenantQuota
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.model.access.tenancy import TenantQuota
 
 
 async def test_code_with_arguments_variables_and_files_answers_all_that_is_promised(desk):

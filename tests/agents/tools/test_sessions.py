@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from sandkasten.agents.definitions.wish import SandboxWish
-from sandkasten.agents.tools.sessions import MOST_SANDBOXES
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.tools.run_sessions import MOST_SANDBOXES
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 
 async def ids(desk) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from sandkasten.agents.tools.shapes import CONTENTS, TOOLS
+from sandkasten.agents.tools.tool_schemas import CONTENTS, TOOLS
 
 SPEC = Path(__file__).resolve().parents[3] / "spec" / "tools"
 TWELVE = {

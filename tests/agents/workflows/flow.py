@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.workflows.definition import parse_workflow
-from sandkasten.agents.workflows.runner import AgentCall, Limits, WorkflowRunner
+from sandkasten.agents.workflows.workflow_file import parse_workflow
+from sandkasten.agents.workflows.workflow_runner import AgentCall, Limits, WorkflowRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

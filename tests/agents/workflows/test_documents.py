@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.agents.workflows.definition import inspect
+from sandkasten.agents.workflows.workflow_file import inspect
 from tests.agents.workflows.flow import Flow
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "workflows.md"

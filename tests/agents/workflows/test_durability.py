@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandkasten.agents.workflows.expressions import Expressions
-from sandkasten.agents.workflows.runner import Limits
+from sandkasten.agents.workflows.workflow_runner import Limits
 from sandkasten.errors import InvalidWorkflow, ModelUnavailable, RunFailed, RunLimitReached
 from tests.agents.workflows.flow import Flow, PowerCut
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from sandkasten.agents.workflows.definition import parse_workflow
-from sandkasten.agents.workflows.graph import mermaid, tree
-from sandkasten.agents.workflows.state import statuses
+from sandkasten.agents.workflows.workflow_file import parse_workflow
+from sandkasten.agents.workflows.workflow_graph import mermaid, tree
+from sandkasten.agents.workflows.workflow_state import statuses
 from tests.agents.workflows.flow import Flow, PowerCut
 from tests.agents.workflows.test_both_dialects import APPENDIX_B, STATES
 

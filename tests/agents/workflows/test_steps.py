@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from sandkasten.agents.workflows.runner import Limits
+from sandkasten.agents.workflows.workflow_runner import Limits
 from sandkasten.errors import (
     Cancelled,
     InvalidRequest,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.agents.workflows.definition import MAX_BYTES, inspect, parse_workflow
+from sandkasten.agents.workflows.workflow_file import MAX_BYTES, inspect, parse_workflow
 from sandkasten.errors import InvalidWorkflow
 from tests.agents.workflows.test_both_dialects import APPENDIX_B, STATES
 

@@ -11,7 +11,7 @@ import pytest
 
 from sandkasten.client.http import connection as connecting
 from sandkasten.client.http.connection import Connection, Order
-from sandkasten.client.http.transport import HttpTransport
+from sandkasten.client.http.http_transport import HttpTransport
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -21,8 +21,8 @@ from sandkasten.errors import (
     ProtocolViolation,
     QuotaExceeded,
 )
-from sandkasten.model.execution import ExecRequest
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.client.http.scripted import CUT, SILENCE, problem, reply, scripted
 
 READ = Order("GET", "/x", repeatable=True)

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkasten import errors
-from sandkasten.client.http import mapping, mapping_files, mapping_images
+from sandkasten.client.http import file_json, image_json, session_json
 from sandkasten.client.http.address import address_of
-from sandkasten.client.http.problems import BY_CODE, error_of
-from sandkasten.client.http.streams import Event, Parser
+from sandkasten.client.http.error_responses import BY_CODE, error_of
+from sandkasten.client.http.event_streams import Event, Parser
 from sandkasten.errors import InvalidRequest, ProtocolViolation
-from sandkasten.model.execution import Chunk, ExecRequest, Pty
-from sandkasten.model.files import FileEntry
-from sandkasten.model.limits import MIB
-from sandkasten.model.oneshot import RunRequest
-from sandkasten.model.sandbox import CreateRequest
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, Pty
+from sandkasten.model.files.file_entries import FileEntry
+from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 CODES = json.loads((Path(__file__).parents[3] / "spec" / "errors.json").read_text())
 SESSION = {
@@ -37,9 +37,9 @@ EXEC = {"exec_id": "exe_1", "status": "completed", "exit_code": 0}
 
 
 def test_what_was_not_said_is_not_sent():
-    assert mapping.create_body(CreateRequest()) == {}
-    assert mapping.exec_body(ExecRequest("ls"), "k") == {"cmd": "ls", "idempotency_key": "k"}
-    assert mapping.run_body(RunRequest("1")) == {"runtime": "python", "code": "1"}
+    assert session_json.create_body(CreateRequest()) == {}
+    assert session_json.exec_body(ExecRequest("ls"), "k") == {"cmd": "ls", "idempotency_key": "k"}
+    assert session_json.run_body(RunRequest("1")) == {"runtime": "python", "code": "1"}
 
 
 def test_what_was_said_is_sent_under_its_public_name():
@@ -56,7 +56,7 @@ def test_what_was_said_is_sent_under_its_public_name():
         mounts=("m",),
         session_key="k",
     )
-    assert mapping.create_body(request) == {
+    assert session_json.create_body(request) == {
         "image": "python",
         "ttl_seconds": 5,
         "idle_timeout_seconds": 6,
@@ -69,7 +69,7 @@ def test_what_was_said_is_sent_under_its_public_name():
         "mounts": ["m"],
         "session_key": "k",
     }
-    body = mapping.exec_body(
+    body = session_json.exec_body(
         ExecRequest(
             ("ls", ""),
             stateful=False,
@@ -100,15 +100,15 @@ def test_what_was_said_is_sent_under_its_public_name():
 
 
 def test_an_empty_command_and_an_empty_stdin_are_said_and_not_lost():
-    assert mapping.exec_body(ExecRequest(()), "k")["cmd"] == []
-    assert mapping.exec_body(ExecRequest("cat", stdin=b""), "k")["stdin"] == ""
+    assert session_json.exec_body(ExecRequest(()), "k")["cmd"] == []
+    assert session_json.exec_body(ExecRequest("cat", stdin=b""), "k")["stdin"] == ""
 
 
 def test_files_of_a_one_shot_go_as_text_where_they_are_text():
-    body = mapping.run_body(RunRequest(b"print()", files={"a": "x", "b": b"y", "c": b"\xff"}))
+    body = session_json.run_body(RunRequest(b"print()", files={"a": "x", "b": b"y", "c": b"\xff"}))
     assert body["files"] == {"a": "x", "b": "y", "c": {"content_base64": "/w=="}}
     with pytest.raises(InvalidRequest, match="UTF-8"):
-        mapping.run_body(RunRequest(b"\xff"))
+        session_json.run_body(RunRequest(b"\xff"))
 
 
 # ---- answered
@@ -125,7 +125,7 @@ def test_a_session_is_read_with_all_it_says():
         "workspace_shared": True,
         "unheard_of": {},
     }
-    info = mapping.info_of(told)
+    info = session_json.info_of(told)
     assert (info.limits.memory_bytes, info.limits.max_exec_timeout_s) == (256 * MIB, 7200)
     assert (info.created_at, info.expires_at) == (1794736800.25, 1763200000.5)
     assert (info.mounts[0].target, info.unenforced[0].limit) == ("/m", "cpus")
@@ -133,54 +133,56 @@ def test_a_session_is_read_with_all_it_says():
 
 
 def test_the_exact_time_wins_over_the_date():
-    assert mapping.info_of({**SESSION, "created_at_unix": 5.125}).created_at == 5.125
+    assert session_json.info_of({**SESSION, "created_at_unix": 5.125}).created_at == 5.125
 
 
 def test_output_that_is_no_text_is_read_as_the_bytes_it_was():
     told = {**EXEC, "stdout": "\ufffd", "stdout_b64": "/w==", "output": "ä"}
-    result = mapping.exec_result_of(told)
+    result = session_json.exec_result_of(told)
     assert (result.stdout, result.output, result.stderr) == (b"\xff", "ä".encode(), b"")
 
 
 def test_an_unknown_exit_code_stays_unknown():
-    result = mapping.exec_result_of({**EXEC, "status": "lost", "exit_code": None})
+    result = session_json.exec_result_of({**EXEC, "status": "lost", "exit_code": None})
     assert (result.exit_code, result.status) == (None, "lost")
 
 
 def test_a_reason_of_a_newer_daemon_is_shown_as_it_is():
     why = {"code": "NEW", "message": "m", "hint": "h"}
-    found = mapping.exec_result_of({**EXEC, "why": why}).why
+    found = session_json.exec_result_of({**EXEC, "why": why}).why
     assert found is not None
     assert (found.code, found.message) == ("NEW", "m")
 
 
 def test_a_chunk_is_text_or_bytes_and_tells_its_gap():
-    assert mapping.chunk_of({"seq": 1, "stream": "stdout", "text": "a"}) == Chunk(1, "stdout", b"a")
+    assert session_json.chunk_of({"seq": 1, "stream": "stdout", "text": "a"}) == Chunk(
+        1, "stdout", b"a"
+    )
     told = {"seq": 2, "stream": "pty", "data_b64": "/w==", "gap_bytes": 7}
-    assert mapping.chunk_of(told) == Chunk(2, "pty", b"\xff", 7)
+    assert session_json.chunk_of(told) == Chunk(2, "pty", b"\xff", 7)
 
 
 @pytest.mark.parametrize(
     ("read", "value"),
     [
-        (mapping.info_of, []),
-        (mapping.info_of, {**SESSION, "id": 5}),
-        (mapping.info_of, {**SESSION, "status": "dancing"}),
-        (mapping.info_of, {**SESSION, "created_at": "yesterday"}),
-        (mapping.info_of, {**SESSION, "labels": {"a": 1}}),
-        (mapping.exec_result_of, {**EXEC, "exit_code": "0"}),
-        (mapping.exec_result_of, {**EXEC, "exit_code": True}),
-        (mapping.exec_result_of, {**EXEC, "stdout_b64": "*"}),
-        (mapping.exec_result_of, {"exec_id": "x"}),
-        (mapping.execs_of, {"execs": 5}),
-        (mapping.chunk_of, {"seq": 1.5, "stream": "stdout", "text": ""}),
-        (mapping.chunk_of, {"seq": 1, "stream": "stdin", "text": ""}),
-        (mapping.run_result_of, {"ok": "yes"}),
-        (mapping.stats_of, None),
-        (mapping_files.entry_of, {"path": "/a", "name": "a", "type": "dragon"}),
-        (mapping_files.listing_of, {"entries": [5]}),
-        (mapping_images.image_of, {"id": "x", "names": "x"}),
-        (mapping_images.workspace_of, {}),
+        (session_json.info_of, []),
+        (session_json.info_of, {**SESSION, "id": 5}),
+        (session_json.info_of, {**SESSION, "status": "dancing"}),
+        (session_json.info_of, {**SESSION, "created_at": "yesterday"}),
+        (session_json.info_of, {**SESSION, "labels": {"a": 1}}),
+        (session_json.exec_result_of, {**EXEC, "exit_code": "0"}),
+        (session_json.exec_result_of, {**EXEC, "exit_code": True}),
+        (session_json.exec_result_of, {**EXEC, "stdout_b64": "*"}),
+        (session_json.exec_result_of, {"exec_id": "x"}),
+        (session_json.execs_of, {"execs": 5}),
+        (session_json.chunk_of, {"seq": 1.5, "stream": "stdout", "text": ""}),
+        (session_json.chunk_of, {"seq": 1, "stream": "stdin", "text": ""}),
+        (session_json.run_result_of, {"ok": "yes"}),
+        (session_json.stats_of, None),
+        (file_json.entry_of, {"path": "/a", "name": "a", "type": "dragon"}),
+        (file_json.listing_of, {"entries": [5]}),
+        (image_json.image_of, {"id": "x", "names": "x"}),
+        (image_json.workspace_of, {}),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_told_as_that(read, value):
@@ -192,16 +194,16 @@ def test_an_answer_that_makes_no_sense_is_told_as_that(read, value):
 
 
 def test_a_name_that_is_no_text_travels_as_bytes_and_comes_back():
-    assert mapping_files.name_fields("path", "a/ä") == {"path": "a/ä"}
-    assert mapping_files.name_fields("path", "a\udcff") == {"path_b64": "Yf8="}
+    assert file_json.name_fields("path", "a/ä") == {"path": "a/ä"}
+    assert file_json.name_fields("path", "a\udcff") == {"path_b64": "Yf8="}
     told = {"path": "a\ufffd", "path_b64": "Yf8=", "name": "a", "type": "symlink", "size": 1,
             "mode": 0o777, "mtime_unix": 3, "target": "b"}  # fmt: skip
     wanted = FileEntry("a\udcff", "a", "symlink", 1, 0o777, 3, 0, 0, "b")
-    assert mapping_files.entry_of(told) == wanted
+    assert file_json.entry_of(told) == wanted
     with pytest.raises(InvalidRequest):
-        mapping_files.name_fields("path", "\ud800")
+        file_json.name_fields("path", "\ud800")
     with pytest.raises(InvalidRequest):
-        mapping_files.name_fields("path", b"a")  # type: ignore[arg-type]
+        file_json.name_fields("path", b"a")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -209,12 +211,12 @@ def test_a_name_that_is_no_text_travels_as_bytes_and_comes_back():
     [(0, None, None), (5, None, "bytes=5-"), (0, 10, "bytes=0-9"), (5, 1, "bytes=5-5")],
 )
 def test_a_part_is_asked_for_by_its_bytes(offset, most, header):
-    assert mapping_files.range_of(offset, most).get("Range") == header
+    assert file_json.range_of(offset, most).get("Range") == header
 
 
 def test_the_true_size_is_told_by_the_answer():
-    assert mapping_files.size_of({"Content-Range": "bytes 0-9/1234"}, 10) == 1234
-    assert mapping_files.size_of({}, 10) == 10
+    assert file_json.size_of({"Content-Range": "bytes 0-9/1234"}, 10) == 1234
+    assert file_json.size_of({}, 10) == 10
 
 
 # ---- errors
@@ -312,7 +314,7 @@ def test_events_are_the_same_however_the_bytes_are_cut(cuts):
 
 
 def test_an_event_without_end_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("sandkasten.client.http.streams.MAX_EVENT_BYTES", 1000)
+    monkeypatch.setattr("sandkasten.client.http.event_streams.MAX_EVENT_BYTES", 1000)
     parser = Parser()
     with pytest.raises(ProtocolViolation):
         parser.feed(b"data: x\n" + b"data: " + b"x" * 1000)

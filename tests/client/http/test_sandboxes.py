@@ -24,7 +24,7 @@ from sandkasten import (
     Unauthorized,
     UnsupportedByBackend,
 )
-from sandkasten.client.places import Place, connect, place_of
+from sandkasten.client.server.server_pool import Place, connect, place_of
 from sandkasten.errors import BackendUnavailable, InvalidRequest
 from tests.patience import PATIENCE_S
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.definitions.prompt import MAX_FILE_BYTES, Agent, parse_agent, slug
+from sandkasten.agents.definitions.prompt_file import MAX_FILE_BYTES, Agent, parse_agent, slug
 from sandkasten.agents.definitions.strict_yaml import checked_text
 from sandkasten.errors import (
     AgentNotFound,
@@ -27,13 +27,13 @@ from sandkasten.errors import (
     RequestError,
     WorkflowNotFound,
 )
-from sandkasten.model.runs import Definition
+from sandkasten.model.runs.run_values import Definition
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sandkasten.model.runs import RunKind
+    from sandkasten.model.runs.run_values import RunKind
 
 MAX_FILES: Final = 10_000
 MAX_WORKFLOW_BYTES: Final = 256 * 1024

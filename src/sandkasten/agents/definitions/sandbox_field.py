@@ -12,20 +12,20 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sandkasten.agents.definitions.fields import Fields
-from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.definitions.definition_fields import Fields
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
 from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
-from sandkasten.model.imagename import checked_name
-from sandkasten.model.limits import Limits
-from sandkasten.model.policy import LIMIT_NAMES, checked_profile, parse_limits
-from sandkasten.model.scoping import SessionKey
+from sandkasten.model.images.image_name import checked_name
+from sandkasten.model.runs.session_key import SessionKey
+from sandkasten.model.sandbox.limits import Limits
+from sandkasten.model.sandbox.policy import LIMIT_NAMES, checked_profile, parse_limits
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.agents.definitions.wish import Mode
-    from sandkasten.model.sandbox import Number
+    from sandkasten.agents.definitions.sandbox_request import Mode
+    from sandkasten.model.sandbox.sandbox_requests import Number
 
 SANDBOX_FIELDS: Final = (
     "mode",

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from typing import TypeAlias
 
-    from sandkasten.agents.context import RunContext
-    from sandkasten.agents.tools.shapes import ToolSpec
+    from sandkasten.agents.run_context import RunContext
+    from sandkasten.agents.tools.tool_schemas import ToolSpec
     from sandkasten.agents.tools.toolbox import Toolbox
 
     Answer: TypeAlias = dict[str, Any]

@@ -11,14 +11,14 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sandkasten.agents.context import RunContext
-from sandkasten.agents.definitions.wish import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.run_context import RunContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.agents.definitions.wish import Mode
-    from sandkasten.agents.tools.shapes import ToolSpec
+    from sandkasten.agents.definitions.sandbox_request import Mode
+    from sandkasten.agents.tools.tool_schemas import ToolSpec
     from sandkasten.agents.tools.toolbox import Toolbox
 
 ToolMode = Literal["compute", "code", "all"]

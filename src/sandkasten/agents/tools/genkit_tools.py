@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.tools.faces import schema_of
+from sandkasten.agents.tools.adapter_protocols import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from genkit import Genkit
 
-    from sandkasten.agents.tools.faces import Caller, Shape
+    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
 
 
 def define_tools(ai: Genkit, caller: Caller) -> Sequence[str]:

@@ -29,8 +29,8 @@ from mcp.types import (
 )
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
-from sandkasten.agents.tools.answers import failed
-from sandkasten.agents.tools.faces import schema_of
+from sandkasten.agents.tools.adapter_protocols import schema_of
+from sandkasten.agents.tools.tool_answers import failed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mcp.server.connection import Connection
     from mcp.server.context import ServerRequestContext
 
-    from sandkasten.agents.tools.faces import Caller, Shape
+    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
 
 log = logging.getLogger("sandkasten.mcp")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mcp.server.connection import Connection
 
-    from sandkasten.agents.tools.faces import Caller, Shape
+    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
 
     AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 

@@ -11,28 +11,28 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.ceilings import check_wish
-from sandkasten.agents.tools import answers
-from sandkasten.agents.tools.arguments import checked, named
-from sandkasten.agents.tools.filing import FileTools
-from sandkasten.agents.tools.running import Running
-from sandkasten.agents.tools.sessions import Finished, Sessions
-from sandkasten.agents.tools.shapes import TOOLS
-from sandkasten.agents.tools.shells import Shells
+from sandkasten.agents.policy_check import check_wish
+from sandkasten.agents.tools import tool_answers
+from sandkasten.agents.tools.exec_tools import Shells
+from sandkasten.agents.tools.file_tools import FileTools
+from sandkasten.agents.tools.run_sessions import Finished, Sessions
+from sandkasten.agents.tools.run_tool import Running
+from sandkasten.agents.tools.tool_arguments import checked, named
+from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.errors import InvalidRequest, NotFound, PolicyDenied, SandkastenError
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from sandkasten.agents.context import RunContext
-    from sandkasten.agents.definitions.wish import SandboxWish
-    from sandkasten.agents.tools.answers import Answer
-    from sandkasten.agents.tools.sessions import Place
-    from sandkasten.agents.tools.shapes import ToolSpec
+    from sandkasten.agents.definitions.sandbox_request import SandboxWish
+    from sandkasten.agents.run_context import RunContext
+    from sandkasten.agents.tools.run_sessions import Place
+    from sandkasten.agents.tools.tool_answers import Answer
+    from sandkasten.agents.tools.tool_schemas import ToolSpec
     from sandkasten.engine.engine import Engine
-    from sandkasten.engine.filestore import Filing
-    from sandkasten.model.scoping import Namespace
+    from sandkasten.engine.storage.stage_publish import Filing
+    from sandkasten.model.runs.session_key import Namespace
     from sandkasten.ports import FileStore
 
     Verb = Callable[[Mapping[str, Any], RunContext, Place], Awaitable[Answer]]
@@ -82,10 +82,10 @@ class Toolbox:
         try:
             return await self._call(name, arguments, context)
         except SandkastenError as exc:
-            return answers.failure(exc)
+            return tool_answers.failure(exc)
         except Exception as exc:  # noqa: BLE001  (whatever it is, the loop of a model goes on)
             _log.exception("a tool failed unexpectedly", extra={"tool": str(name)[:80]})
-            return answers.failure(answers.unforeseen(exc))
+            return tool_answers.failure(tool_answers.unforeseen(exc))
 
     async def prepare(self, context: RunContext) -> None:
         """Packages that cannot be had end a run before a model is asked: ProvisioningFailed."""
@@ -130,7 +130,7 @@ class Toolbox:
             if place.notice is None:
                 raise
             # It explains the error, and is said once.
-            return {**answers.failure(exc), "notice": place.notice}
+            return {**tool_answers.failure(exc), "notice": place.notice}
         return _with_place(answer, place)
 
     def _spec(self, name: str, context: RunContext) -> ToolSpec:
@@ -152,7 +152,7 @@ class Toolbox:
             key=None if key is None else self._sessions.key_for(context, key),
             image=given.get("image"),
         )
-        return _with_place(answers.opened(place.info), place)
+        return _with_place(tool_answers.opened(place.info), place)
 
     async def _close(
         self, given: Mapping[str, Any], context: RunContext, which: str | None
@@ -171,11 +171,11 @@ class Toolbox:
         self._files.forget(info.id)
         if info.workspace_id is not None and given.get("delete_workspace", True):
             await self._engine.workspaces.delete(info.workspace_id, tenant=info.tenant)
-        return {"ok": True, "closed": True, **answers.which(info)}
+        return {"ok": True, "closed": True, **tool_answers.which(info)}
 
 
 def _with_place(answer: Answer, place: Place) -> Answer:
-    answer = {**answers.which(place.info), **answer}
+    answer = {**tool_answers.which(place.info), **answer}
     if place.notice is not None:
         answer["notice"] = place.notice
     return answer

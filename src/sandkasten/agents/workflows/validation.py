@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.definitions.schemas import checked_schema
-from sandkasten.agents.workflows import expressions, templates
+from sandkasten.agents.definitions.json_schemas import checked_schema
+from sandkasten.agents.workflows import expressions, value_templates
 from sandkasten.agents.workflows.issues import Near
-from sandkasten.agents.workflows.plan import every_step
+from sandkasten.agents.workflows.workflow_plan import every_step
 from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from sandkasten.agents.workflows.issues import Findings
-    from sandkasten.agents.workflows.plan import Body, Step, Workflow
+    from sandkasten.agents.workflows.workflow_plan import Body, Step, Workflow
 
 RESERVED: Final = frozenset({"input", "steps", "vars", "index", "result", "error"})
 """Names that expressions see in every run, so no step and no item can have them."""
@@ -161,10 +161,10 @@ def _expressions(workflow: Workflow, findings: Findings) -> None:
     known |= {key for s in steps if s.type == "set" and isinstance(s.data, dict) for key in s.data}
     left = MOST_EXPRESSIONS
     for path, value, template in _written(workflow):
-        texts = templates.texts(value, path) if template else [(path, value)]
+        texts = value_templates.texts(value, path) if template else [(path, value)]
         for where, text in texts:
             try:
-                found = templates.expressions(text) if template else [text]
+                found = value_templates.expressions(text) if template else [text]
             except ValueError as exc:
                 findings.error("BAD_EXPRESSION", where, str(exc), "close it with }, or write $${")
                 continue

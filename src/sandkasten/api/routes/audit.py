@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from sandkasten.api.printing import answer, moments
-from sandkasten.api.routing import Answer, Query, Route
+from sandkasten.api.response.json_response import answer, moments
+from sandkasten.api.route import Answer, Query, Route
 from sandkasten.errors import UnsupportedByBackend
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
-    from sandkasten.model.journal import AuditRow
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.journal_rows import AuditRow
 
 
 class AuditQuery(Query):

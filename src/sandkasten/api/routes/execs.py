@@ -13,11 +13,13 @@ import signal as signals
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.api.history import exec_row, history
-from sandkasten.api.printing import answer
 from sandkasten.api.problems import body_of
-from sandkasten.api.results import ChunkPrinter, chunk_fields, exec_fields
-from sandkasten.api.routes.exec_models import (
+from sandkasten.api.response.exec_json import ChunkPrinter, chunk_fields, exec_fields
+from sandkasten.api.response.exec_rows import exec_row, history
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.sse import begun, event
+from sandkasten.api.route import EVENTS, JSON, Route
+from sandkasten.api.routes.exec_schemas import (
     Exec,
     ExecBody,
     ExecPast,
@@ -30,8 +32,6 @@ from sandkasten.api.routes.exec_models import (
     StdinBody,
     WaitQuery,
 )
-from sandkasten.api.routing import EVENTS, JSON, Route
-from sandkasten.api.sse import begun, event
 from sandkasten.errors import (
     Busy,
     CommandNotExecutable,
@@ -46,7 +46,7 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
-from sandkasten.model.execution import Chunk, ExecRequest, ExecResult, Pty
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Pty
 from sandkasten.model.ids import exec_id as checked_exec_id
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
+    from sandkasten.api.request.http_call import Call
 
 _MAX_STDIN = 16 << 20
 

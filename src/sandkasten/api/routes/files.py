@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from starlette.responses import Response
 
-from sandkasten.api.call import checked
-from sandkasten.api.multipart import Form
-from sandkasten.api.printing import answer
-from sandkasten.api.ranges import Span, Unsatisfiable, Version, disposition, wanted
-from sandkasten.api.routing import Answer, Query, Route
-from sandkasten.api.stored import File, expiry_of, file_fields, room_of, store_of
-from sandkasten.engine.filestore import no_room
+from sandkasten.api.files.multipart_form import Form
+from sandkasten.api.files.stored_file import File, expiry_of, file_fields, room_of, store_of
+from sandkasten.api.request.http_call import checked
+from sandkasten.api.response.byte_ranges import Span, Unsatisfiable, Version, disposition, wanted
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.route import Answer, Query, Route
+from sandkasten.engine.storage.stage_publish import no_room
 from sandkasten.errors import (
     Busy,
     Conflict,
@@ -28,15 +28,15 @@ from sandkasten.errors import (
     QuotaExceeded,
     UnsupportedByBackend,
 )
-from sandkasten.model.filekeys import UNKNOWN_TYPE
+from sandkasten.model.files.file_keys import UNKNOWN_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.types import Receive, Scope, Send
 
-    from sandkasten.api.call import Call
-    from sandkasten.model.journal import StoredFile
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.journal_rows import StoredFile
     from sandkasten.ports import FileStore
 
 _FORM = "multipart/form-data"

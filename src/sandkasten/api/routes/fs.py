@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.api.file_shapes import (
+from sandkasten.api.files.file_handlers import FORM, Verbs
+from sandkasten.api.files.file_locations import of_session
+from sandkasten.api.files.file_schemas import (
     Content,
     DeleteBody,
     Deleted,
@@ -28,10 +30,8 @@ from sandkasten.api.file_shapes import (
     WriteBody,
     Written,
 )
-from sandkasten.api.file_verbs import FORM, Verbs
-from sandkasten.api.routing import EVENTS, Route
-from sandkasten.api.spots import of_session
-from sandkasten.api.transfers import OCTETS, TAR
+from sandkasten.api.files.file_transfers import OCTETS, TAR
+from sandkasten.api.route import EVENTS, Route
 from sandkasten.errors import (
     Conflict,
     DirectoryNotEmpty,
@@ -50,9 +50,9 @@ from sandkasten.errors import (
 )
 
 if TYPE_CHECKING:
-    from sandkasten.api.spots import Place
+    from sandkasten.api.files.file_locations import Place
     from sandkasten.errors import SandkastenError
-    from sandkasten.model.tenancy import Scope
+    from sandkasten.model.access.tenancy import Scope
 
 _CONDITIONS = {
     "Range": "One range of bytes.",

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.api.printing import answer
-from sandkasten.api.routing import EVENTS, JSON, Answer, Body, Query, Route
-from sandkasten.api.sse import begun, event
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.sse import begun, event
+from sandkasten.api.route import EVENTS, JSON, Answer, Body, Query, Route
 from sandkasten.errors import (
     Busy,
     Conflict,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
-    from sandkasten.model.images import ImageInfo, ImageProgress
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.images.image_info import ImageInfo, ImageProgress
 
 # Reports that nobody has read yet; the newest say everything.
 _KEPT_REPORTS = 64

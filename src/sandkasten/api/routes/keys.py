@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictFloat, StrictInt
 
-from sandkasten.api.printing import answer, moments
-from sandkasten.api.routing import Answer, Body, Query, Route
+from sandkasten.api.response.json_response import answer, moments
+from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.errors import InvalidRequest, NotFound, QuotaExceeded, UnsupportedByBackend
-from sandkasten.model.keys import KeyRequest, is_key_id, make_key, new_row, no_such_key
+from sandkasten.model.access.api_keys import KeyRequest, is_key_id, make_key, new_row, no_such_key
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
-    from sandkasten.model.journal import KeyRow
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.journal_rows import KeyRow
     from sandkasten.ports import Keys
 
 Count = Annotated[StrictInt, Field(ge=0, le=1 << 60)]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from starlette.websockets import WebSocket
 
-from sandkasten.api.portal import Target, forward
-from sandkasten.api.portal_ws import tunnel
-from sandkasten.api.routing import Handler, Method, Route
+from sandkasten.api.proxy.port_proxy import Target, forward
+from sandkasten.api.proxy.port_proxy_ws import tunnel
+from sandkasten.api.route import Handler, Method, Route
 from sandkasten.errors import (
     ConnectionRefused,
     InvalidRequest,
@@ -25,7 +25,7 @@ from sandkasten.errors import (
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
+    from sandkasten.api.request.http_call import Call
 
 
 async def proxy(call: Call) -> Response:

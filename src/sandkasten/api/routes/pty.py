@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from sandkasten.api.printing import as_json
 from sandkasten.api.problems import body_of
-from sandkasten.api.results import exec_fields
-from sandkasten.api.routing import Query, Route
+from sandkasten.api.response.exec_json import exec_fields
+from sandkasten.api.response.json_response import as_json
+from sandkasten.api.route import Query, Route
 from sandkasten.errors import (
     ExecNotFound,
     InvalidRequest,
@@ -29,13 +29,13 @@ from sandkasten.errors import (
     SessionNotFound,
     ShellNotFound,
 )
-from sandkasten.model.signals import signal_number
+from sandkasten.model.commands.signals import signal_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.api.call import Call
-    from sandkasten.engine.attaching import Attached
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.engine.commands.terminal_sessions import Attached
 
 _MAX_CONTROL = 64 * 1024
 _POLICY_VIOLATION = 1008

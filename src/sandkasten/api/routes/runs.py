@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.api.printing import answer
-from sandkasten.api.routes.run_models import (
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.sse import begun, event
+from sandkasten.api.route import EVENTS, JSON, Route
+from sandkasten.api.routes.run_schemas import (
     Accepted,
     AgentList,
     AgentRunsQuery,
@@ -29,8 +31,6 @@ from sandkasten.api.routes.run_models import (
     event_fields,
     run_fields,
 )
-from sandkasten.api.routing import EVENTS, JSON, Route
-from sandkasten.api.sse import begun, event
 from sandkasten.errors import (
     AgentNotFound,
     Busy,
@@ -46,16 +46,16 @@ from sandkasten.errors import (
     UnsupportedByBackend,
     WorkflowNotFound,
 )
-from sandkasten.model.runs import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
+from sandkasten.model.runs.run_values import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
-    from sandkasten.model.runs import Definition, RunKind
-    from sandkasten.ports.running import Agents
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.runs.run_values import Definition, RunKind
+    from sandkasten.ports.agent_ports import Agents
 
 
 async def agents_of(call: Call) -> Agents:

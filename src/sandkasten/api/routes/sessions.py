@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictFloat, StrictInt
 
-from sandkasten.api.printing import answer, moment
-from sandkasten.api.routing import Answer, Body, Query, Route
+from sandkasten.api.response.json_response import answer, moment
+from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -20,14 +20,19 @@ from sandkasten.errors import (
     SessionNotFound,
     UnsupportedByBackend,
 )
-from sandkasten.model.policy import public_limits
-from sandkasten.model.sandbox import CreateRequest, Info, UpdateRequest, public_fields
+from sandkasten.model.sandbox.policy import public_limits
+from sandkasten.model.sandbox.sandbox_requests import (
+    CreateRequest,
+    Info,
+    UpdateRequest,
+    public_fields,
+)
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
-    from sandkasten.model.journal import SessionRow
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.journal_rows import SessionRow
 
 Seconds = Annotated[StrictFloat, Field(ge=0, le=10**9)]
 Number = StrictInt | StrictFloat

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from sandkasten.api.printing import answer
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.route import Answer, Query, Route
 from sandkasten.api.routes.execs import GONE
 from sandkasten.api.routes.sessions import Session, session_fields
-from sandkasten.api.routing import Answer, Query, Route
 from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
-from sandkasten.model.sandbox import NetworkUsage
+from sandkasten.model.sandbox.sandbox_requests import NetworkUsage
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
-    from sandkasten.model.sandbox import Process, Stats
-    from sandkasten.model.usage import Usage
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.sandbox.sandbox_requests import Process, Stats
+    from sandkasten.model.sandbox.usage import Usage
 
 
 class StatsQuery(Query):

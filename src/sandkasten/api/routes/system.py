@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from sandkasten.api.openapi import document
-from sandkasten.api.page import CSP, page
-from sandkasten.api.printing import answer
-from sandkasten.api.routing import JSON, Answer, Route
+from sandkasten.api.response.docs_page import CSP, page
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.openapi_document import document
+from sandkasten.api.route import JSON, Answer, Route
 from sandkasten.errors import BackendUnavailable, Busy, NotFound, SandkastenError
 
 if TYPE_CHECKING:
-    from sandkasten.api.call import Call
-    from sandkasten.api.server import Server
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.api.server_context import Server
 
 # A probe looks at the machine; a load balancer asks every second.
 PROBE_FOR_S = 10.0
@@ -108,7 +108,7 @@ async def docs(call: Call) -> Response:
 
 def described(version: str) -> dict[str, object]:
     # The table lists this module's routes too, so it is not there yet when this one is read.
-    from sandkasten.api.routes.table import ALL
+    from sandkasten.api.routes.route_table import ALL
 
     return document(ALL, version)
 

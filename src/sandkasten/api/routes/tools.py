@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
-from sandkasten.api.auth import require
-from sandkasten.api.printing import answer
+from sandkasten.api.request.authentication import require
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.api.routes.runs import agents_of
-from sandkasten.api.routing import Answer, Body, Query, Route
 from sandkasten.errors import InvalidRequest, UnsupportedByBackend
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
+    from sandkasten.api.request.http_call import Call
 
 
 # Besides the scope of sessions they take that of files, as the routes for the same do.

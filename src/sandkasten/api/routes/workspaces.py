@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field, StrictFloat
 
-from sandkasten.api.names import name_fields
-from sandkasten.api.printing import answer
+from sandkasten.api.files.file_locations import Spot
+from sandkasten.api.files.file_names import name_fields
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.api.routes.fs import file_routes
-from sandkasten.api.routing import Answer, Body, Query, Route
-from sandkasten.api.spots import Spot
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -24,15 +24,15 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.model.spec import WORKSPACE
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.responses import Response
 
-    from sandkasten.api.call import Call
-    from sandkasten.model.workspace import Workspace
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.sandbox.workspace import Workspace
 
 Megabytes = Annotated[StrictFloat, Field(ge=1, le=10**9)]
 # What one answer of the short listing holds; `fs/list` has pages.

@@ -15,6 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from sandkasten.backends.docker import container_config, session_volumes, unsupported
+from sandkasten.backends.docker import resource_names as names
+from sandkasten.backends.docker.cell import DockerCell, is_running
+from sandkasten.backends.docker.cell_record import CellRecord, Home
+from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.engine.engine_address import address_of
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, asked, translated
+from sandkasten.backends.docker.engine.engine_images import EngineImages, gone
+from sandkasten.backends.docker.engine_setup import TRIAL, Footing
+from sandkasten.backends.docker.runner_volume import Injection
+from sandkasten.backends.docker.session_volumes import Place
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -22,28 +33,18 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import processes, seccomp, seccomp_oci
-from sandkasten.linux.layout import CellState, write_state
+from sandkasten.linux import processes
+from sandkasten.linux.confinement import seccomp, seccomp_oci
 from sandkasten.linux.programs import Programs
-from sandkasten.model.readiness import Readiness, Requirement
-from sandkasten.model.spec import CellSpec, home
-
-from . import config, names, places, refusals
-from .address import address_of
-from .cell import DockerCell, is_running
-from .client import EngineClient, Refused, asked, translated
-from .footing import TRIAL, Footing
-from .images import EngineImages, gone
-from .injection import Injection
-from .options import Options
-from .places import Place
-from .state import CellRecord, Home
+from sandkasten.linux.state_layout import CellState, write_state
+from sandkasten.model.sandbox.cell_spec import CellSpec, home
+from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.image import Image
+    from sandkasten.model.images.resolved_image import Image
     from sandkasten.ports import ImagePacker
 
 _LIBRARY = "aiodocker"
@@ -172,7 +173,7 @@ class DockerBackend:
         # Before anything is made for it; kept for the container that follows.
         image = await self._images.reference(spec.image)
         declared = await self._images.volumes(spec.image, image)
-        refusals.check_volumes(spec, place, declared)
+        unsupported.check_volumes(spec, place, declared)
         lost = tuple((u.limit, u.reason, u.remedy) for u in self._footing.unenforced)
         record = CellRecord(place, lost, len(declared))
         # On disk before any of it exists, so that whoever comes after a crash can take it away.
@@ -190,7 +191,7 @@ class DockerBackend:
     async def _fill(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
         place = record.place
         owner = await self._footing.owner()
-        await places.make(place, self._engine, sandbox_id, owner, spec)
+        await session_volumes.make(place, self._engine, sandbox_id, owner, spec)
         try:
             cell = await self._begun(sandbox_id, spec, record)
         except BackendUnavailable:
@@ -212,7 +213,7 @@ class DockerBackend:
                 await self._injection.put_into(container)
             await self._engine.start(container)
         except Refused as exc:
-            raise refusals.unstarted(sandbox_id, spec, exc) from exc
+            raise unsupported.unstarted(sandbox_id, spec, exc) from exc
         cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
         self._made[sandbox_id] = cell
         try:
@@ -227,7 +228,7 @@ class DockerBackend:
                     image=spec.image.name,
                 ) from exc
             why = told_by or exc.message
-            raise refusals.odd_environment(spec, why) or BackendUnavailable(
+            raise unsupported.odd_environment(spec, why) or BackendUnavailable(
                 f"sandbox {sandbox_id} ended as soon as it began: {why}",
                 hint="run sandkasten doctor",
             ) from exc
@@ -247,7 +248,9 @@ class DockerBackend:
     async def _make(self, sandbox_id: SandboxId, spec: CellSpec, *, again: bool = True) -> str:
         name = names.container_name(sandbox_id)
         image = await self._images.reference(spec.image)
-        told = config.container(sandbox_id, spec, await self._ground(sandbox_id, spec, image))
+        told = container_config.container(
+            sandbox_id, spec, await self._ground(sandbox_id, spec, image)
+        )
         try:
             return await self._engine.create(name, told)
         except Refused as exc:
@@ -286,14 +289,16 @@ class DockerBackend:
         if started is not None:
             (directory / "pid").write_text(f"{cell.pid} {started}")
 
-    async def _ground(self, sandbox_id: SandboxId, spec: CellSpec, image: str) -> config.Ground:
+    async def _ground(
+        self, sandbox_id: SandboxId, spec: CellSpec, image: str
+    ) -> container_config.Ground:
         place, owner = self._footing.place, await self._footing.owner()
         archive = place.mode == "archive"
         mounted = (
-            *places.mounts(place, sandbox_id, home=home(spec)),
-            *places.host_mounts(place, spec.mounts),
+            *session_volumes.mounts(place, sandbox_id, home=home(spec)),
+            *session_volumes.host_mounts(place, spec.mounts),
         )
-        return config.Ground(
+        return container_config.Ground(
             owner=owner,
             image=image,
             mounts=mounted if archive else (self._injection.mount, *mounted),
@@ -342,13 +347,17 @@ class DockerBackend:
         for one in found:
             await asked(self._engine.remove(one), "a container")
         if record is not None and whole:
-            await places.remove(record.place, self._engine, sandbox_id, record.image_volumes)
+            await session_volumes.remove(
+                record.place, self._engine, sandbox_id, record.image_volumes
+            )
         elif record is not None:
-            await places.remove_directories(record.place, sandbox_id)
+            await session_volumes.remove_directories(record.place, sandbox_id)
         if not whole:
             # By what they say of themselves, and not by name: somebody else may use such a one.
             volumes = await asked(self._engine.volumes(*labels), "volumes")
-            await places.remove_volumes(self._engine, *(str(one["Name"]) for one in volumes))
+            await session_volumes.remove_volumes(
+                self._engine, *(str(one["Name"]) for one in volumes)
+            )
         await asyncio.to_thread(self._home.end, sandbox_id)
 
     # ---- small things

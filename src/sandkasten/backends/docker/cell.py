@@ -9,6 +9,10 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.backends.docker import container_usage, resource_names
+from sandkasten.backends.docker.engine import response_checks
+from sandkasten.backends.docker.engine.engine_client import Refused, translated
+from sandkasten.backends.docker.engine.exec_stream import Begun, ExecStream
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -16,26 +20,21 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.model.limits import Unenforced
-from sandkasten.model.spec import RUNNER_ID
-from sandkasten.wire.codec import FROM_RUNNER, Decoder
-from sandkasten.wire.unix import connect_unix
-
-from . import figures, names, shapes
-from .client import Refused, translated
-from .stream import Begun, ExecStream
+from sandkasten.model.sandbox.cell_spec import RUNNER_ID
+from sandkasten.model.sandbox.limits import Unenforced
+from sandkasten.wire.frame_codec import FROM_RUNNER, Decoder
+from sandkasten.wire.unix_socket import connect_unix
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
+    from sandkasten.backends.docker.cell_record import CellRecord
+    from sandkasten.backends.docker.engine.engine_client import EngineClient
+    from sandkasten.backends.docker.session_volumes import Place
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.usage import Usage
+    from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
-
-    from .client import EngineClient
-    from .places import Place
-    from .state import CellRecord
 
 # A runner is ready some milliseconds after its container was started; whether that has ended
 # instead is asked of the engine now and then.
@@ -44,7 +43,7 @@ _HELLO_S = 20.0
 _NOTICED_S = 0.2
 _FIRST_BYTES = 64 * 1024
 _SAID_CHARS = 300
-_RELAY = (names.RUNNER_PATH, "--relay", names.SOCKET_PATH)
+_RELAY = (resource_names.RUNNER_PATH, "--relay", resource_names.SOCKET_PATH)
 _WHO = f"{RUNNER_ID}:{RUNNER_ID}"
 # What the relay says of a socket that nobody has bound yet.
 _TOO_EARLY = "cannot reach"
@@ -69,7 +68,7 @@ class DockerCell:
         self._record = record
         self._end = end
         self._first: ByteStream | None = None
-        self._figures = figures.EngineFigures(engine, container)
+        self._figures = container_usage.EngineFigures(engine, container)
         self._seen: Mapping[str, Any] | None = None
 
     @property
@@ -168,7 +167,7 @@ class DockerCell:
                 hint="its processes have used up pids_limit or memory; try again, or destroy it",
             )
         return Busy(
-            f"sandbox {self.id} does not answer: {shapes.printable(why, 300)}",
+            f"sandbox {self.id} does not answer: {response_checks.printable(why, 300)}",
             hint="try again, or destroy it",
         )
 
@@ -181,7 +180,7 @@ class DockerCell:
         if self._paused_by_others:
             raise Busy(
                 f"sandbox {self.id} was paused by somebody else",
-                hint=f"resume it, or docker unpause {names.container_name(self.id)}",
+                hint=f"resume it, or docker unpause {resource_names.container_name(self.id)}",
             )
 
     async def check_alive(self) -> None:
@@ -202,7 +201,7 @@ class DockerCell:
         if self._seen is None:
             await self.check_alive()
         assert self._seen is not None
-        found = await asyncio.to_thread(figures.from_kernel, self._seen)
+        found = await asyncio.to_thread(container_usage.from_kernel, self._seen)
         if found is not None:
             return found
         try:

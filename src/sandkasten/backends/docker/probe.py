@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.model.limits import Unenforced
-from sandkasten.model.readiness import Requirement
-
-from .detection import user_namespaces
+from sandkasten.backends.docker.engine.engine_detection import user_namespaces
+from sandkasten.model.sandbox.limits import Unenforced
+from sandkasten.model.sandbox.readiness import Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .address import Address
-    from .options import EngineMode
-    from .places import Place
+    from sandkasten.backends.docker.docker_options import EngineMode
+    from sandkasten.backends.docker.engine.engine_address import Address
+    from sandkasten.backends.docker.session_volumes import Place
 
 # The oldest that has all we ask for: masked paths, private cgroup namespaces, one-shot figures.
 API_NEEDED = (1, 41)

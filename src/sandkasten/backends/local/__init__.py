@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .backend import LocalBackend
-from .cell import LocalCell
+from sandkasten.backends.local.backend import LocalBackend
+from sandkasten.backends.local.cell import LocalCell
 
 __all__ = ["LocalBackend", "LocalCell"]

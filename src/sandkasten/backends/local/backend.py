@@ -15,33 +15,35 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from sandkasten.backends.local import probe, selftest
+from sandkasten.backends.local.bwrap_arguments import Ground, bwrap_args, runner_command
+from sandkasten.backends.local.cell import LocalCell
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import cgroups, hostroot, idranges, processes, seccomp
-from sandkasten.linux import ground as grounds
+from sandkasten.linux import launch_plan as grounds
+from sandkasten.linux import processes
+from sandkasten.linux.cgroup import cgroups
+from sandkasten.linux.confinement import id_ranges, seccomp
+from sandkasten.linux.host_requirements import make_group
 from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
-from sandkasten.linux.layout import CellState, Layout, write_state
-from sandkasten.linux.making import whole_or_nothing
 from sandkasten.linux.programs import Programs, find_bwrap
-from sandkasten.linux.removal import alive, remove
-from sandkasten.linux.requirements import make_group
-from sandkasten.model.spec import RUNNER_ID, CellSpec, user_id
-
-from . import probe, selftest
-from .arguments import Ground, bwrap_args, runner_command
-from .cell import LocalCell
+from sandkasten.linux.sandbox_removal import alive, remove
+from sandkasten.linux.state_layout import CellState, Layout, write_state
+from sandkasten.linux.storage import host_root
+from sandkasten.linux.undoable_work import whole_or_nothing
+from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.limits import Limits
-    from sandkasten.model.readiness import Readiness
+    from sandkasten.model.sandbox.limits import Limits
+    from sandkasten.model.sandbox.readiness import Readiness
 
 # Of some 3,000 that the whole machine has; a session uses one or two.
 _TERMINALS = 32
@@ -68,8 +70,8 @@ class LocalBackend:
         return cgroups.detect() if self._root else cgroups.Hierarchies({})
 
     @cached_property
-    def _host_root(self) -> hostroot.HostRoot:
-        return hostroot.look()
+    def _host_root(self) -> host_root.HostRoot:
+        return host_root.look()
 
     @cached_property
     def _stage(self) -> str:
@@ -149,7 +151,7 @@ class LocalBackend:
             raise BackendUnavailable(
                 "bubblewrap is not installed", hint="apt-get install bubblewrap"
             )
-        slot = idranges.lease(idranges.HOST_DIRECTORY, sandbox_id) if self._root else None
+        slot = id_ranges.lease(id_ranges.HOST_DIRECTORY, sandbox_id) if self._root else None
         planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
         state = CellState(
             processes.boot_id(),
@@ -178,8 +180,8 @@ class LocalBackend:
         ground = Ground(self._stage, self._root, self._host_root, len(filters))
         shown = [(self._programs.runner, "runner", False)]
         if spec.image.kind == "host":
-            shown.append((hostroot.etc_skeleton(self._layout.shared("etc")), "etc", True))
-        base = idranges.base_of(slot) if slot is not None else 0
+            shown.append((host_root.etc_skeleton(self._layout.shared("etc")), "etc", True))
+        base = id_ranges.base_of(slot) if slot is not None else 0
         listener = listen(cell / "socket")
         try:
             launch(
@@ -190,7 +192,7 @@ class LocalBackend:
                     "cgroup_v2": group.plan.v2_directory,
                     "id_map": None
                     if slot is None
-                    else {"base": base, "count": idranges.COUNT, "expect": base + RUNNER_ID},
+                    else {"base": base, "count": id_ranges.COUNT, "expect": base + RUNNER_ID},
                     "stage": self._stage,
                     "root": grounds.root_plan(self._layout, cell, spec),
                     "workspace": grounds.workspace_plan(self._layout, cell, spec),

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandboxLost
-from sandkasten.linux import cgroups
-from sandkasten.linux.changes import changes_of
-from sandkasten.linux.pausing import PausableGroup
-from sandkasten.linux.removal import remove
-from sandkasten.wire.unix import connect_unix
+from sandkasten.linux.cgroup import cgroups
+from sandkasten.linux.cgroup.pausable_group import PausableGroup
+from sandkasten.linux.sandbox_removal import remove
+from sandkasten.linux.storage.root_changes import changes_of
+from sandkasten.wire.unix_socket import connect_unix
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from sandkasten.linux.layout import Layout
+    from sandkasten.linux.state_layout import Layout
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.limits import Unenforced
-    from sandkasten.model.spec import RootChanges
-    from sandkasten.model.usage import Usage
+    from sandkasten.model.sandbox.cell_spec import RootChanges
+    from sandkasten.model.sandbox.limits import Unenforced
+    from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
 
 

@@ -8,14 +8,17 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandkastenError
-from sandkasten.linux import cgroups, hostroot, idranges, launcher, requirements
+from sandkasten.linux import host_requirements, launcher
+from sandkasten.linux.cgroup import cgroups
+from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.programs import find_bwrap
-from sandkasten.model.limits import Limits
-from sandkasten.model.readiness import Readiness, Requirement
+from sandkasten.linux.storage import host_root
+from sandkasten.model.sandbox.limits import Limits
+from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
-    from sandkasten.linux.layout import Layout
     from sandkasten.linux.programs import Programs
+    from sandkasten.linux.state_layout import Layout
 
 _BWRAP_MIN = (0, 8)  # --disable-userns and repeated --add-seccomp-fd
 
@@ -24,25 +27,25 @@ def look(
     layout: Layout, programs: Programs, hierarchies: cgroups.Hierarchies, root: bool
 ) -> Readiness:
     lines = [
-        requirements.linux_kernel(),
+        host_requirements.linux_kernel(),
         _bubblewrap(),
-        requirements.shipped_programs(programs),
-        requirements.system_call_filter(),
+        host_requirements.shipped_programs(programs),
+        host_requirements.system_call_filter(),
         _user_namespaces(),
-        requirements.data_directory(layout.data_dir),
-        *requirements.workspace_quota(root),
+        host_requirements.data_directory(layout.data_dir),
+        *host_requirements.workspace_quota(root),
         _images(layout, programs, root=root),
     ]
     planned = cgroups.plan(hierarchies, "probe", Limits())
-    unenforced = tuple(requirements.missing_controllers(planned.missing, root=root))
-    lines.append(requirements.control_groups(planned, root))
-    lines.append(requirements.pausing(hierarchies, root))
-    return requirements.verdict(lines, unenforced)
+    unenforced = tuple(host_requirements.missing_controllers(planned.missing, root=root))
+    lines.append(host_requirements.control_groups(planned, root))
+    lines.append(host_requirements.pausing(hierarchies, root))
+    return host_requirements.verdict(lines, unenforced)
 
 
 def _shown() -> list[str]:
     """Enough of the host to run a program; mounts of others may come and go elsewhere."""
-    root = hostroot.look()
+    root = host_root.look()
     args = ["--ro-bind", "/usr", "/usr"]
     for name, target in root.links:
         args += ["--symlink", target, f"/{name}"]
@@ -72,14 +75,14 @@ def _images(layout: Layout, programs: Programs, *, root: bool) -> Requirement:
 
 
 def trial_plan(place: str, *, root: bool) -> dict[str, object]:
-    base = idranges.base_of(idranges.SLOTS)
+    base = id_ranges.base_of(id_ranges.SLOTS)
     return {
         "trial": True,
         "listen_fd": 0,
         "cgroup_tasks": [],
         "cgroup_v2": None,
         # Beyond the last range that is ever leased: nobody's.
-        "id_map": {"base": base, "count": idranges.COUNT, "expect": base} if root else None,
+        "id_map": {"base": base, "count": id_ranges.COUNT, "expect": base} if root else None,
         "stage": f"{place}/stage",
         "root": {
             "layers": [f"{place}/lower", f"{place}/upper"],

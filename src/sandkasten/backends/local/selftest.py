@@ -15,18 +15,18 @@ import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from sandkasten.backends.local.bwrap_arguments import RUNNER_DIR
+from sandkasten.backends.local.cell import LocalCell
 from sandkasten.errors import IsolationRefused
-from sandkasten.linux import capabilities, idranges, posture, processes, subject
-from sandkasten.linux.layout import Layout, read_pid, read_state
+from sandkasten.linux import processes
+from sandkasten.linux.confinement import capabilities, id_ranges, posture, posture_probe
 from sandkasten.linux.programs import Programs, find_bwrap
-from sandkasten.linux.removal import remove
-from sandkasten.linux.turns import turn
+from sandkasten.linux.sandbox_removal import remove
+from sandkasten.linux.state_layout import Layout, read_pid, read_state
+from sandkasten.linux.storage.turn_lock import turn
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.spec import CellSpec
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.channel import Channel
-
-from .arguments import RUNNER_DIR
-from .cell import LocalCell
 
 _DEADLINE_S = 30.0
 # Long enough to be looked at, short enough not to matter when we are killed meanwhile.
@@ -46,7 +46,7 @@ def _key(programs: Programs) -> str:
         parts.append(f"{stat.st_mtime_ns}:{stat.st_size}")
     # Our own sources decide what is asked for; a changed one asks again.
     here = Path(__file__)
-    sources = (here, here.with_name("arguments.py"), Path(posture.__file__))
+    sources = (here, here.with_name("bwrap_arguments.py"), Path(posture.__file__))
     parts += [str(source.stat().st_mtime_ns) for source in sources]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 
@@ -110,8 +110,8 @@ async def _examine(layout: Layout, cell: LocalCell, spec: CellSpec) -> list[str]
             return ["the sandbox left no record of itself"]
         ids = None
         if state.slot is not None:
-            base = idranges.base_of(state.slot)
-            ids = range(base, base + idranges.COUNT)
+            base = id_ranges.base_of(state.slot)
+            ids = range(base, base + id_ranges.COUNT)
         host = posture.read(os.getpid())
         dev = spec.profile == "dev"
         kept = capabilities.bits(capabilities.DEV_USER) if dev else 0
@@ -120,6 +120,6 @@ async def _examine(layout: Layout, cell: LocalCell, spec: CellSpec) -> list[str]
         def judge(seen: posture.Posture) -> list[str]:
             return posture.deviations(seen, host, ids=ids, capabilities=kept, writable=writable)
 
-        return await subject.deviations(_SUBJECT, first[0], judge)
+        return await posture_probe.deviations(_SUBJECT, first[0], judge)
     finally:
         await channel.aclose()

@@ -17,14 +17,14 @@ from sandkasten.backends.memory.verbs_files import FILE_VERBS
 from sandkasten.backends.memory.verbs_rest import OTHER_VERBS
 from sandkasten.backends.memory.workspaces import MemoryWorkspaces
 from sandkasten.errors import Busy, Conflict, SandboxLost, UnsupportedByBackend
-from sandkasten.model.readiness import Readiness, Requirement
-from sandkasten.model.usage import Usage
+from sandkasten.model.sandbox.readiness import Readiness, Requirement
+from sandkasten.model.sandbox.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.sandbox.cell_spec import CellSpec
 
 _VERBS = {**COMMAND_VERBS, **FILE_VERBS, **ARCHIVE_VERBS, **OTHER_VERBS}
 

@@ -19,10 +19,10 @@ from sandkasten.backends.memory.processes import Process, ProcessTable
 from sandkasten.backends.memory.programs import PROGRAMS, Program
 from sandkasten.backends.memory.refusal import Refusal
 from sandkasten.backends.memory.tree import Directory, File, Tree
-from sandkasten.model.spec import HOME, base_environment
+from sandkasten.model.sandbox.cell_spec import HOME, base_environment
 
 if TYPE_CHECKING:
-    from sandkasten.model.spec import CellSpec
+    from sandkasten.model.sandbox.cell_spec import CellSpec
 
 PortHandler: TypeAlias = Callable[[MemoryStream], Awaitable[None]]
 

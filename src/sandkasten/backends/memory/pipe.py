@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sandkasten.wire.outbox import remainder
 
 if TYPE_CHECKING:
-    from sandkasten.wire.streams import Buffer
+    from sandkasten.wire.byte_streams import Buffer
 
 # About what a Unix socket holds, so that a peer that stops reading is felt here too.
 CAPACITY_BYTES = 256 * 1024

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sandkasten.backends.memory.refusal import Refusal
 from sandkasten.backends.memory.request import Request
 from sandkasten.errors import ProtocolViolation
-from sandkasten.model.spec import RUNNER_ID, USER_ID
-from sandkasten.wire.bodies import decode_body, encode_body
-from sandkasten.wire.codec import (
+from sandkasten.model.sandbox.cell_spec import RUNNER_ID, USER_ID
+from sandkasten.wire.frame_codec import (
     FROM_CLIENT,
     GENERATION,
     INITIAL_CREDIT,
@@ -31,6 +30,7 @@ from sandkasten.wire.codec import (
     encode_chunk,
     encode_credit,
 )
+from sandkasten.wire.json_bodies import decode_body, encode_body
 from sandkasten.wire.outbox import Outbox
 
 if TYPE_CHECKING:

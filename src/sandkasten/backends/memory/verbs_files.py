@@ -16,7 +16,7 @@ from sandkasten.backends.memory.tree import (
     Place,
     Special,
 )
-from sandkasten.wire.bodies import encode_body
+from sandkasten.wire.json_bodies import encode_body
 from sandkasten.wire.messages import from_bytes_json, to_bytes_json
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.backends.memory.pipe import MemoryStream, stream_pair
 from sandkasten.backends.memory.processes import RUNNER_PID
 from sandkasten.backends.memory.refusal import Refusal
-from sandkasten.model.spec import RUNNER_ID, USER_ID
+from sandkasten.model.sandbox.cell_spec import RUNNER_ID, USER_ID
 from sandkasten.wire.messages import to_bytes_json
 
 if TYPE_CHECKING:

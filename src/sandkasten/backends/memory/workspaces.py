@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from sandkasten.backends.memory.tree import Directory, Volume
 from sandkasten.errors import Conflict, InvalidRequest, WorkspaceNotFound
-from sandkasten.model.spec import Volume as VolumeSpec
-from sandkasten.model.workspace import (
+from sandkasten.model.sandbox.cell_spec import Volume as VolumeSpec
+from sandkasten.model.sandbox.workspace import (
     Measure,
     StoredWorkspace,
     checked_kept_name,

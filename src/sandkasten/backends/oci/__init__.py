@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .backend import OciBackend
-from .cell import OciCell
+from sandkasten.backends.oci.backend import OciBackend
+from sandkasten.backends.oci.cell import OciCell
 
 __all__ = ["OciBackend", "OciCell"]

@@ -18,34 +18,35 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandkasten.backends.oci import probe, runtimes, selftest
+from sandkasten.backends.oci.cell import OciCell
+from sandkasten.backends.oci.oci_config import Ground, config, places
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import cgroups, hostroot, idranges, processes, seccomp, seccomp_oci
-from sandkasten.linux import ground as grounds
+from sandkasten.linux import launch_plan as grounds
+from sandkasten.linux import processes
+from sandkasten.linux.cgroup import cgroups
+from sandkasten.linux.confinement import id_ranges, seccomp, seccomp_oci
+from sandkasten.linux.host_requirements import make_group
 from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
-from sandkasten.linux.layout import CellState, Layout, write_state
-from sandkasten.linux.making import whole_or_nothing
 from sandkasten.linux.programs import Programs
-from sandkasten.linux.removal import alive, remove
-from sandkasten.linux.requirements import make_group
-from sandkasten.model.image import Image
-from sandkasten.model.spec import RUNNER_ID, CellSpec, user_id
-
-from . import probe, runtimes, trial
-from .cell import OciCell
-from .config import Ground, config, places
+from sandkasten.linux.sandbox_removal import alive, remove
+from sandkasten.linux.state_layout import CellState, Layout, write_state
+from sandkasten.linux.storage import host_root
+from sandkasten.linux.undoable_work import whole_or_nothing
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.backends.oci.runtimes import Name, Platform
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.readiness import Readiness
-
-    from .runtimes import Name, Platform
+    from sandkasten.model.sandbox.readiness import Readiness
 
 _BUNDLE = "bundle"
 
@@ -85,8 +86,8 @@ class OciBackend:
         return cgroups.detect() if self._root else cgroups.Hierarchies({})
 
     @cached_property
-    def _host_root(self) -> hostroot.HostRoot:
-        return hostroot.look()
+    def _host_root(self) -> host_root.HostRoot:
+        return host_root.look()
 
     @cached_property
     def _stage(self) -> str:
@@ -127,7 +128,7 @@ class OciBackend:
 
     async def _prepare(self, spec: CellSpec) -> None:
         """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
-        kind = trial.kind_of(spec)
+        kind = selftest.kind_of(spec)
         if kind in self._prepared:
             return
         async with self._preparing:
@@ -139,7 +140,7 @@ class OciBackend:
                     f"{self.name} cannot be used: {found.reason}", hint=found.remedy
                 )
             await asyncio.to_thread(self._lay_out)
-            self._platform = await trial.ensure(
+            self._platform = await selftest.ensure(
                 self._layout, self._programs, self._runtime, self._create_on, spec
             )
             self._prepared.add(kind)
@@ -188,7 +189,7 @@ class OciBackend:
         if program is None:
             absent = runtimes.missing(self._runtime)
             raise BackendUnavailable(f"{absent.name} is {absent.state}", hint=absent.remedy)
-        slot = idranges.lease(idranges.HOST_DIRECTORY, sandbox_id)
+        slot = id_ranges.lease(id_ranges.HOST_DIRECTORY, sandbox_id)
         planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
         everywhere = cgroups.everywhere(Path("/proc/self/mountinfo").read_text(), sandbox_id)
         state = CellState(
@@ -206,10 +207,10 @@ class OciBackend:
         if group.unenforced:
             lost = tuple((u.limit, u.reason, u.remedy) for u in group.unenforced)
             write_state(cell, replace(state, unenforced=lost))
-        base = idranges.base_of(slot)
+        base = id_ranges.base_of(slot)
         ground = self._ground(sandbox_id, spec, base)
         shared = [
-            (hostroot.etc_skeleton(self._layout.shared("etc")), "etc", True),
+            (host_root.etc_skeleton(self._layout.shared("etc")), "etc", True),
             (self._programs.runner, "runner", False),
             (self._bundle(cell, spec, ground), _BUNDLE, True),
         ]
@@ -217,7 +218,7 @@ class OciBackend:
             shared.append((_socket_directory(cell, base), "listen", True))
         bundle = f"{self._stage}/{_BUNDLE}"
         plan: dict[str, object] = {
-            "id_map": {"base": base, "count": idranges.COUNT, "expect": self._expect(base)},
+            "id_map": {"base": base, "count": id_ranges.COUNT, "expect": self._expect(base)},
             "stage": self._stage,
             "root": self._image_root(cell, spec, ground),
             "workspace": grounds.workspace_plan(self._layout, cell, spec),
@@ -286,7 +287,7 @@ class OciBackend:
         """The host image too is laid together by the launcher: its names, and where to mount."""
         plan = grounds.root_plan(self._layout, cell, spec)
         if plan is None:
-            skeleton = hostroot.root_skeleton(self._layout.shared("root"), self._host_root)
+            skeleton = host_root.root_skeleton(self._layout.shared("root"), self._host_root)
             plan = {"layers": [os.fspath(skeleton)], "writable": False}
         return {**plan, "places": [asdict(place) for place in places(spec, ground)]}
 

@@ -15,24 +15,22 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sandkasten.backends.oci.oci_config import SOCKET_NAME
 from sandkasten.errors import SandboxLost
-from sandkasten.linux import cgroups
-from sandkasten.linux.pausing import PausableGroup
-from sandkasten.linux.removal import alive, remove
-from sandkasten.wire.unix import connect_unix
-
-from .config import SOCKET_NAME
+from sandkasten.linux.cgroup import cgroups
+from sandkasten.linux.cgroup.pausable_group import PausableGroup
+from sandkasten.linux.sandbox_removal import alive, remove
+from sandkasten.wire.unix_socket import connect_unix
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.linux.layout import Layout
+    from sandkasten.backends.oci.oci_config import Kind
+    from sandkasten.linux.state_layout import Layout
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.limits import Unenforced
-    from sandkasten.model.usage import Usage
+    from sandkasten.model.sandbox.limits import Unenforced
+    from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
-
-    from .config import Kind
 
 # A runner that binds its own socket takes it away for a moment when it is asked to be quiet, and a
 # pause may come in between.

@@ -7,19 +7,18 @@ import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.linux import cgroups, requirements
-from sandkasten.model.limits import Limits
-from sandkasten.model.readiness import Requirement
-
-from . import runtimes
+from sandkasten.backends.oci import runtimes
+from sandkasten.linux import host_requirements
+from sandkasten.linux.cgroup import cgroups
+from sandkasten.model.sandbox.limits import Limits
+from sandkasten.model.sandbox.readiness import Requirement
 
 if TYPE_CHECKING:
+    from sandkasten.backends.oci.runtimes import Name
     from sandkasten.errors import SandkastenError
-    from sandkasten.linux.layout import Layout
     from sandkasten.linux.programs import Programs
-    from sandkasten.model.readiness import Readiness
-
-    from .runtimes import Name
+    from sandkasten.linux.state_layout import Layout
+    from sandkasten.model.sandbox.readiness import Readiness
 
 
 def look(
@@ -31,18 +30,18 @@ def look(
     strict: bool,
 ) -> Readiness:
     lines = [
-        requirements.linux_kernel(),
+        host_requirements.linux_kernel(),
         *_runtime(runtime, hierarchies, strict=strict),
         _root(runtime),
-        requirements.shipped_programs(programs),
-        requirements.data_directory(layout.data_dir),
-        *requirements.workspace_quota(os.geteuid() == 0),
+        host_requirements.shipped_programs(programs),
+        host_requirements.data_directory(layout.data_dir),
+        *host_requirements.workspace_quota(os.geteuid() == 0),
     ]
     planned = cgroups.plan(hierarchies, "probe", Limits())
-    lines.append(requirements.control_groups(planned, os.geteuid() == 0))
-    lines.append(requirements.pausing(hierarchies, os.geteuid() == 0))
-    lost = tuple(requirements.missing_controllers(planned.missing, root=True))
-    return requirements.verdict(lines, lost)
+    lines.append(host_requirements.control_groups(planned, os.geteuid() == 0))
+    lines.append(host_requirements.pausing(hierarchies, os.geteuid() == 0))
+    lost = tuple(host_requirements.missing_controllers(planned.missing, root=True))
+    return host_requirements.verdict(lines, lost)
 
 
 def refused(looked: Readiness, runtime: Name, exc: SandkastenError) -> Readiness:

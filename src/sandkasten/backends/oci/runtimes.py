@@ -12,12 +12,11 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.model.readiness import Requirement
-
-from .config import READY_FD
+from sandkasten.backends.oci.oci_config import READY_FD
+from sandkasten.model.sandbox.readiness import Requirement
 
 if TYPE_CHECKING:
-    from .config import Kind
+    from sandkasten.backends.oci.oci_config import Kind
 
 Name = Literal["runc", "crun", "runsc"]
 Platform = Literal["systrap", "ptrace"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
 from sandkasten.client.http.connection import ANSWER_S, Order
-from sandkasten.client.http.streams import Followed, follow
-from sandkasten.client.http.values import (
+from sandkasten.client.http.event_streams import Followed, follow
+from sandkasten.client.http.json_values import (
     Json,
     choice,
     count,
@@ -24,13 +24,18 @@ from sandkasten.client.http.values import (
     text,
     texts,
 )
-from sandkasten.model.runs import Definition, RunEvent, RunRow, RunUsage
+from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow, RunUsage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from sandkasten.client.http.connection import Connection
-    from sandkasten.model.runs import AgentRunRequest, RunKind, RunStatus, WorkflowRunRequest
+    from sandkasten.model.runs.run_values import (
+        AgentRunRequest,
+        RunKind,
+        RunStatus,
+        WorkflowRunRequest,
+    )
 
 _KINDS: Final = ("agent", "workflow")
 _STATUSES: Final = ("running", "completed", "failed", "cancelled", "lost")

@@ -19,7 +19,7 @@ from urllib.request import getproxies
 import aiohttp
 
 from sandkasten.client.http.address import Address, address_of
-from sandkasten.client.http.problems import error_of
+from sandkasten.client.http.error_responses import error_of
 from sandkasten.errors import (
     BackendUnavailable,
     InvalidRequest,

@@ -11,26 +11,26 @@ from urllib.parse import quote
 
 import aiohttp
 
-from sandkasten.client.http import mapping_files as mapping
+from sandkasten.client.http import file_json as mapping
 from sandkasten.client.http.connection import Order, pieces, reading
-from sandkasten.client.http.patience import Patience
-from sandkasten.client.http.problems import body_error
-from sandkasten.client.http.streams import events, parsed
+from sandkasten.client.http.error_responses import body_error
+from sandkasten.client.http.event_streams import events, parsed
+from sandkasten.client.http.reconnect import Patience
 from sandkasten.errors import (
     BackendUnavailable,
     InvalidRequest,
     IsADirectory,
     PayloadTooLarge,
 )
-from sandkasten.model.files import Change, FileContent
+from sandkasten.model.files.file_entries import Change, FileContent
+from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.numbers import whole
-from sandkasten.model.paths import sandbox_path
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 
     from sandkasten.client.http.connection import Connection
-    from sandkasten.model.files import FileEntry, Listing, TarSummary
+    from sandkasten.model.files.file_entries import FileEntry, Listing, TarSummary
 
 MAX_WHOLE_READ: Final = 512 << 20
 _HIGHEST: Final = 2**62

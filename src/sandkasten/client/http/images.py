@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from sandkasten.client.http import mapping_images as mapping
+from sandkasten.client.http import image_json as mapping
 from sandkasten.client.http.connection import Order, reading
-from sandkasten.client.http.problems import body_error
-from sandkasten.client.http.streams import events, parsed
-from sandkasten.client.http.values import given
-from sandkasten.client.transfer import blocks_of
+from sandkasten.client.http.error_responses import body_error
+from sandkasten.client.http.event_streams import events, parsed
+from sandkasten.client.http.json_values import given
+from sandkasten.client.transfer.transfer import blocks_of
 from sandkasten.errors import BackendUnavailable, FileTrouble, UnsupportedByBackend
-from sandkasten.model.images import ImageProgress
+from sandkasten.model.images.image_info import ImageProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from sandkasten.client.http.connection import Connection
-    from sandkasten.model.images import (
+    from sandkasten.model.images.image_info import (
         ArchiveFormat,
         BuiltImage,
         CollectedImages,

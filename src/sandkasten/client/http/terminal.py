@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from sandkasten.client.http.mapping import exec_result_of
-from sandkasten.client.http.patience import Patience
-from sandkasten.client.http.problems import body_error
-from sandkasten.client.http.values import count, record, text
+from sandkasten.client.http.error_responses import body_error
+from sandkasten.client.http.json_values import count, record, text
+from sandkasten.client.http.reconnect import Patience
+from sandkasten.client.http.session_json import exec_result_of
 from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from sandkasten.client.http.connection import Connection
-    from sandkasten.model.execution import ExecResult
+    from sandkasten.model.commands.exec_values import ExecResult
 
 HELLO_S: Final = 30.0
 # How long a program may take to end when its terminal is closed; the daemon kills it before.

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from sandkasten.client.http.connection import Order
-from sandkasten.client.http.mapping_images import workspace_of, workspaces_of
-from sandkasten.client.http.values import given
+from sandkasten.client.http.image_json import workspace_of, workspaces_of
+from sandkasten.client.http.json_values import given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.client.http.connection import Connection
-    from sandkasten.model.workspace import Workspace
+    from sandkasten.model.sandbox.workspace import Workspace
 
 _ALL = "/v1/workspaces"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import ProvisioningFailed
 from sandkasten.images.packages.semver import Range, parse_version
-from sandkasten.model.packages import npm_range, package_name
+from sandkasten.model.sandbox.package_sets import npm_range, package_name
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

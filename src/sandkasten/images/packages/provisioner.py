@@ -23,13 +23,14 @@ from sandkasten.errors import (
     ProvisioningFailed,
     UnsupportedByBackend,
 )
-from sandkasten.images.buildcache import build_key
+from sandkasten.images.builder.build_cache import build_key
 from sandkasten.images.disk import translated
-from sandkasten.images.packages.rules import address
-from sandkasten.images.packages.shelf import Shelf
-from sandkasten.images.packages.threads import to_the_end
-from sandkasten.images.unpack import Caps, unpack_layer
-from sandkasten.model.packages import (
+from sandkasten.images.layers.layer_unpack import Caps, unpack_layer
+from sandkasten.images.packages.package_rules import address
+from sandkasten.images.packages.package_shelf import Shelf
+from sandkasten.images.packages.thread_work import to_the_end
+from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH, HostMount
+from sandkasten.model.sandbox.package_sets import (
     MOUNT_PREFIX,
     NODE_DIR,
     PYTHON_DIR,
@@ -38,14 +39,13 @@ from sandkasten.model.packages import (
     PackageSet,
     check_allowed,
 )
-from sandkasten.model.spec import DEFAULT_PATH, HostMount
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from sandkasten.images.packages.rules import PackageRules
-    from sandkasten.model.image import Image
+    from sandkasten.images.packages.package_rules import PackageRules
+    from sandkasten.model.images.resolved_image import Image
     from sandkasten.ports import Sites
 
 # Each one is a program that fetches and a sandbox that installs.
@@ -113,11 +113,11 @@ class Provisioner:
             return await asyncio.to_thread(lambda: self._rules.pip_source)
         if self._rules.npm_registry is None:
             # Once for this process: a daemon does not follow a file that is not its own.
-            from sandkasten.images.packages import npm
+            from sandkasten.images.packages import npm_packages
 
             await asyncio.to_thread(self._shelf.prepare)
             async with self._shelf.scratch() as scratch:
-                found = await npm.configured_registry(scratch, self._environ)
+                found = await npm_packages.configured_registry(scratch, self._environ)
             self._rules = replace(self._rules, npm_registry=found)
         return [address(self._rules.npm_registry or "")]
 
@@ -149,7 +149,7 @@ class Provisioner:
         backend: str,
     ) -> None:
         # Here: most processes never install anything, and need not wait for what that takes.
-        from sandkasten.images.packages import npm, pip
+        from sandkasten.images.packages import npm_packages, pip_packages
 
         if self.sites is None:
             raise UnsupportedByBackend("packages cannot be installed here", hint="use an image")
@@ -159,13 +159,13 @@ class Provisioner:
             given, made = scratch / "given", scratch / "made"
             given.mkdir()
             (made / "tree").mkdir(parents=True)
-            mounts = [HostMount(os.fspath(given), pip.GIVEN)]
+            mounts = [HostMount(os.fspath(given), pip_packages.GIVEN)]
             if ecosystem == "pip":
-                tool = await to_the_end(pip.tool, self._shelf)
-                mounts.append(HostMount(os.fspath(tool), pip.TOOL))
+                tool = await to_the_end(pip_packages.tool, self._shelf)
+                mounts.append(HostMount(os.fspath(tool), pip_packages.TOOL))
             disk = self._rules.max_bytes
             async with self.sites.open(image, backend, tuple(mounts), disk_bytes=disk) as site:
-                work = pip.install if ecosystem == "pip" else npm.install
+                work = pip_packages.install if ecosystem == "pip" else npm_packages.install
                 left_s = max(1.0, ends_at - time.monotonic())
                 path = await work(specs, site, given, self._rules, self._environ, left_s)
                 archive = scratch / "made.tar"

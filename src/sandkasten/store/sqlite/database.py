@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sandkasten.errors import InternalError, QuotaExceeded
 from sandkasten.store.sqlite.schema import migrate, version_of
-from sandkasten.store.sqlite.trouble import damaged, ends_the_batch, held, translated
+from sandkasten.store.sqlite.sqlite_errors import damaged, ends_the_batch, held, translated
 
 if TYPE_CHECKING:
     from pathlib import Path

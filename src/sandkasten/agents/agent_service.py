@@ -1,0 +1,463 @@
+"""Carries out agents and workflows: the one object behind HTTP, the client and the command line.
+
+Whatever can be refused is refused before a run begins. Every run is a task of this object and ends
+with it at the latest; its sandboxes are gone when it has ended, however it ended. In a daemon what
+a crash left is found at the start and every half minute: workflow runs go on, agent runs are
+`lost`, and sandboxes of runs that ended are destroyed. In a plain process nobody comes back, so
+there the sandboxes of a run end by themselves unless they are touched.
+
+A run of another tenant is RunNotFound, as an unknown one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
+
+from sandkasten.agents.definition_info import described_agent, described_workflow
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.run_context import RunContext
+from sandkasten.agents.run_lifecycle import Carrier
+from sandkasten.agents.run_preparation import Preparing
+from sandkasten.agents.run_sandboxes import Leftovers
+from sandkasten.agents.run_tasks import Working
+from sandkasten.errors import (
+    Busy,
+    Cancelled,
+    Conflict,
+    InternalError,
+    InvalidRequest,
+    QuotaExceeded,
+    RunNotFound,
+    SandkastenError,
+)
+from sandkasten.model.runs.run_values import RunEvent, RunRow, RunStatus, new_run_id
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from sandkasten.agents.chat.model_settings import Models
+    from sandkasten.agents.definitions.library import Library
+    from sandkasten.agents.loop.loop_limits import LoopLimits
+    from sandkasten.agents.tools.toolbox import Toolbox
+    from sandkasten.agents.workflows.workflow_runner import WorkflowRunner
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.runs.run_values import (
+        AgentRunRequest,
+        Definition,
+        RunKind,
+        WorkflowRunRequest,
+    )
+    from sandkasten.ports import Clock, EventSink
+    from sandkasten.ports.agent_ports import Runs
+
+log = logging.getLogger("sandkasten.agents")
+# Half of the minute within which everything of a run is gone.
+RECOVER_EVERY_S: Final = 30.0
+# A sandbox of a plain process ends after this without a touch, and is touched three times in it.
+PLAIN_IDLE_S: Final = 45.0
+TOUCH_EVERY_S: Final = 15.0
+# A run is in the list a moment before it is claimed; looked at again soon.
+_YOUNG_S: Final = 2.0
+_FOLLOW_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRules:
+    max_concurrent: int = 32
+    retention_s: float = 30 * 86_400.0
+    stays: bool = False
+    """A daemon: it comes back after a crash, and goes on with what it left."""
+
+
+class AgentService:
+    """Implements `ports.Agents`; used as `async with`."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        runs: Runs,
+        toolbox: Toolbox,
+        library: Library,
+        models: Models,
+        runner: WorkflowRunner,
+        clock: Clock,
+        limits: LoopLimits | None = None,
+        rules: ServiceRules | None = None,
+        events: EventSink | None = None,
+    ) -> None:
+        self._runs = runs
+        self._toolbox = toolbox
+        self._clock = clock
+        self._rules = rules or ServiceRules()
+        policy = engine.policy
+        self._idle_timeout_s = (
+            min(policy.ttl_s, policy.idle_timeout_s) if self._rules.stays else PLAIN_IDLE_S
+        )
+        self._lives_s = policy.lifetime_s if self._rules.stays else PLAIN_IDLE_S
+        self._carrier = Carrier(runs, self._clean, clock, events)
+        self._working = Working(
+            runs=runs,
+            carrier=self._carrier,
+            toolbox=toolbox,
+            library=library,
+            models=models,
+            runner=runner,
+            clock=clock,
+            limits=limits,
+            idle_timeout_s=None if self._rules.stays else PLAIN_IDLE_S,
+        )
+        self._preparing = Preparing(library, self._working.loop, engine.policy)
+        self._leftovers = Leftovers(engine, runs)
+        self._upkeep: asyncio.Task[None] | None = None
+        self._starting = 0
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        work = self._look_after() if self._rules.stays else self._keep_awake()
+        self._upkeep = asyncio.create_task(work)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Begin nothing new, and let what runs come to its end within the deadline."""
+        self._closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._working.idle()
+
+    async def aclose(self) -> None:
+        """Cancel what still runs; in a daemon, workflow runs are left for the next one."""
+        self._closed = True
+        self._carrier.stopping.shutdown = True
+        self._carrier.stopping.leave_open = self._rules.stays
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.gather(self._upkeep, return_exceptions=True)
+            self._upkeep = None
+        await self._working.aclose()
+
+    # ---- the library
+
+    async def definitions(self, kind: RunKind) -> Sequence[Definition]:
+        return await self._preparing.definitions(kind)
+
+    async def definition(self, kind: RunKind, name: str) -> Definition:
+        return await self._preparing.definition(kind, name)
+
+    async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
+        describe = described_agent if kind == "agent" else described_workflow
+        found = await asyncio.to_thread(describe, source, name)
+        if found.error is not None:
+            return found
+        return await self._preparing.checked(found)
+
+    # ---- runs
+
+    async def start_agent(self, request: AgentRunRequest) -> RunRow:
+        with self._room():
+            return await self._start_agent(request)
+
+    async def _start_agent(self, request: AgentRunRequest) -> RunRow:
+        agent = await self._preparing.agent(request)
+        row = RunRow(
+            id=new_run_id(),
+            kind="agent",
+            name=agent.name,
+            created_at=self._clock.now(),
+            tenant=request.tenant,
+            input={"task": request.task, "variables": dict(request.variables)},
+            key_id=request.key_id,
+            quota=request.quota,
+            files=request.files,
+            source=agent.source,
+        )
+        await self._runs.begin(row)
+        self._working.start_agent(row, agent)
+        return row
+
+    async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
+        with self._room():
+            return await self._start_workflow(request)
+
+    async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
+        prepared = await self._preparing.workflow(request)
+        row = RunRow(
+            id=new_run_id(),
+            kind="workflow",
+            name=prepared.workflow.id,
+            created_at=self._clock.now(),
+            tenant=request.tenant,
+            input=request.input,
+            key_id=request.key_id,
+            quota=request.quota,
+            files=request.files,
+            source=prepared.source,
+        )
+        await self._runs.begin(row)
+        self._working.start_workflow(row, prepared.workflow, prepared.warnings)
+        return row
+
+    async def run(self, run_id: str, tenant: str) -> RunRow:
+        row = await self._runs.get(run_id)
+        if row is None or row.tenant != tenant:
+            raise RunNotFound(
+                "no run has that id",
+                hint="sandkasten agent runs, or GET /runs, lists those there are",
+            )
+        return row
+
+    async def runs(
+        self,
+        tenant: str,
+        *,
+        kind: RunKind | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> Sequence[RunRow]:
+        if status is not None and status not in get_args(RunStatus):
+            raise InvalidRequest(
+                f"there is no status {shown(status)} of a run",
+                hint="say running, completed, failed, cancelled or lost",
+                field="status",
+            )
+        return await self._runs.list(tenant, kind=kind, status=status, limit=limit, before=before)
+
+    async def cancel(self, run_id: str, tenant: str) -> RunRow:
+        row = await self.run(run_id, tenant)
+        if row.ended:
+            return row
+        await self._working.cancel(run_id)
+        row = await self.run(run_id, tenant)
+        if not row.ended:
+            # A dead process's, or one of ours that was stopped before it had begun.
+            with suppress(QuotaExceeded, InternalError):
+                await self._abandon(row)
+            row = await self.run(run_id, tenant)
+        if not row.ended:
+            # A full disk, say. A workflow run would be gone on with.
+            raise Busy(
+                f"run {run_id} was stopped, and that could not be written down",
+                hint="see that there is room on the disk, and cancel it again",
+                run_id=run_id,
+            )
+        return row
+
+    async def resume(self, run_id: str, tenant: str) -> RunRow:
+        row = await self.run(run_id, tenant)
+        if row.kind != "workflow" or row.ended:
+            what = "has ended" if row.ended else "is no workflow run"
+            raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
+        with self._room():
+            resumed = await self._resumed(row)
+        if not resumed:
+            raise Conflict(
+                f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
+            )
+        return row
+
+    async def events(
+        self, run_id: str, tenant: str, *, since_seq: int = 0, follow: bool = False
+    ) -> AsyncIterator[RunEvent | RunRow]:
+        row = await self.run(run_id, tenant)
+        while True:
+            page = await self._runs.events(run_id, since_seq=since_seq)
+            for event in page:
+                yield event
+                since_seq = event.seq
+            if page:
+                continue
+            if row.ended:
+                yield row
+                return
+            if follow:
+                await self._runs.changed(run_id, since_seq, _FOLLOW_S)
+            # Read before the next look at the events: what comes after its end is then seen.
+            row = await self.run(run_id, tenant)
+            if not follow and not row.ended:
+                return
+
+    # ---- tools for others
+
+    def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
+        if mode not in ("compute", "code"):
+            raise InvalidRequest(f"there is no mode {mode[:40]!r}", hint="compute or code")
+        wish = SandboxWish(mode="compute" if mode == "compute" else "code")
+        return [
+            {
+                "name": one.name,
+                "description": one.description,
+                "parameters": dict(one.parameters),
+            }
+            for one in self._toolbox.specs(wish)
+        ]
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        tenant: str,
+        session: str,
+        quota: TenantQuota | None = None,
+        key_id: str | None = None,
+        image: str | None = None,
+        runtime: str | None = None,
+    ) -> Mapping[str, Any]:
+        context = RunContext(
+            # No id of a run looks like this, so no name leads to a sandbox of one.
+            agent_run_id=f"client-{session}",
+            agent_name="client",
+            tenant=tenant,
+            key_id=key_id,
+            quota=quota,
+            wish=SandboxWish(
+                mode="compute" if name == "sandbox_run" else "code", image=image, runtime=runtime
+            ),
+        )
+        context.session_key()
+        return await self._toolbox.call(name, dict(arguments), context)
+
+    # ---- after a crash
+
+    async def recover(self) -> bool:
+        """Settle what dead processes left; False when some were too young to tell.
+
+        Only a daemon does so; it is the one that stays.
+        """
+        now = self._clock.now()
+        before: str | None = None
+        sure = True
+        while rows := await self._runs.list(None, status="running", before=before):
+            before = rows[-1].id
+            for row in rows:
+                if self._working.has(row.id):
+                    continue
+                if 0 <= now - row.created_at < _YOUNG_S:
+                    sure = False
+                    continue
+                with suppress(SandkastenError):
+                    await self._settle(row)
+        await self._leftovers.sweep()
+        await self._runs.prune(now - self._rules.retention_s)
+        return sure
+
+    async def _settle(self, row: RunRow) -> None:
+        if row.kind == "workflow":
+            if not self._closed and self._working.tops < self._rules.max_concurrent:
+                await self._resumed(row)
+            return
+        async with self._runs.claim(row.id) as ours:
+            fresh = await self._runs.get(row.id) if ours else None
+            if fresh is not None and not fresh.ended:
+                await self._carrier.cleaned(fresh)
+                await self._carrier.conclude(self._lost(fresh))
+
+    def _lost(self, row: RunRow) -> RunRow:
+        error = Cancelled("the process that worked on it died", hint="start it again")
+        return replace(
+            row,
+            status="lost",
+            ended_at=self._clock.now(),
+            error={"code": error.code, "message": error.message, "hint": error.hint},
+        )
+
+    async def _resumed(self, row: RunRow) -> bool:
+        async with self._runs.claim(row.id) as ours:
+            if not ours:
+                return False
+            fresh = await self._runs.get(row.id)
+            if fresh is None or fresh.ended:
+                return False
+            await self._settle_below(fresh)
+            # Whoever made its sandboxes may have been of the other kind of process.
+            with suppress(SandkastenError):
+                now = self._clock.now()
+                await self._leftovers.adopt(row.id, self._idle_timeout_s, self._lives_s, now)
+        # Nothing is awaited between the look and the start: two who ask at once begin it once.
+        if self._working.has(row.id):
+            return False
+        self._working.resume(fresh)
+        return True
+
+    async def _settle_below(self, flow: RunRow) -> None:
+        """A step that was at work is done again, in a new run; nobody comes back for the old."""
+        before: str | None = None
+        while rows := await self._runs.list(
+            flow.tenant, kind="agent", status="running", before=before
+        ):
+            before = rows[-1].id
+            for row in rows:
+                if row.workflow_run_id == flow.id and not self._working.has(row.id):
+                    with suppress(SandkastenError):
+                        await self._settle(row)
+
+    async def _abandon(self, row: RunRow) -> None:
+        """Cancel one that no living process works on."""
+        async with self._runs.claim(row.id) as ours:
+            if not ours:
+                raise Conflict(
+                    f"another process works on run {row.id}",
+                    hint="end it there, with Ctrl-C for instance",
+                    run_id=row.id,
+                )
+            fresh = await self._runs.get(row.id)
+            if fresh is not None and not fresh.ended:
+                await self._carrier.cleaned(fresh)
+                error = Cancelled("the run was cancelled")
+                told = {"code": error.code, "message": error.message, "hint": ""}
+                now = self._clock.now()
+                ended = replace(fresh, status="cancelled", ended_at=now, error=told)
+                await self._carrier.conclude(ended)
+        if row.kind == "workflow":
+            await self._settle_below(row)
+
+    async def _look_after(self) -> None:
+        while True:
+            sure = True
+            try:
+                sure = await self.recover()
+            except SandkastenError as exc:
+                log.warning("runs.unrecovered", extra={"sandkasten": {"why": exc.code}})
+            await asyncio.sleep(RECOVER_EVERY_S if sure else _YOUNG_S)
+
+    async def _keep_awake(self) -> None:
+        last = self._clock.boottime()
+        while True:
+            await asyncio.sleep(TOUCH_EVERY_S)
+            with suppress(SandkastenError):
+                now = self._clock.boottime()
+                await self._leftovers.renew(self._working.ids(), now - last)
+                last = now
+
+    async def _clean(self, row: RunRow) -> None:
+        done = await self._toolbox.finish(row.kind, row.id, row.tenant)
+        for the_id, why in done.failed:
+            told = {"run": row.id, "sandbox": the_id, "why": why.code}
+            log.warning("run.sandbox_left", extra={"sandkasten": told})
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """A place among those that run, from before it is asked for until the run has it."""
+        if self._closed:
+            raise Busy("no new runs are begun here, it is shutting down", hint="try again")
+        if self._working.tops + self._starting >= self._rules.max_concurrent:
+            raise QuotaExceeded(
+                f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
+                hint="wait for one to end, or raise agents.max_concurrent_runs",
+                quota="runs",
+            )
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1

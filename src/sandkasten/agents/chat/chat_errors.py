@@ -1,0 +1,177 @@
+"""What an endpoint says when it does not answer: whether it passes, and what error it is to us.
+
+Pure. The words are the endpoint's: bounded, without control characters, and never with the key.
+An error that a caller may try again is ModelUnavailable; all others are not of that class.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.chat.chat_wire import Unreadable, decoded
+from sandkasten.errors import InvalidConfiguration, ModelUnavailable, RunFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.chat.model_settings import ModelSettings
+    from sandkasten.errors import SandkastenError
+
+MOST_SHOWN: Final = 500
+_PASSING: Final = frozenset({408, 409, 425, 429})
+_TOO_LONG: Final = re.compile(
+    r"context.{0,20}(length|window|size)|maximum.{0,20}tokens|too many tokens|prompt is too long",
+    re.IGNORECASE | re.DOTALL,
+)
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    """0: it stood in the stream of an answer that had begun well."""
+    message: str = ""
+    code: str = ""
+    param: str = ""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same request may be answered later."""
+        if self.code == "insufficient_quota":
+            return False
+        return self.status in _PASSING or self.status >= 500 or self.status == 0
+
+    def about(self, word: str) -> bool:
+        return self.status in (400, 422) and (self.param == word or word in self.message)
+
+
+def shown(text: object, settings: ModelSettings) -> str:
+    words = _UNPRINTABLE.sub(" ", str(text)).encode("utf-8", "replace").decode()
+    cut = without_key(words[: MOST_SHOWN * 8], settings).strip()
+    return cut if len(cut) <= MOST_SHOWN else cut[:MOST_SHOWN] + " …"
+
+
+def without_key(text: str, settings: ModelSettings) -> str:
+    # A shorter one would be no secret, and its letters are in other words.
+    key = settings.api_key
+    return text.replace(key, "***") if len(key) >= 8 else text
+
+
+def refusal_of(status: int, raw: bytes | object, settings: ModelSettings) -> Refusal:
+    """From `{"error": {…}}` in all the ways it is written, or from any text."""
+    found: Any = raw
+    if isinstance(raw, bytes):
+        try:
+            found = decoded(raw)
+        except Unreadable:
+            return Refusal(
+                status, shown(raw[: MOST_SHOWN * 8].decode("utf-8", "replace"), settings)
+            )
+    if isinstance(found, list) and found:
+        found = found[0]
+    if isinstance(found, dict) and found.get("error"):
+        found = found["error"]
+    if not isinstance(found, dict):
+        return Refusal(status, shown(found, settings))
+    code = found.get("code")
+    return Refusal(
+        status,
+        shown(found.get("message") or found.get("detail") or "", settings),
+        shown(code if isinstance(code, str) else found.get("type") or "", settings),
+        shown(found.get("param") or "", settings),
+    )
+
+
+def error_of(refusal: Refusal, settings: ModelSettings) -> SandkastenError:
+    said = f": {refusal.message}" if refusal.message else ""
+    number = f" ({refusal.status})" if refusal.status else ""
+    who = f"the model endpoint {settings.shown}"
+    if refusal.passes:
+        return ModelUnavailable(
+            f"{who} does not answer for now{number}{said}",
+            hint="try again later; it may be overloaded, or it limits how often it is asked",
+            status=refusal.status,
+        )
+    if refusal.status in (401, 403):
+        return InvalidConfiguration(
+            f"{who} refuses the key{number}{said}",
+            hint="look at SANDKASTEN_MODELS_API_KEY, and what the key may do",
+            status=refusal.status,
+        )
+    if refusal.status in (404, 405) or 300 <= refusal.status < 400:
+        number += "; it sends elsewhere, where we do not follow" if refusal.status < 400 else ""
+        return InvalidConfiguration(
+            f"{who} has no chat completions of the model {settings.model!r}{number}{said}",
+            hint="look at SANDKASTEN_MODELS_BASE_URL (with /v1, where it has one) and at `model:`",
+            status=refusal.status,
+        )
+    if refusal.status in (400, 413, 422) and too_long(refusal):
+        return RunFailed(
+            f"the conversation does not fit the context window of {settings.model!r}{said}",
+            hint="let tools answer less (max_bytes, head, grep), split the task, or use a model "
+            "with a larger window",
+            status=refusal.status,
+            reason="context_length",
+        )
+    if refusal.code == "insufficient_quota":
+        return RunFailed(
+            f"{who} gives no more: the account's quota is used up{said}",
+            hint="waiting does not help; look at the account",
+            status=refusal.status,
+        )
+    return RunFailed(
+        f"{who} refuses the request{number}{said}",
+        hint=f"the model {settings.model!r} may not know tools, or a value of `config:`",
+        status=refusal.status,
+    )
+
+
+def too_long(refusal: Refusal) -> bool:
+    return refusal.code == "context_length_exceeded" or bool(_TOO_LONG.search(refusal.message))
+
+
+def conceded(body: Mapping[str, Any], refusal: Refusal) -> dict[str, Any] | None:
+    """The request without what this endpoint does not know, where we can do without; else None.
+
+    Endpoints differ in three things that change nothing of what is asked.
+    """
+    if "max_tokens" in body and "max_completion_tokens" in refusal.message:
+        changed = dict(body)
+        changed["max_completion_tokens"] = changed.pop("max_tokens")
+        return changed
+    if "stream_options" in body and refusal.about("stream_options"):
+        return {name: value for name, value in body.items() if name != "stream_options"}
+    if "response_format" in body and refusal.about("response_format"):
+        return _asked_in_words(body)
+    return None
+
+
+def _asked_in_words(body: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(body)
+    schema = changed.pop("response_format").get("json_schema", {}).get("schema", {})
+    told = {
+        "role": "system",
+        "content": "Give the final answer as JSON alone, without any other words. "
+        f"It must fit this JSON Schema: {json.dumps(schema, ensure_ascii=False, default=str)}",
+    }
+    # At the front: some templates take a system message nowhere else, but several of them there.
+    changed["messages"] = [told, *changed["messages"]]
+    return changed
+
+
+def pause_s(headers: Mapping[str, str], now: float) -> float:
+    """What the endpoint asks us to wait, 0 where it does not say."""
+    told = headers.get("Retry-After-Ms", "")
+    if told.isascii() and told.isdigit() and len(told) < 12:
+        return int(told) / 1000
+    told = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", told, re.ASCII):
+        return float(told)
+    try:
+        return max(0.0, parsedate_to_datetime(told).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

@@ -1,0 +1,277 @@
+"""An agent's file: frontmatter between two `---` lines, and a Handlebars template after it.
+
+The format is dotprompt's, with our `sandbox`, `agents`, `max_steps`, `max_tokens` and
+`timeout_seconds` beside its own fields. Everything that can be wrong is found here, before any run:
+trouble is InvalidAgent with the line or the field; what is only strange becomes a warning.
+
+Reads text, and nothing else: no other file, no setting, no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from dotpromptz.picoschema import picoschema_to_json_schema
+
+from sandkasten.agents.definitions import json_schemas, prompt_templates, strict_yaml
+from sandkasten.agents.definitions.definition_fields import Fields
+from sandkasten.agents.definitions.sandbox_field import parse_sandbox
+from sandkasten.errors import InvalidAgent
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+    from sandkasten.agents.definitions.sandbox_request import SandboxWish
+
+MAX_FILE_BYTES: Final = 1024 * 1024
+MAX_FRONTMATTER_BYTES: Final = 64 * 1024
+MAX_STEPS: Final = 1000
+MAX_TOKENS: Final = 1_000_000_000
+MAX_TIMEOUT_S: Final = 7 * 86_400.0
+
+AGENT_FIELDS: Final = (
+    "model",
+    "config",
+    "input",
+    "output",
+    "metadata",
+    "tools",
+    "agents",
+    "max_steps",
+    "max_tokens",
+    "timeout_seconds",
+    "sandbox",
+    "name",
+    "description",
+    "variant",
+    "version",
+    "ext",
+)
+_MOST_NAME: Final = 100
+_INPUT_FIELDS: Final = ("schema", "default")
+_OUTPUT_FIELDS: Final = ("format", "schema")
+_FORMATS: Final = ("text", "json")
+_EDGE: Final = re.compile(r"---[ \t]*\Z")
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+# Of a JSON Schema that names no type; Picoschema has a list under none of them.
+_COMBINING: Final = ("anyOf", "oneOf", "allOf", "enum")
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    name: str
+    """Of its metadata, or its own field, or its file's without the ending."""
+    template: str
+    description: str = ""
+    model: str | None = None
+    """None: the operator's."""
+    config: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """For the model: temperature, topP, maxOutputTokens, …; as it stands in the file."""
+    input_schema: Mapping[str, Any] | None = None
+    """JSON Schema of the variables, of type object."""
+    input_defaults: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    output_schema: Mapping[str, Any] | None = None
+    output_format: str = "text"
+    """text, or json; json where there is a schema."""
+    wish: SandboxWish | None = None
+    """None: an agent without a sandbox."""
+    agents: tuple[str, ...] = ()
+    """Agents it may call, by name."""
+    tools: tuple[str, ...] | None = None
+    """The only tools it has of those its sandbox's mode gives it; None: all of them."""
+    max_steps: int | None = None
+    """Answers of the model in one run; None: the operator's."""
+    max_tokens: int | None = None
+    """Of the whole run; None: the operator's."""
+    timeout_s: float | None = None
+    """Of the whole run; None: the operator's."""
+    variant: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    ext: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """Fields with a dot in their name, by what comes before the last one."""
+    warnings: tuple[str, ...] = ()
+    source: str = ""
+    """The whole file."""
+    first_line: int = 1
+    """Where in the file the template begins."""
+
+    @property
+    def slug(self) -> str:
+        return slug(self.name)
+
+
+def slug(name: str) -> str:
+    """How a name is looked up: without regard to case, spaces and dashes alike."""
+    return re.sub(r"\s+", "-", name.strip()).casefold()
+
+
+def parse_agent(text: str | bytes, name: str = "") -> Agent:
+    """The agent in the text; `name` is its file's without the ending, for one that has none."""
+    what = f"agent {shown(name)}" if name else "the agent"
+    source = strict_yaml.checked_text(
+        text, max_bytes=MAX_FILE_BYTES, what=what, error=InvalidAgent
+    ).replace("\r\n", "\n")
+    parts = _split(source, what)
+    raw = strict_yaml.load(
+        parts.frontmatter,
+        max_bytes=MAX_FRONTMATTER_BYTES,
+        what=f"the frontmatter of {what}",
+        error=InvalidAgent,
+        first_line=parts.first_line,
+    )
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, dict):
+        raise InvalidAgent(
+            f"the frontmatter of {what} is not a mapping", hint="write `name: value` lines"
+        )
+    prompt_templates.compiled(parts.template, first_line=parts.template_line)
+    return _agent(Fields(raw), name, source, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    frontmatter: str
+    first_line: int
+    template: str
+    template_line: int
+
+
+def _split(source: str, what: str) -> _Parts:
+    """Blank lines and lines with # may come before the frontmatter, as a licence does."""
+    lines = source.split("\n")
+    start = next(
+        (at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), None
+    )
+    if start is None or not _EDGE.match(lines[start]):
+        return _Parts("", 1, source.strip(), 1 + _blank(lines))
+    for end in range(start + 1, len(lines)):
+        if _EDGE.match(lines[end]):
+            body = lines[end + 1 :]
+            return _Parts(
+                "\n".join(lines[start + 1 : end]),
+                start + 2,
+                "\n".join(body).strip(),
+                end + 2 + _blank(body),
+            )
+    raise InvalidAgent(
+        f"the frontmatter of {what} begins on line {start + 1} and does not end",
+        hint="end it with a line of three dashes",
+        line=start + 1,
+    )
+
+
+def _blank(lines: list[str]) -> int:
+    """How many lines come before the first that says something."""
+    return next((at for at, line in enumerate(lines) if line.strip()), 0)
+
+
+def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
+    ext: dict[str, Any] = dict((fields.mapping("ext") or Fields({})).values)
+    for key in [key for key in fields.values if "." in key]:
+        space, _, last = key.rpartition(".")
+        inner = ext.setdefault(space, {})
+        if not isinstance(inner, dict):
+            raise fields.wrong(f"ext.{space}", "a mapping", inner)
+        inner[last] = fields.values[key]
+    known = {*AGENT_FIELDS, *(key for key in fields.values if "." in key)}
+    warnings = fields.unknown(known)
+    metadata = fields.mapping("metadata") or Fields({}, "metadata")
+    wanted = fields.mapping("input") or Fields({}, "input")
+    given = fields.mapping("output") or Fields({}, "output")
+    warnings += [*wanted.unknown(_INPUT_FIELDS), *given.unknown(_OUTPUT_FIELDS)]
+    input_schema = _schema(wanted)
+    if input_schema is not None and input_schema.get("type") != "object":
+        raise InvalidAgent(
+            "input.schema must be of type object: variables have names",
+            hint="write `input: {schema: {log_data: string}}`",
+            field="input.schema",
+        )
+    output_schema = _schema(given)
+    output_format = given.choice("format", _FORMATS)
+    if output_schema is not None and output_format == "text":
+        raise InvalidAgent(
+            "output.format is text, and output.schema describes JSON",
+            hint="leave one of them out",
+            field="output.format",
+        )
+    wish: SandboxWish | None = None
+    if "sandbox" in fields.values:
+        wish, strange = parse_sandbox(fields.values["sandbox"])
+        warnings += strange
+    if not parts.template.strip():
+        warnings.append("the template is empty: the model is told the task and nothing else")
+    return Agent(
+        name=_name(metadata, fields, name),
+        template=parts.template,
+        description=metadata.text("description", longest=4000)
+        or fields.text("description", longest=4000)
+        or "",
+        model=fields.text("model", longest=200),
+        config=MappingProxyType(dict((fields.mapping("config") or Fields({})).values)),
+        input_schema=input_schema,
+        input_defaults=MappingProxyType(dict((wanted.mapping("default") or Fields({})).values)),
+        output_schema=output_schema,
+        output_format=output_format or ("text" if output_schema is None else "json"),
+        wish=wish,
+        agents=fields.texts("agents") or (),
+        tools=fields.texts("tools"),
+        max_steps=fields.whole("max_steps", low=1, high=MAX_STEPS),
+        max_tokens=fields.whole("max_tokens", low=1, high=MAX_TOKENS),
+        timeout_s=fields.number("timeout_seconds", low=0.001, high=MAX_TIMEOUT_S),
+        variant=fields.text("variant"),
+        metadata=MappingProxyType(dict(metadata.values)),
+        ext=MappingProxyType(ext),
+        warnings=tuple(warnings),
+        source=source,
+        first_line=parts.template_line,
+    )
+
+
+def _name(metadata: Fields, fields: Fields, file_name: str) -> str:
+    name = metadata.text("name", longest=_MOST_NAME) or fields.text("name", longest=_MOST_NAME)
+    name = name or file_name or "agent"
+    if len(name) > _MOST_NAME or not name.isprintable() or name != name.strip():
+        raise InvalidAgent(
+            f"{shown(name)} cannot be the name of an agent",
+            hint="give metadata.name 1 to 100 printable characters",
+            field="metadata.name",
+        )
+    return name
+
+
+def _schema(fields: Fields) -> dict[str, Any] | None:
+    """JSON Schema, whichever of the two it was written in."""
+    said = deepcopy(fields.values.get("schema"))
+    path = fields.path("schema")
+    if said is None:
+        return None
+    combined = isinstance(said, dict) and any(isinstance(said.get(key), list) for key in _COMBINING)
+    if not combined and not (isinstance(said, dict) and ("$ref" in said or not said)):
+        try:
+            said = _finished(picoschema_to_json_schema(said))
+        except (ValueError, TypeError, AttributeError, LookupError) as exc:
+            raise InvalidAgent(
+                f"{path} is neither a JSON Schema nor Picoschema: {str(exc)[:200]}",
+                hint="write `name: string, what it is`, or a mapping with type and properties; "
+                "types are string, number, integer, boolean, null, any",
+                field=path,
+            ) from exc
+    if isinstance(said, dict) and said.get("type") == "any":
+        del said["type"]
+    return json_schemas.checked_schema(said, what=path, error=InvalidAgent)
+
+
+def _finished(work: Coroutine[Any, Any, Any]) -> Any:
+    """The library's parser could wait for a resolver; without one it never does."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    work.close()
+    raise ValueError("a schema with a name is not taken")

@@ -1,0 +1,159 @@
+"""What the model is told first: the agent's template, filled with the task and the variables.
+
+The task is the variable `userInput`. Where the template has no message of the user, the task is the
+last one. Text before any `{{role}}` is the system's where a user's message comes after it, and the
+user's where it is all there is.
+
+Variables that do not fit the agent's input schema are InvalidRequest with each problem; a template
+that cannot be filled with them is InvalidAgent. Bounds are those of `templates`, and a mebibyte for
+what comes in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.definitions import json_schemas
+from sandkasten.agents.definitions.prompt_templates import (
+    MAX_CHARACTERS,
+    Mark,
+    as_text,
+    compiled,
+    fill,
+)
+from sandkasten.errors import InvalidAgent, InvalidRequest, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.definitions.prompt_file import Agent
+
+    Message = dict[str, Any]
+
+TASK: Final = "userInput"
+MAX_INPUT_CHARACTERS: Final = MAX_CHARACTERS
+_MAX_DEPTH: Final = 32
+_MEDIA: Final = re.compile(r"(?:https://|data:)\S+\Z")
+
+
+def render(agent: Agent, task: str, variables: Mapping[str, Any]) -> list[Message]:
+    """Messages `{role, content}` with roles system, user and assistant.
+
+    Content is a text, or a list of parts (`{type: text, text}`, `{type: image_url, image_url:
+    {url}}`) where the template shows media.
+    """
+    values = inputs(agent, task, variables)
+    template = compiled(agent.template, first_line=agent.first_line)
+    messages = _messages(fill(template, values))
+    told = as_text(values.get(TASK))
+    opening = messages[0] if messages and messages[0]["role"] is None else None
+    users = any(one["role"] == "user" for one in messages)
+    if opening is not None:
+        alone = not users and (not told or TASK in template.words)
+        opening["role"] = "user" if alone else "system"
+        users = users or alone
+    if not users and told:
+        messages.append({"role": "user", "content": told})
+    if not messages:
+        raise InvalidRequest(
+            f"agent {agent.name} has nothing to say to its model: no template and no task",
+            hint="give a task",
+            field="task",
+        )
+    return messages
+
+
+def inputs(agent: Agent, task: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables with their defaults and the task, as plain data that fits the schema."""
+    given = _plain(variables)
+    _check_size(task, "task")
+    said = given.pop(TASK, None)
+    schema = agent.input_schema or {}
+    properties = schema.get("properties", {})
+    defaults = {
+        name: inner["default"]
+        for name, inner in properties.items()
+        if isinstance(inner, dict) and "default" in inner
+    }
+    values = {**defaults, **agent.input_defaults, **given}
+    if task:
+        values[TASK] = task
+    elif said is not None:
+        values[TASK] = said
+    # A schema that does not speak of the task is not about it.
+    judged = {name: one for name, one in values.items() if name != TASK or TASK in properties}
+    problems = json_schemas.check(judged, schema) if schema else []
+    if problems:
+        raise InvalidRequest(
+            f"the variables do not fit agent {agent.name}: {'; '.join(problems)}",
+            hint="see its input schema",
+            field="variables",
+            problems=problems,
+        )
+    return values
+
+
+def _plain(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nothing but JSON values, of a size that can be worked with."""
+    try:
+        text = json.dumps(dict(variables), allow_nan=False, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise InvalidRequest(
+            "the variables are not plain JSON data", hint="give JSON values", field="variables"
+        ) from exc
+    _check_size(text, "variables")
+    plain: dict[str, Any] = json.loads(text)
+    if json_schemas.deeper_than(plain, _MAX_DEPTH):
+        raise InvalidRequest(
+            f"the variables are nested deeper than {_MAX_DEPTH} levels",
+            hint="flatten them",
+            field="variables",
+        )
+    return plain
+
+
+def _check_size(text: str, name: str) -> None:
+    if len(text) > MAX_INPUT_CHARACTERS:
+        raise PayloadTooLarge(
+            f"{name} has more than {MAX_INPUT_CHARACTERS} characters",
+            hint="put large data into a file, and tell the agent where it is",
+            field=name,
+        )
+
+
+def _messages(pieces: list[str | Mark]) -> list[Message]:
+    """One for each stretch of a role; the first has None where no role was named."""
+    stretches: list[tuple[str | None, list[str | Mark]]] = [(None, [])]
+    for piece in pieces:
+        if isinstance(piece, Mark) and piece.kind == "role":
+            stretches.append((piece.values[0], []))
+        elif isinstance(piece, Mark) and piece.kind == "history":
+            # What was said before stands here; a run begins without any. What follows is an answer.
+            stretches.append(("assistant", []))
+        elif not (isinstance(piece, Mark) and piece.kind == "section"):
+            stretches[-1][1].append(piece)
+    found = ((role, _content(inner)) for role, inner in stretches)
+    return [{"role": role, "content": content} for role, content in found if content]
+
+
+def _content(pieces: list[str | Mark]) -> str | list[dict[str, Any]]:
+    if all(isinstance(piece, str) for piece in pieces):
+        return "".join(map(str, pieces)).strip()
+    parts: list[dict[str, Any]] = []
+    for piece in pieces:
+        if isinstance(piece, Mark):
+            parts.append({"type": "image_url", "image_url": {"url": _address(piece.values[0])}})
+        elif piece.strip():
+            parts.append({"type": "text", "text": piece.strip()})
+    return parts
+
+
+def _address(url: str) -> str:
+    if not _MEDIA.match(url):
+        raise InvalidAgent(
+            "media can be shown from https: and data: only",
+            hint="give the content as a data: address, or let a tool read the file",
+        )
+    return url

@@ -1,0 +1,392 @@
+"""Handlebars templates of agents: compiled once, checked whole, filled within a budget.
+
+The language is dotprompt's: `if`, `unless`, `each`, `with`, `lookup`, and the helpers `role`,
+`history`, `media`, `section`, `json`, `ifEquals` and `unlessEquals`. Partials are refused: a
+template reads nothing but the values it is given. `log` is not there.
+
+A value is never read as a template, and never as a mark: what `role` and its like leave in the text
+carries a random word of this one filling, which no value can know. A path that leads nowhere is an
+empty text, as in Handlebars.
+
+Trouble in the template is InvalidAgent with the line it stands on. A filling is bounded by the
+steps it takes and the characters it makes, whatever it loops over; over that it is InvalidAgent.
+
+The engine has no such bound and no place to hang one in, so that every body gets a first node here
+that counts, and every value is shown by us. Both stand on the engine's parsed form, which is not
+public: the lock file holds its version.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from dotpromptz_handlebars import (
+    Block,
+    HelperOptions,
+    InlinePartial,
+    Mustache,
+    Partial,
+    PartialBlock,
+    SafeString,
+    TemplateRecursionError,
+    Text,
+)
+from dotpromptz_handlebars._render import compile_template, render_program
+
+from sandkasten.agents.definitions.json_schemas import parts
+from sandkasten.errors import InvalidAgent
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dotpromptz_handlebars import Node
+
+    Helper = Callable[[list[Any], HelperOptions], Any]
+
+MAX_CHARACTERS: Final = 1024 * 1024
+# A node takes some 10 µs; this is a second or two on a slow machine.
+MAX_STEPS: Final = 100_000
+MAX_TAGS: Final = 2000
+MAX_TAG_CHARACTERS: Final = 4096
+# Each level is five frames of Python deep, and the caller stands on some already.
+MAX_DEPTH: Final = 40
+_MAX_INDENT: Final = 8
+# So many values are gone through, and so many names of a mapping copied, in the time of a step.
+_PARTS: Final = 32
+_NAMES: Final = 512
+
+ROLES: Final = {
+    "system": "system",
+    "user": "user",
+    "model": "assistant",
+    "assistant": "assistant",
+}
+HELPERS: Final = frozenset(
+    {"role", "history", "media", "section", "json", "ifEquals", "unlessEquals", "lookup"}
+)
+_ROLE_ARGUMENTS: Final = frozenset(f"{quote}{role}{quote}" for role in ROLES for quote in "'\"")
+_MARK_WITHIN: Final = re.compile(r"\(\s*[\"']?(?:role|history|media|section)\b")
+_BLOCKS: Final = frozenset({"if", "unless", "each", "with"})
+# How a block begins and ends; a lone {{^}} is an else.
+_EDGE: Final = re.compile(r"\{\{~?\s*([#^/])\s*[^\s~}]")
+# Names that no template can say: a text with a control character was refused before.
+_COUNT, _SHOW = "\x00count", "\x00show"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    program: list[Node]
+    words: frozenset[str]
+    """Everything said in a tag, so that it can be asked what the template reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a helper left in the text: role, history, media or section, and its values."""
+
+    kind: str
+    values: tuple[str, ...] = ()
+
+
+class _TooMuch(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Budget:
+    steps: int = MAX_STEPS
+    characters: int = MAX_CHARACTERS
+
+    def take(self, steps: int, characters: int) -> None:
+        self.steps -= steps
+        self.characters -= characters
+        if self.steps < 0 or self.characters < 0:
+            raise _TooMuch
+
+
+def compiled(text: str, *, first_line: int = 1) -> Template:
+    """The template, checked; InvalidAgent with the line in the file of what is wrong."""
+    try:
+        return _compiled(text)
+    except (ValueError, IndexError, RecursionError) as exc:
+        line = first_line + _line_of(text, exc)
+        problem = str(exc) or type(exc).__name__
+        if isinstance(exc, TemplateRecursionError):
+            problem = f"blocks are nested deeper than {MAX_DEPTH}"
+        hint = exc.hint if isinstance(exc, _Refused) else "check its braces and blocks"
+        raise InvalidAgent(
+            f"the template is wrong on line {line}: {problem[:200]}", hint=hint, line=line
+        ) from exc
+
+
+class _Refused(ValueError):
+    def __init__(self, message: str, hint: str, tag: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.tag = re.compile(r"\{\{\{?~?\s*" + tag)
+        """How the tag that is meant begins."""
+
+
+@lru_cache(maxsize=32)
+def _compiled(text: str) -> Template:
+    tags = text.count("{{")
+    if tags > MAX_TAGS:
+        raise _Refused(f"it has {tags} tags, and may have {MAX_TAGS}", "write fewer")
+    program = compile_template(text, max_depth=MAX_DEPTH)
+    words: set[str] = set()
+    return Template(_counted(program, words), frozenset(words))
+
+
+def _counted(nodes: list[Node], words: set[str]) -> list[Node]:
+    """The nodes as they are filled: counting first, values through our own hands."""
+    inner: list[Node] = []
+    # To come into a body costs as much as three nodes of it.
+    steps, characters = 3, 0
+    for node in nodes:
+        steps += 1
+        if isinstance(node, Text):
+            characters += len(node.value)
+            inner.append(node)
+            continue
+        if isinstance(node, Partial | PartialBlock | InlinePartial):
+            raise _Refused(
+                "partials are not taken", "write the text out, or pass it as a variable", r"#?[>*]"
+            )
+        if isinstance(node, Mustache | Block):
+            steps += _checked_call(node.call, words, block=isinstance(node, Block)) // 64
+            inner.append(_shown(node) if isinstance(node, Mustache) else _block(node, words))
+    return [_tag(_COUNT, str(steps), str(characters)), *inner]
+
+
+def _block(node: Block, words: set[str]) -> Block:
+    return Block(node.call, _counted(node.body, words), _counted(node.inverse, words))
+
+
+def _checked_call(call: dict[str, Any], words: set[str], *, block: bool) -> int:
+    """How long it is. A helper that does not exist is refused now and not when it is reached."""
+    name, tokens = str(call["name"]), [*call["args"], *call["hash"].values()]
+    length = len(name) + sum(map(len, tokens))
+    if length > MAX_TAG_CHARACTERS:
+        raise _Refused(
+            f"a tag has more than {MAX_TAG_CHARACTERS} characters",
+            "pass the text as a variable",
+            r"[#^]?\s*" + re.escape(name[:40]),
+        )
+    here = r"[#^]?\s*" + re.escape(name)
+    called = bool(tokens) or bool(call.get("literal"))
+    if called and name not in HELPERS and not (block and name in _BLOCKS):
+        hint = did_you_mean(name, HELPERS | _BLOCKS)
+        raise _Refused(f"there is no helper named {shown(name)}", hint, here)
+    if block and name in _BLOCKS and len(call["args"]) != 1:
+        raise _Refused(f"#{name} takes one value", f"write {{{{#{name} value}}}}", here)
+    # Whose words a text is must not be for a value to say.
+    named = len(call["args"]) == 1 and call["args"][0] in _ROLE_ARGUMENTS
+    if (name == "role" and not named) or any(map(_MARK_WITHIN.search, tokens)):
+        raise _Refused(
+            "role takes one of its names, and stands alone",
+            f'write {{{{role "user"}}}}; known: {", ".join(ROLES)}',
+            r"[^}]*\brole\b",
+        )
+    for token in (name, *tokens):
+        # Paths and calls within, alike: enough to know which names are said.
+        for mark in "()[]./@\"'=|":
+            token = token.replace(mark, " ")
+        words.update(token.split())
+    return length
+
+
+def _shown(node: Mustache) -> Mustache:
+    call = node.call
+    name = str(call["name"])
+    if name in HELPERS or call["args"] or call["hash"]:
+        hashed = [f"{key}={value}" for key, value in call["hash"].items()]
+        return _tag(_SHOW, "(" + " ".join([name, *call["args"], *hashed]) + ")")
+    return _tag(_SHOW, name)
+
+
+def _tag(name: str, *args: str) -> Mustache:
+    call = {"name": name, "args": list(args), "hash": {}, "params": [], "literal": False}
+    return Mustache(call, raw=True)
+
+
+def fill(template: Template, values: Mapping[str, Any]) -> list[str | Mark]:
+    """Texts and marks in their order. `values` are plain JSON data, as parsed."""
+    word = secrets.token_hex(16)
+    marks: list[Mark] = []
+    helpers = _helpers(_Budget(), word, marks)
+    try:
+        text = render_program(
+            template.program,
+            dict(values),
+            data=None,
+            helpers=helpers,
+            partials={},
+            escape_html=False,
+            strict=False,
+            max_depth=2 * MAX_DEPTH,
+        )
+    except _TooMuch as exc:
+        raise InvalidAgent(
+            f"the template makes more than {MAX_CHARACTERS} characters, or takes more than "
+            f"{MAX_STEPS} steps, with these values",
+            hint="pass shorter lists, or put large data into a file of the sandbox",
+        ) from exc
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+        problem = str(exc) or type(exc).__name__
+        raise InvalidAgent(
+            f"the template cannot be filled: {problem[:200]}",
+            hint="check its tags against the values it is given",
+        ) from exc
+    pieces: list[str | Mark] = []
+    for at, piece in enumerate(text.split(word)):
+        # Every other piece is the number of a mark: we put the word on both of its sides.
+        pieces.append(piece if at % 2 == 0 else marks[int(piece)])
+    return [piece for piece in pieces if piece != ""]
+
+
+def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]:
+    def mark(kind: str, *values: str) -> SafeString:
+        marks.append(Mark(kind, values))
+        return SafeString(f"{word}{len(marks) - 1}{word}")
+
+    def count(args: list[Any], _: HelperOptions) -> str:
+        budget.take(args[0], args[1])
+        return ""
+
+    def weigh(value: Any) -> None:
+        """What goes through all that lies in a list or a mapping, pays for it before."""
+        if isinstance(value, dict | list):
+            budget.take(parts(value, budget.steps * _PARTS) // _PARTS, 0)
+
+    def show(args: list[Any], _: HelperOptions) -> SafeString:
+        weigh(args[0])
+        text = as_text(args[0])
+        budget.take(1 + len(text) // 4096, len(text))
+        return SafeString(text)
+
+    def as_json(args: list[Any], options: HelperOptions) -> str:
+        indent = options.hash_value("indent") or 0
+        if isinstance(indent, bool) or not isinstance(indent, int) or indent > _MAX_INDENT:
+            raise ValueError(f"the indent of json is a number up to {_MAX_INDENT}")
+        weigh(args[0] if args else None)
+        separators = None if indent else (",", ":")
+        text = json.dumps(
+            args[0] if args else None,
+            ensure_ascii=False,
+            indent=indent or None,
+            separators=separators,
+        )
+        budget.take(1 + len(text) // 256, 0)
+        return text if args else ""
+
+    def role(args: list[Any], _: HelperOptions) -> SafeString:
+        name = args[0] if args else None
+        if name not in ROLES:
+            raise ValueError(f"there is no role {shown(str(name))}; known: {', '.join(ROLES)}")
+        return mark("role", ROLES[name])
+
+    def media(_: list[Any], options: HelperOptions) -> SafeString:
+        url = str(options.hash_value("url"))
+        return mark("media", url, str(options.hash_value("contentType"))) if url else SafeString("")
+
+    def same(args: list[Any]) -> bool:
+        if len(args) < 2:
+            raise ValueError("ifEquals and unlessEquals take two values")
+        # Comparing goes through both as far as they are alike.
+        weigh(args[0])
+        budget.take(1 + (len(args[0]) // 4096 if isinstance(args[0], str) else 0), 0)
+        return bool(args[0] == args[1])
+
+    def paid(helper: Helper) -> Helper:
+        def call(args: list[Any], options: HelperOptions) -> Any:
+            # The engine copies the mapping that a helper stands in, for each call.
+            if isinstance(options.context, dict):
+                budget.take(len(options.context) // _NAMES, 0)
+            return helper(args, options)
+
+        return call
+
+    known: dict[str, Helper] = {
+        _COUNT: count,
+        _SHOW: show,
+        "json": as_json,
+        "role": role,
+        "media": media,
+        "history": lambda _, __: mark("history"),
+        "section": lambda args, _: mark("section", *(str(one) for one in args[:1])),
+        "ifEquals": lambda args, o: o.fn() if same(args) else o.inverse(),
+        "unlessEquals": lambda args, o: o.inverse() if same(args) else o.fn(),
+        "lookup": lambda args, _: _looked_up(args),
+    }
+    return {name: paid(helper) for name, helper in known.items()}
+
+
+def _looked_up(args: list[Any]) -> Any:
+    collection, key = (args + [None, None])[:2]
+    if isinstance(collection, dict):
+        return collection.get(key) if isinstance(key, str) else None
+    if isinstance(collection, list) and isinstance(key, int) and not isinstance(key, bool):
+        return collection[key] if 0 <= key < len(collection) else None
+    return None
+
+
+def as_text(value: Any) -> str:
+    """As Handlebars prints it, except that a mapping is printed as JSON and not as a stub."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, list):
+        return ",".join(as_text(one) for one in value)
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def _line_of(text: str, exc: BaseException) -> int:
+    """Where the trouble is, counted from 0. The engine does not say, so that it is looked for."""
+    if isinstance(exc, _Refused):
+        found = exc.tag.search(text)
+        return text.count("\n", 0, found.start() if found else 0)
+    problem = str(exc)
+    if problem.startswith("unclosed") and "block" not in problem:
+        at = text.find("{{", text.rfind("}}") + 1)
+        return text.count("\n", 0, at if at >= 0 else len(text))
+    if problem == "unclosed block":
+        return _line_of_open_block(text)
+    lines = text.split("\n")
+    low, high = 1, len(lines)
+    while low < high:
+        middle = (low + high) // 2
+        if _trouble("\n".join(lines[:middle])) == problem:
+            high = middle
+        else:
+            low = middle + 1
+    return low - 1
+
+
+def _trouble(text: str) -> str:
+    try:
+        compile_template(text, max_depth=MAX_DEPTH)
+    except (ValueError, IndexError, RecursionError) as exc:
+        return str(exc)
+    return ""
+
+
+def _line_of_open_block(text: str) -> int:
+    """Of the innermost block that is still open at the end."""
+    opened: list[int] = []
+    for found in _EDGE.finditer(text):
+        if found[1] in "#^":
+            opened.append(found.start())
+        elif opened:
+            opened.pop()
+    return text.count("\n", 0, opened[-1] if opened else len(text))

@@ -1,0 +1,172 @@
+"""What goes between a model and its tools, made to fit: pure functions of values.
+
+A tool's answer is shortened inside its longest texts, head and tail kept, and says so; a model's
+final answer is read as JSON, also where it stands between fences.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.definitions.json_schemas import deeper_than
+from sandkasten.agents.tools.tool_answers import failure
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.chat.chat_wire import ToolCall
+
+# Endpoints take nothing else as a name of a function.
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
+MOST_NAME: Final = 64
+_LEAST_KEPT: Final = 200
+_MOST_ECHOED: Final = 2000
+_MOST_DEEP: Final = 50
+_MOST_FENCES: Final = 20
+MOST_LEVELS: Final = 64
+"""Of what a model says, so that everybody who is told of it can write and read it."""
+
+
+def slug(name: str, most: int = MOST_NAME) -> str:
+    return _NOT_IN_NAMES.sub("_", name)[:most].strip("_") or "unnamed"
+
+
+# ---- arguments
+
+
+def arguments_of(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
+    """InvalidRequest, to be told to the model, when they are no JSON object."""
+    if not call.arguments.strip():
+        return {}
+    try:
+        found = json.loads(call.arguments, parse_constant=_refused, parse_float=_finite)
+    except (ValueError, RecursionError) as exc:
+        where = f" ({exc})" if isinstance(exc, json.JSONDecodeError) else ""
+        raise InvalidRequest(
+            f"the arguments of {slug(call.name)} are no valid JSON{where}",
+            hint="your answer was cut at its length limit; say less at once"
+            if cut
+            else "call it again with one JSON object; escape quotes and line breaks in texts",
+        ) from None
+    if not isinstance(found, dict):
+        raise InvalidRequest(
+            f"the arguments of {slug(call.name)} are no JSON object",
+            hint='call it again with one JSON object, such as {"path": "x"}',
+        )
+    return found
+
+
+def echoed(call: ToolCall) -> dict[str, Any]:
+    """The call as the conversation repeats it: endpoints refuse one with a name or JSON amiss."""
+    arguments = call.arguments
+    try:
+        usable = isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        usable = False
+    if not usable:
+        told = {"malformed": arguments[:_MOST_ECHOED]} if arguments.strip() else {}
+        arguments = json.dumps(told, ensure_ascii=False)
+    function = {"name": slug(call.name), "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _refused(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    found = float(digits)
+    if not math.isfinite(found):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return found
+
+
+# ---- answers of tools
+
+
+def fitted(answer: Mapping[str, Any], most: int) -> str:
+    """As JSON of at most `most` characters (and a little for what says that it was cut)."""
+    whole = _text(answer)
+    if len(whole) <= most:
+        return whole
+    keep = most // 2
+    while keep >= _LEAST_KEPT:
+        cut = {**_shortened(answer, keep, 0), "cut_for_model": True}
+        if len(found := _text(cut)) <= most:
+            return found
+        keep //= 2
+    # Many short texts: the JSON itself is cut, inside a text.
+    told = {"ok": answer.get("ok"), "cut_for_model": True, "answer": gapped(whole, most // 2)}
+    return _text(told)
+
+
+def gapped(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    # The end of an output says more of how it went than its beginning.
+    head = most // 3
+    left_out = len(text) - most
+    return f"{text[:head]}\n[… {left_out} characters left out …]\n{text[-(most - head) :]}"
+
+
+def _shortened(value: Any, keep: int, depth: int) -> Any:
+    if isinstance(value, str):
+        return gapped(value, keep)
+    if depth < _MOST_DEEP and hasattr(value, "items"):
+        return {name: _shortened(one, keep, depth + 1) for name, one in value.items()}
+    if depth < _MOST_DEEP and isinstance(value, list | tuple):
+        return [_shortened(one, keep, depth + 1) for one in value]
+    return value
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+# ---- final answers
+
+
+def json_of(text: str) -> Any:
+    """ValueError, with a reason for the model, when there is none in it."""
+    text = text.strip()
+    # Between fences stands a word for the language, a line break, and the text.
+    fenced = [part.partition("\n")[2] for part in text.split("```")[1:_MOST_FENCES:2]]
+    tries = [text, *(part.strip() for part in fenced)]
+    reason = "it is empty"
+    for one in tries:
+        if not one:
+            continue
+        try:
+            found = json.loads(one, parse_constant=_refused, parse_float=_finite)
+            if not deeper_than(found, MOST_LEVELS):
+                return found
+            reason = "it is too deeply nested"
+        except RecursionError:
+            reason = "it is too deeply nested"
+        except ValueError as exc:
+            reason = str(exc) if reason == "it is empty" else reason
+    raise ValueError(f"the answer is no JSON: {reason}")
+
+
+def complaint(problems: list[str]) -> str:
+    """What a model is told of an answer that does not fit."""
+    said = "\n".join(f"- {gapped(one, 500)}" for one in problems[:20])
+    return (
+        "Your answer does not fit the schema that was asked for:\n"
+        f"{said}\n"
+        "Give the whole answer again, corrected, as JSON alone."
+    )
+
+
+def unknown_tool(name: str, offered: list[str]) -> dict[str, Any]:
+    return failure(
+        InvalidRequest(
+            f"there is no tool named {slug(name)!r}",
+            hint=did_you_mean(name, offered) if offered else "this agent has no tools; answer",
+        )
+    )

@@ -1,0 +1,142 @@
+"""What one agent can call: the tools of its sandbox, and other agents. Decided before it begins.
+
+Everything that can be refused about an agent is refused here: PolicyDenied, InvalidAgent,
+AgentNotFound, InvalidConfiguration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.chat.chat_config import wire_config
+from sandkasten.agents.loop.tool_messages import MOST_NAME, slug
+from sandkasten.agents.tools.openai_functions import functions
+from sandkasten.agents.tools.tool_schemas import TOOLS
+from sandkasten.errors import InvalidAgent
+from sandkasten.model.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sandkasten.agents.chat.model_settings import Models, ModelSettings
+    from sandkasten.agents.definitions.prompt_file import Agent
+    from sandkasten.agents.loop.loop_limits import Limits, LoopLimits
+    from sandkasten.agents.tools.toolbox import Toolbox
+
+PREFIX: Final = "agent_"
+# Its value is the task, whatever the schema of its input says.
+_TASK: Final = "userInput"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    settings: ModelSettings
+    limits: Limits
+    functions: Sequence[Mapping[str, Any]]
+    """As they go over the wire."""
+    tools: frozenset[str]
+    """Of the sandbox, by name."""
+    agents: Mapping[str, Agent]
+    """By the name of the tool that calls them."""
+    config: Mapping[str, Any]
+    response_format: Mapping[str, Any] | None
+
+    @property
+    def names(self) -> list[str]:
+        return [*sorted(self.tools), *self.agents]
+
+
+def offer(
+    agent: Agent,
+    models: Models,
+    toolbox: Toolbox,
+    lookup: Callable[[str], Agent],
+    limits: LoopLimits,
+    depth: int,
+) -> Offer:
+    specs = toolbox.specs(agent.wish)
+    if agent.tools is not None:
+        _known(agent, [spec.name for spec in specs])
+        specs = [spec for spec in specs if spec.name in agent.tools]
+    # One that may call no further is not told of those it could have called.
+    below = _named(agent, lookup) if depth < limits.max_depth else {}
+    return Offer(
+        settings=models.for_name(agent.model),
+        limits=limits.of(agent),
+        functions=[*functions(specs), *(_function(name, one) for name, one in below.items())],
+        tools=frozenset(spec.name for spec in specs),
+        agents=below,
+        config=wire_config(agent.config),
+        response_format=_format(agent),
+    )
+
+
+def _known(agent: Agent, names: list[str]) -> None:
+    for name in agent.tools or ():
+        if name not in names:
+            hint = did_you_mean(name, names)
+            if not names:
+                hint = "its tools are those of a sandbox; write `sandbox:` into its file"
+            elif name in TOOLS and agent.wish and TOOLS[name].mode != agent.wish.mode:
+                hint = f"{name} is a tool of `sandbox: {{mode: {TOOLS[name].mode}}}`"
+            raise InvalidAgent(
+                f"the agent {agent.name!r} has no tool {name!r}", hint=hint, tool=name
+            )
+
+
+def _named(agent: Agent, lookup: Callable[[str], Agent]) -> dict[str, Agent]:
+    found: dict[str, Agent] = {}
+    for name in agent.agents:
+        short = PREFIX + slug(name, MOST_NAME - len(PREFIX) - 4)
+        unique, number = short, 1
+        while unique in found:
+            number += 1
+            unique = f"{short}_{number}"
+        found[unique] = lookup(name)
+    return found
+
+
+def _function(name: str, agent: Agent) -> dict[str, Any]:
+    properties: dict[str, Any] = {
+        "task": {"type": "string", "description": "What it is to do, with all that it must know."}
+    }
+    required = ["task"]
+    if (variables := _variables(agent.input_schema)) is not None:
+        properties["variables"] = variables
+        if variables.get("required"):
+            required.append("variables")
+    said = agent.description or f"The agent {agent.name}."
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Hands a task to another agent and gives back its answer. {said}",
+            "parameters": {
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+def _variables(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The schema of its input without the task, which has a field of its own."""
+    if not schema or not isinstance(schema.get("properties"), dict):
+        return None
+    left = {name: one for name, one in schema["properties"].items() if name != _TASK}
+    if not left:
+        return None
+    needed = [name for name in schema.get("required", ()) if name != _TASK]
+    rest = {name: one for name, one in schema.items() if name not in ("properties", "required")}
+    return {**rest, "properties": left, **({"required": needed} if needed else {})}
+
+
+def _format(agent: Agent) -> dict[str, Any] | None:
+    if agent.output_schema is None:
+        return {"type": "json_object"} if agent.output_format == "json" else None
+    schema = {"name": slug(agent.name), "schema": dict(agent.output_schema)}
+    # Not `strict`, which few schemas that people write are fit for; what comes is checked.
+    return {"type": "json_schema", "json_schema": schema}

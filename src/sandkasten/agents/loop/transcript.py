@@ -1,0 +1,74 @@
+"""The transcript of a run: each message, call and answer, told to whoever keeps it as it happens.
+
+Texts are cut to a size that a transcript can bear, and say so. Nothing here ever sees a key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.loop.tool_messages import fitted, gapped
+from sandkasten.agents.tools.tool_answers import failed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sandkasten.agents.chat.chat_wire import Reply, ToolCall
+
+    Note = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+MOST_TEXT: Final = 16_000
+
+
+class Transcript:
+    def __init__(self, note: Note, agent: str) -> None:
+        self._note = note
+        self._agent = agent
+
+    async def said(self, role: str, content: object, step: int | None = None) -> None:
+        text = content if isinstance(content, str) else fitted({"parts": content}, MOST_TEXT)
+        told: dict[str, Any] = {"agent": self._agent, "role": role, "text": gapped(text, MOST_TEXT)}
+        if step is not None:
+            told["step"] = step
+        await self._note("agent.message", told)
+
+    async def answered(self, model: str, reply: Reply, step: int, ms: int) -> None:
+        told = {
+            "agent": self._agent,
+            "model": model,
+            "step": step,
+            "ms": ms,
+            "prompt_tokens": reply.prompt_tokens,
+            "completion_tokens": reply.completion_tokens,
+            "finish_reason": reply.finish_reason,
+            "tool_calls": len(reply.tool_calls),
+        }
+        await self._note("model.called", told)
+        if reply.text or reply.refusal:
+            await self.said("assistant", reply.text or reply.refusal, step)
+
+    async def retried(self, reason: str, pause_s: float) -> None:
+        told = {"agent": self._agent, "reason": gapped(reason, 1000), "pause_s": round(pause_s, 3)}
+        await self._note("model.retried", told)
+
+    async def called(self, call: ToolCall, step: int) -> None:
+        told = {
+            "agent": self._agent,
+            "step": step,
+            "id": call.id,
+            "name": gapped(call.name, 200),
+            "arguments": gapped(call.arguments, MOST_TEXT),
+        }
+        await self._note("tool.called", told)
+
+    async def returned(self, call: ToolCall, answer: Mapping[str, Any], step: int, ms: int) -> None:
+        told = {
+            "agent": self._agent,
+            "step": step,
+            "id": call.id,
+            "name": gapped(call.name, 200),
+            "ok": not failed(dict(answer)),
+            "ms": ms,
+            "answer": fitted(answer, MOST_TEXT),
+        }
+        await self._note("tool.answered", told)

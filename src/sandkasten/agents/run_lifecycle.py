@@ -1,0 +1,243 @@
+"""One run from its beginning to its end, whatever it is made of: claimed, noted, ended, cleaned.
+
+However the work ends (it succeeds, fails, is cancelled, takes too long), the sandboxes of the run
+are destroyed first, then the end is noted, then the row says so. That part is shielded and has its
+own deadline: what cannot be destroyed within it is left to whoever looks for leftovers. Cancelled
+from outside, `carry` lets the cancellation through after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.transcript_bounds import bounded, error_fields
+from sandkasten.errors import (
+    Cancelled,
+    Conflict,
+    InternalError,
+    RunLimitReached,
+    SandkastenError,
+)
+from sandkasten.model.runs.run_values import RunUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+
+    from sandkasten.model.runs.run_values import RunRow, RunStatus
+    from sandkasten.ports import Clock, EventSink
+    from sandkasten.ports.agent_ports import Runs
+
+log = logging.getLogger("sandkasten.agents")
+# Destroying is quick, or an engine does not answer; then the leftovers are found later.
+CLEAN_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    output: Any = None
+    usage: RunUsage = field(default_factory=RunUsage)
+
+
+class Carried:
+    """A run in somebody's hands."""
+
+    def __init__(self, row: RunRow, runs: Runs) -> None:
+        self.row = row
+        self.usage = row.usage
+        """What was used so far, also of a run that will fail."""
+        self._runs = runs
+
+    async def note(self, type: str, data: Mapping[str, Any]) -> None:
+        await self._runs.note(self.row.id, type, bounded(data))
+
+    async def save(self, state: Mapping[str, Any]) -> None:
+        """What is needed to go on from here. Durable when it returns."""
+        self.row = replace(self.row, state=state, usage=self.usage)
+        await self._runs.save(self.row)
+
+
+@dataclass(slots=True)
+class Stopping:
+    """Why work is being cancelled, when it is."""
+
+    shutdown: bool = False
+    leave_open: bool = False
+    """A run that can be gone on with stays open, and so do its sandboxes."""
+
+
+class Carrier:
+    def __init__(
+        self,
+        runs: Runs,
+        clean: Callable[[RunRow], Awaitable[None]],
+        clock: Clock,
+        events: EventSink | None = None,
+    ) -> None:
+        self._runs = runs
+        self._clean = clean
+        self._clock = clock
+        self._events = events
+        self.stopping = Stopping()
+
+    async def carry(
+        self,
+        row: RunRow,
+        work: Callable[[Carried], Awaitable[Outcome]],
+        timeout_s: float | None = None,
+    ) -> RunRow:
+        """The row at its end. Conflict when somebody else works on the run."""
+        async with self._runs.claim(row.id) as ours:
+            try:
+                fresh = await self._runs.get(row.id) if ours else None
+            except asyncio.CancelledError:
+                if ours and not self._stays_open(row):
+                    await settled(self._settle_unbegun(row))
+                raise
+            if fresh is None or fresh.ended:
+                # Held up for so long before it began that somebody took it for left behind.
+                raise Conflict(
+                    f"another process works on run {row.id}, or did",
+                    hint="look at what became of it",
+                    run_id=row.id,
+                )
+            # As it is now: somebody may have come further with it before we had the claim.
+            carried = Carried(fresh, self._runs)
+            self._emit("run.started", row)
+            cancelled: asyncio.CancelledError | None = None
+            try:
+                ended = await self._outcome(carried, work, timeout_s)
+            except asyncio.CancelledError as exc:
+                if self._stays_open(row):
+                    raise
+                cancelled = exc
+                ended = self._ended(carried, "cancelled", error=self._why_cancelled())
+            await settled(self._settle(ended))
+            if cancelled is not None:
+                raise cancelled
+            return ended
+
+    def _stays_open(self, row: RunRow) -> bool:
+        return self.stopping.leave_open and row.kind == "workflow" and row.parent_id is None
+
+    async def _settle_unbegun(self, row: RunRow) -> None:
+        fresh = await self._runs.get(row.id)
+        if fresh is not None and not fresh.ended:
+            carried = Carried(fresh, self._runs)
+            await self._settle(self._ended(carried, "cancelled", error=self._why_cancelled()))
+
+    async def _outcome(
+        self,
+        carried: Carried,
+        work: Callable[[Carried], Awaitable[Outcome]],
+        timeout_s: float | None,
+    ) -> RunRow:
+        row = carried.row
+        timer = asyncio.timeout(timeout_s)
+        try:
+            try:
+                async with timer:
+                    done = await work(carried)
+            except TimeoutError as exc:
+                if not timer.expired():
+                    raise
+                raise RunLimitReached(
+                    f"the run took longer than its {timeout_s:g} s",
+                    hint="ask for less, or for more time (agents.timeout_seconds)",
+                    limit="timeout",
+                ) from exc
+        except SandkastenError as exc:
+            return self._ended(carried, "failed", error=error_fields(exc))
+        except Exception as exc:
+            # What it says may hold somebody's data; the log has it.
+            log.exception("run.failed", extra={"sandkasten": {"run": row.id}})
+            broken = InternalError(
+                f"the run failed unexpectedly ({type(exc).__name__})",
+                hint="the log of the process that ran it has more",
+            )
+            return self._ended(carried, "failed", error=error_fields(broken))
+        carried.usage = done.usage
+        return self._ended(carried, "completed", output=done.output)
+
+    def _why_cancelled(self) -> Mapping[str, Any]:
+        if self.stopping.shutdown:
+            return error_fields(
+                Cancelled("the process that ran it was stopped", hint="start it again")
+            )
+        return error_fields(Cancelled("the run was cancelled"))
+
+    def _ended(
+        self,
+        carried: Carried,
+        status: RunStatus,
+        *,
+        output: Any = None,
+        error: Mapping[str, Any] | None = None,
+    ) -> RunRow:
+        return replace(
+            carried.row,
+            status=status,
+            output=output,
+            error=error,
+            usage=carried.usage,
+            ended_at=self._clock.now(),
+        )
+
+    async def _settle(self, ended: RunRow) -> None:
+        await self.cleaned(ended)
+        try:
+            await self.conclude(ended)
+        except SandkastenError as exc:
+            # The row stays open and its claim goes free: it counts as lost, which it nearly is.
+            told = {"run": ended.id, "why": exc.code}
+            log.error("run.unrecorded", extra={"sandkasten": told})  # noqa: TRY400
+        self._emit("run.ended", ended)
+
+    async def cleaned(self, row: RunRow) -> None:
+        try:
+            async with asyncio.timeout(CLEAN_S):
+                await self._clean(row)
+        except (SandkastenError, TimeoutError) as exc:
+            told = {"run": row.id, "why": getattr(exc, "code", "TIMEOUT")}
+            log.warning("run.uncleaned", extra={"sandkasten": told})
+
+    async def conclude(self, ended: RunRow) -> None:
+        """The event before the row: who follows stops at the row."""
+        told: dict[str, Any] = {"status": ended.status}
+        if ended.error is not None:
+            told["error"] = dict(ended.error)
+        await self._runs.note(ended.id, "run.ended", bounded(told))
+        await self._runs.save(ended)
+
+    def _emit(self, event: str, row: RunRow) -> None:
+        if self._events is None:
+            return
+        fields: dict[str, str | int | float | bool | None] = {
+            "run": row.id,
+            "kind": row.kind,
+            "name": row.name,
+            "tenant": row.tenant,
+        }
+        if row.ended_at is not None:
+            fields |= {"status": row.status, "seconds": round(row.ended_at - row.created_at, 3)}
+        self._events.emit(event, fields)
+
+
+async def settled(work: Coroutine[Any, Any, None]) -> None:
+    """Done when this returns, however often it is cancelled meanwhile; that is passed on then."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            if task.done():
+                break
+            cancelled = exc
+        except Exception:  # noqa: BLE001  (raised below, from the task itself)
+            break
+    task.result()
+    if cancelled is not None:
+        raise cancelled

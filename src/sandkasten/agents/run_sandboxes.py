@@ -1,0 +1,91 @@
+"""Sandboxes of runs: those that nobody works in any more go, those in use are kept from resting.
+
+By the ledger and the runs alone, so it does not matter whose process made them or died. Only keys
+with an id of a run of ours count; whoever makes sessions with keys of their own keeps them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
+from sandkasten.model.runs.session_key import parse_session_key
+from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.sandbox.sandbox_requests import Info
+    from sandkasten.ports.agent_ports import Runs
+
+_RUN: Final = re.compile(r"run_[0-9a-f]{16}\Z")
+# One that does not answer must not keep the others from being touched in time.
+_TOUCH_S: Final = 5.0
+
+
+class Leftovers:
+    def __init__(self, engine: Engine, runs: Runs) -> None:
+        self._engine = engine
+        self._runs = runs
+
+    async def sweep(self) -> list[str]:
+        """Destroy the sandboxes of runs that ended or are forgotten; which ones went."""
+        gone: list[str] = []
+        over: dict[str, bool] = {}
+        for info in await self._engine.list():
+            run_id = run_of(info)
+            if run_id is None:
+                continue
+            if run_id not in over:
+                row = await self._runs.get(run_id)
+                over[run_id] = row is None or row.ended
+            if not over[run_id]:
+                continue
+            try:
+                await self._engine.destroy(info.id)
+            except NotFound:
+                continue
+            except SandkastenError:
+                # The next sweep comes soon, and the engine has its own reaper.
+                continue
+            gone.append(info.id)
+        return gone
+
+    async def renew(self, run_ids: Collection[str], by_s: float) -> None:
+        """Let the sandboxes of these runs live so much longer, whatever goes on in them."""
+        if not run_ids:
+            return
+        mine = [info for info in await self._engine.list() if run_of(info) in run_ids]
+        await asyncio.gather(*(self._renew(info, info.lifetime_s + by_s) for info in mine))
+
+    async def adopt(self, run_id: str, idle_timeout_s: float, for_s: float, now: float) -> None:
+        """Let the sandboxes of a run rest, and live from now on, as those we would have made."""
+        most = self._engine.policy.lifetime_s
+        for info in await self._engine.list():
+            if run_of(info) == run_id:
+                lifetime_s = min(max(0.0, now - info.created_at) + for_s, most)
+                wanted = UpdateRequest(idle_timeout_s=idle_timeout_s, lifetime_s=lifetime_s)
+                with suppress(SandkastenError):
+                    await self._engine.update(info.id, wanted)
+
+    async def _renew(self, info: Info, lifetime_s: float) -> None:
+        lifetime_s = min(lifetime_s, self._engine.policy.lifetime_s)
+        with suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(_TOUCH_S):
+                # A question to the sandbox is activity too, so it does not count as resting.
+                await self._engine.update(info.id, UpdateRequest(lifetime_s=lifetime_s))
+
+
+def run_of(info: Info) -> str | None:
+    """The run that a sandbox was opened in; None when it is somebody's own."""
+    if info.session_key is None:
+        return None
+    try:
+        key = parse_session_key(info.session_key)
+    except InvalidRequest:
+        return None
+    return key.id if _RUN.match(key.id) else None

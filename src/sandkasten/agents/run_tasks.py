@@ -1,0 +1,329 @@
+"""The runs that this process works on: tasks, and how runs come out of runs.
+
+An agent that another one calls, and an agent that is a step of a workflow, are runs of their own
+below the one that asked. Cancelling a run cancels those below it, and waits for them; cancelling
+one below fails the call that asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.loop.agent_loop import AgentLoop
+from sandkasten.agents.loop.loop_limits import Spent
+from sandkasten.agents.run_context import RunContext
+from sandkasten.agents.run_lifecycle import Outcome
+from sandkasten.agents.workflows.workflow_file import parse_workflow
+from sandkasten.errors import Busy, Cancelled, SandkastenError
+from sandkasten.model.runs.run_values import RunRow, RunUsage, new_run_id
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+    from sandkasten.agents.chat.model_settings import Models
+    from sandkasten.agents.definitions.library import Library
+    from sandkasten.agents.definitions.prompt_file import Agent
+    from sandkasten.agents.loop.agent_loop import AgentResult, Child
+    from sandkasten.agents.loop.loop_limits import LoopLimits
+    from sandkasten.agents.loop.transcript import Note
+    from sandkasten.agents.run_lifecycle import Carried, Carrier
+    from sandkasten.agents.tools.toolbox import Toolbox
+    from sandkasten.agents.workflows.workflow_plan import Workflow
+    from sandkasten.agents.workflows.workflow_runner import AgentCall, WorkflowRunner
+    from sandkasten.ports import Clock
+    from sandkasten.ports.agent_ports import Runs
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What came of a run below another: its result, or what it failed with."""
+
+    result: AgentResult | None = None
+    error: SandkastenError | None = None
+
+
+class Working:
+    def __init__(
+        self,
+        *,
+        runs: Runs,
+        carrier: Carrier,
+        toolbox: Toolbox,
+        library: Library,
+        models: Models,
+        runner: WorkflowRunner,
+        clock: Clock,
+        limits: LoopLimits | None = None,
+        idle_timeout_s: float | None = None,
+    ) -> None:
+        self.loop = AgentLoop(models, toolbox, library.agent, limits=limits, children=self._child)
+        self._runs = runs
+        self._carrier = carrier
+        self._library = library
+        self._runner = runner
+        self._clock = clock
+        self._idle_timeout_s = idle_timeout_s
+        self._tasks: dict[str, asyncio.Task[RunRow]] = {}
+        self._tops: set[str] = set()
+        self._closed = False
+
+    @property
+    def tops(self) -> int:
+        """How many that nobody of ours asked for."""
+        return len(self._tops)
+
+    def has(self, run_id: str) -> bool:
+        return run_id in self._tasks
+
+    def ids(self) -> Collection[str]:
+        return frozenset(self._tasks)
+
+    async def idle(self) -> None:
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    async def cancel(self, run_id: str) -> bool:
+        """Whether it was ours; it has ended then."""
+        task = self._tasks.get(run_id)
+        if task is None:
+            return False
+        task.cancel()
+        await asyncio.wait({task})
+        return True
+
+    async def aclose(self) -> None:
+        self._closed = True
+        # Those on top first: they end the others.
+        for run_id in list(self._tops):
+            self._tasks[run_id].cancel()
+        await self.idle()
+        await self.loop.aclose()
+
+    # ---- beginning
+
+    def start_agent(self, row: RunRow, agent: Agent) -> None:
+        given: Mapping[str, Any] = row.input
+
+        async def work(carried: Carried) -> Outcome:
+            started = {"agent": agent.name, "task": given["task"]}
+            await carried.note("run.started", started | _strange(agent.warnings))
+            done = await self._agent(
+                carried, agent, given["task"], given["variables"], self._context(row, agent)
+            )
+            return Outcome(done.output, done.usage)
+
+        self._begin(row, work, top=True)
+
+    def start_workflow(self, row: RunRow, workflow: Workflow, warnings: Sequence[str]) -> None:
+        async def work(carried: Carried) -> Outcome:
+            await carried.note("run.started", {"workflow": workflow.id} | _strange(warnings))
+            return await self._workflow(carried, workflow)
+
+        self._begin(row, work, top=True)
+
+    def resume(self, row: RunRow) -> None:
+        """From the state that was saved last, and by the file it was begun with."""
+
+        async def work(carried: Carried) -> Outcome:
+            await carried.note("run.resumed", {"workflow": row.name})
+            return await self._workflow(carried, parse_workflow(row.source))
+
+        self._begin(row, work, top=True)
+
+    def _begin(
+        self, row: RunRow, work: Callable[[Carried], Awaitable[Outcome]], *, top: bool
+    ) -> asyncio.Task[RunRow]:
+        if self._closed:
+            # Its row is open and nobody's: whoever looks for what was left settles it.
+            raise Busy("no run is begun any more, it is shutting down", hint="try again")
+        task = asyncio.create_task(self._carrier.carry(row, work))
+        self._tasks[row.id] = task
+        if top:
+            self._tops.add(row.id)
+
+        def ended(done: asyncio.Task[RunRow]) -> None:
+            self._tasks.pop(row.id, None)
+            self._tops.discard(row.id)
+            if not done.cancelled():
+                # Somebody else has it, or had it: what there is to know is in its row.
+                done.exception()
+
+        task.add_done_callback(ended)
+        return task
+
+    # ---- one agent
+
+    def _context(self, row: RunRow, agent: Agent) -> RunContext:
+        return RunContext(
+            agent_run_id=row.id,
+            agent_name=agent.name,
+            workflow_run_id=row.workflow_run_id,
+            tenant=row.tenant,
+            key_id=row.key_id,
+            quota=row.quota,
+            files=row.files,
+            wish=agent.wish or SandboxWish(),
+            idle_timeout_s=self._idle_timeout_s,
+        )
+
+    async def _agent(
+        self,
+        carried: Carried,
+        agent: Agent,
+        task: str,
+        variables: Mapping[str, Any],
+        context: RunContext,
+    ) -> AgentResult:
+        spent = Spent()
+        try:
+            return await self.loop.run(agent, task, variables, context, carried.note, spent)
+        finally:
+            carried.usage = spent.usage
+
+    # ---- runs below runs
+
+    def _row_below(
+        self, agent: Agent, task: str, variables: Mapping[str, Any], above: RunRow | RunContext
+    ) -> RunRow:
+        """What the one above is to it, its caller says."""
+        return RunRow(
+            id=new_run_id(),
+            kind="agent",
+            name=agent.name,
+            created_at=self._clock.now(),
+            tenant=above.tenant,
+            input={"task": task, "variables": dict(variables)},
+            key_id=above.key_id,
+            quota=above.quota,
+            files=above.files,
+            source=agent.source,
+        )
+
+    async def _child(
+        self,
+        child: Child,
+        note: Note,
+        work: Callable[[RunContext, Note], Awaitable[AgentResult]],
+    ) -> AgentResult:
+        parent = child.parent
+        row = self._row_below(child.agent, child.task, child.variables, parent)
+        row = replace(row, parent_id=parent.agent_run_id, workflow_run_id=parent.workflow_run_id)
+
+        async def do(carried: Carried) -> AgentResult:
+            try:
+                return await work(child.context(row.id), carried.note)
+            finally:
+                carried.usage = child.spent.usage
+
+        await self._runs.begin(row)
+        await note("agent.called", {"agent": row.name, "run_id": row.id})
+        return await self._below(row, do)
+
+    async def _below(
+        self, row: RunRow, do: Callable[[Carried], Awaitable[AgentResult]]
+    ) -> AgentResult:
+        """Of a run that is in the list already, so that whoever hears of it finds it."""
+        answer = _Answer()
+
+        async def work(carried: Carried) -> Outcome:
+            started = {"agent": row.name, "parent_id": row.parent_id}
+            await carried.note("run.started", started)
+            try:
+                answer.result = result = await do(carried)
+            except SandkastenError as exc:
+                answer.error = exc
+                raise
+            return Outcome(result.output, result.usage)
+
+        await _waited(self._begin(row, work, top=False))
+        if answer.result is not None:
+            return answer.result
+        raise answer.error or Cancelled(
+            f"the run {row.id} of agent {row.name} was ended", hint="look at it", run_id=row.id
+        )
+
+    # ---- workflows
+
+    async def _workflow(self, carried: Carried, workflow: Workflow) -> Outcome:
+        row = carried.row
+
+        async def save(state: Mapping[str, Any]) -> None:
+            carried.usage = replace(carried.usage, steps=int(state.get("steps", 0)))
+            await carried.save(state)
+
+        async def step(call: AgentCall) -> Mapping[str, Any]:
+            return await self._step(carried, call)
+
+        output = await self._runner.run(
+            workflow, row.input, row.state or None, agent_step=step, save=save, note=carried.note
+        )
+        return Outcome(output, carried.usage)
+
+    async def _step(self, carried: Carried, call: AgentCall) -> Mapping[str, Any]:
+        above = carried.row
+        agent = await asyncio.to_thread(self._library.agent, call.agent)
+        row = self._row_below(agent, call.task, call.variables, above)
+        row = replace(row, parent_id=above.id, workflow_run_id=above.id)
+        spent = Spent()
+
+        async def do(inner: Carried) -> AgentResult:
+            context = self._context(row, agent)
+            try:
+                return await self.loop.run(
+                    agent, call.task, call.variables, context, inner.note, spent
+                )
+            finally:
+                inner.usage = spent.usage
+                carried.usage = _sum(carried.usage, spent.usage)
+
+        about = {"step": call.step_id, "key": call.key, "agent": agent.name, "run_id": row.id}
+        await self._runs.begin(row)
+        await carried.note("agent.called", {**about, "attempt": call.attempt})
+        result = await self._below(row, do)
+        return step_output(row, result)
+
+
+def _strange(warnings: Sequence[str]) -> dict[str, Any]:
+    """What a file holds without effect is said where its run begins: nobody looks elsewhere."""
+    return {"warnings": list(warnings)} if warnings else {}
+
+
+def step_output(row: RunRow, result: AgentResult) -> dict[str, Any]:
+    """What the steps after it see: the fields of its JSON, and what every agent's output has."""
+    fields = dict(result.output) if isinstance(result.output, dict) else {}
+    return {
+        **fields,
+        "response": result.text,
+        "result": result.output,
+        "agent_id": row.name,
+        "agent_name": row.name,
+        "run_id": row.id,
+        "step_count": result.usage.steps,
+    }
+
+
+def _sum(one: RunUsage, more: RunUsage) -> RunUsage:
+    """Steps of a workflow are its own; the rest is what its agents used."""
+    return replace(
+        one,
+        tool_calls=one.tool_calls + more.tool_calls,
+        prompt_tokens=one.prompt_tokens + more.prompt_tokens,
+        completion_tokens=one.completion_tokens + more.completion_tokens,
+    )
+
+
+async def _waited(task: asyncio.Task[RunRow]) -> None:
+    """Its end. Cancelled meanwhile, it is cancelled too, and that goes on when it has ended."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                continue
+        raise

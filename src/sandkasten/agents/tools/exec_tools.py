@@ -1,0 +1,104 @@
+"""`sandbox_exec`, `sandbox_exec_read`, `sandbox_exec_wait`: commands in the sandbox of a run.
+
+A command that ran is an answer however it ended. One that is waited for is waited for to its own
+deadline; when the wait is cancelled it is killed, because nobody has an id to ask for it by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.tools import tool_answers
+from sandkasten.agents.tools.tool_arguments import named
+from sandkasten.agents.tools.tool_requests import timeout_for
+from sandkasten.agents.tools.tool_schemas import COMMANDS, READ_CHUNKS, WAIT_S
+from sandkasten.engine.cleanup import finish
+from sandkasten.errors import SandkastenError
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest
+from sandkasten.model.sandbox.policy import parse_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.run_context import RunContext
+    from sandkasten.agents.tools.run_sessions import Place
+    from sandkasten.agents.tools.tool_answers import Answer
+    from sandkasten.engine.engine import Engine
+
+# Three sweeps, after which the runner replaces a shell that does not stop, take half a second.
+KILL_S: Final = 10.0
+_DYING_S: Final = 0.2
+
+
+class Shells:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def run(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        asked = named(given, *COMMANDS)
+        request = ExecRequest(
+            command=asked if isinstance(asked, str) else tuple(asked),
+            cwd=named(given, "cwd", "workdir"),
+            env=given.get("env", {}),
+            timeout_s=given.get("timeout_seconds", timeout_for(context.wish)),
+            # By which a command is found again whose start was not answered yet.
+            idempotency_key="tool-" + secrets.token_hex(8),
+        )
+        if given.get("stream", False):
+            begun = await self._engine.exec_start(place.info.id, request)
+            # What it wrote meanwhile is read later, from the beginning.
+            return {**tool_answers.ending(begun), "stdout": "", "stderr": "", "output": ""}
+        try:
+            result = await self._engine.exec(place.info.id, request)
+        except asyncio.CancelledError:
+            await finish(self._kill(place.info.id, request))
+            raise
+        return tool_answers.command(result, self._most(context))
+
+    async def _kill(self, sandbox_id: str, request: ExecRequest) -> None:
+        """A shell goes on after what it waited for was killed, so until nothing of it runs."""
+        with suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(KILL_S):
+                # The same key is the same command: running, waiting for its turn, or over.
+                found = await self._engine.exec_start(sandbox_id, request)
+                while found.status == "running":
+                    await self._engine.exec_signal(sandbox_id, found.exec_id, signal.SIGKILL)
+                    found = await self._engine.exec_get(sandbox_id, found.exec_id, wait_s=_DYING_S)
+
+    async def read(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        since, most = given.get("since_seq", 0), given.get("max_chunks", READ_CHUNKS)
+        room = sum(one or 0 for one in self._most(context).values())
+        items = self._engine.exec_output(place.info.id, given["exec_id"], since_seq=int(since))
+        chunks: list[Answer] = []
+        fields: Answer = {"done": False, "more": True}
+        async with aclosing(items) as source:  # type: ignore[type-var]
+            async for item in source:
+                if not isinstance(item, Chunk):
+                    ended = item.status != "running"
+                    fields = {**tool_answers.ending(item), "done": ended, "more": False}
+                    break
+                # One is always given, or nobody would ever come past it.
+                if len(chunks) >= most or (chunks and len(item.data) > room):
+                    break
+                room -= len(item.data)
+                chunks.append(tool_answers.chunk(item))
+        last = chunks[-1]["seq"] if chunks else int(since)
+        return {**fields, "exec_id": given["exec_id"], "chunks": chunks, "next_seq": last}
+
+    async def wait(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        result = await self._engine.exec_get(
+            place.info.id, given["exec_id"], wait_s=given.get("timeout_seconds", WAIT_S)
+        )
+        if result.status == "running":
+            return {**tool_answers.ending(result), "done": False}
+        return {**tool_answers.command(result, self._most(context)), "done": True}
+
+    def _most(self, context: RunContext) -> dict[str, int | None]:
+        """What this agent may see: the sandbox may be another agent's, with other limits."""
+        limits = parse_limits(context.wish.limits, self._engine.policy.limits)
+        out, err = limits.stdout_bytes, limits.stderr_bytes
+        return {"stdout": out, "stderr": err, "output": out + err}

@@ -1,0 +1,178 @@
+"""Files by the tools: small ones whole through JSON, any size between the sandbox and the store.
+
+`max_file_size_bytes` and `max_files` of the agent's file bound what these write; how many files
+were written is counted here, for each sandbox, from when this process first saw it.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.tools import tool_answers
+from sandkasten.agents.tools.tool_arguments import decoded, encoded
+from sandkasten.agents.tools.tool_schemas import CONTENTS, MOST_ENTRIES, READ_BYTES
+from sandkasten.engine.storage.sandbox_files import check_tool_write
+from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+from sandkasten.model.files.sandbox_paths import sandbox_path
+from sandkasten.model.sandbox.policy import parse_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.run_context import RunContext
+    from sandkasten.agents.tools.run_sessions import Place
+    from sandkasten.agents.tools.tool_answers import Answer
+    from sandkasten.engine.engine import Engine
+    from sandkasten.engine.storage.stage_publish import Filing
+    from sandkasten.ports import FileStore
+
+_COUNTED_SANDBOXES: Final = 1000
+
+
+class FileTools:
+    def __init__(self, engine: Engine, filing: Filing | None, store: FileStore | None) -> None:
+        self._engine = engine
+        self._filing = filing
+        self._store = store
+        self._written: dict[str, set[str]] = {}
+
+    async def write(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        data = _content(given)
+        self._check(context, place, given["path"], len(data))
+        entry = await self._engine.files.write(
+            place.info.id,
+            given["path"],
+            data,
+            mode=_permissions(given.get("mode")),
+            overwrite=given.get("overwrite", True),
+        )
+        self._count(place, given["path"])
+        return {"ok": True, **tool_answers.name("path", entry.path), "size_bytes": entry.size}
+
+    async def read(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        found = await self._engine.files.read(
+            place.info.id, given["path"], max_bytes=int(given.get("max_bytes", READ_BYTES))
+        )
+        return {
+            **tool_answers.name("path", found.path),
+            "size_bytes": found.size,
+            "truncated": found.truncated,
+            **_shown(found.data, given.get("encoding"), truncated=found.truncated),
+        }
+
+    async def list(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        path = given.get("path", ".")
+        page = await self._engine.files.list(
+            place.info.id, path, recursive=given.get("recursive", False), limit=MOST_ENTRIES
+        )
+        return {
+            **tool_answers.name("path", sandbox_path(path)),
+            "entries": [tool_answers.entry(one) for one in page.entries],
+            "truncated": page.next is not None,
+        }
+
+    async def delete(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        removed = await self._engine.files.remove(
+            place.info.id, given["path"], recursive=given.get("recursive", False)
+        )
+        path = tool_answers.name("path", sandbox_path(given["path"]))
+        self._written.get(place.info.id, set()).discard(sandbox_path(given["path"]))
+        return {"ok": True, **path, "deleted": path["path"], "removed": removed}
+
+    async def stage(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        self._check(context, place, given["destination"], 0)
+        done = await self._stored().stage(
+            context.tenant, place.info.id, given["file_key"], given["destination"]
+        )
+        self._count(place, given["destination"])
+        return {
+            "ok": True,
+            **tool_answers.name("path", done.path),
+            "size_bytes": done.size_bytes,
+            "file_key": done.file_key,
+            "checksum": done.checksum,
+        }
+
+    async def publish(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+        row = await self._stored().publish(
+            context.tenant,
+            place.info.id,
+            given["source"],
+            given.get("file_key"),
+            room_bytes=await self._room(context),
+        )
+        return {
+            "ok": True,
+            "file_key": row.key,
+            "size_bytes": row.size_bytes,
+            "checksum": row.checksum,
+            "content_type": row.content_type,
+        }
+
+    def forget(self, sandbox_id: str) -> None:
+        self._written.pop(sandbox_id, None)
+
+    def _stored(self) -> Filing:
+        if self._filing is None:
+            raise UnsupportedByBackend(
+                "there is no file store here",
+                hint="a daemon has one; use sandbox_fs_read and sandbox_fs_write",
+            )
+        return self._filing
+
+    async def _room(self, context: RunContext) -> int | None:
+        most = None if context.quota is None else context.quota.max_disk_bytes
+        if most is None or self._store is None:
+            return None
+        used = await self._engine.disk_of(context.tenant) + await self._store.usage(context.tenant)
+        return max(0, most - used)
+
+    def _check(self, context: RunContext, place: Place, path: str, size: int) -> None:
+        limits = parse_limits(context.wish.limits, self._engine.policy.limits)
+        written = self._written.get(place.info.id, set())
+        again = sandbox_path(path) in written
+        check_tool_write(
+            size,
+            0 if again else len(written),
+            max_bytes=limits.tool_file_bytes,
+            max_files=max(limits.tool_files, 1) if again else limits.tool_files,
+        )
+
+    def _count(self, place: Place, path: str) -> None:
+        self._written.setdefault(place.info.id, set()).add(sandbox_path(path))
+        if len(self._written) > _COUNTED_SANDBOXES:
+            del self._written[next(iter(self._written))]
+
+
+def _content(given: Mapping[str, Any]) -> bytes:
+    [name] = [one for one in CONTENTS if one in given]
+    if name in ("contents_b64", "content_base64") or given.get("encoding") == "base64":
+        return decoded(name, given[name])
+    return encoded(name, given[name])
+
+
+def _permissions(mode: int | str | None) -> int | None:
+    return int(mode.replace("o", ""), 8) if isinstance(mode, str) else mode
+
+
+def _shown(data: bytes, encoding: str | None, *, truncated: bool) -> Answer:
+    text = None if encoding == "base64" else _text(data, truncated=truncated)
+    if text is not None:
+        return {"encoding": "utf-8", "content": text, "contents": text}
+    if encoding not in (None, "base64"):
+        raise InvalidRequest(
+            "the file is no UTF-8", hint="read it with encoding base64", field="encoding"
+        )
+    plain = base64.b64encode(data).decode()
+    return {"encoding": "base64", "contents_b64": plain, "content_base64": plain}
+
+
+def _text(data: bytes, *, truncated: bool) -> str | None:
+    """None where it is no text. A part may end within a character: then before it."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        if truncated and exc.start > 0 and len(data) - exc.start < 4 and exc.end == len(data):
+            return data[: exc.start].decode()
+        return None

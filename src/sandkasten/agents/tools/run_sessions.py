@@ -1,0 +1,299 @@
+"""Which sandbox a call means: the run's own, opened on first use, or one the model names.
+
+A model can name only what its own run has: the id of another run's sandbox, of another tenant's,
+or of none at all answers SESSION_NOT_FOUND in the same words. What was opened for a run goes with
+`finish`, which needs no memory of ours: it reads the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sandkasten.agents.tools.tool_answers import unforeseen
+from sandkasten.agents.tools.tool_requests import image_for, request_for
+from sandkasten.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    SandboxLost,
+    SandkastenError,
+    SessionExpired,
+    SessionNotFound,
+)
+from sandkasten.model.ids import sandbox_id
+from sandkasten.model.runs.session_key import SessionKey, is_legacy, parse_session_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.agents.definitions.sandbox_request import SandboxWish
+    from sandkasten.agents.run_context import RunContext
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.runs.session_key import Namespace
+    from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Info
+    from sandkasten.ports import FileStore
+
+_Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...]]
+"""What a sandbox of a key must agree with: image, profile and packages."""
+
+# Sandboxes remembered beside the ledger, each a few hundred bytes; the oldest is forgotten.
+_REMEMBERED: Final = 10_000
+_AT_ONCE: Final = 8
+MOST_SANDBOXES: Final = 32
+"""Of one run at a time; the agents that a workflow or an agent calls are runs of their own."""
+# A call that was on its way when a run ended can still open one; nobody makes so many in turn.
+_PASSES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The sandbox of one call."""
+
+    info: Info
+    notice: str | None = None
+    """What the model must know: that its sandbox is another one than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What `finish` did."""
+
+    destroyed: tuple[str, ...] = ()
+    failed: tuple[tuple[str, SandkastenError], ...] = ()
+    """Still there, with what kept them; the engine's reaper and a second call try again."""
+
+
+@dataclass(slots=True)
+class _Known:
+    id: str
+    kinds: set[_Kind] = field(default_factory=set)
+    """What was asked for and answered by this one: the same need not be asked of the engine."""
+
+
+class Sessions:
+    def __init__(self, engine: Engine, files: FileStore | None) -> None:
+        self._engine = engine
+        self._files = files
+        self._known: dict[tuple[str, str], _Known] = {}
+        """By tenant and key, as it was when it was last used here."""
+        self._making: dict[tuple[str, str, str], set[str]] = {}
+        """Of each run, what is on its way and not in the ledger yet."""
+
+    async def open(
+        self, context: RunContext, *, key: SessionKey | None = None, image: str | None = None
+    ) -> Place:
+        """The session of this key, made when it is not there."""
+        the_key = key or context.session_key()
+        before = self._known.get((context.tenant, str(the_key)))
+        kind = _kind(context.wish, image)
+        if before is not None and kind in before.kinds:
+            found = await self._alive(before.id, str(the_key))
+            if found is not None:
+                return Place(found)
+        async with self._room(context.tenant, the_key):
+            info = await self._made(context, the_key, image)
+        self._remember(info, kind)
+        if before is not None and before.id != info.id:
+            return Place(
+                info,
+                "the sandbox of this session had ended, with its files; this is a new one",
+            )
+        return Place(info)
+
+    async def resolve(self, context: RunContext, given: str | None) -> Place:
+        """The one a call names, or without a name the run's own."""
+        if given is None:
+            return await self.open(context)
+        return Place(await self.named(context, given))
+
+    async def named(self, context: RunContext, given: str) -> Info:
+        """SessionNotFound for what is not this run's, whatever it is."""
+        try:
+            the_id = sandbox_id(given)
+            await self._engine.check_owner(the_id, context.tenant)
+            info = await self._engine.get(the_id)
+        except NotFound as exc:
+            # That it was there once is told to its own run alone.
+            if isinstance(exc, SessionExpired) and self._was_ours(context, given):
+                raise
+            raise not_found(given) from exc
+        if not owned(context, info):
+            raise not_found(given)
+        self._remember(info)
+        return info
+
+    async def existing(self, context: RunContext) -> Info | None:
+        """The run's own sandbox if there is one; nothing is made."""
+        wanted = str(context.session_key())
+        for info in await self._engine.list(tenant=context.tenant):
+            if info.session_key == wanted and info.status in ("running", "paused"):
+                return info
+        return None
+
+    def key_for(self, context: RunContext, text: str) -> SessionKey:
+        """A name within the run, or the whole text of one of its keys."""
+        if ":" not in text and not is_legacy(text):
+            return context.session_key(text)
+        key = parse_session_key(text)
+        if not context.owns(key):
+            raise SessionNotFound(
+                "no session of this run has that key",
+                hint="give a plain name; the run it belongs to is known",
+            )
+        return key
+
+    def forget(self, info: Info) -> None:
+        self._known.pop((info.tenant, info.session_key or ""), None)
+
+    async def finish(
+        self, namespace: Namespace, run_id: str, tenant: str | None = None
+    ) -> Finished:
+        """Destroy every sandbox of a run. Twice is fine, and what fails keeps nothing else.
+
+        Only a ledger that cannot be read at all is an error.
+        """
+        destroyed: list[str] = []
+        failed: dict[str, SandkastenError] = {}
+        for _ in range(_PASSES):
+            found = [
+                info
+                for info in await self._engine.list(tenant=tenant)
+                if _run_of(info) == (namespace, run_id) and info.id not in failed
+            ]
+            if not found:
+                break
+            gate = asyncio.Semaphore(_AT_ONCE)
+
+            async def one(info: Info, gate: asyncio.Semaphore = gate) -> None:
+                async with gate:
+                    try:
+                        await self._engine.destroy(info.id)
+                    except NotFound:
+                        # Somebody was quicker.
+                        pass
+                    except SandkastenError as exc:
+                        failed[info.id] = exc
+                        return
+                    except Exception as exc:  # noqa: BLE001  (the others are to go all the same)
+                        failed[info.id] = unforeseen(exc)
+                        return
+                    self.forget(info)
+                    destroyed.append(info.id)
+
+            async with asyncio.TaskGroup() as group:
+                for info in found:
+                    group.create_task(one(info))
+        return Finished(tuple(destroyed), tuple(failed.items()))
+
+    async def _alive(self, the_id: str, key: str) -> Info | None:
+        try:
+            info = await self._engine.get(the_id)
+        except (NotFound, SandboxLost):
+            return None
+        return info if info.status in ("running", "paused") and info.session_key == key else None
+
+    @asynccontextmanager
+    async def _room(self, tenant: str, key: SessionKey) -> AsyncIterator[None]:
+        """QuotaExceeded where a run would have too many: names cost a model nothing."""
+        run = (key.namespace, key.id)
+        making = self._making.setdefault((tenant, *run), set())
+        making.add(str(key))
+        try:
+            there = {
+                str(info.session_key)
+                for info in await self._engine.list(tenant=tenant)
+                if _run_of(info) == run
+            }
+            if str(key) not in there and len(there | making) > MOST_SANDBOXES:
+                raise QuotaExceeded(
+                    f"this run has {MOST_SANDBOXES} sandboxes, which is the most",
+                    hint="use one that is there, or close one with sandbox_close",
+                    quota="sandboxes of a run",
+                )
+            yield
+        finally:
+            making.discard(str(key))
+            if not making:
+                self._making.pop((tenant, *run), None)
+
+    async def _made(self, context: RunContext, key: SessionKey, image: str | None) -> Info:
+        wish, policy = context.wish, self._engine.policy
+        request = request_for(
+            wish,
+            context,
+            key=key,
+            image=image,
+            default_idle_s=min(policy.ttl_s, policy.idle_timeout_s),
+            most_life_s=policy.lifetime_s,
+        )
+        try:
+            return await self._create(request, context)
+        except Conflict as exc:
+            there = exc.details.get("sandbox_id")
+            if image is not None or image_for(wish) is not None or not isinstance(there, str):
+                raise
+            # Who asks for no image takes the one that the session has; the rest is asked again.
+            has = (await self._engine.get(there)).image
+            return await self._create(replace(request, image=has), context)
+
+    async def _create(self, request: CreateRequest, context: RunContext) -> Info:
+        stored = 0
+        quota = context.quota
+        if self._files is not None and quota is not None and quota.max_disk_bytes is not None:
+            stored = await self._files.usage(context.tenant)
+        return await self._engine.create(request, quota, other_disk_bytes=stored)
+
+    def _remember(self, info: Info, kind: _Kind | None = None) -> None:
+        if info.session_key is None:
+            return
+        name = (info.tenant, info.session_key)
+        known = self._known.pop(name, None)
+        if known is None or known.id != info.id:
+            known = _Known(info.id)
+        if kind is not None:
+            known.kinds.add(kind)
+        self._known[name] = known
+        if len(self._known) > _REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+    def _was_ours(self, context: RunContext, the_id: str) -> bool:
+        return any(
+            known.id == the_id and tenant == context.tenant and context.owns(parse_session_key(key))
+            for (tenant, key), known in self._known.items()
+        )
+
+
+def _kind(wish: SandboxWish, image: str | None) -> _Kind:
+    return (image or image_for(wish), wish.profile, wish.pip_packages, wish.npm_packages)
+
+
+def owned(context: RunContext, info: Info) -> bool:
+    """Whether a sandbox was opened in this run."""
+    if info.tenant != context.tenant or info.session_key is None:
+        return False
+    try:
+        return context.owns(parse_session_key(info.session_key))
+    except InvalidRequest:
+        return False
+
+
+def not_found(given: str) -> SessionNotFound:
+    """The same for every id that is not this run's."""
+    return SessionNotFound(
+        f"this run has no sandbox {given[:80]}",
+        hint="leave sandbox_id out to use the run's own, or take it from sandbox_open",
+    )
+
+
+def _run_of(info: Info) -> tuple[str, str] | None:
+    if info.session_key is None:
+        return None
+    try:
+        key = parse_session_key(info.session_key)
+    except InvalidRequest:
+        return None
+    return key.namespace, key.id

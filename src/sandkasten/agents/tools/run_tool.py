@@ -1,0 +1,70 @@
+"""`sandbox_run`: one piece of code in a sandbox of its own, the same for every client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.agents.tools import tool_answers
+from sandkasten.agents.tools.tool_arguments import decoded, encoded
+from sandkasten.agents.tools.tool_requests import (
+    compute_image,
+    network_for,
+    runtime_for,
+    timeout_for,
+)
+from sandkasten.engine.storage.sandbox_files import check_tool_write
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.policy import parse_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.run_context import RunContext
+    from sandkasten.agents.tools.tool_answers import Answer
+    from sandkasten.engine.engine import Engine
+    from sandkasten.ports import FileStore
+
+
+class Running:
+    def __init__(self, engine: Engine, files: FileStore | None) -> None:
+        self._engine = engine
+        self._files = files
+
+    async def run(self, given: Mapping[str, Any], context: RunContext) -> Answer:
+        wish, quota = context.wish, context.quota
+        files = {path: _content(path, data) for path, data in given.get("files", {}).items()}
+        limits = parse_limits(wish.limits, self._engine.policy.limits)
+        for count, data in enumerate(files.values()):
+            check_tool_write(
+                len(data), count, max_bytes=limits.tool_file_bytes, max_files=limits.tool_files
+            )
+        request = RunRequest(
+            code=encoded("code", given["code"]),
+            runtime=given.get("runtime") or runtime_for(wish),
+            args=tuple(given.get("args", ())),
+            env=given.get("env", {}),
+            files=files,
+            timeout_s=given.get("timeout_seconds", timeout_for(wish)),
+            artifacts=tuple(given.get("artifacts", ())),
+            image=compute_image(wish),
+            limits=dict(wish.limits),
+            profile=wish.profile,
+            network=network_for(wish),
+            pip_packages=wish.pip_packages,
+            npm_packages=wish.npm_packages,
+            tenant=context.tenant,
+            key_id=context.key_id,
+        )
+        stored = 0
+        if self._files is not None and quota is not None and quota.max_disk_bytes is not None:
+            stored = await self._files.usage(context.tenant)
+        return tool_answers.run(await self._engine.run(request, quota, other_disk_bytes=stored))
+
+
+def _content(path: str, given: str | Mapping[str, str]) -> bytes:
+    where = f"files.{path[:80]}"
+    if isinstance(given, str):
+        return encoded(where, given)
+    if "content_base64" in given:
+        return decoded(where, given["content_base64"])
+    return encoded(where, given["content"])

@@ -1,0 +1,227 @@
+"""What a tool answers: fields of JSON, bounded and never with bytes that only look like text.
+
+Output of commands that is no UTF-8 has replacement characters, and `not_utf8` names the streams.
+Names of files that are none have `<field>_b64` beside them, as everywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import Busy, InternalError
+from sandkasten.model.commands.kept_output import gap_marker
+
+if TYPE_CHECKING:
+    from sandkasten.errors import SandkastenError
+    from sandkasten.model.commands.exec_values import Chunk, ExecResult, Why
+    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.sandbox.oneshot_values import RunResult
+    from sandkasten.model.sandbox.sandbox_requests import Info
+
+Answer = dict[str, Any]
+_MOST_MESSAGE: Final = 4000
+# Two streams in one can have two of them.
+_MARK: Final = 2 * len(gap_marker(10**18))
+
+
+def failure(error: SandkastenError) -> Answer:
+    """The one body of errors, with `ok` false."""
+    message, hint = printable(error.message), printable(error.hint)
+    details = {
+        name: [printable(one) for one in value]
+        if isinstance(value, list)
+        else printable(value)
+        if isinstance(value, str)
+        else value
+        for name, value in error.details.items()
+        if name != "http_status"
+    }
+    return {
+        "ok": False,
+        "error_code": error.code,
+        "error": message,
+        "code": error.code,
+        "message": message,
+        "hint": hint,
+        "retryable": error.retryable,
+        "details": details,
+    }
+
+
+def failed(answer: Answer) -> bool:
+    """Whether the tool could not do its work; a command that failed is no such thing."""
+    return "error_code" in answer
+
+
+def unforeseen(exc: Exception) -> SandkastenError:
+    """Without what it says: that may hold somebody's data."""
+    if isinstance(exc, MemoryError):
+        return Busy("there is no more memory at the moment", hint="try again with less")
+    return InternalError(
+        f"the tool failed unexpectedly ({type(exc).__name__})",
+        hint="this is no fault of the call; try another way",
+    )
+
+
+def printable(text: str) -> str:
+    """Short enough for a model, and without halves of characters, which no JSON can carry."""
+    cut = text if len(text) <= _MOST_MESSAGE else text[:_MOST_MESSAGE] + "…"
+    return cut.encode("utf-8", "replace").decode()
+
+
+def which(info: Info) -> Answer:
+    return {"sandbox_id": info.sandbox_id, "session_id": info.session_id}
+
+
+def opened(info: Info) -> Answer:
+    fields = {
+        **which(info),
+        "session_key": info.session_key,
+        "image": info.image,
+        "workdir": info.workdir,
+        "cwd": info.cwd,
+        "created": info.created,
+        "status": "ready" if info.status == "running" else info.status,
+    }
+    if info.warnings:
+        fields["warnings"] = list(info.warnings)
+    return fields
+
+
+def streams(most: dict[str, int | None], **given: bytes) -> Answer:
+    """Each stream as text, cut to what the agent may see of it; says what was cut or replaced."""
+    fields: Answer = {}
+    replaced, cut = [], False
+    for name, data in given.items():
+        kept = _cut(data, most.get(name))
+        cut = cut or kept is not data
+        try:
+            fields[name] = kept.decode()
+        except UnicodeDecodeError:
+            fields[name] = kept.decode(errors="replace")
+            replaced.append(name)
+    if replaced:
+        fields["not_utf8"] = replaced
+    if cut:
+        fields["truncated"] = True
+    return fields
+
+
+def _cut(data: bytes, most: int | None) -> bytes:
+    """First half and last half, as the engine keeps it; a mark of its own is no reason to."""
+    if most is None or len(data) <= most + _MARK:
+        return data
+    head, tail = (most + 1) // 2, most // 2
+    return data[:head] + gap_marker(len(data) - most) + data[len(data) - tail :]
+
+
+def command(result: ExecResult, most: dict[str, int | None]) -> Answer:
+    return {
+        **ending(result),
+        **streams(most, stdout=result.stdout, stderr=result.stderr, output=result.output),
+    }
+
+
+def ending(result: ExecResult) -> Answer:
+    """How it stands with a command, without its output."""
+    usage = result.usage
+    return {
+        "exec_id": result.exec_id,
+        "status": result.status,
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "cwd": None if result.cwd is None else printable(result.cwd),
+        "truncated": result.truncated,
+        "timed_out": result.timed_out,
+        "oom_killed": result.oom_killed,
+        "shell_reset": result.shell_reset,
+        "duration_ms": result.duration_ms,
+        "stdout_bytes": result.stdout_bytes,
+        "stderr_bytes": result.stderr_bytes,
+        "usage": {
+            "cpu_ms": usage.cpu_ms,
+            "peak_memory_bytes": usage.peak_memory_bytes,
+            "io_read_bytes": usage.io_read_bytes,
+            "io_write_bytes": usage.io_write_bytes,
+        },
+        "why": why(result.why),
+    }
+
+
+def why(reason: Why | None) -> Answer | None:
+    if reason is None:
+        return None
+    return {"code": reason.code, "message": reason.message, "hint": reason.hint}
+
+
+def chunk(one: Chunk) -> Answer:
+    fields: Answer = {"seq": one.seq, "stream": one.source}
+    try:
+        fields["text"] = one.data.decode()
+    except UnicodeDecodeError:
+        fields["data_b64"] = base64.b64encode(one.data).decode()
+    if one.gap_bytes:
+        fields["gap_bytes"] = one.gap_bytes
+    return fields
+
+
+def run(result: RunResult) -> Answer:
+    fields: Answer = {
+        "ok": result.ok,
+        "runtime": result.runtime,
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "duration_ms": result.duration_ms,
+        "truncated": result.truncated,
+        "timed_out": result.timed_out,
+        "oom_killed": result.oom_killed,
+        **streams({}, stdout=result.stdout, stderr=result.stderr),
+        "artifacts": [],
+        "limits": dict(result.limits),
+        "image": result.image,
+        "sandbox_id": result.sandbox_id,
+        "why": why(result.why),
+    }
+    for one in result.artifacts:
+        found: Answer = {**name("path", one.path), "size_bytes": one.size_bytes}
+        if one.data is None:
+            found["omitted_reason"] = one.omitted_reason
+        else:
+            found["content_base64"] = base64.b64encode(one.data).decode()
+        fields["artifacts"].append(found)
+    if result.error is not None:
+        fields["error"] = printable(result.error)
+    if result.warnings:
+        fields["warnings"] = list(result.warnings)
+    return fields
+
+
+def entry(one: FileEntry) -> Answer:
+    fields = {
+        **name("path", one.path),
+        **name("name", one.name),
+        "type": one.type,
+        "is_dir": one.is_dir,
+        "size": one.size,
+        "size_bytes": one.size,
+        "mode": f"{one.mode & 0o7777:04o}",
+        "mtime_unix": one.mtime_unix,
+    }
+    if one.target is not None:
+        fields |= name("target", one.target)
+    return fields
+
+
+def name(field: str, given: str) -> dict[str, str]:
+    """A file's name; of one that is no UTF-8 the text is only for reading."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raw = os.fsencode(given)
+        return {
+            field: raw.decode(errors="replace"),
+            f"{field}_b64": base64.b64encode(raw).decode(),
+        }
+    return {field: given}

@@ -1,0 +1,139 @@
+"""What a model gave a tool, held against the tool's schema before anything is done with it.
+
+A violation is InvalidRequest that names each problem, so that the model can mend its call.
+Nothing of what was given is repeated at length. The schemas are ours, so the library's own
+validator will do; what it would take long for is refused before. A large text takes no time.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from jsonschema import Draft202012Validator
+
+from sandkasten.agents.tools.tool_schemas import TOOLS
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jsonschema import ValidationError
+
+    from sandkasten.agents.tools.tool_schemas import ToolSpec
+
+_MOST_PROBLEMS: Final = 5
+# A command of ten thousand words is taken, and a thousand files or variables.
+_MOST_PARTS: Final = 20_000
+_MOST_LEVELS: Final = 8
+_MOST_TEXT: Final = 200
+
+
+def checked(spec: ToolSpec, arguments: object) -> Mapping[str, Any]:
+    """The arguments as they are, or InvalidRequest."""
+    if not isinstance(arguments, dict):
+        raise _refused(spec, ["the arguments are no object"])
+    if _is_too_much(arguments):
+        raise _refused(spec, ["the arguments have too many parts"])
+    problems = _choice(spec, arguments) + _unknown(spec, arguments)
+    if not problems:
+        found = _validator(spec.name).iter_errors(arguments)
+        problems = [_told(one) for one in islice(found, _MOST_PROBLEMS)]
+    if problems:
+        raise _refused(spec, problems)
+    return arguments
+
+
+def named(arguments: Mapping[str, Any], *spellings: str) -> Any:
+    """The value that was given under any of these names; None when under none.
+
+    InvalidRequest when two of them say different things.
+    """
+    given = [(name, arguments[name]) for name in spellings if name in arguments]
+    if any(value != given[0][1] for _, value in given):
+        raise InvalidRequest(
+            f"{' and '.join(name for name, _ in given)} contradict each other",
+            hint="they mean the same; give one of them",
+            field=given[0][0],
+        )
+    return given[0][1] if given else None
+
+
+def decoded(field: str, given: str) -> bytes:
+    try:
+        return base64.b64decode(given, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidRequest(
+            f"{field} is no base64", hint="encode the bytes as RFC 4648 says", field=field
+        ) from exc
+
+
+def encoded(field: str, given: str) -> bytes:
+    """The bytes of a text; JSON can carry halves of characters, which have none."""
+    try:
+        return given.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(
+            f"{field} contains an unpaired surrogate",
+            hint="send valid Unicode, or the bytes in base64",
+            field=field,
+        ) from exc
+
+
+def _is_too_much(arguments: object) -> bool:
+    """Counted level by level, and no further than it takes to know."""
+    here, parts = [arguments], 0
+    for _ in range(_MOST_LEVELS):
+        inner: list[object] = []
+        for one in here:
+            if isinstance(one, dict | list):
+                parts += len(one)
+                if parts > _MOST_PARTS:
+                    return True
+                inner += one.values() if isinstance(one, dict) else one
+        if not inner:
+            return False
+        here = inner
+    return True
+
+
+@cache
+def _validator(name: str) -> Draft202012Validator:
+    return Draft202012Validator(TOOLS[name].parameters)
+
+
+def _choice(spec: ToolSpec, arguments: Mapping[str, Any]) -> list[str]:
+    given = [name for name in spec.one_of if name in arguments]
+    if not spec.one_of or len(given) == 1:
+        return []
+    if given:
+        return [f"{' and '.join(given)} are both given; give one of them"]
+    return [f"{spec.one_of[0]} is missing (or {', '.join(spec.one_of[1:])})"]
+
+
+def _unknown(spec: ToolSpec, arguments: Mapping[str, Any]) -> list[str]:
+    known = spec.parameters["properties"]
+    return [
+        f"there is no argument {shown(str(name))} ({did_you_mean(str(name), known)})"
+        for name in list(arguments)[: len(known) + _MOST_PROBLEMS]
+        if name not in known
+    ][:_MOST_PROBLEMS]
+
+
+def _told(error: ValidationError) -> str:
+    where = error.json_path.removeprefix("$").removeprefix(".")
+    text = error.message if len(error.message) <= _MOST_TEXT else error.message[:_MOST_TEXT] + "…"
+    return f"{where[:_MOST_TEXT]}: {text}" if where else text
+
+
+def _refused(spec: ToolSpec, problems: list[str]) -> InvalidRequest:
+    return InvalidRequest(
+        f"{spec.name} cannot be called like this: {'; '.join(problems)}",
+        hint="mend the arguments and call it again",
+        tool=spec.name,
+        problems=problems,
+    )

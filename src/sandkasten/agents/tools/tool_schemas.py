@@ -1,0 +1,369 @@
+"""The twelve tools as a model sees them: names, descriptions, and JSON Schemas of their arguments.
+
+Values only, and the same as `spec/tools/<tool>.json`. No schema has `anyOf`, `oneOf`, `allOf` or
+`not` at its top, because providers of models refuse those there; a choice between spellings is
+said by `dependentSchemas` and `if`, which every validator of draft 2020-12 holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.tools.schema_parts import (
+    CODE_BYTES,
+    DRAFT,
+    choice,
+    flag,
+    number,
+    text,
+    words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.definitions.sandbox_request import Mode
+
+READ_BYTES: Final = 262_144
+MOST_READ_BYTES: Final = 10 * 1024 * 1024
+MOST_ENTRIES: Final = 1000
+READ_CHUNKS: Final = 100
+MOST_CHUNKS: Final = 1000
+WAIT_S: Final = 60.0
+MOST_TIMEOUT_S: Final = 3600
+CONTENTS: Final = ("contents", "contents_b64", "content", "text", "content_base64")
+"""The spellings of what a file gets; exactly one is given."""
+COMMANDS: Final = ("cmd", "command")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON Schema, draft 2020-12, of one object."""
+    mode: Mode
+    one_of: tuple[str, ...] = ()
+    """Of these arguments exactly one is given; the schema says so too."""
+
+
+_WHICH = {
+    "sandbox_id": text(
+        "The sandbox, by the sandbox_id that sandbox_open answered. Leave it out for the sandbox "
+        "of this run, which is opened when it is first used.",
+        most=200,
+    ),
+    "session_id": text("Another name for sandbox_id.", most=200),
+}
+_PATH = "Relative to /workspace, or absolute; x, /work/x and /workspace/x are the same file."
+_ENV = {
+    "type": "object",
+    "description": "Environment variables for this command alone.",
+    "additionalProperties": {"type": "string"},
+    "maxProperties": 1000,
+}
+_MODE = {
+    "description": 'Permissions: octal digits in a text ("0755"), or a number (493).',
+    "anyOf": [
+        {"type": "string", "pattern": "^0?o?[0-7]{1,4}$"},
+        {"type": "integer", "minimum": 0, "maximum": 0o7777},
+    ],
+}
+
+
+def _command(told: str) -> dict[str, Any]:
+    return {
+        "description": told,
+        "anyOf": [
+            {"type": "string", "minLength": 1, "maxLength": 1_048_576},
+            {
+                "type": "array",
+                "items": {"type": "string", "maxLength": 131_071},
+                "minItems": 1,
+                "maxItems": 10_000,
+            },
+        ],
+    }
+
+
+def _tool(
+    name: str,
+    description: str,
+    properties: dict[str, Any],
+    *,
+    required: tuple[str, ...] = (),
+    one_of: tuple[str, ...] = (),
+    needs: Mapping[str, list[str]] | None = None,
+    mode: Mode = "code",
+) -> ToolSpec:
+    title = f"sandbox_{name}"
+    schema: dict[str, Any] = {
+        "$schema": DRAFT,
+        "$id": f"urn:sandkasten:tool:{title}",
+        "title": title,
+        "description": description,
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    if needs:
+        schema["dependentRequired"] = dict(needs)
+    if one_of:
+        schema |= choice(one_of)
+    return ToolSpec(title, description, schema, mode, one_of)
+
+
+RUN: Final = _tool(
+    "run",
+    "Run a piece of code in a fresh, isolated sandbox and get its output. Nothing is kept between "
+    "calls: pass every file the code needs in files, and name in artifacts the files you want back."
+    " The code runs in /workspace (also called /work) without a network. A failure of the code is "
+    "an answer with ok false, exit_code and stderr.",
+    {
+        "runtime": {
+            "type": "string",
+            "description": "What runs the code. Default: what the agent's file names, or python.",
+            "enum": ["python", "node", "bash", "sh", "linux", "shell", "python3", "javascript"],
+        },
+        "code": text("The source code, whole.", most=CODE_BYTES, least=0),
+        "args": words("Arguments of the program.", 1000),
+        "env": {**_ENV, "description": "Environment variables of the program."},
+        "files": {
+            "type": "object",
+            "description": "Files to write before the code runs: path below /workspace to text, or "
+            "to an object with content_base64 for bytes that are no text.",
+            "maxProperties": 1000,
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "string"},
+                    {
+                        "type": "object",
+                        "properties": {
+                            "content": {"type": "string"},
+                            "content_base64": {"type": "string"},
+                        },
+                        "minProperties": 1,
+                        "maxProperties": 1,
+                        "additionalProperties": False,
+                    },
+                ]
+            },
+        },
+        "timeout_seconds": number(
+            "The code is ended after so many seconds; what it wrote until then is kept.",
+            1,
+            MOST_TIMEOUT_S,
+        ),
+        "artifacts": words(
+            "Globs below /workspace of files to send back when the code has ended, such as "
+            '"out/*.csv" or "**/*.png".',
+            64,
+        ),
+    },
+    required=("code",),
+    mode="compute",
+)
+OPEN: Final = _tool(
+    "open",
+    "Open the sandbox of this run, or come back to it: a Linux machine with a workspace and a "
+    "shell that keep their state between calls. Calling it is optional: every other tool opens the "
+    "sandbox when it is first used. created says whether it is new and empty.",
+    {
+        "session_key": text(
+            "A name of your choice, for a second sandbox beside the run's own. The same name leads "
+            "to the same sandbox. Give the sandbox_id of the answer to the other tools.",
+            most=300,
+        ),
+        "image": text(
+            "What it is made of, when another image is needed than the agent's own.", most=300
+        ),
+    },
+)
+EXEC: Final = _tool(
+    "exec",
+    "Run a command in the sandbox and get stdout, stderr and exit_code. A text runs in a shell "
+    "that keeps its directory and variables between calls; a list runs a program by itself. With "
+    "stream true it answers at once with an exec_id, for sandbox_exec_read and sandbox_exec_wait.",
+    {
+        **_WHICH,
+        "cmd": _command(
+            'A text for the shell ("cd app && pytest -q"), or a program with its arguments '
+            '(["python3", "main.py"]).'
+        ),
+        "command": _command("Another name for cmd; give one of the two."),
+        "cwd": text("The directory it runs in; default: the shell's own, or /workspace.", 4096),
+        "workdir": text("Another name for cwd.", 4096),
+        "env": _ENV,
+        "timeout_seconds": number(
+            "The command and all it started are ended after so many seconds (timed_out true); "
+            "what was written until then is kept.",
+            0.001,
+            MOST_TIMEOUT_S,
+        ),
+        "stream": flag("Begin it and answer at once; for servers and long commands.", False),
+    },
+    one_of=COMMANDS,
+)
+EXEC_READ: Final = _tool(
+    "exec_read",
+    "Read the output of a command begun with stream true, in chunks numbered from 1. Pass next_seq "
+    "of the last answer as since_seq to go on. done says that the command has ended and that "
+    "nothing more will come.",
+    {
+        **_WHICH,
+        "exec_id": text("The exec_id that sandbox_exec answered.", most=64),
+        "since_seq": {
+            "type": "integer",
+            "description": "Chunks after this number; 0 for all.",
+            "minimum": 0,
+            "maximum": 2**62,
+            "default": 0,
+        },
+        "max_chunks": {
+            "type": "integer",
+            "description": "At most so many chunks.",
+            "minimum": 1,
+            "maximum": MOST_CHUNKS,
+            "default": READ_CHUNKS,
+        },
+    },
+    required=("exec_id",),
+)
+EXEC_WAIT: Final = _tool(
+    "exec_wait",
+    "Wait for the end of a command begun with stream true. done false means that it still runs: "
+    "wait again, or read what it wrote with sandbox_exec_read.",
+    {
+        **_WHICH,
+        "exec_id": text("The exec_id that sandbox_exec answered.", most=64),
+        "timeout_seconds": {
+            **number("How long to wait; the command itself is not ended.", 0, MOST_TIMEOUT_S),
+            "default": WAIT_S,
+        },
+    },
+    required=("exec_id",),
+)
+FS_WRITE: Final = _tool(
+    "fs_write",
+    "Write a file in the sandbox, whole; missing directories are made. Give its text in contents, "
+    "or its bytes in contents_b64. For large files let a command make them.",
+    {
+        **_WHICH,
+        "path": text(_PATH, most=4095),
+        "contents": text("The text of the file.", least=0),
+        "contents_b64": text("Its bytes in base64, for what is no text.", least=0),
+        "content": text("As contents, or with encoding base64 as contents_b64.", least=0),
+        "encoding": {
+            "type": "string",
+            "description": "Of content.",
+            "enum": ["utf-8", "utf8", "text", "base64"],
+        },
+        "text": text("Another name for contents.", least=0),
+        "content_base64": text("Another name for contents_b64.", least=0),
+        "mode": _MODE,
+        "overwrite": flag("False: fail with FILE_EXISTS when the file is there.", True),
+    },
+    required=("path",),
+    one_of=CONTENTS,
+    needs={"encoding": ["content"]},
+)
+FS_READ: Final = _tool(
+    "fs_read",
+    "Read a file of the sandbox: text as contents, other bytes in base64 as contents_b64. "
+    "size_bytes is the size of the file; truncated says that this is only its beginning.",
+    {
+        **_WHICH,
+        "path": text(_PATH, most=4095),
+        "max_bytes": {
+            "type": "integer",
+            "description": "At most so many bytes from the beginning of the file.",
+            "minimum": 0,
+            "maximum": MOST_READ_BYTES,
+            "default": READ_BYTES,
+        },
+        "encoding": {
+            "type": "string",
+            "description": "base64, or text and an error when it is none. Default: what it is.",
+            "enum": ["utf-8", "utf8", "text", "base64"],
+        },
+    },
+    required=("path",),
+)
+FS_LIST: Final = _tool(
+    "fs_list",
+    "List a directory of the sandbox, sorted by name. truncated says that there are more than "
+    f"{MOST_ENTRIES} entries; then list a directory below.",
+    {
+        **_WHICH,
+        "path": {**text(_PATH, most=4095), "default": "."},
+        "recursive": flag("Also all that is below.", False),
+    },
+)
+FS_DELETE: Final = _tool(
+    "fs_delete",
+    "Delete a file, or with recursive true a directory and all that is in it.",
+    {
+        **_WHICH,
+        "path": text(_PATH, most=4095),
+        "recursive": flag("Needed for a directory that is not empty.", False),
+    },
+    required=("path",),
+)
+STAGE_FILE: Final = _tool(
+    "stage_file",
+    "Put a file of the file store into the sandbox, of any size. The key comes from the task or "
+    "from sandbox_publish_file.",
+    {
+        **_WHICH,
+        "file_key": text("The file's key in the store.", most=1024),
+        "destination": text(f"Where it goes. {_PATH}", most=4095),
+    },
+    required=("file_key", "destination"),
+)
+PUBLISH_FILE: Final = _tool(
+    "publish_file",
+    "Keep a file of the sandbox in the file store, whole and of any size, so that it outlives the "
+    "sandbox. The answer has its file_key.",
+    {
+        **_WHICH,
+        "source": text(f"The file. {_PATH}", most=4095),
+        "file_key": text(
+            "The key to keep it under, in place of what the key had; one is made up without.",
+            most=1024,
+        ),
+    },
+    required=("source",),
+)
+CLOSE: Final = _tool(
+    "close",
+    "Destroy the sandbox with all its processes and files. Not needed at the end of a run: its "
+    "sandboxes go with it. Publish first what must stay.",
+    {
+        **_WHICH,
+        "delete_workspace": flag(
+            "Also delete a workspace that would outlive the sandbox; one without a name never "
+            "does.",
+            True,
+        ),
+    },
+)
+
+TOOLS: Final[Mapping[str, ToolSpec]] = {
+    one.name: one
+    for one in (
+        RUN,
+        OPEN,
+        EXEC,
+        EXEC_READ,
+        EXEC_WAIT,
+        FS_WRITE,
+        FS_READ,
+        FS_LIST,
+        FS_DELETE,
+        STAGE_FILE,
+        PUBLISH_FILE,
+        CLOSE,
+    )
+}

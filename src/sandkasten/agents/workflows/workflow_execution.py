@@ -1,0 +1,396 @@
+"""One run of a workflow: enters its steps, tries them, keeps what they put out, saves.
+
+Whatever a step does wrong is a SandkastenError, and can be tried again or caught. What ends the run
+for good is carried past all that as `Stopped`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.definitions import json_schemas
+from sandkasten.agents.workflows import block_steps, value_templates
+from sandkasten.agents.workflows.run_environment import AgentCall
+from sandkasten.agents.workflows.workflow_state import Scope, frames, put
+from sandkasten.errors import (
+    Cancelled,
+    CommandTimeout,
+    InvalidWorkflow,
+    NotFound,
+    RequestError,
+    RunFailed,
+    RunLimitReached,
+    SandkastenError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.agents.workflows.expressions import Expressions
+    from sandkasten.agents.workflows.run_environment import Around, Clock, Limits
+    from sandkasten.agents.workflows.workflow_plan import Body, Step, Workflow
+
+MOST_BACKOFF_S: Final = 300.0
+MOST_LEVELS: Final = 64
+"""Of outputs, so that the state as a whole can be written and read."""
+
+
+class Stopped(Exception):
+    """Carries what ends the run past every retry and every catch."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(slots=True)
+class Execution:
+    """One run, from where its state stands to its end."""
+
+    workflow: Workflow
+    input: Any
+    state: dict[str, Any]
+    around: Around
+    expressions: Expressions
+    limits: Limits
+    clock: Clock
+    _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _slots: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.limits.max_agents)
+
+    async def whole(self) -> Any:
+        try:
+            async with self._in_time():
+                scope = Scope(self.state["frame"])
+                last = await self.body(self.workflow.body, scope)
+                if self.workflow.output is not None:
+                    last = await self._filled(self.workflow.output, scope, result=last)
+                self._check_result(last)
+                return last
+        except SandkastenError as exc:
+            await self._failed(exc)
+            raise
+        except Stopped as stopped:
+            if isinstance(stopped.error, RunLimitReached):
+                await self._failed(stopped.error)
+            raise
+
+    def _check_result(self, result: Any) -> None:
+        schema = self.workflow.output_schema
+        problems = json_schemas.check(result, schema) if schema else []
+        if problems:
+            raise RunFailed(
+                f'the result of "{self.workflow.id}" does not fit its outputSchema: {problems[0]}',
+                hint="see what the last step puts out, or give the workflow an `output`",
+                problems=problems,
+            )
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """The whole run, also the part of it before a crash."""
+        allowed = self.workflow.timeout_s or self.limits.timeout_s
+        left = self.state["started_at"] + allowed - self.clock.now()
+        # One that came to its end, and died before it could say so, says it now.
+        timeout = asyncio.timeout(max(left, 0) if self.state["frame"]["at"] else None)
+        try:
+            async with timeout:
+                yield
+        except TimeoutError as exc:
+            if not timeout.expired():
+                raise
+            at = [f["at"] for f in frames(self.state) if f["at"] and f["begun"]]
+            raise RunLimitReached(
+                f'the workflow "{self.workflow.id}" did not end within {allowed:g} s; '
+                f"it was at {', '.join(at) or 'its end'}",
+                hint="give it a longer `timeout`, or its steps shorter ones",
+                step=at[-1] if at else None,
+                limit="timeout",
+            ) from exc
+
+    async def _failed(self, exc: SandkastenError) -> None:
+        step = exc.details.get("step")
+        self.state["failed"] = {"step": step, "code": exc.code, "message": exc.message[:1000]}
+        await self.save()
+
+    # What the steps that hold others need (blocks.Carrier)
+
+    async def save(self) -> None:
+        """One at a time, in order, and each as it is when its turn comes."""
+        async with self._saving:
+            text = json.dumps(self.state)
+            if len(text) > self.limits.state_bytes:
+                at = self.state["frame"]["at"]
+                raise Stopped(
+                    RunLimitReached(
+                        f"the outputs of the run came to {len(text)} bytes at step "
+                        f'"{at}", and {self.limits.state_bytes} are allowed',
+                        hint="let agents write files, and put out less",
+                        step=at,
+                        limit="state_bytes",
+                    )
+                )
+            try:
+                await self.around.save(json.loads(text))
+            except SandkastenError as exc:
+                raise Stopped(exc) from exc
+
+    async def note(self, type: str, /, **data: Any) -> None:
+        try:
+            await self.around.note(type, data)
+        except SandkastenError as exc:
+            raise Stopped(exc) from exc
+
+    async def value(self, expression: str, scope: Scope) -> Any:
+        return await self.expressions.value(expression, scope.context(self.input))
+
+    async def truth(self, expression: str, scope: Scope) -> bool:
+        return await self.expressions.truth(expression, scope.context(self.input))
+
+    def check_items(self, step: Step, count: int) -> None:
+        if count > self.limits.max_items:
+            raise Stopped(
+                self._limit(step, "max_items", f"has {count} items", self.limits.max_items)
+            )
+
+    async def check_rounds(self, step: Step, count: int) -> None:
+        if count > self.limits.max_visits:
+            most = self.limits.max_visits
+            await self._guard(step, "max_visits", f"would go round {count} times", most)
+
+    async def body(self, body: Body, scope: Scope) -> Any:
+        """Its last output. Goes on from where the frame stands."""
+        frame = scope.frame
+        while (at := frame["at"]) is not None:
+            step = body.step(at)
+            if step is None:
+                raise Stopped(
+                    InvalidWorkflow(
+                        f'the run stands at the step "{at}", which the workflow does not have',
+                        hint="go on with the file that the run was begun with",
+                    )
+                )
+            again = frame["begun"] is not None
+            if not again:
+                await self._enter(step, frame)
+            key = scope.key + step.id
+            said = {"step": step.id, "type": step.type, "key": key}
+            visit = frame["visits"][step.id]
+            attempt = frame["begun"]["attempt"]
+            await self.note("step.started", **said, visit=visit, attempt=attempt, resumed=again)
+            followed = await self._tried(step, scope)
+            frame["at"], frame["begun"], frame["inner"] = followed, None, None
+            await self.save()
+            await self.note("step.ended", **said, visit=visit, next=followed)
+        return frame["last"]
+
+    async def _enter(self, step: Step, frame: dict[str, Any]) -> None:
+        limits = self.limits
+        visits = frame["visits"].get(step.id, 0) + 1
+        if visits > limits.max_visits:
+            what = f"would be entered {visits} times"
+            await self._guard(step, "max_visits", what, limits.max_visits)
+        if self.state["steps"] >= limits.max_steps:
+            what = f"would be step {limits.max_steps + 1} of the run"
+            await self._guard(step, "max_steps", what, limits.max_steps)
+        frame["visits"][step.id] = visits
+        frame["begun"] = {"attempt": 1}
+        self.state["steps"] += 1
+        entered = self.state["entered"]
+        entered[step.id] = entered.get(step.id, 0) + 1
+
+    async def _guard(self, step: Step, limit: str, what: str, most: int) -> None:
+        await self.note("loop.stopped", step=step.id, limit=limit, most=most)
+        raise Stopped(self._limit(step, limit, what, most))
+
+    def _limit(self, step: Step, limit: str, what: str, most: int) -> RunLimitReached:
+        return RunLimitReached(
+            f'the step "{step.id}" {what}, and {most} are allowed',
+            hint="see that the loop comes to an end",
+            step=step.id,
+            limit=limit,
+            most=most,
+        )
+
+    # One step
+
+    async def _tried(self, step: Step, scope: Scope) -> str | None:
+        """As often as it may be. What follows it."""
+        frame, retry = scope.frame, step.retry
+        while True:
+            attempt = frame["begun"]["attempt"]
+            try:
+                return await self._done(step, scope, attempt)
+            except SandkastenError as exc:
+                if attempt >= retry.attempts or not _again(exc, retry.retry_on):
+                    if isinstance(exc, RunFailed) and "cause" in exc.details:
+                        raise  # of a step inside this one
+                    told = {"code": exc.code, "message": exc.message[:1000]}
+                    about = {"step": step.id, "key": scope.key + step.id, "attempt": attempt}
+                    await self.note("step.failed", **about, error=told)
+                    raise _named(exc, step, attempt) from exc
+                wait = retry.backoff_s * (2 ** (attempt - 1) if retry.grows else 1)
+                wait = min(wait, MOST_BACKOFF_S)
+                told = {"code": exc.code, "message": exc.message[:1000]}
+                await self.note(
+                    "step.retried", step=step.id, attempt=attempt, wait_s=wait, error=told
+                )
+            frame["begun"], frame["inner"] = {"attempt": attempt + 1}, None
+            await self.save()
+            await self.clock.sleep(wait)
+
+    async def _done(self, step: Step, scope: Scope, attempt: int) -> str | None:
+        if step.type == "agent":
+            given: Any = await self._agent(step, scope, attempt)
+        else:
+            async with _step_timeout(step):
+                if step.type == "switch":
+                    return await self._switch(step, scope)
+                if step.type == "sleep":
+                    await self._sleep(step, scope)
+                    return step.next
+                if step.type == "end":
+                    if step.output is not None:
+                        scope.frame["last"] = await self._filled(step.output, scope)
+                    return None
+                given = await self._given(step, scope)
+        if step.output is not None:
+            given = await self._filled(step.output, scope, result=given)
+        self._keep(step, scope.frame, given)
+        return step.next
+
+    async def _given(self, step: Step, scope: Scope) -> Any:
+        match step.type:
+            case "parallel":
+                return await block_steps.parallel(self, step, scope)
+            case "foreach":
+                return await block_steps.foreach(self, step, scope)
+            case "while":
+                return await block_steps.repeat(self, step, scope)
+            case "try":
+                return await block_steps.attempt(self, step, scope)
+            case "transform" if step.expression is not None:
+                return await self.value(step.expression, scope)
+            case _:
+                return await self._filled(step.data, scope)
+
+    def _keep(self, step: Step, frame: dict[str, Any], output: Any) -> None:
+        most = self.limits.output_bytes
+        if json_schemas.deeper_than(output, MOST_LEVELS):
+            raise RunFailed(f"its output is nested deeper than {MOST_LEVELS} levels")
+        try:
+            size = len(json.dumps(output, allow_nan=False))
+        except (TypeError, ValueError) as exc:
+            raise RunFailed("its output is no JSON") from exc
+        if size > most:
+            raise RunFailed(
+                f"its output has {size} bytes, and {most} are allowed",
+                hint="let the agent write a file, and put out less",
+            )
+        frame["outputs"][step.id] = frame["last"] = output
+        if step.result_path:
+            put(frame["vars"], step.result_path, output)
+        elif step.type == "set" and isinstance(output, dict):
+            frame["vars"] |= output
+
+    async def _agent(self, step: Step, scope: Scope, attempt: int) -> Any:
+        variables = await self._filled(step.input, scope)
+        task = (
+            None
+            if step.task is None
+            else value_templates.text_of(await self._filled(step.task, scope))
+        )
+        if step.input is None:
+            variables = self.input if isinstance(self.input, dict) else {}
+        if isinstance(variables, str) and task is None:
+            task, variables = variables, {}
+        if not isinstance(variables, dict):
+            raise RunFailed(
+                "its input is no mapping of variables", hint="write `input: {name: value}`"
+            )
+        if task is None:
+            said = self.input if step.input is None and isinstance(self.input, str) else None
+            task = said if said is not None else value_templates.text_of(variables.get("task", ""))
+        call = AgentCall(step.agent, task, variables, step.id, attempt, scope.key + step.id)
+        async with self._slots:
+            # From here on it may have done something, so that a crash is to find it begun.
+            await self.save()
+            async with _step_timeout(step):
+                return dict(await self.around.agent_step(call))
+
+    async def _switch(self, step: Step, scope: Scope) -> str:
+        value = None if step.expression is None else await self.value(step.expression, scope)
+        context = scope.context(self.input, result=value, _value=value, val=value)
+        text = value_templates.text_of(value)
+        for choice in step.choices:
+            if choice.compared:
+                fits = choice.when == text
+            else:
+                fits = await self.expressions.truth(choice.when, context)
+            if fits:
+                await self._took(step, text, choice.when, choice.next)
+                return choice.next
+        if step.next is None:
+            about = f" of {text[:80]}" if step.expression is not None else ""
+            raise RunFailed(f"no condition{about} fits", hint="add a condition, or `defaultNext`")
+        await self._took(step, text, None, step.next)
+        return step.next
+
+    async def _took(self, step: Step, value: str, when: str | None, next: str) -> None:
+        await self.note("switch.taken", step=step.id, value=value[:200], when=when, next=next)
+
+    async def _sleep(self, step: Step, scope: Scope) -> None:
+        """Until the same moment, also after a crash."""
+        clock, begun = self.clock, scope.frame["begun"]
+        if "until" not in begun:
+            begun["until"] = clock.now() + step.duration_s
+            await self.save()
+        # Not longer than was said, should the calendar have been set back.
+        await clock.sleep(min(max(begun["until"] - clock.now(), 0.0), step.duration_s))
+
+    async def _filled(self, value: Any, scope: Scope, **given: Any) -> Any:
+        if not (wanted := value_templates.expressions(value)):
+            return value_templates.filled(value, ())
+        context = scope.context(self.input, **given)
+        return value_templates.filled(value, await self.expressions.values(wanted, context))
+
+
+@contextlib.asynccontextmanager
+async def _step_timeout(step: Step) -> AsyncIterator[None]:
+    timeout = asyncio.timeout(step.timeout_s)
+    try:
+        async with timeout:
+            yield
+    except TimeoutError as exc:
+        if not timeout.expired():
+            raise
+        raise CommandTimeout(
+            f"it did not end within {step.timeout_s:g} s", hint="give it a longer `timeout`"
+        ) from exc
+
+
+def _again(exc: SandkastenError, codes: tuple[str, ...]) -> bool:
+    """Without codes, all but what would fail the same way again, or was meant to end."""
+    code = str(exc.details.get("cause") or exc.code)
+    if not codes:
+        return not isinstance(exc, RequestError | NotFound | Cancelled)
+    return bool({code, exc.code, "*"} & set(codes)) or (
+        code == CommandTimeout.code and "timeout" in {c.lower() for c in codes}
+    )
+
+
+def _named(exc: SandkastenError, step: Step, attempt: int) -> RunFailed:
+    about = {f"cause_{name}": value for name, value in exc.details.items()}
+    return RunFailed(
+        f'the step "{step.id}" failed: {exc.message}',
+        hint=exc.hint,
+        **about,
+        step=step.id,
+        cause=exc.code,
+        attempts=attempt,
+    )

@@ -1,0 +1,67 @@
+"""A workflow's file, read and checked: `parse_workflow` for those who run it, `inspect` for those
+who want to know everything that is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.agents.definitions import strict_yaml
+from sandkasten.agents.workflows import validation, yaml_dialects
+from sandkasten.agents.workflows.issues import Findings, Issue
+from sandkasten.errors import InvalidWorkflow
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sandkasten.agents.workflows.workflow_plan import Workflow
+
+MAX_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    workflow: Workflow | None
+    """None when there is an error."""
+    errors: tuple[Issue, ...] = ()
+    warnings: tuple[Issue, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+
+def inspect(text: str, *, agents: Collection[str] | None = None) -> Inspection:
+    """Never raises for what a file says. With `agents`, names that are none of them are errors."""
+    findings = Findings()
+    workflow = None
+    try:
+        raw = strict_yaml.load(
+            text, max_bytes=MAX_BYTES, what="the workflow", error=InvalidWorkflow
+        )
+    except InvalidWorkflow as exc:
+        line = exc.details.get("line")
+        findings.error("BAD_YAML", f"line {line}" if line else "", exc.message, exc.hint)
+    else:
+        workflow = yaml_dialects.read(raw, findings)
+    if workflow is not None:
+        validation.check(workflow, findings, agents)
+    errors, warnings = tuple(findings.errors), tuple(findings.warnings)
+    return Inspection(None if errors else workflow, errors, warnings)
+
+
+def parse_workflow(text: str, *, agents: Collection[str] | None = None) -> Workflow:
+    """InvalidWorkflow with all its `issues`, the first one in the message."""
+    found = inspect(text, agents=agents)
+    if found.workflow is not None:
+        return found.workflow
+    first, more = found.errors[0], len(found.errors) - 1
+    where = f"{first.path}: " if first.path else ""
+    raise InvalidWorkflow(
+        f"the workflow cannot be used: {where}{first.message}"
+        + (f" (and {more} more)" if more else ""),
+        hint=first.hint,
+        issues=[str(issue) for issue in found.errors],
+        issue=first.code,
+        path=first.path,
+    )

@@ -1,0 +1,72 @@
+"""Carries out a workflow, step by step, so that a crash costs at most the step it happened in.
+
+The state is saved before an agent begins and after every step. A run that goes on from a saved
+state does the step again that was not saved as done, and none that was: each is done at least once.
+
+A step that fails ends the run with RunFailed, which names the step and keeps the cause. What takes
+too much (visits, steps, bytes, time) ends it with RunLimitReached, and no `try` can catch that.
+Whoever cancels the run cancels the steps that are under way, and they have ended when it returns.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.agents.definitions import json_schemas
+from sandkasten.agents.workflows.run_environment import AgentCall, Around, Clock, Limits, RealClock
+from sandkasten.agents.workflows.workflow_execution import MOST_LEVELS, Execution, Stopped
+from sandkasten.agents.workflows.workflow_state import VERSION, new_state
+from sandkasten.errors import InvalidRequest, InvalidWorkflow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sandkasten.agents.workflows.expressions import Expressions
+    from sandkasten.agents.workflows.workflow_plan import Workflow
+
+__all__ = ["AgentCall", "Clock", "Limits", "WorkflowRunner"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRunner:
+    """One for many runs. The expressions' processes belong to whoever made them."""
+
+    expressions: Expressions
+    limits: Limits = field(default_factory=Limits)
+    clock: Clock = field(default_factory=RealClock)
+
+    async def run(
+        self,
+        workflow: Workflow,
+        input: Any,
+        state: Mapping[str, Any] | None = None,
+        *,
+        agent_step: Callable[[AgentCall], Awaitable[Mapping[str, Any]]],
+        save: Callable[[Mapping[str, Any]], Awaitable[None]],
+        note: Callable[[str, Mapping[str, Any]], Awaitable[object]],
+    ) -> Any:
+        """The workflow's result. `state` is what `save` was given last, or nothing for a new run.
+
+        An exception of `save` or `note` is not the workflow's failure and comes out as it is.
+        """
+        if json_schemas.deeper_than(input, MOST_LEVELS):
+            raise InvalidRequest(f"the input is nested deeper than {MOST_LEVELS} levels")
+        if state and state.get("version") != VERSION:
+            raise InvalidWorkflow("the saved state of the run is of another version")
+        current = json.loads(json.dumps(state)) if state else new_state(workflow, self.clock.now())
+        current.pop("failed", None)
+        run = Execution(
+            workflow,
+            input,
+            current,
+            Around(agent_step, save, note),
+            self.expressions,
+            self.limits,
+            self.clock,
+        )
+        try:
+            return await run.whole()
+        except Stopped as stopped:
+            raise stopped.error from stopped.__cause__

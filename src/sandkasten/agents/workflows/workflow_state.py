@@ -1,0 +1,115 @@
+"""How far a run came: plain JSON that is saved, and what expressions see of it.
+
+Of the run as a whole: when it began, how many steps were entered, and how often each of them.
+A frame belongs to a body: where it stands (`at`; None: ended), what began there (`begun`), how
+often each step was entered, the outputs, the variables, and what the steps inside the present one
+have come to (`inner`). Frames lie inside one another as bodies do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from sandkasten.agents.workflows.validation import alias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sandkasten.agents.workflows.workflow_plan import Body, Workflow
+
+VERSION: Final = 1
+Frame = dict[str, Any]
+Status = Literal["waiting", "running", "done", "failed"]
+
+
+def new_state(workflow: Workflow, started_at: float) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "started_at": started_at,
+        "steps": 0,
+        "entered": {},
+        "frame": new_frame(workflow.body),
+    }
+
+
+def new_frame(body: Body) -> Frame:
+    return {
+        "at": body.start,
+        "begun": None,
+        "visits": {},
+        "outputs": {},
+        "vars": {},
+        "last": None,
+        "inner": None,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A frame, what it lies in, and the names that are bound in it (`item`, `index`, `error`)."""
+
+    frame: Frame
+    key: str = ""
+    """Which of the frames it is, for people: `each[3].`"""
+    outer: Scope | None = None
+    bound: Mapping[str, Any] = field(default_factory=dict)
+
+    def _inwards(self) -> list[Scope]:
+        found: list[Scope] = []
+        scope: Scope | None = self
+        while scope is not None:
+            found.append(scope)
+            scope = scope.outer
+        return found[::-1]
+
+    def context(self, input: Any, **given: Any) -> dict[str, Any]:
+        """What an expression sees here; what lies further in wins."""
+        variables: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
+        bound: dict[str, Any] = {}
+        for scope in self._inwards():
+            variables |= scope.frame["vars"]
+            outputs |= scope.frame["outputs"]
+            bound |= scope.bound
+        short = {alias(id): output for id, output in outputs.items()}
+        steps = {id: {"output": output} for id, output in (short | outputs).items()}
+        return (
+            variables | short | bound | {"input": input, "steps": steps, "vars": variables} | given
+        )
+
+
+def put(variables: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """At `a.b.c`; what lies in the way and is no mapping is replaced."""
+    *parents, name = path
+    for parent in parents:
+        inner = variables.get(parent)
+        # A copy, since an output may be the same object.
+        variables[parent] = dict(inner) if isinstance(inner, dict) else {}
+        variables = variables[parent]
+    variables[name] = value
+
+
+def frames(state: Mapping[str, Any]) -> Iterator[Frame]:
+    """All of them, from without inwards."""
+    waiting = [state["frame"]] if "frame" in state else []
+    while waiting:
+        frame = waiting.pop()
+        yield frame
+        inner = frame.get("inner") or {}
+        waiting += [*inner.get("branches", {}).values(), *inner.get("frames", {}).values()]
+        if inner.get("frame"):
+            waiting.append(inner["frame"])
+
+
+def statuses(state: Mapping[str, Any]) -> dict[str, Status]:
+    """Of the steps that were entered so far; those that are not here wait."""
+    found: dict[str, Status] = dict.fromkeys(state.get("entered", {}), "done")
+    for frame in frames(state):
+        if frame["at"] is not None and frame["begun"] is not None:
+            found[frame["at"]] = "running"
+    failed = (state.get("failed") or {}).get("step")
+    if failed:
+        found = {id: "failed" if s == "running" else s for id, s in found.items()}
+        found[failed] = "failed"
+    return found

@@ -1,0 +1,405 @@
+"""Reads both dialects of a workflow's YAML into one plan.
+
+`steps` is a list in which a step goes on to the one below it unless it says otherwise. `states` is
+a list in which a state ends the run unless it says what follows. Fields are the same in both, with
+every spelling either of them knows. What is wrong is collected, never raised.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sandkasten.agents.workflows.issues import Near
+from sandkasten.agents.workflows.workflow_fields import Fields, kind, seconds
+from sandkasten.agents.workflows.workflow_plan import Body, Branch, Choice, Retry, Step, Workflow
+
+if TYPE_CHECKING:
+    from sandkasten.agents.workflows.issues import Findings
+    from sandkasten.agents.workflows.workflow_plan import Dialect, Join, StepType
+
+MOST_STEPS: Final = 500
+MOST_DEPTH: Final = 8
+MOST_BRANCHES: Final = 32
+MOST_CHOICES: Final = 100
+MOST_ATTEMPTS: Final = 20
+MOST_CONCURRENCY: Final = 32
+MOST_STEP_S: Final = 24 * 3600.0
+MOST_WORKFLOW_S: Final = 7 * 24 * 3600.0
+
+_TYPES: Final[dict[str, StepType]] = {
+    "agent": "agent",
+    "switch": "switch",
+    "parallel": "parallel",
+    "foreach": "foreach",
+    "while": "while",
+    "try": "try",
+    "transform": "transform",
+    "inject": "set",
+    "set": "set",
+    "context": "set",
+    "sleep": "sleep",
+    "delay": "sleep",
+    "timer": "sleep",
+    "end": "end",
+}
+# Types of other engines that cannot be had here, and what to write in their place.
+_ELSEWHERE: Final = {
+    "operation": "write type: agent, with the agent's name in `agent`",
+    "action": "write type: agent, with the agent's name in `agent`",
+    "function": "write type: agent, with the agent's name in `agent`",
+    "human_approval": "a run cannot wait for a person; end it, and start another",
+    "cron": "start the workflow by a scheduler of your machine",
+    "schedule": "start the workflow by a scheduler of your machine",
+}
+_LOOP: Final[dict[str, tuple[str, ...]]] = {"body": ("iterator", "body", "do")}
+_BODIES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "foreach": _LOOP,
+    "while": _LOOP,
+    "try": {"body": ("try", "body"), "catch": ("catch",), "lastly": ("finally",)},
+}
+_BACKOFFS: Final = {"exponential": True, "constant": False, "fixed": False}
+
+
+def read(raw: Any, findings: Findings) -> Workflow | None:
+    """None when there is nothing to check any further."""
+    if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
+        findings.error("NOT_A_WORKFLOW", "", f"a workflow is a mapping, not {kind(raw)}")
+        return None
+    fields = Fields(raw, "", findings)
+    id = fields.text("id") or ""
+    if not id:
+        findings.error("MISSING_WORKFLOW_ID", "id", "the workflow has no id", "add `id: my-flow`")
+    if fields.has("steps") and fields.has("states"):
+        findings.error("BAD_FIELD", "states", "a workflow has `steps` or `states`, not both")
+    dialect: Dialect = "states" if fields.has("states") and not fields.has("steps") else "steps"
+    body = _Reader(dialect, findings).body(fields, depth=0)
+    workflow = Workflow(
+        id=id,
+        body=body,
+        name=fields.text("name") or id,
+        description=fields.text("description") or "",
+        version=fields.text("version") or "",
+        dialect=dialect,
+        input_schema=fields.mapping("inputSchema", "input_schema") or {},
+        output_schema=fields.mapping("outputSchema", "output_schema") or {},
+        output=fields.value("output"),
+        timeout_s=fields.duration_s("timeout", "timeout_seconds", most_s=MOST_WORKFLOW_S),
+    )
+    fields.value("metadata", "labels", "tags")
+    fields.leftovers()
+    return workflow
+
+
+@dataclass(slots=True)
+class _Reader:
+    dialect: Dialect
+    findings: Findings
+    count: int = 0
+    ids: dict[str, str] = field(default_factory=dict)
+
+    def body(self, fields: Fields, depth: int) -> Body:
+        """Of a mapping with `steps` or `states`, and perhaps `start`."""
+        listed = fields.list("steps", "states")
+        start = fields.text("start")
+        where = fields.at("steps" if self.dialect == "steps" else "states", "steps", "states")
+        if not listed:
+            self.findings.error("MISSING_STATES", where, "there are no steps", "add at least one")
+            return Body("", ())
+        # A list inside another may be of the other dialect; its own word for it decides.
+        outer, self.dialect = self.dialect, "steps" if fields.has("steps") else "states"
+        steps = self._steps(listed, where, depth)
+        self.dialect = outer
+        known = [step.id for step in steps]
+        if start is not None and start not in known:
+            message = f'it is to start with "{start[:60]}", which is none of its steps'
+            self.findings.error("INVALID_START", fields.at("start"), message, Near(start, known))
+        return Body(start or (known[0] if known else ""), tuple(steps))
+
+    def inner(self, raw: Any, path: str, depth: int) -> Body:
+        """Of a mapping as above, or of the bare list."""
+        if isinstance(raw, list):
+            raw = {self.dialect: raw}
+            fields = Fields(raw, path.rpartition(".")[0], self.findings)
+            listed_at = path
+        else:
+            if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
+                self.findings.error("BAD_FIELD", path, "is to be a list of steps")
+                return Body("", ())
+            fields, listed_at = Fields(raw, path, self.findings), ""
+        if depth > MOST_DEPTH:
+            message = f"steps stand inside one another more than {MOST_DEPTH} deep"
+            self.findings.error("TOO_DEEP", path, message)
+            return Body("", ())
+        if listed_at:
+            steps = self._steps(raw[self.dialect], listed_at, depth)
+            if not steps:
+                self.findings.error("MISSING_STATES", path, "there are no steps")
+            return Body(steps[0].id if steps else "", tuple(steps))
+        body = self.body(fields, depth)
+        fields.value("name", "id")
+        fields.leftovers()
+        return body
+
+    def _steps(self, listed: list[Any], path: str, depth: int) -> list[Step]:
+        self.count += len(listed)
+        if self.count > MOST_STEPS:
+            self.findings.error("TOO_MANY_STEPS", path, f"there are more than {MOST_STEPS} steps")
+            return []
+        ids = [_id_of(raw) for raw in listed]
+        return [
+            step
+            for index, raw in enumerate(listed)
+            if (step := self._step(raw, f"{path}[{index}]", (*ids[index + 1 :], None)[0], depth))
+        ]
+
+    def _step(self, raw: Any, path: str, below: str | None, depth: int) -> Step | None:
+        if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
+            self.findings.error("BAD_FIELD", path, f"a step is a mapping, not {kind(raw)}")
+            return None
+        fields = Fields(raw, path, self.findings)
+        id = self._id(fields)
+        type = self._type(fields)
+        if type is None:  # complained of once; what follows it is to be reachable all the same
+            return Step(id, "set", path, self._next(fields, "set", below))
+        step = Step(
+            id=id,
+            type=type,
+            path=path,
+            next=self._next(fields, type, below),
+            retry=self._retry(fields),
+            timeout_s=fields.duration_s("timeout", "timeout_seconds", most_s=MOST_STEP_S),
+            output=self._output(fields),
+            result_path=_dotted(fields.text("resultPath", "result_path")),
+            agent=fields.text("agent") or "",
+            task=fields.text("task"),
+            input=self._input(fields),
+            expression=self._expression(fields, type),
+            choices=self._choices(fields) if type == "switch" else (),
+            data=fields.value("data"),
+            branches=self._branches(fields, depth) if type == "parallel" else (),
+            join=self._join(fields),
+            item_name=fields.text("itemName", "item_name") or "item",
+            max_concurrency=fields.whole(
+                "maxConcurrency", "max_concurrency", least=1, most=MOST_CONCURRENCY
+            )
+            or 1,
+            duration_s=fields.duration_s("duration", "seconds", most_s=MOST_STEP_S) or 0.0,
+            **self._bodies(fields, type, depth),
+        )
+        self._complete(step, fields)
+        fields.value("name", "description", "metadata")
+        fields.leftovers()
+        return step
+
+    def _id(self, fields: Fields) -> str:
+        id = fields.text("id", "name") or ""
+        if not id:
+            self.findings.error("MISSING_STEP_ID", fields.path, "the step has no id")
+        elif id in self.ids:
+            message = f'"{id[:60]}" is the id of {self.ids[id]} too'
+            self.findings.error("DUPLICATE_STEP_ID", fields.at("id", "name"), message)
+        else:
+            self.ids[id] = fields.path
+        return id
+
+    def _type(self, fields: Fields) -> StepType | None:
+        said = fields.text("type")
+        if said is None:
+            near = difflib.get_close_matches("type", [str(key)[:64] for key in fields.raw], n=1)
+            hint = f'write "type" for "{near[0]}"' if near else "add `type: agent`"
+            self.findings.error("MISSING_TYPE", fields.path, "the step has no type", hint)
+            return None
+        if said not in _TYPES:
+            instead: str | Near = _ELSEWHERE.get(said) or Near(said, _TYPES)
+            message = f'there is no type "{said[:60]}"'
+            self.findings.error("UNKNOWN_STEP_TYPE", fields.at("type"), message, instead)
+            return None
+        return _TYPES[said]
+
+    def _next(self, fields: Fields, type: StepType, below: str | None) -> str | None:
+        ends = fields.truth("end")
+        after = fields.value("transition", "next")
+        default = fields.text("defaultNext", "default_next", "default")
+        if isinstance(after, dict):  # `transition: {next: x}`
+            after = Fields(after, fields.at("transition"), self.findings).text("next", "nextState")
+        if after is not None and not isinstance(after, str):
+            fields.bad("is to be the id of a step", "transition", "next")
+            after = None
+        if type == "switch":
+            return default or after
+        if type == "end" or ends:
+            if after is not None:
+                fields.bad("the step ends the run, and cannot lead on", "transition", "next")
+            return None
+        if after is None and self.dialect == "states":
+            self.findings.warning(
+                "MISSING_TRANSITION",
+                fields.path,
+                "nothing follows, so the run ends here",
+                "add `end: true`, or `next`",
+            )
+            return None
+        return after if after is not None else below
+
+    def _retry(self, fields: Fields) -> Retry:
+        raw = fields.mapping("retry")
+        if raw is None:
+            return Retry()
+        inner = Fields(raw, fields.at("retry"), self.findings)
+        attempts = inner.whole(
+            "max_attempts", "maxAttempts", "attempts", least=1, most=MOST_ATTEMPTS
+        )
+        backoff = inner.value("backoff", "backoff_seconds", "delay")
+        grows = _BACKOFFS.get(backoff, True) if isinstance(backoff, str) else True
+        waited = 1.0 if isinstance(backoff, str) and backoff in _BACKOFFS else seconds(backoff)
+        if backoff is not None and waited is None:
+            inner.bad('is to be a time, "exponential" or "constant"', "backoff", "delay")
+        codes = inner.texts("retry_on", "retryOn")
+        inner.leftovers()
+        return Retry(attempts or 1, waited or 0.0, grows, codes)
+
+    def _output(self, fields: Fields) -> Any:
+        chosen = fields.text("outputPath", "output_path")
+        if fields.has("output"):
+            return fields.value("output")
+        return f"${{{'.'.join(('result', *_dotted(chosen)))}}}" if chosen else None
+
+    def _input(self, fields: Fields) -> Any:
+        chosen = fields.text("inputPath", "input_path")
+        if fields.has("input"):
+            return fields.value("input")
+        return f"${{{as_expression(chosen)}}}" if chosen else None
+
+    def _expression(self, fields: Fields, type: StepType) -> str | None:
+        """What a step looks at: a switch's value, a loop's list or condition, a transformation."""
+        spellings = {
+            "switch": ("expression", "dataPath", "data_path"),
+            "foreach": ("itemsPath", "items_path", "items", "expression"),
+            "while": ("condition", "expression"),
+        }.get(type, ("expression",))
+        value = fields.value(*spellings)
+        if type == "foreach" and isinstance(value, list):
+            return _literal(value)
+        said = fields.text(*spellings)
+        path = not fields.has("expression", "condition", "items")
+        return as_expression(said) if said is not None and path else said
+
+    def _choices(self, fields: Fields) -> tuple[Choice, ...]:
+        found = []
+        listed = fields.list("transitions", "conditions") or []
+        if len(listed) > MOST_CHOICES:
+            fields.bad(f"has more than {MOST_CHOICES} conditions", "transitions", "conditions")
+        for index, raw in enumerate(listed[:MOST_CHOICES]):
+            path = f"{fields.at('transitions', 'conditions')}[{index}]"
+            if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
+                self.findings.error("BAD_FIELD", path, "is to be a mapping with `next`")
+                continue
+            choice = Fields(raw, path, self.findings)
+            next, when, asked = (
+                choice.text("next", "transition"),
+                choice.text("condition"),
+                choice.text("if"),
+            )
+            if next is None:
+                self.findings.error("MISSING_NEXT", path, "does not say what follows", "add `next`")
+            elif (when is None) == (asked is None):
+                hint = "with an expression of the switch, `condition` is compared with its value"
+                self.findings.error("MISSING_CONDITION", path, "needs `condition` or `if`", hint)
+            else:
+                compared = asked is None and fields.has("expression")
+                found.append(Choice(next, cast("str", asked or when), compared, path))
+            choice.leftovers()
+        if not found:
+            self.findings.error("MISSING_CONDITIONS", fields.path, "the switch has no way out")
+        return tuple(found)
+
+    def _branches(self, fields: Fields, depth: int) -> tuple[Branch, ...]:
+        raw = fields.value("branches")
+        path = fields.at("branches")
+        if isinstance(raw, dict):
+            named = [(str(name), body, f"{path}.{name}") for name, body in raw.items()]
+        elif isinstance(raw, list):
+            named = [
+                (_id_of(body) or f"branch{index}", body, f"{path}[{index}]")
+                for index, body in enumerate(raw)
+            ]
+        else:
+            self.findings.error("MISSING_BRANCHES", path, "there are no branches")
+            return ()
+        if not 1 <= len(named) <= MOST_BRANCHES:
+            message = f"there are to be 1 to {MOST_BRANCHES} branches"
+            self.findings.error("MISSING_BRANCHES", path, message)
+            return ()
+        if len({name for name, _, _ in named}) < len(named):
+            self.findings.error("DUPLICATE_STEP_ID", path, "two branches have the same name")
+        found = []
+        for name, body, where in named:
+            if isinstance(body, dict) and "type" in body:  # a branch that is a single step
+                body = [body]
+            found.append(Branch(name, self.inner(body, where, depth + 1)))
+        return tuple(found)
+
+    def _join(self, fields: Fields) -> Join:
+        raw = fields.value("join")
+        if isinstance(raw, dict):
+            raw = Fields(raw, fields.at("join"), self.findings).text("mode", "type", "strategy")
+        if raw not in (None, "all", "any"):
+            fields.bad('is to be "all" or "any"', "join")
+        return "any" if raw == "any" else "all"
+
+    def _bodies(self, fields: Fields, type: StepType, depth: int) -> dict[str, Body | None]:
+        bodies: dict[str, Body | None] = {}
+        for name, spelled in _BODIES.get(type, {}).items():
+            if fields.has(*spelled):
+                raw, where = fields.value(*spelled), fields.at(*spelled)
+                bodies[name] = self.inner(raw, where, depth + 1)
+            elif name == "body":
+                self.findings.error("MISSING_STATES", fields.path, f"needs `{spelled[0]}`")
+        return bodies
+
+    def _complete(self, step: Step, fields: Fields) -> None:
+        """What each type cannot do without."""
+        needs = {
+            "agent": (bool(step.agent), "MISSING_AGENT", "does not name an `agent`"),
+            "foreach": (step.expression is not None, "MISSING_ITEMS", "has no `itemsPath`"),
+            "while": (step.expression is not None, "MISSING_CONDITION", "has no `condition`"),
+            "set": (fields.has("data"), "MISSING_DATA", "has no `data`"),
+            "sleep": (fields.has("duration", "seconds"), "MISSING_DURATION", "has no `duration`"),
+            "transform": (
+                step.expression is not None or fields.has("data"),
+                "MISSING_EXPRESSION",
+                "has neither `expression` nor `data`",
+            ),
+        }
+        there, code, message = needs.get(step.type, (True, "", ""))
+        if not there:
+            self.findings.error(code, step.path, f"the {step.type} step {message}")
+        if step.type == "set" and not step.result_path and not isinstance(step.data, dict | None):
+            fields.bad("is to be a mapping, or needs a `resultPath`", "data")
+        if any(choice.compared for choice in step.choices) and step.expression is None:
+            fields.bad("is needed to compare with", "expression")
+
+
+def _id_of(raw: Any) -> str | None:
+    found = (raw.get("id") or raw.get("name")) if isinstance(raw, dict) else None
+    return str(found) if found is not None else None
+
+
+def _dotted(path: str | None) -> tuple[str, ...]:
+    """`$.a.b`, `vars.a.b` and `a.b` are the same place."""
+    bare = (path or "").removeprefix("$").removeprefix(".").removeprefix("vars.")
+    return tuple(bare.split(".")) if bare else ()
+
+
+def as_expression(path: str) -> str:
+    """`$.a.b` as `a.b`: a path is an expression, but for its beginning."""
+    return path.strip().removeprefix("$.")
+
+
+def _literal(value: Any) -> str:
+    """A list written in the file, as an expression. Escapes of JSON are understood by CEL, but for
+    the pairs it writes for what lies beyond the first 65,536 characters."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""File routes shared by sessions, workspaces and the file store."""

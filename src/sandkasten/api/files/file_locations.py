@@ -1,0 +1,58 @@
+"""Where the files of a request lie: in a session, or in a named workspace.
+
+A workspace is reached through a sandbox that has it; what else that sandbox has is not part of
+the workspace and cannot be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.api.files.file_names import given_name
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.files.sandbox_paths import sandbox_path
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+
+if TYPE_CHECKING:
+    from sandkasten.api.request.http_call import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    sandbox_id: str
+    workspace_only: bool = False
+
+    def named(
+        self,
+        text: str | None,
+        b64: str | None = None,
+        *,
+        field: str = "path",
+        otherwise: str | None = None,
+    ) -> str:
+        return self.within(given_name(text, b64, field=field, otherwise=otherwise))
+
+    def within(self, name: str) -> str:
+        """The path inside the sandbox, or InvalidRequest."""
+        if self.workspace_only and name == "/":
+            return WORKSPACE
+        path = sandbox_path(name)
+        if self.workspace_only and path != WORKSPACE and not path.startswith(WORKSPACE + "/"):
+            raise InvalidRequest(
+                "the path does not lie in the workspace",
+                hint=f"give it relative to the workspace, or below {WORKSPACE}",
+                field="path",
+            )
+        return path
+
+
+Place = Callable[["Call"], AbstractAsyncContextManager[Spot]]
+"""Finds the spot and checks that it is this tenant's; held for as long as the files are used."""
+
+
+@asynccontextmanager
+async def of_session(call: Call) -> AsyncIterator[Spot]:
+    yield Spot(await call.session())

@@ -1,0 +1,87 @@
+"""Names of files in JSON and in queries, both ways, without losing a byte.
+
+A name inside a sandbox is whatever bytes somebody chose. One that is UTF-8 is a text; of any
+other the text is only for reading, and `<field>_b64` beside it holds the bytes. Either form can
+be sent. Malformed ones are InvalidRequest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from sandkasten.model.files.file_entries import FileEntry
+
+
+def given_name(
+    text: str | None, b64: str | None, *, field: str = "path", otherwise: str | None = None
+) -> str:
+    """The name that was sent, with surrogate escapes where it is no UTF-8."""
+    if text is not None and b64 is not None:
+        raise _refused(f"{field} and {field}_b64 are both given", "send one of them", field)
+    if b64 is not None:
+        return os.fsdecode(decoded(b64, f"{field}_b64"))
+    if text is not None:
+        return text
+    if otherwise is not None:
+        return otherwise
+    raise _refused(f"{field} is missing", f"send {field}, or {field}_b64", field)
+
+
+def name_fields(field: str, name: str) -> dict[str, str]:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raw = os.fsencode(name)
+        return {
+            field: raw.decode(errors="replace"),
+            f"{field}_b64": base64.b64encode(raw).decode(),
+        }
+    return {field: name}
+
+
+def entry_fields(entry: FileEntry) -> dict[str, object]:
+    fields: dict[str, object] = {
+        **name_fields("path", entry.path),
+        **name_fields("name", entry.name),
+        "type": entry.type,
+        "is_dir": entry.is_dir,
+        "size": entry.size,
+        "size_bytes": entry.size,
+        "mode": entry.mode,
+        "mtime_unix": entry.mtime_unix,
+        "uid": entry.uid,
+        "gid": entry.gid,
+    }
+    if entry.target is not None:
+        fields |= name_fields("target", entry.target)
+    return fields
+
+
+def decoded(b64: str, field: str) -> bytes:
+    """Strict base64, also in the alphabet for addresses, with or without its padding."""
+    plain = b64.replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise _refused(f"{field} is no base64", "encode the bytes as RFC 4648 says", field) from exc
+
+
+def encoded_cursor(cursor: str | None) -> str | None:
+    """Opaque to clients; a cursor of ours is a name, and any bytes."""
+    if cursor is None:
+        return None
+    return base64.urlsafe_b64encode(os.fsencode(cursor)).decode().rstrip("=")
+
+
+def given_cursor(cursor: str | None) -> str | None:
+    return None if cursor is None else os.fsdecode(decoded(cursor, "cursor"))
+
+
+def _refused(message: str, hint: str, field: str) -> InvalidRequest:
+    return InvalidRequest(message, hint=hint, field=field, http_status=422)

@@ -1,0 +1,300 @@
+"""Files by the stream, in and out: never whole in memory, never half in their place.
+
+A client that leaves while it sends leaves the old file; one that leaves while it receives lets
+go of everything. The sandbox's kernel resolves every path, its quota bounds every write.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from sandkasten.api.files.file_names import given_name
+from sandkasten.api.files.multipart_form import Form
+from sandkasten.api.problems import problem
+from sandkasten.api.response.byte_ranges import Span, Unsatisfiable, Version, disposition, wanted
+from sandkasten.api.response.streamed_response import Streamed
+from sandkasten.errors import (
+    Busy,
+    InvalidRequest,
+    IsADirectory,
+    NotRegular,
+    PayloadTooLarge,
+    SandkastenError,
+)
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.api.files.file_locations import Spot
+    from sandkasten.api.files.multipart_form import Part
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.files.file_entries import FileEntry
+
+MAX_PARTS: Final = 100
+_MAX_FIELD: Final = 16 * 1024
+_FILES: Final = frozenset({"file", "files", "file[]", "files[]"})
+OCTETS: Final = "application/octet-stream"
+TAR: Final = "application/x-tar"
+# A file that changes faster than it can be opened cannot be described.
+_TRIES: Final = 3
+
+
+@dataclass(slots=True)
+class FormUpload:
+    """The files of one form. `directory` may also come in the form, before or after them."""
+
+    call: Call
+    spot: Spot
+    directory: str | None
+    overwrite: bool
+    written: list[FileEntry] = field(default_factory=list)
+    _named: bool = False
+    _waiting: list[tuple[str, str]] = field(default_factory=list)
+    """Files that came before the form said where to; under a name of ours, and their own."""
+
+    async def run(self) -> list[FileEntry]:
+        call = self.call
+        content_type = call.connection.headers.get("content-type", "")
+        form = Form(content_type, call.pieces(call.server.rules.max_upload_bytes))
+        try:
+            async for part in form:
+                if part.filename is None:
+                    await self._field(part)
+                else:
+                    await self._file(part, part.filename)
+            await self._settle()
+        except SandkastenError as exc:
+            # Each file is whole or not there; which are there is for the client to know.
+            exc.details["written"] = [_shown(one.path) for one in self.written]
+            raise
+        finally:
+            await self._tidy()
+        if not self.written:
+            raise InvalidRequest(
+                "the form has no file in it", hint="send parts named file", http_status=422
+            )
+        return self.written
+
+    async def _field(self, part: Part) -> None:
+        value = bytearray()
+        async for piece in part.data:
+            value += piece
+            if len(value) > _MAX_FIELD:
+                raise PayloadTooLarge(
+                    f"the field {_shown(part.name)} is too long", hint=f"at most {_MAX_FIELD} bytes"
+                )
+        if part.name not in ("path", "path_b64"):
+            raise InvalidRequest(
+                f"the form has a field {_shown(part.name)}",
+                hint="it takes path (or path_b64), and files in parts named file with a filename",
+                field=_shown(part.name),
+                http_status=422,
+            )
+        if self._named or self.directory is not None:
+            raise InvalidRequest("path is given twice", hint="give it once", http_status=422)
+        self._named = True
+        text = value.decode("utf-8", "surrogateescape")
+        name = given_name(None, text) if part.name == "path_b64" else text
+        self.directory = self.spot.within(name)
+
+    async def _file(self, part: Part, filename: str) -> None:
+        if part.name not in _FILES:
+            raise InvalidRequest(
+                f"the form has a file in the field {_shown(part.name)}",
+                hint="name it file, or files",
+                field=_shown(part.name),
+                http_status=422,
+            )
+        if len(self.written) + len(self._waiting) >= MAX_PARTS:
+            raise PayloadTooLarge(
+                f"the form has more than {MAX_PARTS} files",
+                hint=f"send them as a tar (Content-Type: {TAR})",
+                limit=MAX_PARTS,
+            )
+        name = _checked(filename)
+        files = self.call.engine.files
+        if self.directory is None:
+            held = f"{WORKSPACE}/.sandkasten-upload-{secrets.token_hex(8)}"
+            await files.write(self.spot.sandbox_id, held, part.data, overwrite=False)
+            self._waiting.append((held, name))
+            return
+        path = self.spot.within(f"{self.directory}/{name}")
+        self.written.append(
+            await files.write(self.spot.sandbox_id, path, part.data, overwrite=self.overwrite)
+        )
+
+    async def _settle(self) -> None:
+        directory = self.directory or WORKSPACE
+        files, the_id = self.call.engine.files, self.spot.sandbox_id
+        while self._waiting:
+            held, name = self._waiting[0]
+            path = self.spot.within(f"{directory}/{name}")
+            await files.mkdir(the_id, path.rpartition("/")[0] or "/")
+            moved = await files.move(the_id, held, path, overwrite=self.overwrite)
+            self.written.append(moved)
+            del self._waiting[0]
+
+    async def _tidy(self) -> None:
+        for held, _ in self._waiting:
+            with suppress(SandkastenError):
+                await self.call.engine.files.remove(self.spot.sandbox_id, held, missing_ok=True)
+
+
+async def download(
+    call: Call, held: AsyncExitStack, spot: Spot, path: str, *, tar: bool
+) -> Response:
+    """One file, or a part of it, or everything below a directory as a tar."""
+    if not tar:
+        try:
+            return await _file(call, held, spot, path)
+        except (IsADirectory, NotRegular):
+            if not (await call.engine.files.stat(spot.sandbox_id, path)).is_dir:
+                raise
+    return await _tree(call, held, spot, path)
+
+
+async def _file(call: Call, held: AsyncExitStack, spot: Spot, path: str) -> Response:
+    headers = call.connection.headers
+    files, the_id = call.engine.files, spot.sandbox_id
+    head = call.request.method == "HEAD"
+    known: FileEntry | None = None
+    if head or "range" in headers or "if-none-match" in headers:
+        known = await files.stat(the_id, path)
+        if known.is_dir:
+            raise IsADirectory(f"{path} is a directory")
+    for _ in range(_TRIES):
+        span: Span | None = None
+        if known is not None:
+            version = Version.of(known.size, known.mtime_unix, call.server.clock.now())
+            if version.unchanged(headers):
+                return Response(status_code=304, headers=version.headers)
+            try:
+                span = wanted(headers, version)
+            except Unsatisfiable:
+                return _unsatisfiable(call, version)
+        async with AsyncExitStack() as opened:
+            offset, limit = (0, None) if span is None else (span.offset, span.length)
+            if head:
+                # Opened all the same: what cannot be read has no size to promise.
+                limit = 0
+            entry, data = await opened.enter_async_context(
+                files.read_stream(the_id, path, offset=offset, limit=limit)
+            )
+            if known is not None and _state(known) != _state(entry):
+                known = entry
+                continue
+            held.push_async_exit(opened.pop_all())
+            return _one(call, held, entry, span, data)
+    raise Busy(f"{_shown(path)} changes all the time", hint="copy it inside, and take the copy")
+
+
+def _one(
+    call: Call,
+    held: AsyncExitStack,
+    entry: FileEntry,
+    span: Span | None,
+    data: AsyncIterator[bytes],
+) -> Response:
+    version = Version.of(entry.size, entry.mtime_unix, call.server.clock.now())
+    length = entry.size if span is None else span.length
+    headers = {
+        **version.headers,
+        "Content-Type": OCTETS,
+        "Content-Length": str(length),
+        "Content-Disposition": disposition(entry.name),
+        "Cache-Control": "no-cache",
+    }
+    if span is not None:
+        last = span.offset + span.length - 1
+        headers["Content-Range"] = f"bytes {span.offset}-{last}/{entry.size}"
+    status = 200 if span is None else 206
+    if call.request.method == "HEAD":
+        return Streamed(held.pop_all(), _nothing(), status=status, headers=headers)
+    return Streamed(held.pop_all(), _exactly(data, length), status=status, headers=headers)
+
+
+async def _tree(call: Call, held: AsyncExitStack, spot: Spot, path: str) -> Response:
+    files, the_id = call.engine.files, spot.sandbox_id
+    name = path.rstrip("/").rpartition("/")[2] or "root"
+    headers = {
+        "Content-Type": TAR,
+        "Content-Disposition": disposition(name + ".tar"),
+        "Cache-Control": "no-store",
+    }
+    if call.request.method == "HEAD":
+        await files.stat(the_id, path)
+        return Streamed(held.pop_all(), _nothing(), headers=headers)
+    pieces = files.tar_out(the_id, path)
+    # A refusal comes before the first bytes, and is answered as what it is.
+    first = await anext(pieces, b"")
+    return Streamed(held.pop_all(), _behind(first, pieces), headers=headers)
+
+
+async def _behind(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        yield first
+        async for piece in rest:
+            yield piece
+    finally:
+        await rest.aclose()  # type: ignore[attr-defined]
+
+
+async def _exactly(data: AsyncIterator[bytes], length: int) -> AsyncIterator[bytes]:
+    """What was promised; a file that shrank meanwhile ends the answer short of its length."""
+    left = length
+    async for piece in data:
+        if len(piece) > left:
+            piece = piece[:left]
+        left -= len(piece)
+        if piece:
+            yield piece
+        if left == 0:
+            return
+    if left:
+        raise Busy("the file became shorter while it was sent", hint="try again")
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
+
+
+def _unsatisfiable(call: Call, version: Version) -> Response:
+    refusal = problem(
+        InvalidRequest(
+            f"the file has {version.size} bytes, and the range begins behind them",
+            hint="ask for a part that is there",
+            size=version.size,
+            http_status=416,
+        ),
+        call.request_id,
+    )
+    refusal.headers["Content-Range"] = f"bytes */{version.size}"
+    return refusal
+
+
+def _state(entry: FileEntry) -> tuple[int, int]:
+    return entry.size, entry.mtime_unix
+
+
+def _checked(filename: str) -> str:
+    """A name, or a path below the directory; never one that leads elsewhere."""
+    parts = filename.split("/")
+    if not filename or "\0" in filename or any(part in ("", ".", "..") for part in parts):
+        raise InvalidRequest(
+            f"{_shown(filename)} cannot be the name of a file of the form",
+            hint="a name, or a path relative to the form's path, without '..'",
+            field="filename",
+            http_status=422,
+        )
+    return filename
+
+
+def _shown(name: str) -> str:
+    return name.encode("utf-8", "replace").decode()[:200]

@@ -1,0 +1,62 @@
+"""What the routes of the file store and those of sessions say alike of a stored file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.api.response.json_response import moments
+from sandkasten.api.route import Answer
+from sandkasten.errors import UnsupportedByBackend
+
+if TYPE_CHECKING:
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.journal_rows import StoredFile
+    from sandkasten.ports import FileStore
+
+
+class File(Answer):
+    key: str
+    file_key: str
+    size: int
+    size_bytes: int
+    content_type: str
+    checksum: str
+    created_at: str
+    expires_at: str | None
+    created_at_unix: float
+    expires_at_unix: float | None
+    metadata: dict[str, str]
+
+
+def file_fields(row: StoredFile) -> dict[str, object]:
+    return {
+        "key": row.key,
+        "file_key": row.key,
+        "size": row.size_bytes,
+        "size_bytes": row.size_bytes,
+        "content_type": row.content_type,
+        "checksum": row.checksum,
+        **moments(created_at=row.created_at, expires_at=row.expires_at),
+        "metadata": dict(row.metadata),
+    }
+
+
+async def room_of(call: Call, store: FileStore) -> int | None:
+    """How many bytes more the tenant may have; None: as many as there are."""
+    most = call.principal.quota.max_disk_bytes
+    if most is None:
+        return None
+    tenant = call.principal.tenant
+    return max(0, most - await call.engine.disk_of(tenant) - await store.usage(tenant))
+
+
+def expiry_of(call: Call, ttl_s: float | None) -> float | None:
+    return None if ttl_s is None else call.server.clock.now() + ttl_s
+
+
+def store_of(call: Call) -> FileStore:
+    if call.server.files is None:
+        raise UnsupportedByBackend(
+            "this daemon keeps no files", hint="it takes one with a database"
+        )
+    return call.server.files

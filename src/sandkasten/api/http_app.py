@@ -1,0 +1,298 @@
+"""The app: every route of the table behind one door.
+
+For each request, in this order: an id, where it comes from (Host and Origin), who asks, whether
+they may and how often, and only then the handler. An error becomes the one body of `problems`;
+once an answer has begun nothing is added to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import HTTPConnection, Request
+from starlette.websockets import WebSocket, WebSocketState
+
+from sandkasten.api.problems import body_of, problem, status_of, unforeseen
+from sandkasten.api.request.authentication import require
+from sandkasten.api.request.http_call import Call, ClientLeft
+from sandkasten.api.request.key_recheck import Held
+from sandkasten.api.request.rate_limit import Rates
+from sandkasten.api.request.request_audit import Auditor
+from sandkasten.api.request.request_guard import check_origin, check_type, plain_headers
+from sandkasten.api.request.route_matcher import Paths
+from sandkasten.api.response.json_response import as_json
+from sandkasten.api.response.sse import EventStream
+from sandkasten.errors import Busy, InvalidRequest, NotFound, SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from sandkasten.api.route import Route
+    from sandkasten.api.server_context import Server
+
+log = logging.getLogger("sandkasten.api")
+# What a daemon that goes down still answers: to look at what there is, and to end it.
+_STILL = frozenset({"GET", "HEAD", "DELETE"})
+_POLICY_VIOLATION = 1008
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+
+
+class App:
+    """An ASGI application."""
+
+    def __init__(self, server: Server, routes: Sequence[Route]) -> None:
+        self.server = server
+        self.routes = tuple(routes)
+        self._paths = Paths(routes)
+        self._rates = Rates()
+        self._auditor = Auditor(server)
+        self._at_work = _AtWork()
+
+    async def answered(self) -> None:
+        """When every request has its answer. Streams do not count: whoever watches one comes
+        back to the next daemon, and goes on where it was.
+        """
+        await self._at_work.nobody.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        began = time.perf_counter()
+        websocket = scope["type"] == "websocket"
+        connection: HTTPConnection = (
+            WebSocket(scope, receive, send) if websocket else Request(scope, receive)
+        )
+        headers = plain_headers(scope["headers"])
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.match(given) else "req_" + secrets.token_hex(8)
+        answering = _Answering(send, request_id)
+        work = self._at_work.begin()
+        held: Held | None = None
+        try:
+            call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
+            route: Route = scope["sandkasten.route"]
+            if route.method in ("WS", "ANY"):
+                # Lasts as long as somebody wants it to.
+                work.end()
+                held = self._held(call, headers)
+            response = await route.run(call)
+            await self._auditor.changed(call, route, response)
+            if isinstance(response, EventStream):
+                work.end()
+                held = self._held(call, headers)
+            if response is not None:
+                await response(scope, receive, answering)
+        except ClientLeft:
+            return
+        except SandkastenError as exc:
+            await self._auditor.refused(scope, request_id, exc)
+            await self._fail(exc, connection, answering, scope, receive)
+        except asyncio.CancelledError:
+            if held is None or held.lost is None:
+                raise
+            await self._shut(held.lost, connection, answering, scope, receive)
+        except Exception as exc:
+            log.exception("request.failed", extra={"request_id": request_id})
+            await self._fail(unforeseen(exc), connection, answering, scope, receive)
+        finally:
+            work.end()
+            if held is not None:
+                held.end()
+            if self.server.events is not None and not websocket:
+                self._note(scope, answering.status, time.perf_counter() - began)
+
+    def _admitted(
+        self,
+        connection: HTTPConnection,
+        scope: Scope,
+        headers: dict[str, str],
+        request_id: str,
+        *,
+        websocket: bool,
+    ) -> Call:
+        local = _is_local(scope)
+        if not local:
+            check_origin(headers, self.server.rules, scope)
+        method = "WS" if websocket else scope["method"]
+        found = self._paths.find(scope["path"], method)
+        route = None if isinstance(found, frozenset) else found[0]
+        if route is None or not self._is_open(route):
+            # Who may not come in learns nothing of what is there.
+            principal = self.server.doorkeeper.admit(headers, local=local)
+            self._rates.take(principal)
+        else:
+            principal = self.server.doorkeeper.stranger
+        scope["sandkasten.principal"] = principal
+        if isinstance(found, frozenset):
+            raise _nothing_there(found, method, scope["path"])
+        route, scope["path_params"] = found
+        scope["sandkasten.route"] = route
+        if route.scope is not None and not self._is_open(route):
+            require(principal, route.scope)
+        if self.server.draining and method not in _STILL:
+            raise Busy("the daemon is going down and begins nothing new", hint="try again")
+        if not websocket:
+            check_type(headers, route)
+        return Call(self.server, connection, principal, request_id)
+
+    def _held(self, call: Call, headers: dict[str, str]) -> Held | None:
+        if not call.principal.key_id:
+            return None
+        return Held(lambda: self.server.doorkeeper.admit(headers, local=False))
+
+    async def _shut(
+        self,
+        error: SandkastenError,
+        connection: HTTPConnection,
+        answering: _Answering,
+        scope: Scope,
+        receive: Receive,
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        # It was us who cancelled it, and this is what for.
+        task.uncancel()
+        if (
+            isinstance(connection, WebSocket)
+            and connection.application_state is WebSocketState.CONNECTED
+        ):
+            await connection.close(_POLICY_VIOLATION, error.message)
+            return
+        await self._fail(error, connection, answering, scope, receive)
+
+    def _is_open(self, route: Route) -> bool:
+        return route.scope is None or (route.scope == "metrics" and self.server.rules.metrics_open)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        route: Route | None = scope.get("sandkasten.route")
+        assert self.server.events is not None
+        self.server.events.emit(
+            "http.answered",
+            {
+                "method": "other" if route is None else scope["method"],
+                # The template: ids and paths would make a series of every request.
+                "route": "none" if route is None else route.path,
+                "status": status,
+                "seconds": seconds,
+            },
+        )
+
+    async def _fail(
+        self,
+        error: SandkastenError,
+        connection: HTTPConnection,
+        answering: _Answering,
+        scope: Scope,
+        receive: Receive,
+    ) -> None:
+        if self.server.events is not None:
+            self.server.events.emit("http.error", {"code": error.code})
+        if answering.began:
+            # The status line is gone; cutting the answer short is all that is left to say.
+            raise _CutShort from error
+        if isinstance(connection, WebSocket):
+            await answering.refuse_websocket(error)
+            return
+        await problem(error, answering.request_id)(scope, receive, answering)
+
+
+class _AtWork:
+    """How many are at work, and the moment when nobody is."""
+
+    def __init__(self) -> None:
+        self.nobody = asyncio.Event()
+        self.nobody.set()
+        self.count = 0
+
+    def begin(self) -> _Work:
+        self.count += 1
+        self.nobody.clear()
+        return _Work(self)
+
+
+class _Work:
+    """One of them; twice ended is fine."""
+
+    __slots__ = ("_all", "_ended")
+
+    def __init__(self, all_: _AtWork) -> None:
+        self._all = all_
+        self._ended = False
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._all.count -= 1
+            if not self._all.count:
+                self._all.nobody.set()
+
+
+class _CutShort(Exception):
+    """Makes the server close the connection in the midst of an answer."""
+
+
+class _Answering:
+    """The way out: adds the headers every answer has, and knows whether one has begun."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.began = False
+        self.status = 0
+        """0: nobody was there to hear it."""
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.began = True
+            self.status = message["status"]
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.request_id.encode()),
+                (b"x-content-type-options", b"nosniff"),
+            ]
+        await self._send(message)
+
+    async def refuse_websocket(self, error: SandkastenError) -> None:
+        status = status_of(error)
+        headers = [(b"content-type", b"application/json")]
+        await self._send(
+            {"type": "websocket.http.response.start", "status": status, "headers": headers}
+        )
+        body = as_json(body_of(error, self.request_id))
+        await self._send({"type": "websocket.http.response.body", "body": body})
+
+
+def _nothing_there(allowed: frozenset[str], method: str, path: str) -> SandkastenError:
+    other = sorted(allowed - {"WS"})
+    if not other or method == "WS":
+        return NotFound(f"there is nothing at {path[:200]}", hint="see /docs")
+    return InvalidRequest(
+        f"{method} cannot be asked of {path[:200]}",
+        hint="it takes " + ", ".join(other),
+        http_status=405,
+        allow=other,
+    )
+
+
+def _is_local(scope: Scope) -> bool:
+    """By the Unix socket: it has a path and no port."""
+    server = scope.get("server")
+    return server is not None and server[1] is None
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+            return

@@ -1,0 +1,1 @@
+"""The port proxy: HTTP and WebSocket to servers inside a sandbox."""

@@ -1,0 +1,286 @@
+"""One HTTP request carried to a server inside a sandbox, and its answer back, both streamed.
+
+The inner server is hostile: its answer is parsed by h11, its headers are bounded, those that
+speak of the connection or would act on our origin are dropped. Fails with ConnectionRefused
+when nothing listens, ProtocolViolation (502) when it speaks no HTTP, CommandTimeout (504) when
+it does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import h11
+from starlette.responses import Response
+
+from sandkasten.api.proxy.proxy_redirects import kept_inside
+from sandkasten.api.request.http_call import ClientLeft
+from sandkasten.errors import CommandTimeout, ProtocolViolation, SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import Receive, Scope, Send
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.engine.commands.port_stream import PortStream
+
+ANSWER_TIMEOUT_S: Final = 120.0
+_MAX_HEADERS: Final = 64 * 1024
+# Interim answers (1xx) before the one that counts.
+_MAX_INTERIM: Final = 16
+# Parsed in a row before others have their turn: a body can be cut into pieces of one byte.
+_EVENTS_IN_A_ROW: Final = 64
+# Of one connection, never of what is carried over it (RFC 9110, 7.6.1).
+HOP: Final = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+        "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+# Ours, not the sandbox's business: the key opens every sandbox of its tenant.
+PRIVATE: Final = frozenset({"authorization", "cookie", "x-sandkasten-tenant", "host"})
+# Would act on our origin: what a page there can do, the daemon's operator can.
+_ACTING: Final = frozenset(
+    {
+        "set-cookie", "clear-site-data", "service-worker-allowed", "strict-transport-security",
+        "public-key-pins", "alt-svc", "access-control-allow-origin",
+        "access-control-allow-credentials", "report-to", "nel", "x-request-id",
+        # A browser asks for a password in our name, and takes the first of two for the one said.
+        "www-authenticate", "x-content-type-options",
+    }
+)  # fmt: skip
+# The server sets its own, and there must be one.
+_OURS: Final = frozenset({"date"})
+OPAQUE: Final = (
+    b"content-security-policy",
+    b"sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    port: int
+    path: str
+    """With its query, as it goes on the wire."""
+    prefix: str
+    """What stands before the path on our side."""
+
+
+async def forward(call: Call, the_id: str, target: Target) -> Response:
+    stack = AsyncExitStack()
+    try:
+        stream = await stack.enter_async_context(call.engine.connect(the_id, target.port))
+        carrier = _Carrier(stream, target)
+        asking = asyncio.create_task(carrier.ask(call))
+        stack.push_async_callback(_cancelled, asking)
+        answering = asyncio.create_task(carrier.answer_head())
+        stack.push_async_callback(_cancelled, answering)
+        done, _ = await asyncio.wait(
+            (asking, answering), timeout=ANSWER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if answering in done:
+            return _Carried(answering.result(), carrier, asking, stack)
+        if asking in done:
+            asking.result()
+        raise CommandTimeout(
+            f"the server on port {target.port} did not answer in {ANSWER_TIMEOUT_S:g} s",
+            hint="look at what runs there",
+        )
+    except BaseException:
+        await stack.aclose()
+        raise
+
+
+class _Carrier:
+    def __init__(self, stream: PortStream, target: Target) -> None:
+        self._stream = stream
+        self._pieces = stream.__aiter__()
+        self.target = target
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADERS)
+        self._events = 0
+        self._deaf = False
+
+    async def ask(self, call: Call) -> None:
+        """The request; then nothing, until the client leaves (ClientLeft). What is wrong with the
+        request or with who sends it is raised at once: no answer to it will come.
+        """
+        await self._send_request(call)
+        while (await call.request.receive())["type"] != "http.disconnect":
+            pass
+        raise ClientLeft
+
+    async def _send_request(self, call: Call) -> None:
+        request = call.request
+        headers = onward_headers(call, self.target)
+        length = request.headers.get("content-length")
+        chunked = "transfer-encoding" in request.headers
+        if length is not None:
+            headers.append((b"content-length", length.encode("latin-1")))
+        elif chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        headers.append((b"connection", b"close"))
+        await self._send(
+            h11.Request(
+                method=request.method.encode(),
+                target=self.target.path.encode("latin-1"),
+                headers=headers,
+            )
+        )
+        if length is not None or chunked:
+            async for piece in call.pieces(call.server.rules.max_upload_bytes):
+                await self._send(h11.Data(data=piece))
+        await self._send(h11.EndOfMessage())
+
+    async def _send(self, event: Any) -> None:
+        try:
+            data = self._http.send(event)
+        except h11.LocalProtocolError as exc:
+            raise ProtocolViolation(
+                f"the request cannot be passed on: {exc}", hint="look at its headers"
+            ) from exc
+        if data and not self._deaf:
+            try:
+                await self._stream.send(data)
+            except SandkastenError:
+                # It reads no more; what it says, or why it cannot, is heard where it is read.
+                self._deaf = True
+
+    async def answer_head(self) -> h11.Response:
+        for _ in range(_MAX_INTERIM + 1):
+            event = await self._next()
+            if isinstance(event, h11.Response):
+                if event.status_code > 599:
+                    raise _broken(f"there is no status {event.status_code}")
+                return event
+            if isinstance(event, h11.ConnectionClosed):
+                raise _broken("it closed the connection without an answer")
+        raise _broken(f"more than {_MAX_INTERIM} interim answers")
+
+    async def body(self) -> AsyncIterator[bytes]:
+        while True:
+            event = await self._next()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                return
+
+    async def _next(self) -> Any:
+        while True:
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError as exc:
+                raise _broken(str(exc)[:200]) from exc
+            if event is not h11.NEED_DATA:
+                self._events += 1
+                if self._events % _EVENTS_IN_A_ROW == 0:
+                    await asyncio.sleep(0)
+                return event
+            try:
+                piece = await anext(self._pieces)
+            except StopAsyncIteration:
+                piece = b""
+            self._http.receive_data(piece)
+
+
+class _Carried(Response):
+    """The inner server's answer on its way out; what it was carried by closes with it.
+
+    `asking` fails when the client leaves: a server that never ends would otherwise be listened to
+    for ever.
+    """
+
+    def __init__(
+        self,
+        head: h11.Response,
+        carrier: _Carrier,
+        asking: asyncio.Task[None],
+        stack: AsyncExitStack,
+    ) -> None:
+        self._head = head
+        self._carrier = carrier
+        self._asking = asking
+        self._stack = stack
+        self.status_code = head.status_code
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            pumping = asyncio.create_task(self._pump(scope, send))
+            self._stack.push_async_callback(_cancelled, pumping)
+            done, _ = await asyncio.wait(
+                (self._asking, pumping), return_when=asyncio.FIRST_COMPLETED
+            )
+            (pumping if pumping in done else self._asking).result()
+
+    async def _pump(self, scope: Scope, send: Send) -> None:
+        status = self._head.status_code
+        headers = back_headers(self._head, self._carrier.target, scope)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        async for piece in self._carrier.body():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def onward_headers(call: Call, target: Target) -> list[tuple[bytes, bytes]]:
+    connection = call.connection
+    named = {name.strip().lower() for name in connection.headers.get("connection", "").split(",")}
+    dropped = HOP | PRIVATE | named | {"content-length", "expect"}
+    kept = [
+        (name, value)
+        for name, value in connection.headers.raw
+        if name.decode("latin-1").lower() not in dropped
+        and not name.lower().startswith((b"sec-websocket", b"x-forwarded-"))
+    ]
+    host = connection.headers.get("host", "localhost").encode("latin-1")
+    return [
+        (b"host", f"localhost:{target.port}".encode()),
+        *kept,
+        (b"x-forwarded-host", host),
+        (b"x-forwarded-proto", b"https" if connection.url.scheme in ("https", "wss") else b"http"),
+        (b"x-forwarded-prefix", target.prefix.encode()),
+    ]
+
+
+def back_headers(head: h11.Response, target: Target, scope: Scope) -> list[tuple[bytes, bytes]]:
+    given = [(name.decode("latin-1").lower(), value) for name, value in head.headers]
+    dropped = HOP | _ACTING | _OURS
+    for name, value in given:
+        if name == "connection":
+            dropped |= {one.strip().lower() for one in value.decode("latin-1").split(",")}
+    if head.status_code in (204, 304) or any(name == "transfer-encoding" for name, _ in given):
+        # Not the length of what we send.
+        dropped |= {"content-length"}
+    kept = []
+    for name, value in given:
+        if name in dropped:
+            continue
+        if name == "location":
+            ours = next((v for k, v in scope["headers"] if k == b"host"), b"localhost")
+            where = kept_inside(
+                value.decode("latin-1"),
+                port=target.port,
+                path=target.path,
+                prefix=target.prefix,
+                ours=ours.decode("latin-1"),
+            )
+            if where is None:
+                continue
+            value = where.encode("latin-1")
+        kept.append((name.encode("latin-1"), value))
+    kept.append(OPAQUE)
+    return kept
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _broken(why: str) -> ProtocolViolation:
+    return ProtocolViolation(
+        f"the server inside speaks no proper HTTP: {why}", hint="look at what listens on that port"
+    )

@@ -1,0 +1,1 @@
+"""What happens to a request before its handler: identity, guards, rate, routing, audit."""

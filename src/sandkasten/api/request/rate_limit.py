@@ -1,0 +1,46 @@
+"""How fast a tenant may ask: one bucket of requests each, filled as time goes by."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import QuotaExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sandkasten.model.access.tenancy import Principal
+
+# Seconds' worth of requests that may come at once after a pause.
+_BURST_S: Final = 2.0
+
+
+class Rates:
+    """Buckets exist for tenants with a living key alone, so there are not many."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def take(self, principal: Principal) -> None:
+        """One request; QuotaExceeded with the seconds to wait when the bucket is empty."""
+        rate = principal.quota.requests_per_second
+        if rate is None:
+            return
+        most = max(1.0, rate * _BURST_S)
+        now = self._now()
+        left, then = self._left.get(principal.tenant, (most, now))
+        left = min(most, left + (now - then) * rate)
+        if left < 1.0:
+            self._left[principal.tenant] = (left, now)
+            wait_s = (1.0 - left) / rate if rate > 0 else 60.0
+            raise QuotaExceeded(
+                f"more than {rate:g} requests a second",
+                hint="wait as long as Retry-After says",
+                quota="rate",
+                limit=rate,
+                retry_after_s=max(1, math.ceil(wait_s)),
+            )
+        self._left[principal.tenant] = (left - 1.0, now)

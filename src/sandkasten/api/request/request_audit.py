@@ -1,0 +1,188 @@
+"""Who changed what through the daemon, written down for every route without its knowing.
+
+A change that succeeded is in the audit before it is answered. What failed or was refused is
+there too, but sparingly: a flood of it becomes a few rows that say how many there were. Work
+inside a session (commands, its files, terminals, ports) is its owner's business and not audited;
+the history of commands has it. A row that cannot be written, because the disk is full, is in the
+log and does not undo what was done. Neither keys nor bodies are ever kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import SandkastenError, Unauthorized
+from sandkasten.model.access.tenancy import Principal
+from sandkasten.model.journal_rows import AuditRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from starlette.responses import Response
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.api.route import Route
+    from sandkasten.api.server_context import Server
+
+log = logging.getLogger("sandkasten.audit")
+_NOBODY: Final = Principal(tenant="", scopes=frozenset())
+_QUIET: Final = frozenset({"GET", "HEAD", "OPTIONS", "WS"})
+_PLACE = re.compile(r"\{([a-z_]+)(?::path)?\}\Z")
+# Of what is done inside a session, only this outlives it or changes what it is.
+_INSIDE: Final = frozenset({"pause", "resume", "files/stage", "files/publish"})
+# One-shots and tools work in sandboxes, as commands do.
+_UNCHANGING: Final = frozenset({"run", "tools"})
+_RUNS: Final = frozenset({"runs", "workflow-runs"})
+_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "update", "DELETE": "delete"}
+_OWN_VERBS: Final = {("session", "delete"): "destroy", ("key", "delete"): "revoke"}
+# Where the answer to a create names what was made. Never `key`: that may be a secret.
+_NAMED: Final = ("id", "file_key", "name", "workspace_id")
+_MAX_TARGET: Final = 512
+_MAX_ANSWER: Final = 1 << 16
+# Rows in a minute for one kind of refusal; the next one says how many were left out.
+_MOST_REFUSED: Final = 20
+_WINDOW_S: Final = 60.0
+_MOST_KINDS: Final = 1000
+
+
+# Asked of every request; the routes are few.
+@lru_cache(maxsize=1024)
+def action_of(method: str, path: str) -> str | None:
+    """`session.create`, `key.revoke`, `image.pull`, … from a route; None when it is no change."""
+    parts = path.removeprefix("/v1").split("/")[1:]
+    if method in _QUIET or parts[0] in _UNCHANGING or parts[-1] == "validate":
+        return None
+    if parts == ["execute"]:
+        return "run.create"
+    if not path.startswith("/v1/") and parts[0] not in _RUNS:
+        return None
+    words = [part for part in parts[1:] if _PLACE.match(part) is None]
+    if parts[0] == "sessions" and len(parts) > 2 and "/".join(words) not in _INSIDE:
+        return None
+    noun = parts[0].removesuffix("s")
+    verb = ".".join(words) or _VERBS.get(method, method.lower())
+    return f"{noun}.{_OWN_VERBS.get((noun, verb), verb)}"
+
+
+class Auditor:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._seen: dict[tuple[str, str, str], _Window] = {}
+
+    async def changed(self, call: Call, route: Route, response: Response | None) -> None:
+        action = action_of(call.connection.scope.get("method", "WS"), route.path)
+        if action is None or self._server.journal is None:
+            return
+        target = _in_path(call.connection.scope) or _in_answer(response)
+        # An answer that streams tells its end later; that it was taken up is what we know.
+        outcome = "ok" if response is not None and hasattr(response, "body") else "accepted"
+        await self._write(call.principal, action, target, outcome, call.request_id)
+
+    async def refused(
+        self, scope: MutableMapping[str, Any], request_id: str, error: SandkastenError
+    ) -> None:
+        if self._server.journal is None:
+            return
+        principal = scope.get("sandkasten.principal", _NOBODY)
+        if isinstance(error, Unauthorized):
+            action, target = "auth.refuse", _address(scope)
+        else:
+            route: Route | None = scope.get("sandkasten.route")
+            found = None if route is None else action_of(scope.get("method", "WS"), route.path)
+            if found is None:
+                return
+            action, target = found, _in_path(scope)
+        left_out = self._admit((principal.tenant, action, error.code))
+        if left_out is not None:
+            detail = {"left_out": str(left_out)} if left_out else {}
+            await self._write(principal, action, target, error.code, request_id, detail)
+
+    def _admit(self, kind: tuple[str, str, str]) -> int | None:
+        """None: leave this one out. Otherwise how many were left out since the last row."""
+        now = self._server.clock.boottime()
+        window = self._seen.get(kind)
+        if window is None or now - window.began >= _WINDOW_S:
+            if window is None and len(self._seen) >= _MOST_KINDS:
+                self._seen.clear()
+            left_out = 0 if window is None else window.left_out
+            self._seen[kind] = _Window(now)
+            return left_out
+        window.rows += 1
+        if window.rows > _MOST_REFUSED:
+            window.left_out += 1
+            return None
+        return 0
+
+    async def _write(
+        self,
+        principal: Principal,
+        action: str,
+        target: str,
+        outcome: str,
+        request_id: str,
+        detail: Mapping[str, str] | None = None,
+    ) -> None:
+        assert self._server.journal is not None
+        row = AuditRow(
+            seq=0,
+            at=self._server.clock.now(),
+            tenant=principal.tenant,
+            key_id=principal.key_id,
+            action=action,
+            target=target[:_MAX_TARGET],
+            outcome=outcome,
+            request_id=request_id,
+            detail=detail or {},
+        )
+        try:
+            await self._server.journal.audit(row)
+        except SandkastenError as exc:
+            log.error(  # noqa: TRY400  (why it failed is in its code)
+                "audit.unwritten",
+                extra={
+                    "sandkasten": {
+                        "tenant": row.tenant,
+                        "key_id": row.key_id,
+                        "action": row.action,
+                        "target": row.target,
+                        "outcome": row.outcome,
+                        "request_id": row.request_id,
+                        "why": exc.code,
+                    }
+                },
+            )
+
+
+class _Window:
+    __slots__ = ("began", "left_out", "rows")
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.rows = 1
+        self.left_out = 0
+
+
+def _in_path(scope: MutableMapping[str, Any]) -> str:
+    given = scope.get("path_params") or {}
+    return str(next(iter(given.values()), ""))
+
+
+def _in_answer(response: Response | None) -> str:
+    body = getattr(response, "body", b"")
+    if not body or len(body) > _MAX_ANSWER:
+        return ""
+    try:
+        told = json.loads(bytes(body))
+    except ValueError:
+        return ""
+    named = (told.get(name) for name in _NAMED) if isinstance(told, dict) else ()
+    return next((one for one in named if isinstance(one, str)), "")
+
+
+def _address(scope: MutableMapping[str, Any]) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""

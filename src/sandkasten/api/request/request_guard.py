@@ -1,0 +1,106 @@
+"""What a request may look like before anybody reads it: where it says it goes and comes from.
+
+A page in somebody's browser can reach loopback addresses and, by rebinding its own name, speak
+to us as if it were us; it cannot choose its Host and Origin headers. So foreign ones are refused,
+on WebSockets as well, which no browser asks permission for.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sandkasten.errors import InvalidRequest, PolicyDenied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, MutableMapping
+
+    from sandkasten.api.route import Route
+    from sandkasten.api.server_context import HttpRules
+
+_NAME = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s@/?#\\:\[\],]+)(:\d{0,5})?\Z")
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+# Two of one of these would leave it to chance which of them counts.
+_ONCE = frozenset(
+    {"host", "origin", "authorization", "content-type", "content-length", "x-sandkasten-tenant"}
+)
+
+
+def plain_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By name; of several with one name the first. Two where one must be: `""`, which is none."""
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        key = name.decode("latin-1")
+        if key not in headers:
+            headers[key] = value.decode("latin-1")
+        elif key in _ONCE:
+            headers[key] = ""
+    return headers
+
+
+def check_origin(
+    headers: Mapping[str, str], rules: HttpRules, scope: MutableMapping[str, Any]
+) -> None:
+    host = headers.get("host")
+    name = _name(host)
+    if name is None:
+        raise InvalidRequest("the request has no Host header", hint="send one")
+    if not _known(name, rules, scope):
+        raise PolicyDenied(
+            "the Host header names another server",
+            hint="use the address the daemon listens on, or add the name to http.allowed_hosts",
+            http_status=421,
+        )
+    origin = headers.get("origin")
+    if origin is not None and not _same(origin, host, rules):
+        raise PolicyDenied(
+            "a page of another origin may not speak to this daemon",
+            hint="add its origin to http.allowed_origins",
+        )
+
+
+def check_type(headers: Mapping[str, str], route: Route) -> None:
+    """A form or a plain text is what a page can send without being asked: never taken for JSON."""
+    if route.body is None and not route.reads_body:
+        return
+    length = headers.get("content-length")
+    if not route.body_required and length in (None, "0") and "transfer-encoding" not in headers:
+        return
+    given = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "*/*" not in route.takes and given not in route.takes:
+        raise InvalidRequest(
+            f"the body is {given[:80] or 'of no declared type'}",
+            hint="send Content-Type: " + " or ".join(route.takes),
+            http_status=415,
+        )
+
+
+def _known(name: str, rules: HttpRules, scope: MutableMapping[str, Any]) -> bool:
+    if name in _LOOPBACK or "*" in rules.allowed_hosts or name in rules.allowed_hosts:
+        return True
+    server = scope.get("server")
+    # The very address that was connected to: a rebound name is a name, never an address.
+    return server is not None and name == server[0]
+
+
+def _same(origin: str, host: str | None, rules: HttpRules) -> bool:
+    if origin in rules.allowed_origins:
+        return True
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == (host or "").lower()
+
+
+def _name(host: str | None) -> str | None:
+    # Nothing but a name and a port: what else an address can have is nobody's Host.
+    if not host or not _NAME.match(host):
+        return None
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

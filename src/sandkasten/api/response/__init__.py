@@ -1,0 +1,1 @@
+"""How values become responses: JSON, event streams, ranges, documents."""

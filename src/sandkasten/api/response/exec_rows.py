@@ -1,0 +1,68 @@
+"""What ran in a session: what its sandbox still tells, and what the journal remembers.
+
+While the sandbox lives it knows best; what it forgot, or took with it, is in the journal, for
+the tenant whose session it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.api.response.exec_json import exec_fields, row_fields
+from sandkasten.errors import Conflict, SandboxLost, SessionExpired, SessionNotFound
+from sandkasten.model.ids import sandbox_id
+
+if TYPE_CHECKING:
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.commands.exec_values import ExecResult
+
+
+async def history(call: Call, limit: int) -> list[dict[str, Any]]:
+    """The newest first; raises what the session itself answers when nobody remembers it."""
+    known: dict[str, dict[str, Any]] = {}
+    try:
+        for result in await _told(call):
+            known[result.exec_id] = {
+                **exec_fields(result),
+                "command": None,
+                "output_kept": True,
+            }
+    except (SessionNotFound, SessionExpired, SandboxLost):
+        if not await _remembered(call):
+            raise
+    if call.server.journal is not None:
+        for row in await call.server.journal.execs(call.path("id"), limit=limit):
+            if row.tenant != call.principal.tenant:
+                continue
+            if row.id in known:
+                known[row.id]["command"] = row.command
+            else:
+                known[row.id] = row_fields(row)
+    newest = sorted(known.values(), key=lambda one: one["started_at"], reverse=True)
+    return newest[:limit]
+
+
+async def exec_row(call: Call, exec_id: str) -> dict[str, Any] | None:
+    """One command that the sandbox tells nothing of any more."""
+    if call.server.journal is None or not await _remembered(call):
+        return None
+    row = await call.server.journal.exec(call.path("id"), exec_id)
+    return None if row is None or row.tenant != call.principal.tenant else row_fields(row)
+
+
+async def _told(call: Call) -> list[ExecResult]:
+    the_id = await call.session()
+    try:
+        return await call.engine.execs(the_id)
+    except Conflict:
+        # Paused: it cannot be asked, and what it would say is in the journal.
+        if call.server.journal is None:
+            raise
+        return []
+
+
+async def _remembered(call: Call) -> bool:
+    if call.server.journal is None:
+        return False
+    row = await call.server.journal.session(sandbox_id(call.path("id")))
+    return row is not None and row.tenant == call.principal.tenant

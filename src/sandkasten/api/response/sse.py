@@ -1,0 +1,130 @@
+"""Server-sent events: an answer that lasts as long as its source, or as its reader.
+
+A reader that leaves ends the source at once; what the source watches goes on without it. A quiet
+source gets a comment line now and then, so that nobody between takes the connection for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from sandkasten.api.problems import body_of, unforeseen
+from sandkasten.api.response.json_response import as_json
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import Receive, Scope, Send
+
+    from sandkasten.api.request.http_call import Call
+
+KEEP_ALIVE_S = 15.0
+# What is refused is refused within this; a command that says nothing for longer has begun.
+_FIRST_S = 0.5
+_COMMENT = b": still here\n\n"
+
+
+def event(name: str, fields: dict[str, Any], the_id: int | None = None) -> bytes:
+    """JSON has no raw line break, so the data is always one line."""
+    head = b"" if the_id is None else b"id: %d\n" % the_id
+    return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), as_json(fields))
+
+
+async def begun(events: AsyncIterator[bytes], call: Call) -> Response:
+    """The answer, unless the source fails before it gives anything: then that error."""
+    first = asyncio.ensure_future(_next(events))
+    try:
+        await asyncio.wait((first,), timeout=_FIRST_S)
+        if first.done():
+            first.result()
+    except BaseException:
+        await _end(first, events)
+        raise
+    return EventStream(events, first, call.request_id)
+
+
+class EventStream(Response):
+    """`first` is the source's first event, on its way or there."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncIterator[bytes], first: asyncio.Future[bytes | None], request_id: str
+    ) -> None:
+        super().__init__(
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+            media_type=self.media_type,
+        )
+        del self.headers["content-length"]
+        self._events = events
+        self._first = first
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(_gone(receive))
+        sending = asyncio.ensure_future(self._send_all(send))
+        try:
+            await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            gone.cancel()
+            sending.cancel()
+            await asyncio.gather(gone, sending, return_exceptions=True)
+            await _end(self._first, self._events)
+
+    async def _send_all(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        coming: asyncio.Future[bytes | None] = self._first
+        try:
+            while True:
+                if not coming.done():
+                    done, _ = await asyncio.wait((coming,), timeout=KEEP_ALIVE_S)
+                    if not done:
+                        await send(_body(_COMMENT))
+                        continue
+                data = coming.result()
+                if data is None:
+                    break
+                await send(_body(data))
+                coming = asyncio.ensure_future(_next(self._events))
+        except SandkastenError as exc:
+            await send(_body(event("error", body_of(exc, self._request_id))))
+        except Exception as exc:
+            # The status line is out; whoever reads must still hear that it failed.
+            error = body_of(unforeseen(exc), self._request_id)
+            await send(_body(event("error", error)))
+            raise
+        finally:
+            # Also one that is done: a reader who left never heard how it ended.
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+async def _next(events: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(events, None)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(first: asyncio.Future[bytes | None], events: AsyncIterator[bytes]) -> None:
+    if not first.done():
+        first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    with suppress(SandkastenError):
+        await events.aclose()  # type: ignore[attr-defined]

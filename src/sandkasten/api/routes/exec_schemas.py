@@ -1,0 +1,147 @@
+"""What the routes of commands take and give, for the document and for checking."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StrictFloat, StrictInt
+
+from sandkasten.api.route import Answer, Body, Query
+
+Size = Annotated[StrictInt, Field(ge=0, le=2**40)]
+Milliseconds = Annotated[StrictFloat, Field(ge=0, le=10**10)]
+Seconds = Annotated[StrictFloat, Field(ge=0, le=10**7)]
+Side = Annotated[StrictInt, Field(ge=1, le=10_000)]
+Text = Annotated[str, Field(max_length=2**20)]
+
+
+class PtyBody(Body):
+    rows: Side = 24
+    cols: Side = 80
+
+
+class ExecBody(Body):
+    cmd: list[str] | str | None = Field(
+        None, description="A list is a fresh process, a text goes to the session's shell."
+    )
+    command: list[str] | str | None = Field(None, description="Another name for `cmd`.")
+    stateful: bool | None = Field(
+        None, description="true: in the session's shell; false: in a process of its own."
+    )
+    cwd: str | None = None
+    workdir: str | None = Field(None, description="Another name for `cwd`; `cwd` wins.")
+    env: dict[str, str] = Field(default_factory=dict)
+    stdin: str | None = None
+    stdin_b64: str | None = Field(None, description="The same for bytes that are no text.")
+    timeout_ms: Milliseconds | None = Field(
+        None, description="Wins over `timeout_seconds`; 0: the session's own."
+    )
+    timeout_seconds: Seconds | None = None
+    stream: bool = Field(False, description="Answer as exec/stream does.")
+    background: bool = Field(False, description="Answer 202 as soon as it runs.")
+    shell: str = Field("default", description="The name of one of several shells.")
+    pty: bool | PtyBody = Field(False, description="On a terminal: one stream, no stderr.")
+    idempotency_key: str | None = Field(
+        None, description="A second request with this key finds the first one's command."
+    )
+    max_output_bytes: Size | None = Field(None, description="Kept of each stream.")
+    raw_output: bool = Field(False, description="No line that marks where bytes were left out.")
+    keep_stdin_open: bool = False
+    error_on_timeout: bool = Field(
+        False, description="Answer 504 when it times out, with the result in `details`."
+    )
+
+
+class StdinBody(Body):
+    data: str | None = None
+    data_b64: str | None = None
+    close: bool = Field(False, description="Nothing more will come.")
+
+
+class SignalBody(Body):
+    signal: Annotated[StrictInt, Field(ge=1, le=64)] | str = Field(
+        description="A number, or a name with or without SIG."
+    )
+
+
+class WaitQuery(Query):
+    wait_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
+        0, description="How long to wait for its end."
+    )
+
+
+class OutputQuery(Query):
+    since_seq: Annotated[int, Field(ge=0, le=2**62)] = Field(
+        0, description="Only chunks after this one; 0: everything kept."
+    )
+    wait: Annotated[float, Field(ge=0, le=3600)] = Field(
+        0, description="Seconds to wait for something new."
+    )
+    max_chunks: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+
+
+class HistoryQuery(Query):
+    limit: Annotated[int, Field(ge=1, le=1000)] = 256
+
+
+class Usage(Answer):
+    cpu_ms: int
+    peak_memory_bytes: int
+    io_read_bytes: int
+    io_write_bytes: int
+
+
+class WhyAnswer(Answer):
+    code: str
+    message: str
+    hint: str
+
+
+class Exec(Answer):
+    exec_id: str
+    status: str = Field(description="completed, running, timed_out, killed or lost")
+    exit_code: int | None = Field(description="null when it is not known; never invented")
+    signal: int | None
+    stdout: str
+    stderr: str
+    output: str = Field(description="Both streams in order of arrival.")
+    stdout_b64: str | None = Field(None, description="The bytes, where they are no UTF-8.")
+    stderr_b64: str | None = None
+    output_b64: str | None = None
+    cwd: str | None
+    truncated: bool
+    timed_out: bool
+    oom_killed: bool
+    shell_reset: bool
+    duration_ms: int
+    usage: Usage
+    why: WhyAnswer | None = Field(description="The limit or rule that ended it.")
+    stdout_bytes: int = Field(description="All that was written, kept or not.")
+    stderr_bytes: int
+    last_seq: int
+    pid: int | None
+    shell: str | None
+    started_at: float
+
+
+class ChunkAnswer(Answer):
+    seq: int
+    stream: str
+    text: str | None = None
+    data_b64: str | None = Field(None, description="In place of `text`: no UTF-8.")
+    gap_bytes: int | None = Field(None, description="Written right before it and not kept.")
+
+
+class OutputAnswer(Exec):
+    chunks: list[ChunkAnswer]
+    done: bool = Field(description="It has ended and this was the last of it.")
+    next_seq: int = Field(description="The `since_seq` of the next request.")
+
+
+class ExecPast(Exec):
+    command: str | None = Field(description="null when only the sandbox remembers it.")
+    output_kept: bool = Field(description="false: only the fact is remembered.")
+
+
+class Ok(Answer):
+    ok: bool

@@ -1,0 +1,46 @@
+"""The one list of routes; the app serves it and the OpenAPI document describes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.api.routes import (
+    audit,
+    execs,
+    files,
+    fs,
+    images,
+    keys,
+    oneshots,
+    ports,
+    pty,
+    runs,
+    sessions,
+    stage,
+    stats,
+    system,
+    tools,
+    workspaces,
+)
+
+if TYPE_CHECKING:
+    from sandkasten.api.route import Route
+
+ALL: tuple[Route, ...] = (
+    *system.ROUTES,
+    *sessions.ROUTES,
+    *execs.ROUTES,
+    *stats.ROUTES,
+    *oneshots.ROUTES,
+    *pty.ROUTES,
+    *ports.ROUTES,
+    *files.ROUTES,
+    *stage.ROUTES,
+    *keys.ROUTES,
+    *audit.ROUTES,
+    *fs.ROUTES,
+    *workspaces.ROUTES,
+    *images.ROUTES,
+    *runs.ROUTES,
+    *tools.ROUTES,
+)

@@ -1,0 +1,181 @@
+"""Runs, agents, workflows and tools as they cross the network, and how they are printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from sandkasten.api.response.json_response import moments
+from sandkasten.api.route import Answer, Body, Query
+from sandkasten.model.runs.run_values import public_run
+
+if TYPE_CHECKING:
+    from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow
+
+Source = Annotated[str, Field(max_length=1 << 20)]
+Seq = Annotated[int, Field(ge=0, le=1 << 62)]
+
+
+class ExecuteBody(Body):
+    agent_name: str | None = Field(None, description="Which agent; `agent_id` is the same.")
+    agent_id: str | None = None
+    task: str = Field("", description="What it is to do.")
+    variables: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Values for its template. None of them can name a run or a sandbox.",
+    )
+    source: Source | None = Field(
+        None, description="The text of a prompt file, in place of one of the daemon's."
+    )
+
+
+class WorkflowBody(Body):
+    workflow_id: str | None = Field(None, description="Which workflow.")
+    input: Any = None
+    source: Source | None = Field(
+        None, description="The text of a workflow file, in place of one of the daemon's."
+    )
+
+
+class SourceBody(Body):
+    source: Source
+    name: str = ""
+
+
+class RunsQuery(Query):
+    status: Literal["running", "completed", "failed", "cancelled", "lost"] | None = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    before: str | None = Field(None, description="`next` of the page before.")
+
+
+class AgentRunsQuery(RunsQuery):
+    kind: Literal["agent", "workflow"] | None = None
+
+
+class EventsQuery(Query):
+    since_seq: Seq = Field(0, description="Only those after this one.")
+    limit: Annotated[int, Field(ge=1, le=1000)] = 1000
+
+
+class Usage(Answer):
+    steps: int
+    tool_calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Run(Answer):
+    id: str
+    run_id: str
+    kind: Literal["agent", "workflow"]
+    name: str
+    status: Literal["running", "completed", "failed", "cancelled", "lost"]
+    done: bool
+    input: Any
+    output: Any
+    error: dict[str, Any] | None
+    parent_id: str | None = Field(description="The run that asked for this one.")
+    workflow_run_id: str | None
+    usage: Usage
+    created_at: str
+    created_at_unix: float
+    started_at: str
+    ended_at: str | None
+    ended_at_unix: float | None
+    completed_at: str | None
+
+
+class RunDetail(Run):
+    run: Run = Field(description="The same fields once more.")
+
+
+class Accepted(Run):
+    message: str
+
+
+class RunList(Answer):
+    runs: list[Run]
+    count: int
+    next: str | None = Field(description="Give it as `before` for the next page.")
+
+
+class Event(Answer):
+    seq: int
+    at: str
+    at_unix: float
+    type: str
+    data: dict[str, Any]
+
+
+class EventList(Answer):
+    events: list[Event]
+    count: int
+    next_seq: int
+    status: str
+    done: bool = Field(description="The run has ended, and these were its last events.")
+
+
+class Described(Answer):
+    kind: str
+    id: str
+    name: str
+    description: str
+    path: str
+    warnings: list[str]
+    error: dict[str, Any] | None
+    fields: dict[str, Any]
+
+
+class DescribedWhole(Described):
+    source: str
+
+
+class AgentList(Answer):
+    agents: list[Described]
+    count: int
+
+
+class WorkflowList(Answer):
+    workflows: list[Described]
+    count: int
+
+
+def run_fields(row: RunRow) -> dict[str, Any]:
+    times = moments(created_at=row.created_at, ended_at=row.ended_at)
+    return {
+        **public_run(row),
+        **times,
+        "started_at": times["created_at"],
+        "completed_at": times["ended_at"],
+    }
+
+
+def detail_fields(row: RunRow) -> dict[str, Any]:
+    fields = run_fields(row)
+    return {**fields, "run": fields}
+
+
+def event_fields(event: RunEvent) -> dict[str, Any]:
+    return {
+        "seq": event.seq,
+        **moments(at=event.at),
+        "type": event.type,
+        "data": dict(event.data),
+    }
+
+
+def definition_fields(found: Definition, *, whole: bool = False) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        **found.fields,
+        "kind": found.kind,
+        "id": found.name,
+        "name": found.name,
+        "description": found.description,
+        "path": found.path,
+        "warnings": list(found.warnings),
+        "error": None if found.error is None else dict(found.error),
+        "fields": dict(found.fields),
+    }
+    return {**fields, "source": found.source} if whole else fields

@@ -1,0 +1,129 @@
+"""Stored files into a session and out of it, without their bytes passing the client.
+
+Takes the scopes of both sides. Refusals are those of the file verbs and of the store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from sandkasten.api.files.stored_file import File, expiry_of, file_fields, room_of, store_of
+from sandkasten.api.request.authentication import require
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.route import Answer, Body, Route
+from sandkasten.engine.storage.stage_publish import Filing
+from sandkasten.errors import (
+    FileExists,
+    FileNotFound,
+    IsADirectory,
+    NotRegular,
+    PayloadTooLarge,
+    PolicyDenied,
+    QuotaExceeded,
+    SessionExpired,
+    SessionNotFound,
+    UnsupportedByBackend,
+)
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from sandkasten.api.request.http_call import Call
+
+
+class StageBody(Body):
+    file_key: str
+    destination: str
+    overwrite: bool = True
+
+
+class PublishBody(Body):
+    source: str
+    file_key: str | None = None
+    content_type: str | None = None
+    ttl_seconds: Annotated[float, Field(gt=0, le=10**10, strict=False)] | None = None
+    checksum: str | None = Field(None, pattern=r"^(sha256:)?[0-9a-fA-F]{64}$")
+    overwrite: bool = True
+
+
+class StagedFile(Answer):
+    ok: bool
+    path: str
+    size_bytes: int
+    file_key: str
+    checksum: str
+
+
+class Published(File):
+    ok: bool
+
+
+async def stage(call: Call) -> Response:
+    require(call.principal, "files")
+    body = await call.body(StageBody)
+    filing = Filing(call.engine.files, store_of(call))
+    done = await filing.stage(
+        call.principal.tenant,
+        await call.session(),
+        body.file_key,
+        body.destination,
+        overwrite=body.overwrite,
+    )
+    return answer(
+        {
+            "ok": True,
+            "path": done.path,
+            "size_bytes": done.size_bytes,
+            "file_key": done.file_key,
+            "checksum": done.checksum,
+        }
+    )
+
+
+async def publish(call: Call) -> Response:
+    require(call.principal, "files")
+    body = await call.body(PublishBody)
+    store = store_of(call)
+    row = await Filing(call.engine.files, store).publish(
+        call.principal.tenant,
+        await call.session(),
+        body.source,
+        body.file_key,
+        content_type=body.content_type,
+        expires_at=expiry_of(call, body.ttl_seconds),
+        expect_sha256=body.checksum,
+        overwrite=body.overwrite,
+        room_bytes=await room_of(call, store),
+    )
+    return answer({"ok": True, **file_fields(row)})
+
+
+_GONE = (SessionNotFound, SessionExpired, UnsupportedByBackend)
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/sessions/{id}/files/stage",
+        stage,
+        "Put a stored file into a session",
+        "files",
+        body=StageBody,
+        answer=StagedFile,
+        errors=(*_GONE, FileNotFound, PolicyDenied, QuotaExceeded, IsADirectory, FileExists),
+        description="Takes the scopes sessions and files.",
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/files/publish",
+        publish,
+        "Keep a file of a session in the store",
+        "files",
+        body=PublishBody,
+        answer=Published,
+        errors=(*_GONE, FileNotFound, PolicyDenied, NotRegular, PayloadTooLarge, QuotaExceeded),
+        description="Takes the scopes sessions and files. The whole file, replacing what the key "
+        "led to.",
+    ),
+)

@@ -1,0 +1,144 @@
+"""What we keep of a sandbox on our own disk, so that whoever comes after a crash finds all of it.
+
+`<data_dir>/docker/owner` says whose the things in an engine are; `records/<id>.json` is written
+before anything is made for the id and removed after everything is gone. Blocking, small files.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.backends.docker import resource_names
+from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.errors import BackendUnavailable, Conflict, QuotaExceeded
+
+if TYPE_CHECKING:
+    from sandkasten.model.ids import SandboxId
+
+_OWNER_BYTES = 8
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    place: Place
+    unenforced: tuple[tuple[str, str, str], ...] = ()
+    image_volumes: int = 0
+    """How many its image declares; they have names of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The backend's own directory."""
+
+    root: Path
+
+    @property
+    def records(self) -> Path:
+        return self.root / "records"
+
+    @property
+    def cells(self) -> Path:
+        """Where sessions' files are in the mode `bind`."""
+        return self.root / "cells"
+
+    def prepare(self) -> str:
+        """Makes what is missing; the owner's name."""
+        try:
+            for directory in (self.root, self.records, self.cells, self.root / "templates"):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return self._owner()
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the data directory cannot be used: {exc}",
+                hint="check free space and permissions, or set SANDKASTEN_DATA_DIR",
+            ) from exc
+
+    def _owner(self) -> str:
+        path = self.root / "owner"
+        try:
+            found = path.read_text().strip()
+        except FileNotFoundError:
+            found = ""
+        if found:
+            return found
+        # Two that come first at once agree on the one whose link was there.
+        handle, temporary = tempfile.mkstemp(dir=self.root)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(_OWNER_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                if not path.read_text().strip():
+                    os.replace(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        return path.read_text().strip()
+
+    def mark(self, name: str, text: str) -> None:
+        """A verdict, in a file named `<what>-<all it depends on>…`; older ones of its kind go."""
+        kind, key = name.split("-")[:2]
+        for old in self.root.glob(f"{kind}-*"):
+            if old.name.split("-")[1] != key:
+                old.unlink(missing_ok=True)
+        temporary = self.root / f".{name}"
+        temporary.write_text(text)
+        temporary.rename(self.root / name)
+
+    def begin(self, sandbox_id: SandboxId, record: CellRecord) -> None:
+        """Conflict when there is one already."""
+        making = self.records / f".{sandbox_id}{_SUFFIX}"
+        try:
+            making.write_text(json.dumps(asdict(record)))
+            os.link(making, self.records / f"{sandbox_id}{_SUFFIX}")
+        except FileExistsError as exc:
+            raise Conflict(f"sandbox {sandbox_id} exists already") from exc
+        except OSError as exc:
+            with suppress(OSError):
+                making.unlink()
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise QuotaExceeded(
+                    f"there is no room for a sandbox's record in {self.records}",
+                    hint="free space there",
+                ) from exc
+            raise BackendUnavailable(
+                f"the data directory cannot be used: {exc}",
+                hint="check its permissions, or set SANDKASTEN_DATA_DIR",
+            ) from exc
+        making.unlink()
+
+    def read(self, sandbox_id: SandboxId) -> CellRecord | None:
+        """None when there is none, or none that can be read."""
+        try:
+            raw: dict[str, Any] = json.loads((self.records / f"{sandbox_id}{_SUFFIX}").read_text())
+            return CellRecord(
+                place=Place(**raw["place"]),
+                unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
+                image_volumes=int(raw["image_volumes"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def end(self, sandbox_id: SandboxId) -> None:
+        (self.records / f".{sandbox_id}{_SUFFIX}").unlink(missing_ok=True)
+        (self.records / f"{sandbox_id}{_SUFFIX}").unlink(missing_ok=True)
+
+    def ids(self) -> list[SandboxId]:
+        """Also of those whose record somebody was writing when he died."""
+        try:
+            found = os.listdir(self.records)
+        except FileNotFoundError:
+            return []
+        bare = {one.removesuffix(_SUFFIX).lstrip(".") for one in found if one.endswith(_SUFFIX)}
+        return [one for one in map(resource_names.id_in, sorted(bare)) if one is not None]

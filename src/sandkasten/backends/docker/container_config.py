@@ -1,0 +1,247 @@
+"""The container of one sandbox, as the engine wants it told: a pure function of spec and ground.
+
+Nothing is asked of the image but that it is one: the runner comes from a volume, the user needs no
+entry in its passwd, and every place that is written to is mounted.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.backends.docker import resource_names
+from sandkasten.errors import InvalidImage
+from sandkasten.linux.confinement import capabilities
+from sandkasten.model.sandbox.cell_spec import (
+    HOME,
+    RUNNER_ID,
+    TMP,
+    WORKSPACE,
+    CellSpec,
+    base_environment,
+    home,
+    user_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sandkasten.model.ids import SandboxId
+
+# A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
+_STATE_BYTES = 8 << 20
+_RUN_BYTES = 16 << 20
+_LISTEN_BYTES = 64 << 10
+_NANO = 1_000_000_000
+# Docker's own list, and what else of a shared kernel's /proc tells of the host; /sys whole.
+MASKED = (
+    "/sys",
+    *(f"/proc/{name}" for name in (
+        "acpi", "asound", "cmdline", "config.gz", "fs", "interrupts", "kallsyms", "kcore", "keys",
+        "latency_stats", "pressure", "sched_debug", "scsi", "sysrq-trigger", "timer_list",
+        "timer_stats",
+    )),
+)  # fmt: skip
+READ_ONLY = ("/proc/bus", "/proc/irq", "/proc/sys")
+# Places of ours; what an image wants there it does not get.
+_PLACES = (
+    WORKSPACE,
+    HOME,
+    TMP,
+    "/run",
+    resource_names.BIN_DIR,
+    resource_names.STATE_DIR,
+    resource_names.LISTEN_DIR,
+)
+_KERNELS = ("/proc/", "/sys/", "/dev/", f"{resource_names.RUNNER_DIR}/")
+# To give the user what an engine made for root, before the runner steps down.
+_TO_GIVE = ("CAP_CHOWN",)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    kind: str
+    """`bind` or `volume`."""
+    source: str
+    target: str
+    read_only: bool = False
+    engines_own: bool = False
+    """The source lies among the engine's own files, for which it allows no private bind."""
+
+    def told(self) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "Type": self.kind,
+            "Source": self.source,
+            "Target": self.target,
+            "ReadOnly": self.read_only,
+        }
+        if self.kind == "bind":
+            # Nothing that a sandbox mounts crosses over.
+            propagation = "rslave" if self.engines_own else "rprivate"
+            made["BindOptions"] = {"Propagation": propagation, "NonRecursive": True}
+        else:
+            # An image that has something in that place must not fill the workspace with it.
+            made["VolumeOptions"] = {"NoCopy": True}
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the engine and the host have prepared."""
+
+    owner: str
+    image: str
+    mounts: tuple[Mount, ...]
+    seccomp: Mapping[str, object]
+    given: bool = False
+    """Whether its directories belong to the sandbox's user already."""
+    image_volumes: tuple[str, ...] = ()
+    """As `image_volumes` found them."""
+    writable_root: bool = False
+    """Where no volume could be had, the container's own layer holds the workspace."""
+    version: str = ""
+
+
+def image_volumes(image: str, declared: Iterable[str]) -> tuple[str, ...]:
+    """What an image declares as volumes beside our own places. InvalidImage where it is in our way.
+
+    An engine makes a volume for each of them, which no limit holds; nobody can tell it not to.
+    """
+    found = []
+    for path in sorted({posixpath.normpath(one) for one in declared}):
+        if path in _PLACES:
+            continue
+        above = any(one.startswith(f"{path.rstrip('/')}/") for one in _PLACES)
+        if above or not path.startswith("/") or path.startswith(_KERNELS):
+            raise InvalidImage(
+                f"image {image} declares a volume at {path[:200]}, where a sandbox has its own",
+                hint="build it without that VOLUME, or use another image",
+                image=image,
+            )
+        found.append(path)
+    return tuple(found)
+
+
+def container(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str, Any]:
+    return {
+        "Image": ground.image,
+        "Hostname": spec.hostname,
+        "Entrypoint": runner_command(spec, ground),
+        "Cmd": [],
+        # The engine sets HOSTNAME by itself; a name without a value takes it away again.
+        "Env": [*(f"{name}={value}" for name, value in base_environment(spec).items()), "HOSTNAME"],
+        # Steps down by itself: an engine gives capabilities to nobody but root.
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Healthcheck": {"Test": ["NONE"]},
+        "Labels": labels(resource_names.CELL, ground.owner, sandbox_id, version=ground.version),
+        "NetworkDisabled": True,
+        "AttachStdin": False, "AttachStdout": False, "AttachStderr": False,
+        "OpenStdin": False, "Tty": False,
+        "StopSignal": "SIGKILL",
+        "HostConfig": _host_config(sandbox_id, spec, ground),
+    }  # fmt: skip
+
+
+def labels(kind: str, owner: str, sandbox_id: str = "", *, version: str = "") -> dict[str, str]:
+    made = {resource_names.LABEL: kind, resource_names.LABEL_OWNER: owner}
+    if sandbox_id:
+        made[resource_names.LABEL_ID] = sandbox_id
+    if version:
+        made[resource_names.LABEL_VERSION] = version
+    return made
+
+
+def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
+    command = [
+        resource_names.RUNNER_PATH,
+        "--listen", resource_names.SOCKET_PATH,
+        "--run-as", f"{RUNNER_ID}:{RUNNER_ID}",
+        # The engine starts a program from there, into a sandbox in which strangers' code runs.
+        "--guard", resource_names.RUNNER_PATH,
+        "--guard", resource_names.LISTEN_DIR,
+        "--guard", resource_names.STATE_DIR,
+        "--state-dir", resource_names.STATE_DIR,
+        "--workspace", WORKSPACE,
+        "--home", home(spec),
+        "--user", f"{user_id(spec)}:{user_id(spec)}",
+    ]  # fmt: skip
+    if not ground.given:
+        command += ["--own", WORKSPACE, "--own", home(spec)]
+    if spec.profile == "dev":
+        command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
+    return command
+
+
+def _host_config(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str, Any]:
+    limits = spec.limits
+    kept = capabilities.DEV_USER if spec.profile == "dev" else ()
+    to_give = () if ground.given else _TO_GIVE
+    held = sorted({*capabilities.RUNNER, *to_give, *kept})
+    core = {"Name": "core", "Soft": 0, "Hard": 0}
+    files = {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files}
+    return {
+        "CapDrop": ["ALL"],
+        "CapAdd": [name.removeprefix("CAP_") for name in held],
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={json.dumps(ground.seccomp)}"],
+        "ReadonlyRootfs": not ground.writable_root and spec.profile != "dev",
+        "Privileged": False,
+        "NetworkMode": "none",
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "PidsLimit": limits.pids,
+        "Memory": limits.memory_bytes,
+        # The sum of both: no swap.
+        "MemorySwap": limits.memory_bytes,
+        "NanoCpus": int(limits.cpus * _NANO),
+        "Ulimits": [core, files],
+        "ShmSize": limits.tmp_bytes,
+        "Tmpfs": _tmpfs(spec, ground),
+        "Mounts": [
+            *(mount.told() for mount in ground.mounts),
+            *(
+                _image_volume(number, path, sandbox_id, ground)
+                for number, path in enumerate(ground.image_volumes)
+            ),
+        ],
+        "MaskedPaths": list(MASKED),
+        "ReadonlyPaths": list(READ_ONLY),
+        # What it says is why it could not start, and nothing else.
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "16k", "max-file": "1"}},
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+        "Init": False,
+        "OomScoreAdj": 500,
+    }
+
+
+def _image_volume(number: int, path: str, sandbox_id: SandboxId, ground: Ground) -> dict[str, Any]:
+    """With what the image has there, and as closed as the rest of the image.
+
+    Named and labelled, because an engine allows no other to be read-only.
+    """
+    return {
+        "Type": "volume",
+        "Source": resource_names.image_volume_name(sandbox_id, number),
+        "Target": path,
+        "ReadOnly": True,
+        "VolumeOptions": {"Labels": labels(resource_names.CELL, ground.owner, sandbox_id)},
+    }
+
+
+def _tmpfs(spec: CellSpec, ground: Ground) -> dict[str, str]:
+    ours = f"uid={RUNNER_ID},gid={RUNNER_ID}"
+    quiet = "rw,nosuid,nodev"
+    made = {
+        TMP: f"{quiet},exec,mode=1777,size={spec.limits.tmp_bytes}",
+        "/run": f"{quiet},exec,mode=755,size={_RUN_BYTES}",
+        resource_names.STATE_DIR: f"{quiet},noexec,mode=711,size={_STATE_BYTES},{ours}",
+    }
+    if ground.writable_root:
+        # The runner was put into the image's own layer, where a tmpfs would hide it.
+        del made["/run"]
+    if all(mount.target != resource_names.LISTEN_DIR for mount in ground.mounts):
+        made[resource_names.LISTEN_DIR] = f"{quiet},noexec,mode=700,size={_LISTEN_BYTES},{ours}"
+    return made

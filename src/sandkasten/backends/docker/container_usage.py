@@ -1,0 +1,83 @@
+"""What a container uses, from the kernel's own files where we see them, else from the engine.
+
+The engine counts less: it has no peak on cgroups v2 and does not say how often a limit was hit;
+memory kills are among its events, of which it remembers the last few hundred.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.linux.cgroup import cgroups
+from sandkasten.model.sandbox.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.backends.docker.engine.engine_client import EngineClient
+
+_GROUP = re.compile(r"^[0-9]+:[^:]*:(/.*)$", re.MULTILINE)
+
+
+def from_kernel(container: Mapping[str, Any]) -> Usage | None:
+    """None when its processes are not this machine's, or their groups cannot be seen."""
+    pid, the_id = (container.get("State") or {}).get("Pid") or 0, str(container.get("Id", ""))
+    if not pid or not the_id:
+        return None
+    try:
+        text = Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return None
+    # A stranger's process with the same number has another group.
+    path = next((one for one in _GROUP.findall(text) if the_id in one), None)
+    if path is None:
+        return None
+    parent, name = os.path.split(path)
+    found = cgroups.usage(cgroups.detect(), name, parent=parent.strip("/"))
+    return found if found.memory_bytes is not None else None
+
+
+class EngineFigures:
+    """Remembers the kills it has seen: the engine forgets them, and a count must not fall."""
+
+    def __init__(self, engine: EngineClient, container: str) -> None:
+        self._engine = engine
+        self._container = container
+        self._since = int(time.time()) - 24 * 3600
+        self._kills: set[int] = set()
+
+    async def usage(self) -> Usage:
+        stats = await self._engine.stats(self._container)
+        self._kills.update(
+            await self._engine.oom_events(self._container, self._since, int(time.time()) + 1)
+        )
+        return usage_of(stats, len(self._kills))
+
+
+def usage_of(stats: Mapping[str, Any], oom_kills: int | None) -> Usage:
+    memory = _part(stats, "memory_stats")
+    pids = _part(stats, "pids_stats")
+    cpu = _part(_part(stats, "cpu_stats"), "cpu_usage")
+    total = _whole(cpu.get("total_usage"))
+    return Usage(
+        memory_bytes=_whole(memory.get("usage")),
+        memory_peak_bytes=_whole(memory.get("max_usage")),
+        memory_limit_bytes=_whole(memory.get("limit")),
+        cpu_usec=None if total is None else total // 1000,
+        pids=_whole(pids.get("current")),
+        pids_limit=_whole(pids.get("limit")),
+        oom_kills=oom_kills,
+    )
+
+
+def _part(stats: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = stats.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None

@@ -1,0 +1,1 @@
+"""A Docker Engine over its API. Knows no sandbox."""

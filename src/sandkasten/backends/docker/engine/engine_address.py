@@ -1,0 +1,159 @@
+"""Where an engine is, from what the operator wrote. Pure, but for a look at the usual sockets.
+
+Raises InvalidConfiguration for an address that cannot be one, or that would be spoken to in the
+clear; BackendUnavailable when none was given and no socket is there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import unquote, urlsplit
+
+from sandkasten.errors import BackendUnavailable, InvalidConfiguration
+
+if TYPE_CHECKING:
+    from sandkasten.backends.docker.docker_options import Options
+
+Kind = Literal["unix", "tcp", "ssh"]
+
+_SOCKET = "/var/run/docker.sock"
+_PLAIN_PORT, _TLS_PORT = 2375, 2376
+_MAX_PORT = 65535
+_SETTING = "backends.docker.host"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of files."""
+
+    ca: str
+    cert: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    kind: Kind
+    shown: str
+    """For messages: never holds a password."""
+    path: str = ""
+    """Of the socket: ours, or on the other side of ssh."""
+    host: str = ""
+    port: int = 0
+    user: str = ""
+    tls: Tls | None = None
+
+
+def address_of(options: Options) -> Address:
+    if not options.host:
+        return Address("unix", path := usual_socket(), path)
+    parts = urlsplit(options.host)
+    match parts.scheme:
+        case "unix":
+            return _unix(options.host, parts.path)
+        case "tcp":
+            return _tcp(options)
+        case "ssh":
+            return _ssh(options.host)
+    raise _wrong(options.host, "write unix:///path, tcp://host:port or ssh://user@host")
+
+
+def usual_socket() -> str:
+    """The first that is there; BackendUnavailable when there is none."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    places = [_SOCKET, f"{runtime}/docker.sock" if runtime else ""]
+    for path in filter(None, places):
+        try:
+            if stat.S_ISSOCK(os.stat(path).st_mode):
+                return path
+        except OSError:
+            continue
+    raise BackendUnavailable(
+        f"there is no Docker Engine here: {_SOCKET} is not there",
+        hint="start dockerd, mount its socket, or name an engine with DOCKER_HOST",
+    )
+
+
+def _unix(text: str, path: str) -> Address:
+    if not path.startswith("/"):
+        raise _wrong(text, "a socket is given by its whole path: unix:///var/run/docker.sock")
+    return Address("unix", path, path)
+
+
+def _tcp(options: Options) -> Address:
+    host, port, user, path = _parts(options.host)
+    if user or path.strip("/"):
+        raise _wrong(options.host, "write tcp://host:port and nothing else")
+    tls = _tls(options)
+    if tls is None and not _is_loopback(host) and not _trusted(options):
+        raise InvalidConfiguration(
+            f"the engine at {host} would be spoken to without TLS: whoever is in between is root",
+            hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or set "
+            "backends.docker.insecure: true in a network that is yours alone",
+            setting=_SETTING,
+        )
+    port = port or (_TLS_PORT if tls else _PLAIN_PORT)
+    return Address("tcp", f"tcp://{host}:{port}", host=host, port=port, tls=tls)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _trusted(options: Options) -> bool:
+    """A sidecar shares our network namespace, or a network of its own with us."""
+    return options.insecure or options.engine == "sidecar"
+
+
+def _tls(options: Options) -> Tls | None:
+    given = (options.tls_ca, options.tls_cert, options.tls_key)
+    if not any(given):
+        return None
+    if not all(given):
+        raise InvalidConfiguration(
+            "an engine over TLS needs all three: tls_ca, tls_cert and tls_key",
+            hint="or one directory with ca.pem, cert.pem and key.pem: DOCKER_CERT_PATH",
+            setting="backends.docker.tls_ca",
+        )
+    return Tls(*given)
+
+
+def _ssh(text: str) -> Address:
+    host, port, user, path = _parts(text)
+    # Both become arguments of ssh; neither may be an option.
+    if host.startswith("-") or user.startswith("-"):
+        raise _wrong(text, "write ssh://user@host")
+    where = f"{user}@{host}" if user else host
+    shown = f"ssh://{where}" + (f":{port}" if port else "")
+    return Address("ssh", shown, path or _SOCKET, host, port, user)
+
+
+def _parts(text: str) -> tuple[str, int, str, str]:
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as exc:
+        raise _wrong(text, str(exc)) from exc
+    if not host or parts.query or parts.fragment or (port is not None and port > _MAX_PORT):
+        raise _wrong(text, "write tcp://host:port or ssh://user@host")
+    if parts.password:
+        raise InvalidConfiguration(
+            "a password does not belong into the address of an engine",
+            hint="use keys: an ssh agent, or TLS certificates",
+            setting=_SETTING,
+        )
+    return host, port or 0, unquote(parts.username or ""), unquote(parts.path)
+
+
+def _wrong(text: str, hint: str) -> InvalidConfiguration:
+    shown = text if "@" not in text else "…@" + text.rpartition("@")[2]
+    return InvalidConfiguration(
+        f"{shown[:200]!r} is no address of a Docker Engine", hint=hint, setting=_SETTING
+    )

@@ -1,0 +1,448 @@
+"""The verbs we need of a Docker Engine, over aiodocker. Knows no sandbox.
+
+An engine that does not answer is BackendUnavailable. One that answers no raises `Refused`, which
+stays in this package: who asked knows what the answer means. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import ssl
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sandkasten.backends.docker.engine import response_checks
+from sandkasten.backends.docker.engine.engine_pulse import Pulse
+from sandkasten.backends.docker.engine.ssh_tunnel import Tunnel
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    InvalidConfiguration,
+    PolicyDenied,
+    QuotaExceeded,
+    SandkastenError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Mapping, Sequence
+
+    import aiodocker
+    import aiohttp
+    from aiodocker.stream import Stream
+
+    from sandkasten.backends.docker.engine.engine_address import Address, Tls
+
+_OK, _NOT_MODIFIED, _FORBIDDEN, _NOT_THERE, _CONFLICT = 200, 304, 403, 404, 409
+T = TypeVar("T")
+_UNREACHABLE = 900
+_TAR_BYTES = 64 << 10
+# How often, and for how long, a container that somebody else removes is looked for.
+_GOING_PAUSE_S = 0.05
+_NO_SPACE = "no space left on device"
+
+
+class Refused(Exception):
+    """The engine's answer to something it would not or could not do."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = response_checks.printable(message, 600)
+
+    @property
+    def not_there(self) -> bool:
+        return self.status == _NOT_THERE
+
+    @property
+    def conflict(self) -> bool:
+        return self.status == _CONFLICT
+
+
+def translated(exc: Refused, what: str) -> SandkastenError:
+    """For a caller that has nothing special to say about it."""
+    if _NO_SPACE in exc.message:
+        return QuotaExceeded(
+            f"{what}: the engine's disk is full",
+            hint="free space where the engine keeps its data (docker system df)",
+        )
+    if exc.conflict:
+        return Conflict(f"{what}: {exc.message}", hint="see docker ps -a and docker volume ls")
+    if exc.status == _FORBIDDEN:
+        return PolicyDenied(
+            f"{what}: the engine forbids it ({exc.message})",
+            hint="an authorization plugin or a socket proxy refuses a call we need; the guide to "
+            "Docker lists them",
+        )
+    return BackendUnavailable(f"{what}: {exc.message}", hint="look into the engine's own log")
+
+
+async def asked(question: Awaitable[T], about: str) -> T:
+    """For a question to which no is no answer that its asker could use."""
+    try:
+        return await question
+    except Refused as exc:
+        raise translated(exc, f"the engine was asked about {about}") from exc
+
+
+class EngineClient:
+    """Opens its connection at first use; `aclose` ends it, and the tunnel if there is one."""
+
+    def __init__(self, address: Address, timeout_s: float = 60.0) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._docker: aiodocker.Docker | None = None
+        self._tunnel = Tunnel(address) if address.kind == "ssh" else None
+        self._opening = asyncio.Lock()
+        self._pulse = Pulse(self.ping, timeout_s)
+
+    # ---- the engine itself
+
+    async def ping(self) -> None:
+        """Returns when it has answered, whatever it said."""
+        async with self._asked() as docker:
+            url = docker._canonicalize_url("_ping", versioned_api=False)
+            async with docker.session.get(url) as response:
+                await response.read()
+
+    async def version(self) -> Mapping[str, Any]:
+        async with self._asked() as docker:
+            return response_checks.mapping(await docker.version())
+
+    async def info(self) -> Mapping[str, Any]:
+        async with self._asked() as docker:
+            found = response_checks.mapping(await docker.system.info())
+            response_checks.strings(found.get("SecurityOptions") or [])
+            return found
+
+    # ---- containers
+
+    async def create(self, name: str | None, config: dict[str, Any]) -> str:
+        async with self._asked() as docker:
+            return response_checks.container_id(
+                (await docker.containers.create(config, name=name)).id
+            )
+
+    async def start(self, container: str) -> None:
+        async with self._asked() as docker:
+            await docker.containers.container(container).start()
+
+    async def inspect(self, container: str) -> Mapping[str, Any]:
+        async with self._asked() as docker:
+            found = response_checks.mapping(await docker.containers.container(container).show())
+            response_checks.container_id(found.get("Id"))
+            state = response_checks.mapping(found.get("State") or {})
+            if not isinstance(state.get("Pid") or 0, int):
+                raise TypeError("a process without a number")
+            response_checks.mapping(found.get("Config") or {})
+            response_checks.mapping((found.get("Config") or {}).get("Labels") or {})
+            return found
+
+    async def containers(self, *labels: str) -> Sequence[Mapping[str, Any]]:
+        """All of them, running or not, that have each of these labels."""
+        async with self._asked() as docker:
+            filters = json.dumps({"label": list(labels)})
+            found = response_checks.labelled(
+                await docker._query_json("containers/json", params={"all": "1", "filters": filters})
+            )
+            for one in found:
+                response_checks.container_id(one.get("Id"))
+            return found
+
+    async def remove(self, container: str) -> None:
+        """Killed if it runs. One that is gone is fine; one that is going is waited for.
+
+        Whoever is told that it is gone may take away, as root, what its processes wrote to.
+        """
+        import aiodocker
+
+        async with self._asked() as docker:
+            one = docker.containers.container(container)
+            while True:
+                try:
+                    await one.delete(force=True, v=True)
+                except aiodocker.DockerError as exc:
+                    if exc.status in (_NOT_THERE, _NOT_MODIFIED):
+                        return
+                    if exc.status != _CONFLICT or "already in progress" not in str(exc.message):
+                        raise
+                    await asyncio.sleep(_GOING_PAUSE_S)
+                else:
+                    return
+
+    async def pause(self, container: str) -> None:
+        async with self._asked() as docker:
+            await docker.containers.container(container).pause()
+
+    async def unpause(self, container: str) -> None:
+        async with self._asked() as docker:
+            await docker.containers.container(container).unpause()
+
+    async def logs(self, container: str) -> str:
+        """The last lines it wrote; for messages."""
+        async with self._asked() as docker:
+            asked = {"stdout": "1", "stderr": "1", "tail": "20"}
+            async with docker._query(f"containers/{container}/logs", params=asked) as response:
+                return response_checks.unframed(await response.read()).decode(errors="replace")[
+                    -600:
+                ]
+
+    async def stats(self, container: str) -> Mapping[str, Any]:
+        async with self._asked() as docker:
+            asked = {"stream": "0", "one-shot": "1"}
+            return response_checks.mapping(
+                await docker._query_json(f"containers/{container}/stats", params=asked)
+            )
+
+    async def oom_events(self, container: str, since: int, until: int) -> Sequence[int]:
+        """When the kernel killed something in it (ns), as far as the engine remembers."""
+        async with self._asked() as docker:
+            filters = json.dumps({"container": [container], "event": ["oom"]})
+            async with docker._query(
+                "events",
+                params={"since": str(since), "until": str(until), "filters": filters},
+            ) as response:
+                text = (await response.read()).decode(errors="replace")
+            found = [
+                response_checks.mapping(json.loads(line))
+                for line in text.splitlines()
+                if line.strip()
+            ]
+            return [int(one.get("timeNano", 0)) for one in found]
+
+    async def run_stream(self, container: str, argv: Sequence[str], user: str) -> Stream:
+        """A command in it whose standard input and output are the stream."""
+        async with self._asked() as docker:
+            made = await docker.containers.container(container).exec(
+                list(argv), stdin=True, stdout=True, stderr=True, tty=False, user=user, workdir="/"
+            )
+            from sandkasten.backends.docker.engine.bounded_response import hand_on_pieces
+
+            stream = made.start(detach=False)
+            try:
+                await stream._init()
+                hand_on_pieces(stream)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    await stream.close()
+                raise
+            self._pulse.follow(stream)
+            return stream
+
+    async def put(self, container: str, path: str, archive: bytes) -> None:
+        async with (
+            self._asked() as docker,
+            docker._query(
+                f"containers/{container}/archive",
+                "PUT",
+                params={"path": path},
+                # As raw bytes, a large one would be sent in one go by the event loop.
+                data=io.BytesIO(archive),
+                headers={"Content-Type": "application/x-tar"},
+            ) as response,
+        ):
+            await response.read()
+
+    async def content_of(self, container: str, path: str, most: int) -> bytes | None:
+        """Of a file in it, running or not; None when it is not there, no file, or longer."""
+        async with (
+            self._asked() as docker,
+            docker._query(f"containers/{container}/archive", params={"path": path}) as response,
+        ):
+            packed = bytearray()
+            # As much again as a header and the padding can be.
+            while len(packed) < most + _TAR_BYTES and (part := await response.content.readany()):
+                packed += part
+            response.close()
+        return response_checks.only_member(bytes(packed))
+
+    async def is_link(self, container: str, path: str) -> bool:
+        async with self._asked() as docker:
+            # Not by `_query`, which looks for a message in the body of a refusal: HEAD has none.
+            await docker._check_version()
+            url = docker._canonicalize_url(f"containers/{container}/archive")
+            async with docker.session.head(
+                url, params={"path": path}, allow_redirects=False
+            ) as response:
+                if response.status == _NOT_THERE:
+                    return False
+                if response.status != _OK:
+                    raise Refused(response.status, response.reason or "")
+                told = response.headers.get("X-Docker-Container-Path-Stat", "")
+            return bool(
+                response_checks.mapping(json.loads(base64.b64decode(told))).get("linkTarget")
+            )
+
+    # ---- volumes
+
+    async def volume(self, name: str) -> Mapping[str, Any] | None:
+        async with self._asked() as docker, _gone_is_fine():
+            return response_checks.mapping(await docker._query_json(f"volumes/{name}"))
+        return None
+
+    async def make_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """Also when it is there already: then as it is."""
+        async with self._asked() as docker:
+            wanted = {"Name": name, "Labels": dict(labels)}
+            return response_checks.mapping(
+                await docker._query_json("volumes/create", "POST", data=wanted)
+            )
+
+    async def volumes(self, *labels: str) -> Sequence[Mapping[str, Any]]:
+        async with self._asked() as docker:
+            filters = json.dumps({"label": list(labels)})
+            found = response_checks.mapping(
+                await docker._query_json("volumes", params={"filters": filters})
+            )
+            volumes = response_checks.labelled(found.get("Volumes") or [])
+            for one in volumes:
+                response_checks.volume_name(one.get("Name"))
+            return volumes
+
+    async def remove_volume(self, name: str) -> None:
+        """Refused (conflict) while a container has it. One that is gone is fine."""
+        async with self._asked() as docker, _gone_is_fine():
+            await docker._query_json(f"volumes/{name}", "DELETE")
+
+    # ---- images
+
+    async def image(self, name: str) -> Mapping[str, Any] | None:
+        async with self._asked() as docker, _gone_is_fine():
+            found = response_checks.mapping(await docker.images.inspect(name))
+            told = response_checks.mapping(found.get("Config") or {})
+            response_checks.mapping(told.get("Labels") or {})
+            response_checks.strings(told.get("Env") or [])
+            response_checks.image_id(found.get("Id"))
+            return found
+        return None
+
+    async def load(self, archive: AsyncIterable[bytes]) -> None:
+        async with self._asked(patient=True) as docker:
+            async for line in docker.images.import_image(archive, stream=True):
+                if "error" in line:
+                    raise Refused(500, str(line["error"]))
+
+    async def import_tree(self, archive: bytes, repository: str, tag: str) -> None:
+        """An image of one layer."""
+        async with self._asked() as docker:
+            params = {"fromSrc": "-", "repo": repository, "tag": tag}
+            async with docker._query(
+                "images/create",
+                "POST",
+                params=params,
+                # As raw bytes, a large one would be sent in one go by the event loop.
+                data=io.BytesIO(archive),
+                headers={"Content-Type": "application/x-tar"},
+            ) as response:
+                await response.read()
+
+    async def pull(self, name: str) -> None:
+        async with self._asked(patient=True) as docker:
+            async for line in docker.images.pull(name, stream=True):
+                if "error" in line:
+                    raise Refused(500, str(line["error"]))
+
+    # ---- the connection
+
+    async def aclose(self) -> None:
+        await self._pulse.aclose()
+        docker, self._docker = self._docker, None
+        if docker is not None:
+            await docker.close()
+            # Both ours, so the client leaves them open. TLS would wait for the other's goodbye.
+            await docker.session.close()
+            await docker.connector.close(abort_ssl=True)
+        if self._tunnel is not None:
+            await self._tunnel.aclose()
+
+    @asynccontextmanager
+    async def _asked(self, *, patient: bool = False) -> AsyncIterator[aiodocker.Docker]:
+        """The client, for one question; whatever goes wrong with the way there has one name."""
+        import aiodocker
+        import aiohttp
+
+        try:
+            async with asyncio.timeout(None if patient else self._timeout_s):
+                yield await self._connected()
+        except aiodocker.DockerError as exc:
+            if exc.status == _UNREACHABLE:
+                raise self._away(str(exc.message)) from exc
+            raise Refused(int(exc.status), str(exc.message)) from exc
+        except TimeoutError as exc:
+            raise self._away(f"no answer within {self._timeout_s:g} s") from exc
+        except (aiohttp.ClientError, OSError, EOFError) as exc:
+            raise self._away(str(exc) or type(exc).__name__) from exc
+        except (
+            KeyError, TypeError, ValueError, AttributeError, AssertionError, RecursionError
+        ) as exc:  # fmt: skip
+            raise self._away(f"its answer makes no sense ({type(exc).__name__}: {exc})") from exc
+
+    async def _connected(self) -> aiodocker.Docker:
+        import aiodocker
+
+        path = await self._tunnel.open() if self._tunnel is not None else self.address.path
+        if self._docker is not None:
+            return self._docker
+        async with self._opening:
+            if self._docker is None:
+                from sandkasten.backends.docker.engine.bounded_response import session
+
+                connector, url = self._connector(path)
+                self._docker = aiodocker.Docker(
+                    url=url, connector=connector, session=session(connector)
+                )
+            return self._docker
+
+    def _connector(self, path: str) -> tuple[aiohttp.BaseConnector, str]:
+        import aiohttp
+
+        # Streams into sandboxes stay open: their number must not be what others wait for.
+        if self.address.kind != "tcp":
+            return aiohttp.UnixConnector(path, limit=0), "unix://localhost"
+        tls = self.address.tls
+        scheme = "http" if tls is None else "https"
+        context = False if tls is None else tls_context(tls)
+        url = f"{scheme}://{_bracketed(self.address.host)}:{self.address.port}"
+        return aiohttp.TCPConnector(ssl=context, limit=0), url
+
+    def _away(self, why: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"the Docker Engine at {self.address.shown} does not answer: "
+            f"{response_checks.printable(why, 300)}",
+            hint="see that dockerd runs there and that we may speak to it; what lives in it is "
+            "found again when it is back",
+            backend="docker",
+        )
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=tls.ca)
+        context.load_cert_chain(tls.cert, tls.key)
+    except (OSError, ssl.SSLError) as exc:
+        raise InvalidConfiguration(
+            f"the certificates for the engine cannot be read: {exc}",
+            hint="check backends.docker.tls_ca, tls_cert and tls_key",
+            setting="backends.docker.tls_ca",
+        ) from exc
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+@asynccontextmanager
+async def _gone_is_fine() -> AsyncIterator[None]:
+    """Swallows the answer that something is not there."""
+    import aiodocker
+
+    try:
+        yield
+    except aiodocker.DockerError as exc:
+        if exc.status not in (_NOT_THERE, _NOT_MODIFIED):
+            raise

@@ -1,0 +1,288 @@
+"""Which way of having files an engine lets us have: found out by asking it, not by guessing.
+
+A directory of ours with a name nobody can know is offered to the engine as the source of a bind:
+only an engine that sees it makes the container (which is never started). When we are in a container
+of that very engine, its mounts say how our paths are called there. Raises BackendUnavailable when
+what the operator demands cannot be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import re
+import secrets
+import socket
+import tarfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.backends.docker import resource_names
+from sandkasten.backends.docker.container_config import Mount, labels
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.errors import BackendUnavailable, SandkastenError
+from sandkasten.linux.storage import host_volume
+from sandkasten.model.sandbox.cell_spec import USER_ID
+from sandkasten.model.sandbox.limits import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from sandkasten.backends.docker.docker_options import Options
+
+PROBE_IMAGE = "sandkasten-probe"
+PROBE_PREFIX = ".probe-"
+"""Of directories of ours that an engine is asked about."""
+_PROBE_BYTES = 16 * MIB
+_CONTAINER_ID = re.compile(r"/containers/([0-9a-f]{64})/")
+
+
+@dataclass(frozen=True, slots=True)
+class Self:
+    """The container that we are, as its engine describes it."""
+
+    mounts: tuple[Mapping[str, Any], ...]
+
+    def translated(self, path: Path) -> str | None:
+        """What the engine calls this path of ours; None when it lies in no mount."""
+        best: tuple[int, str] | None = None
+        for mount in self.mounts:
+            inside, outside = str(mount.get("Destination", "")), str(mount.get("Source", ""))
+            if not inside or not outside.startswith("/") or not mount.get("RW", True):
+                continue
+            if path.is_relative_to(inside) and (best is None or len(inside) > best[0]):
+                rest = path.relative_to(inside)
+                best = len(inside), str(Path(outside) / rest)
+        return None if best is None else best[1]
+
+    def volume(self, name: str) -> tuple[str, str] | None:
+        """(our path, the engine's path) of a volume of that name."""
+        for mount in self.mounts:
+            if mount.get("Type") == "volume" and mount.get("Name") == name and mount.get("RW"):
+                return str(mount["Destination"]), str(mount["Source"])
+        return None
+
+
+class Detection:
+    """`cells`: the directory where sessions' files are, if they can be ours at all."""
+
+    def __init__(self, engine: EngineClient, options: Options, cells: Path, owner: str) -> None:
+        self._engine = engine
+        self._options = options
+        self._cells = cells
+        self._owner = owner
+
+    async def find(self, info: Mapping[str, Any]) -> Place:
+        """The best there is, or what the operator demands."""
+        await self.ensure_probe_image()
+        wanted = self._options.workspace
+        tried: list[str] = []
+        for mode in ("bind", "shared", "volume", "archive") if wanted == "auto" else (wanted,):
+            try:
+                found = await self._try(mode, info)
+            except SandkastenError as exc:
+                if wanted != "auto":
+                    raise
+                tried.append(exc.message)
+            else:
+                because = f"; {tried[-1]}" if tried else ""
+                return replace(found, why=found.why + because)
+        raise BackendUnavailable(
+            f"no place for workspaces can be had of this engine: {'; '.join(tried)}",
+            hint="see the guide to Docker for the calls that we need",
+        )
+
+    async def _try(self, mode: str, info: Mapping[str, Any]) -> Place:
+        match mode:
+            case "volume":
+                await self._check_volumes()
+                return Place("volume", "volumes of the engine")
+            case "archive":
+                return Place("archive", "the container's own layer, filled by archive copies")
+        self._check_ids(mode, info)
+        inside = await self._self()
+        if mode == "shared":
+            return await self._shared(inside, info)
+        return await self._bind(inside, info)
+
+    async def _bind(self, inside: Self | None, info: Mapping[str, Any]) -> Place:
+        at = str(self._cells)
+        seen = inside.translated(self._cells) if inside is not None else at
+        if seen is None:
+            raise _unshared(at, "it lies in no mount of the container that we are")
+        own = _below(seen, info)
+        await self._check_seen(self._cells, seen, own)
+        how = "the engine sees our data directory"
+        if seen != at:
+            how = f"the engine sees our data directory as {seen}"
+            return Place("bind", how, at, seen, direct=True, engines_own=own)
+        unsized = await self._unsized()
+        how += f"; sizes are not held ({unsized})" if unsized else ", and volumes that we mount"
+        return Place("bind", how, at, seen, direct=True, sized=not unsized, engines_own=own)
+
+    async def _unsized(self) -> str:
+        """Why the engine cannot have volumes of exact size from us; empty when it can."""
+        why = await asyncio.to_thread(host_volume.supported, self._cells)
+        if why is not None:
+            return why
+        tried = self._cells / f"{PROBE_PREFIX}{secrets.token_hex(16)}"
+        try:
+            made = await asyncio.to_thread(
+                host_volume.make, tried, _PROBE_BYTES, owner=USER_ID, templates=self._templates
+            )
+            async with self.probe_container(Mount("bind", str(made.workspace), "/probe", True)):
+                return ""
+        except Refused as exc:
+            return f"the engine does not see what we mount: {exc.message}"
+        except SandkastenError as exc:
+            return exc.message
+        finally:
+            await asyncio.shield(asyncio.to_thread(host_volume.release, tried))
+
+    @property
+    def _templates(self) -> Path:
+        return self._cells.with_name("templates")
+
+    async def _shared(self, inside: Self | None, info: Mapping[str, Any]) -> Place:
+        name = self._options.shared_volume
+        found = inside.volume(name) if inside is not None else await self._mountpoint(name)
+        if found is None:
+            raise BackendUnavailable(
+                f"the volume {name} is not mounted in the container that we are",
+                hint=f"mount it (-v {name}:/shared-sandboxes), or let workspace_mode be auto",
+            )
+        ours, seen = found
+        own = _below(seen, info)
+        await self._check_seen(Path(ours), seen, own)
+        how = f"the volume {name}, here {ours}"
+        return Place("shared", how, ours, seen, direct=True, engines_own=own)
+
+    async def _mountpoint(self, name: str) -> tuple[str, str]:
+        """We are on the engine's own machine: its volumes are directories there."""
+        try:
+            made = await self._engine.make_volume(name, {resource_names.LABEL: "shared"})
+        except Refused as exc:
+            raise translated(exc, f"the volume {name} could not be made") from exc
+        return str(made["Mountpoint"]), str(made["Mountpoint"])
+
+    def _check_ids(self, mode: str, info: Mapping[str, Any]) -> None:
+        """Directories that we make must belong to the sandbox's user; that takes a root of ours."""
+        if os.geteuid() != 0:
+            raise BackendUnavailable(
+                f"{mode} needs root: an ordinary user cannot give directories to a sandbox's user",
+                hint="let backends.docker.workspace_mode be auto or volume",
+            )
+        if user_namespaces(info):
+            raise BackendUnavailable(
+                f"{mode} cannot be had of an engine that maps user ids",
+                hint="let backends.docker.workspace_mode be auto or volume",
+            )
+
+    async def _check_seen(self, ours: Path, seen: str, own: bool) -> None:
+        """Whether the engine sees what we make there: it refuses a bind of what it does not."""
+        nonce = f"{PROBE_PREFIX}{secrets.token_hex(16)}"
+        try:
+            await asyncio.to_thread(_make, ours, nonce)
+        except OSError as exc:
+            raise _unshared(str(ours), exc.strerror or str(exc)) from exc
+        try:
+            offered = Mount("bind", f"{seen}/{nonce}", "/probe", True, engines_own=own)
+            async with self.probe_container(offered):
+                pass
+        except Refused as exc:
+            raise _unshared(str(ours), exc.message) from exc
+        finally:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread((ours / nonce).rmdir)
+
+    async def _check_volumes(self) -> None:
+        name = f"sandkasten-probe-{secrets.token_hex(8)}"
+        try:
+            await self._engine.make_volume(name, labels(resource_names.PROBE, self._owner))
+            await self._engine.remove_volume(name)
+        except Refused as exc:
+            raise translated(exc, "the engine makes no volumes for us") from exc
+
+    @contextlib.asynccontextmanager
+    async def probe_container(self, *mounts: Mount) -> AsyncIterator[str]:
+        """A container that is never started, of an image in which nothing is."""
+        made = await self._engine.create(
+            None,
+            {
+                "Image": f"{PROBE_IMAGE}:latest",
+                "Cmd": ["/nothing"],
+                "Labels": labels(resource_names.PROBE, self._owner),
+                "NetworkDisabled": True,
+                "HostConfig": {
+                    "NetworkMode": "none",
+                    "Mounts": [mount.told() for mount in mounts],
+                },
+            },
+        )
+        try:
+            yield made
+        finally:
+            await asyncio.shield(self._engine.remove(made))
+
+    async def ensure_probe_image(self) -> None:
+        try:
+            if await self._engine.image(f"{PROBE_IMAGE}:latest") is None:
+                await self._engine.import_tree(_empty_tar(), PROBE_IMAGE, "latest")
+        except Refused as exc:
+            raise translated(exc, "an empty image could not be given to the engine") from exc
+
+    async def _self(self) -> Self | None:
+        """None when we are not in a container, or not in one of this engine's."""
+        for name in await asyncio.to_thread(_own_ids):
+            try:
+                found = await self._engine.inspect(name)
+            except Refused:
+                continue
+            if found.get("Config", {}).get("Hostname") == socket.gethostname():
+                return Self(tuple(found.get("Mounts") or ()))
+        return None
+
+
+def user_namespaces(info: Mapping[str, Any]) -> bool:
+    """Whether uid 0 in a container is somebody else on the engine's machine."""
+    options: Sequence[str] = info.get("SecurityOptions") or ()
+    return any(one.startswith(("name=userns", "name=rootless")) for one in options)
+
+
+def _below(path: str, info: Mapping[str, Any]) -> bool:
+    """Whether it lies among the engine's own files."""
+    root = str(info.get("DockerRootDir") or "")
+    return bool(root) and Path(path).is_relative_to(root)
+
+
+def _own_ids() -> list[str]:
+    """By what this process might be known to an engine; empty outside of containers."""
+    with contextlib.suppress(OSError):
+        found = _CONTAINER_ID.search(Path("/proc/self/mountinfo").read_text())
+        if found:
+            return [found[1]]
+    return [socket.gethostname()] if os.path.exists("/.dockerenv") else []
+
+
+def _make(directory: Path, name: str) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (directory / name).mkdir(mode=0o700)
+
+
+def _unshared(path: str, why: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the engine does not see {path} ({why})",
+        hint="it runs elsewhere, or we run in a container: let backends.docker.workspace_mode be "
+        "auto, or mount the volume station-sandboxes into our container",
+    )
+
+
+def _empty_tar() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w"):
+        pass
+    return made.getvalue()

@@ -1,0 +1,290 @@
+"""Containers, volumes and networks of an engine, as far as standing a daemon on it takes.
+
+Knows neither sandbox nor plan. What is not there is None or passed over; an engine that cannot be
+reached is BackendUnavailable, and what it refuses is told by what the caller can do about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.docker.engine.engine_address import address_of
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sandkasten.backends.docker.docker_options import Options
+
+USUAL_SOCKET: Final = "/var/run/docker.sock"
+_TAKEN: Final = ("port is already allocated", "address already in use")
+_NOT_OURS: Final = "cannot assign requested address"
+_NO_SOURCE: Final = "bind source path does not exist"
+_MAX_FILE: Final = 64 << 10
+_MAX_SAID: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    version: str
+    api: tuple[int, int]
+    remapped: bool
+    """Root in its containers is not root of its machine, and containers may say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A container."""
+
+    id: str
+    name: str
+    image: str
+    labels: Mapping[str, str]
+    state: str
+    """`running`, `exited`, `created`, `restarting`, …"""
+    started_at: str
+    published: tuple[tuple[str, str], ...]
+    """Address and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command in a container said."""
+
+    status: int
+    text: str
+
+
+class Host:
+    """One engine; `aclose` ends the connection. Belongs to one event loop."""
+
+    def __init__(self, options: Options) -> None:
+        self.address = address_of(options)
+        self._client = EngineClient(self.address, options.timeout_s)
+
+    @property
+    def socket(self) -> str:
+        """Of the engine, on the engine's machine; over tcp it is where it usually is."""
+        return USUAL_SOCKET if self.address.kind == "tcp" else self.address.path
+
+    @property
+    def machine(self) -> str:
+        """Where it is, if that is not here."""
+        return "" if self.address.kind == "unix" else self.address.shown
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def facts(self) -> EngineFacts:
+        with _told("asking the engine what it is"):
+            version, info = await self._client.version(), await self._client.info()
+        options = [str(one) for one in info.get("SecurityOptions") or ()]
+        rootless = any("name=rootless" in one for one in options)
+        remapped = not rootless and any("name=userns" in one for one in options)
+        try:
+            major, minor = (int(part) for part in str(version["ApiVersion"]).split("."))
+        except (KeyError, ValueError) as exc:
+            raise BackendUnavailable(
+                f"what answers at {self.address.shown} does not say which API it speaks",
+                hint="name a Docker Engine in DOCKER_HOST",
+            ) from exc
+        return EngineFacts(str(version.get("Version", "")), (major, minor), remapped)
+
+    # ---- containers
+
+    async def container(self, name: str) -> Seen | None:
+        try:
+            found = await self._client.inspect(name)
+        except Refused as exc:
+            if exc.not_there:
+                return None
+            raise translated(exc, f"looking at container {name}") from exc
+        bindings = (found.get("HostConfig") or {}).get("PortBindings") or {}
+        return Seen(
+            id=str(found["Id"]),
+            name=str(found["Name"]).lstrip("/"),
+            image=str(found["Config"]["Image"]),
+            labels=found["Config"].get("Labels") or {},
+            state=str(found["State"]["Status"]),
+            started_at=str(found["State"].get("StartedAt", "")),
+            published=tuple(
+                (str(one.get("HostIp", "")), str(one.get("HostPort", "")))
+                for several in bindings.values()
+                for one in several or ()
+            ),
+        )
+
+    async def labelled(self, *labels: str) -> Sequence[Mapping[str, Any]]:
+        """Containers with each of these labels; all of them without any."""
+        with _told("listing containers"):
+            return await self._client.containers(*labels)
+
+    async def create(self, name: str, body: dict[str, Any]) -> None:
+        with _told(f"creating container {name}"):
+            await self._client.create(name, body)
+
+    async def put(self, name: str, directory: str, archive: bytes) -> None:
+        """A tar archive into a volume of it, whether it has ever started or not."""
+        with _told(f"writing into container {name}"):
+            await self._client.put(name, directory, archive)
+
+    async def start(self, name: str) -> None:
+        with _told(f"starting container {name}"):
+            await self._client.start(name)
+
+    async def stop(self, name: str, grace_s: int) -> None:
+        """Asked to end, then killed after `grace_s`. One that is gone or ended is fine."""
+        try:
+            async with (
+                asyncio.timeout(grace_s + 30),
+                self._client._asked(patient=True) as docker,
+                docker._query(
+                    f"containers/{name}/stop", "POST", params={"t": str(grace_s)}
+                ) as response,
+            ):
+                await response.read()
+        except Refused as exc:
+            if not exc.not_there:
+                raise translated(exc, f"stopping container {name}") from exc
+
+    async def remove(self, name: str) -> None:
+        with _told(f"removing container {name}"):
+            await self._client.remove(name)
+
+    async def logs(self, name: str) -> str:
+        with _told(f"reading what container {name} wrote"):
+            return await self._client.logs(name)
+
+    async def ask(self, name: str, argv: Sequence[str], timeout_s: float) -> Said | None:
+        """A command in it; None when it does not run or did not answer in time."""
+        try:
+            async with asyncio.timeout(timeout_s), self._client._asked(patient=True) as docker:
+                made = await docker.containers.container(name).exec(list(argv), workdir="/")
+                said = bytearray()
+                async with made.start(detach=False) as stream:
+                    while len(said) < _MAX_SAID and (part := await stream.read_out()):
+                        if part.stream == 1:
+                            said += part.data
+                status = (await made.inspect())["ExitCode"]
+        except (Refused, TimeoutError):
+            return None
+        return None if status is None else Said(int(status), said.decode(errors="replace"))
+
+    async def read(self, name: str, path: str) -> bytes | None:
+        """A small file of a container, running or not; None when it is not there."""
+        try:
+            return await self._client.content_of(name, path, _MAX_FILE)
+        except Refused as exc:
+            if exc.not_there:
+                return None
+            raise translated(exc, f"reading {path} of container {name}") from exc
+
+    # ---- images
+
+    async def image_user(self, name: str) -> str | None:
+        """Whom an image runs as (empty: root); None when the image is not there."""
+        with _told(f"looking for image {name}"):
+            found = await self._client.image(name)
+        return None if found is None else str((found.get("Config") or {}).get("User") or "")
+
+    async def images(self, repository: str) -> list[str]:
+        """Every name that images of this repository have."""
+        with _told("listing images"):
+            async with self._client._asked() as docker:
+                filters = json.dumps({"reference": [repository]})
+                found = await docker._query_json("images/json", params={"filters": filters})
+        return [str(name) for one in found for name in one.get("RepoTags") or ()]
+
+    async def remove_image(self, name: str) -> bool:
+        """Whether it is gone: one that a container was made of stays."""
+        try:
+            async with self._client._asked() as docker:
+                await docker._query_json(f"images/{name}", "DELETE")
+        except Refused as exc:
+            if exc.conflict or exc.not_there:
+                return exc.not_there
+            raise translated(exc, f"removing image {name}") from exc
+        return True
+
+    # ---- volumes and networks
+
+    async def volume(self, name: str) -> Mapping[str, str] | None:
+        """Its labels; None when there is none."""
+        with _told(f"looking for volume {name}"):
+            found = await self._client.volume(name)
+        return None if found is None else found.get("Labels") or {}
+
+    async def volumes(self, *labels: str) -> list[str]:
+        with _told("listing volumes"):
+            return [str(one["Name"]) for one in await self._client.volumes(*labels)]
+
+    async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        with _told(f"making volume {name}"):
+            await self._client.make_volume(name, labels)
+
+    async def remove_volume(self, name: str) -> bool:
+        """Whether it is gone: one that a container has stays."""
+        try:
+            await self._client.remove_volume(name)
+        except Refused as exc:
+            if exc.conflict:
+                return False
+            raise translated(exc, f"removing volume {name}") from exc
+        return True
+
+    async def make_network(self, name: str, labels: Mapping[str, str]) -> None:
+        if await self._network(name) is not None:
+            return
+        body = {"Name": name, "CheckDuplicate": True, "Labels": dict(labels)}
+        with _told(f"making network {name}"):
+            async with self._client._asked() as docker:
+                await docker._query_json("networks/create", "POST", data=body)
+
+    async def remove_network(self, name: str, labels: Mapping[str, str]) -> bool:
+        """Whether one with these labels was there, and is gone."""
+        found = await self._network(name)
+        if found is None or not labels.items() <= (found.get("Labels") or {}).items():
+            return False
+        with _told(f"removing network {name}"):
+            async with (
+                self._client._asked() as docker,
+                docker._query(f"networks/{found['Id']}", "DELETE") as response,
+            ):
+                await response.read()
+        return True
+
+    async def _network(self, name: str) -> Mapping[str, Any] | None:
+        with _told("listing networks"):
+            async with self._client._asked() as docker:
+                filters = json.dumps({"name": [name]})
+                found = await docker._query_json("networks", params={"filters": filters})
+        return next((one for one in found if one["Name"] == name), None)
+
+
+@contextmanager
+def _told(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except Refused as exc:
+        message = exc.message.strip()
+        if any(text in message for text in _TAKEN):
+            raise Conflict(
+                f"{doing}: the address is taken ({message})",
+                hint="choose another with --listen HOST:PORT",
+            ) from exc
+        if _NOT_OURS in message:
+            raise InvalidRequest(
+                f"{doing}: the engine's machine has no such address ({message})",
+                hint="choose one that it has with --listen HOST:PORT",
+            ) from exc
+        if _NO_SOURCE in message:
+            raise InvalidRequest(
+                f"{doing}: {message}",
+                hint="say with --socket where the engine's socket lies on the engine's machine",
+            ) from exc
+        raise translated(exc, doing) from exc

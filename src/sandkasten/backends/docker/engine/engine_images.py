@@ -1,0 +1,221 @@
+"""Images as the engine has them: ours are given to it once, its own are used as they are.
+
+An image of our store is loaded under a name made of its id, with the layer that knows the sandbox's
+user. Raises InvalidImage, UnsupportedByBackend, QuotaExceeded, RegistryUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.backends.docker import container_config, resource_names
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.errors import (
+    BackendUnavailable,
+    InvalidImage,
+    RegistryUnavailable,
+    SandkastenError,
+    Unauthorized,
+    UnsupportedByBackend,
+)
+from sandkasten.model.images.resolved_image import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.backends.docker.docker_options import Options
+    from sandkasten.ports import ImagePacker
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_VALUE_CHARS = 32 * 1024
+_REMEMBERED = 256
+# What a machine runs without help, in an engine's words.
+_RUNS = {"amd64": ("amd64", "386"), "arm64": ("arm64", "arm")}
+_DENIED = ("denied", "unauthorized", "authentication required", "no basic auth credentials")
+_UNKNOWN = ("not found", "manifest unknown", "does not exist", "no such image")
+
+
+class EngineImages:
+    def __init__(self, engine: EngineClient, options: Options, packer: ImagePacker | None) -> None:
+        self._engine = engine
+        self._pull = options.pull
+        self._packer = packer
+        self._loading: dict[str, asyncio.Lock] = {}
+        self._given: dict[str, str] = {}
+        self._volumes: dict[str, tuple[str, ...]] = {}
+        self._machine = ""
+
+    async def reference(self, image: Image) -> str:
+        """What to call it when a container is made; it is there when this returns."""
+        if image.kind == "engine":
+            return image.id or image.name
+        if image.kind == "host":
+            raise UnsupportedByBackend(
+                "the host image cannot be had on docker: an engine has images of its own",
+                hint="name an image of the store (sandkasten image ls) or of the engine",
+                image=image.name,
+            )
+        reference = resource_names.store_reference(image.id)
+        async with self._loading.setdefault(reference, asyncio.Lock()):
+            found = self._given.get(reference) or await self._has(image, reference)
+            if not found:
+                found = await self._load(image, reference)
+            self._given[reference] = found
+        return found
+
+    def forget(self, image: Image, found: str) -> bool:
+        """What `reference` found is not there any more. Whether it can be given once again."""
+        if image.kind != "layers":
+            return False
+        reference = resource_names.store_reference(image.id)
+        # Somebody else may have noticed before, and given it already.
+        if self._given.get(reference) == found:
+            del self._given[reference]
+        return True
+
+    async def volumes(self, image: Image, reference: str) -> tuple[str, ...]:
+        """What the image declares as such; ours declare none."""
+        if image.kind != "engine":
+            return ()
+        known = self._volumes.get(reference)
+        if known is not None:
+            return known
+        found = await self._known(reference)
+        if found is None:
+            raise gone(image, "no such image")
+        declared = container_config.image_volumes(
+            image.name, (found.get("Config") or {}).get("Volumes") or ()
+        )
+        # An id never means another image; a name may.
+        if reference.startswith("sha256:"):
+            if len(self._volumes) >= _REMEMBERED:
+                del self._volumes[next(iter(self._volumes))]
+            self._volumes[reference] = declared
+        return declared
+
+    async def _has(self, image: Image, reference: str) -> str:
+        """The engine's own id of it, which means this content for ever; empty when it has none.
+
+        A name can be given to something else by whoever has the engine; the label says whose.
+        """
+        found = await self._known(reference) or {}
+        told = (found.get("Config") or {}).get("Labels") or {}
+        ours = bool(image.id) and told.get(resource_names.LABEL_IMAGE) == image.id
+        return str(found.get("Id") or "") if ours else ""
+
+    async def _load(self, image: Image, reference: str) -> str:
+        if self._packer is None:
+            raise UnsupportedByBackend(
+                f"image {image.name} is in our store and cannot be given to the engine here",
+                hint="use an image that the engine has",
+                image=image.name,
+            )
+        if not image.id:
+            raise InvalidImage(f"image {image.name} has no id", hint="import it again")
+        try:
+            async with aclosing(self._packer.archive(image, reference)) as archive:
+                await self._engine.load(archive)
+        except Refused as exc:
+            raise translated(exc, f"image {image.name} could not be given to the engine") from exc
+        except BackendUnavailable as exc:
+            raise _first_cause(exc) from exc
+        found = await self._has(image, reference)
+        if not found:
+            raise InvalidImage(
+                f"the engine took image {image.name} and does not know it",
+                hint="look into the engine's own log",
+                image=image.name,
+            )
+        return found
+
+    async def find(self, wanted: Sequence[str]) -> Image | None:
+        """See `ports.KeepsImages`."""
+        if self._pull != "always":
+            for name in wanted:
+                found = await self._known(name)
+                if found is not None:
+                    return await self._checked(name, found)
+        if self._pull == "never" or not wanted:
+            return None
+        name = wanted[-1]
+        await self._pulled(name)
+        found = await self._known(name)
+        return None if found is None else await self._checked(name, found)
+
+    async def _checked(self, name: str, found: Mapping[str, Any]) -> Image:
+        """InvalidImage when none of its programs could be run there."""
+        if not self._machine:
+            self._machine = str((await self._engine.version()).get("Arch", ""))
+        made_for = str(found.get("Architecture") or "")
+        if made_for and self._machine and made_for not in _RUNS.get(self._machine, self._machine):
+            raise InvalidImage(
+                f"image {tagged(name)} is made for {made_for}, and the engine's machine is "
+                f"{self._machine}",
+                hint=f"pull or build it for that machine (--platform linux/{self._machine})",
+                image=name,
+            )
+        return _shown(name, found)
+
+    async def _known(self, name: str) -> Mapping[str, Any] | None:
+        try:
+            return await self._engine.image(name)
+        except Refused as exc:
+            # A name that cannot be one; ours was checked, but engines have their own rules.
+            raise InvalidImage(
+                f"the engine knows no image {name}: {exc.message}", hint="check its name"
+            ) from exc
+
+    async def _pulled(self, name: str) -> None:
+        try:
+            await self._engine.pull(tagged(name))
+        except Refused as exc:
+            told = exc.message.lower()
+            if any(words in told for words in _DENIED):
+                raise Unauthorized(
+                    f"the engine may not pull {name}: {exc.message}",
+                    hint="log the engine in to that registry, or check the name",
+                ) from exc
+            if any(words in told for words in _UNKNOWN):
+                raise InvalidImage(
+                    f"no registry has {name}: {exc.message}", hint="check its name", image=name
+                ) from exc
+            raise RegistryUnavailable(
+                f"the engine could not pull {name}: {exc.message}",
+                hint="see whether the engine's machine reaches the registry",
+            ) from exc
+
+
+def gone(image: Image, why: str) -> InvalidImage:
+    return InvalidImage(
+        f"the engine has no image {image.name}: {why}",
+        hint="it was removed meanwhile; import or pull it again",
+        image=image.name,
+    )
+
+
+def _shown(name: str, found: Mapping[str, Any]) -> Image:
+    told = (found.get("Config") or {}).get("Env") or ()
+    pairs = (one.split("=", 1) for one in told if "=" in one)
+    # Made by strangers: what no shell can say, or what is a file rather than a value, is left out.
+    env = {key: value for key, value in pairs if _NAME.match(key) and len(value) <= _VALUE_CHARS}
+    return Image(name=tagged(name), kind="engine", id=str(found.get("Id", "")), env=env)
+
+
+def tagged(name: str) -> str:
+    """With the tag that an engine takes it to have."""
+    if "@" in name or name.startswith("sha256:") or ":" in name.rpartition("/")[2]:
+        return name
+    return f"{name}:latest"
+
+
+def _first_cause(exc: BaseException) -> BaseException:
+    """What ended an upload may be what was to be sent: then that is the error, not the way."""
+    at: BaseException | None = exc.__cause__
+    while at is not None:
+        if isinstance(at, SandkastenError):
+            return at
+        at = at.__cause__ or at.__context__
+    return exc

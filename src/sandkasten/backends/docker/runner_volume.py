@@ -1,0 +1,101 @@
+"""The runner in an engine: a volume of its own, filled once, shown read-only to every sandbox.
+
+Works with any engine and any image: it asks for nothing but an archive copy into a container that
+is never started. The volume is named after the runner's content, so that a sandbox keeps the
+runner it was born with. Raises BackendUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sandkasten.backends.docker import resource_names, session_volumes
+from sandkasten.backends.docker.container_config import Mount
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sandkasten.backends.docker.engine.engine_detection import Detection
+
+
+class Injection:
+    def __init__(self, engine: EngineClient, runner: Path) -> None:
+        self._engine = engine
+        self._path = runner
+        self._filling = asyncio.Lock()
+
+    @cached_property
+    def _program(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the runner is not there: {exc.strerror or exc}",
+                hint="run make setup, or install the wheel for this machine",
+            ) from exc
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self._program).hexdigest()
+
+    @property
+    def volume(self) -> str:
+        return resource_names.runner_volume_name(self.digest)
+
+    @property
+    def mount(self) -> Mount:
+        return Mount("volume", self.volume, resource_names.BIN_DIR, read_only=True)
+
+    async def ensure(self, detection: Detection) -> bool:
+        """The volume holds the whole runner; filled when it does not, which is what it answers."""
+        await asyncio.to_thread(lambda: self.digest)
+        async with self._filling:
+            try:
+                # Nobody's own: whoever has this very runner may use it.
+                made = await self._engine.make_volume(
+                    self.volume, {resource_names.LABEL: resource_names.RUNNER}
+                )
+                if made.get("Driver", "local") != "local" or made.get("Options"):
+                    raise _not_plain(self.volume)
+                mount = Mount("volume", self.volume, resource_names.BIN_DIR)
+                async with detection.probe_container(mount) as container:
+                    # Whole, not by its size: others of the engine can make such a volume too,
+                    # and what is in it is the first process of every sandbox.
+                    if await self._there(container):
+                        return False
+                    packed = session_volumes.archive(self._program, layer=False)
+                    await self._engine.put(container, resource_names.BIN_DIR, packed)
+                    return True
+            except Refused as exc:
+                raise translated(exc, "the runner could not be given to the engine") from exc
+
+    async def _there(self, container: str) -> bool:
+        most = len(self._program)
+        try:
+            found = await self._engine.content_of(container, resource_names.RUNNER_PATH, most)
+        except Refused as exc:
+            if exc.not_there:
+                return False
+            raise
+        return found == self._program
+
+    async def put_into(self, container: str) -> None:
+        """Where there are no volumes: into the container's own layer, with the directories."""
+        try:
+            await self._engine.put(
+                container, "/", session_volumes.archive(self._program, layer=True)
+            )
+        except Refused as exc:
+            raise translated(exc, "the runner could not be put into the container") from exc
+
+
+def _not_plain(volume: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the engine has a volume {volume} that is not what it should be: it lies elsewhere",
+        hint=f"somebody made it before us: docker volume rm {volume}",
+    )

@@ -1,0 +1,215 @@
+"""Where a session's files lie, as we see it and as the engine sees it.
+
+`bind` and `shared` are directories that both of us see, maybe by different paths; `volume` is the
+engine's alone; `archive` is nothing at all, and the container's own layer must do. Making and
+removing is here; which of them can be had is found out in `detection`. Blocking parts run in a
+thread. Raises BackendUnavailable, QuotaExceeded, Conflict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import os
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.backends.docker import resource_names
+from sandkasten.backends.docker.container_config import Mount, labels
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    QuotaExceeded,
+    UnsupportedByBackend,
+)
+from sandkasten.linux.storage import host_volume
+from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, WORKSPACE, user_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+
+Mode = Literal["bind", "volume", "shared", "archive"]
+
+# An engine lets go of a volume a moment after its container is gone.
+_VOLUME_TRIES, _VOLUME_PAUSE_S, _VOLUME_LONGEST_S = 20, 0.005, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    mode: Mode
+    why: str
+    """How it was found out; for doctor."""
+    ours: str = ""
+    """The directory of all sessions, as we see it; empty where we see none."""
+    engine: str = ""
+    """The same directory, as the engine sees it."""
+    direct: bool = False
+    """A socket that the runner binds in it can be dialled from here."""
+    sized: bool = False
+    """Each session's files are an image of its own, mounted here: the kernel holds its size."""
+
+    engines_own: bool = False
+    """It lies among the engine's own files, as volumes do."""
+
+    @property
+    def same(self) -> bool:
+        """Whether our paths are the engine's."""
+        return bool(self.ours) and self.ours == self.engine
+
+    def directory(self, sandbox_id: SandboxId) -> Path:
+        return Path(self.ours) / sandbox_id
+
+    def listener(self, sandbox_id: SandboxId) -> Path | None:
+        if not self.direct:
+            return None
+        return self.directory(sandbox_id) / "listen" / resource_names.SOCKET
+
+
+def mounts(place: Place, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mount, ...]:
+    if place.mode == "archive":
+        return ()
+    if place.mode == "volume":
+        return (
+            Mount("volume", resource_names.volume_name(sandbox_id), WORKSPACE),
+            Mount("volume", resource_names.home_volume_name(sandbox_id), home),
+        )
+    root = f"{place.engine}/{sandbox_id}"
+    files = f"{root}/{host_volume.POINT}" if place.sized else root
+    found = [(f"{files}/workspace", WORKSPACE), (f"{files}/home", home)]
+    if place.direct:
+        found.append((f"{root}/listen", resource_names.LISTEN_DIR))
+    return tuple(
+        Mount("bind", source, target, engines_own=place.engines_own) for source, target in found
+    )
+
+
+def host_mounts(place: Place, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
+    if wanted and not place.same:
+        raise UnsupportedByBackend(
+            "host mounts cannot be had here: the engine's machine has other files than we",
+            hint="run the daemon on the engine's machine, with workspace_mode bind",
+        )
+    return tuple(Mount("bind", one.source, one.target, read_only=True) for one in wanted)
+
+
+async def make(
+    place: Place, engine: EngineClient, sandbox_id: SandboxId, owner: str, spec: CellSpec
+) -> None:
+    """What must be there before the container is made."""
+    if place.mode == "volume":
+        told = labels(resource_names.CELL, owner, sandbox_id)
+        try:
+            made = await asyncio.gather(
+                engine.make_volume(resource_names.volume_name(sandbox_id), told),
+                engine.make_volume(resource_names.home_volume_name(sandbox_id), told),
+            )
+        except Refused as exc:
+            raise translated(exc, "a volume could not be made") from exc
+        for one in made:
+            # An engine answers with what is there already, whoever made it and whatever is in it.
+            if (one.get("Labels") or {}).get(resource_names.LABEL_OWNER) != owner:
+                raise Conflict(
+                    f"the engine has a volume named {one.get('Name')} already, which is not ours",
+                    hint="remove it (docker volume rm), or use another id",
+                )
+    elif place.ours:
+        await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
+
+
+def _make_directories(place: Place, sandbox_id: SandboxId, spec: CellSpec) -> None:
+    root, owner = place.directory(sandbox_id), user_id(spec)
+    try:
+        # Opaque to others on this machine; the engine binds what lies in it, by path, as root.
+        root.mkdir(mode=0o700, exist_ok=True)
+        if place.direct:
+            _make_one(root / "listen", RUNNER_ID, 0o700)
+        if not place.sized:
+            _make_one(root / "workspace", owner, 0o755)
+            _make_one(root / "home", owner, 0o755)
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise QuotaExceeded(
+                f"there is no room for a workspace in {root.parent}", hint="free space there"
+            ) from exc
+        raise BackendUnavailable(
+            f"a workspace could not be made in {root.parent}: {exc.strerror or exc}",
+            hint="check its permissions, or set backends.docker.workspace_mode: volume",
+        ) from exc
+    if spec.workspace is not None:
+        host_volume.open_kept(root, spec.workspace, owner=owner)
+    elif place.sized:
+        templates = Path(place.ours).with_name("templates")
+        host_volume.make(root, spec.limits.workspace_bytes, owner=owner, templates=templates)
+
+
+def _make_one(path: Path, owner: int, mode: int) -> None:
+    path.mkdir(mode=mode, exist_ok=True)
+    os.chown(path, owner, owner, follow_symlinks=False)
+    path.chmod(mode)
+
+
+async def remove_directories(place: Place, sandbox_id: SandboxId) -> None:
+    """What we made on our own disk. Twice is fine. Its container is gone already."""
+    if place.ours:
+        # Also where nothing is mounted.
+        await asyncio.to_thread(host_volume.release, place.directory(sandbox_id))
+
+
+async def remove(
+    place: Place, engine: EngineClient, sandbox_id: SandboxId, image_volumes: int = 0
+) -> None:
+    """All of a session that was made to its end, so that what has its names is its own."""
+    await remove_directories(place, sandbox_id)
+    known = [
+        resource_names.image_volume_name(sandbox_id, number) for number in range(image_volumes)
+    ]
+    if place.mode == "volume":
+        known += [
+            resource_names.volume_name(sandbox_id),
+            resource_names.home_volume_name(sandbox_id),
+        ]
+    await remove_volumes(engine, *known)
+
+
+async def remove_volumes(engine: EngineClient, *volumes: str) -> None:
+    async def one(name: str) -> None:
+        for attempt in range(_VOLUME_TRIES):
+            try:
+                await engine.remove_volume(name)
+            except Refused as exc:
+                if not exc.conflict or attempt == _VOLUME_TRIES - 1:
+                    raise translated(exc, f"volume {name} could not be removed") from exc
+                await asyncio.sleep(min(_VOLUME_PAUSE_S * 2**attempt, _VOLUME_LONGEST_S))
+            else:
+                return
+
+    await asyncio.gather(*(one(name) for name in volumes))
+
+
+def archive(runner: bytes, *, layer: bool) -> bytes:
+    """The runner as a tar for its volume; with `layer`, for a container's own root instead."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        if layer:
+            for path, owner in (
+                # Also over what the image has there: as a tmpfs would be.
+                ("/run", 0),
+                (resource_names.RUNNER_DIR, 0),
+                (resource_names.BIN_DIR, 0),
+                (WORKSPACE, USER_ID),
+                (HOME, USER_ID),
+            ):
+                entry = tarfile.TarInfo(path.strip("/"))
+                entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o755, owner, owner
+                tar.addfile(entry)
+        entry = tarfile.TarInfo(resource_names.RUNNER_PATH.strip("/") if layer else "runner")
+        entry.size, entry.mode = len(runner), 0o755
+        tar.addfile(entry, io.BytesIO(runner))
+    return made.getvalue()

@@ -1,0 +1,61 @@
+"""What cannot be had of an engine or of an image there, said by name. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.backends.docker.engine.engine_client import Refused, translated
+from sandkasten.backends.docker.engine.engine_detection import user_namespaces
+from sandkasten.errors import InvalidImage, SandkastenError, UnsupportedByBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.backends.docker.session_volumes import Place
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+
+_ENVIRONMENT = ("argument list too long", "environment variable")
+
+
+def check(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
+    """What cannot be had of this engine, said before anything is made."""
+    if spec.workspace is not None and not place.sized:
+        raise UnsupportedByBackend(
+            "named workspaces cannot be had of this engine: they are files of our machine",
+            hint="run the daemon as root on the engine's machine (workspace_mode bind), or use "
+            "the file store to carry files from one session to the next",
+        )
+    if spec.profile == "dev" and not user_namespaces(info):
+        raise UnsupportedByBackend(
+            "the dev profile would be root of the engine's own machine: the engine maps no ids",
+            hint="start dockerd with --userns-remap=default, or use the local backend",
+        )
+
+
+def check_volumes(spec: CellSpec, place: Place, declared: Sequence[str]) -> None:
+    """Of an image: where there are no volumes at all, nothing could hold what is written there."""
+    if declared and place.mode == "archive":
+        raise UnsupportedByBackend(
+            f"image {spec.image.name} declares volumes ({', '.join(declared)[:200]}), which no "
+            "sandbox can have in the mode archive",
+            hint="use an image without them, or another backends.docker.workspace_mode",
+            image=spec.image.name,
+        )
+
+
+def odd_environment(spec: CellSpec, why: str) -> InvalidImage | None:
+    """An image's own variables are given to everything in it, the runner too."""
+    if not any(words in why.lower() for words in _ENVIRONMENT):
+        return None
+    return InvalidImage(
+        f"no program can have the environment of image {spec.image.name}: {why}",
+        hint="take what is odd, or very large, out of its ENV",
+        image=spec.image.name,
+    )
+
+
+def unstarted(sandbox_id: SandboxId, spec: CellSpec, exc: Refused) -> SandkastenError:
+    return odd_environment(spec, exc.message) or translated(
+        exc, f"sandbox {sandbox_id} could not be started"
+    )

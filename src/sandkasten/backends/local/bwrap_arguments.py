@@ -1,0 +1,179 @@
+"""bubblewrap's arguments for one sandbox: a pure function of the spec and the host's facts.
+
+Order matters here: a later mount covers an earlier one, and `--remount-ro /` must follow every
+directory made on the root. Descriptor numbers are those of the launcher (listen 3, ready 4,
+info 5, args 6, user namespace 7, seccomp 8 and 9). What of /proc tells of the host is masked by the
+launcher, before any code runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from sandkasten.linux.confinement import capabilities
+from sandkasten.linux.launch_plan import mount_name
+from sandkasten.model.sandbox.cell_spec import (
+    HOME,
+    RUNNER_ID,
+    TMP,
+    USER_ID,
+    WORKSPACE,
+    CellSpec,
+    base_environment,
+    home,
+    user_id,
+)
+
+if TYPE_CHECKING:
+    from sandkasten.linux.storage.host_root import HostRoot
+
+RUNNER_DIR = "/run/sandkasten"
+LISTEN_FD, READY_FD, INFO_FD, USERNS_FD, SECCOMP_FD = 3, 4, 5, 7, 8
+# A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
+_STATE_BYTES = 8 << 20
+# Lock files and pid files.
+_RUN_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where the launcher has put things; `ranged`: a range of ids (root), not one id."""
+
+    stage: str
+    ranged: bool
+    root: HostRoot
+    seccomp_filters: int = 2
+
+
+def bwrap_args(spec: CellSpec, ground: Ground) -> list[str]:
+    on_image = spec.image.kind == "layers"
+    return [
+        *_namespaces(spec, ground),
+        *(_image_root(ground) if on_image else _host_root(ground)),
+        "--proc", "/proc",
+        *_devices(spec),
+        *(_image_places(spec, ground) if on_image else _host_places(spec, ground)),
+        *_mounts(spec, ground),
+        # Last: nothing can be added to the root after this.
+        *(() if spec.profile == "dev" else ("--remount-ro", "/")),
+        "--chdir", "/",
+        *_environment(spec),
+        *_seccomp(ground.seccomp_filters),
+        "--info-fd", str(INFO_FD),
+        "--as-pid-1",
+    ]  # fmt: skip
+
+
+def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
+    command = [
+        f"{RUNNER_DIR}/runner",
+        "--listen-fd", str(LISTEN_FD),
+        "--ready-fd", str(READY_FD),
+        "--state-dir", f"{RUNNER_DIR}/state",
+        "--workspace", WORKSPACE,
+        "--home", home(spec),
+    ]  # fmt: skip
+    if ground.ranged:
+        command += ["--user", f"{user_id(spec)}:{user_id(spec)}"]
+    if spec.profile == "dev":
+        command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
+    return command
+
+
+def _namespaces(spec: CellSpec, ground: Ground) -> list[str]:
+    args = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"]
+    args += ["--hostname", spec.hostname, "--new-session", "--cap-drop", "ALL"]
+    if ground.ranged:
+        args += ["--userns", str(USERNS_FD), "--uid", str(RUNNER_ID), "--gid", str(RUNNER_ID)]
+        # The runner can only hand on what it has itself.
+        given = capabilities.DEV_USER if spec.profile == "dev" else ()
+        for capability in dict.fromkeys((*capabilities.RUNNER, *given)):
+            args += ["--cap-add", capability]
+    else:
+        args += ["--unshare-user", "--disable-userns", "--uid", str(USER_ID), "--gid", str(USER_ID)]
+    return args
+
+
+def _host_root(ground: Ground) -> list[str]:
+    args = ["--ro-bind", "/usr", "/usr"]
+    for name, target in ground.root.links:
+        args += ["--symlink", target, f"/{name}"]
+    for name in ground.root.directories:
+        args += ["--ro-bind", f"/{name}", f"/{name}"]
+    return [*args, "--ro-bind", f"{ground.stage}/etc", "/etc"]
+
+
+def _image_root(ground: Ground) -> list[str]:
+    return ["--bind", f"{ground.stage}/root", "/"]
+
+
+def _devices(spec: CellSpec) -> list[str]:
+    return [
+        "--dev", "/dev",
+        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", "/dev/shm",  # noqa: S108
+        "--remount-ro", "/dev",
+    ]  # fmt: skip
+
+
+def _runner_place(ground: Ground) -> list[str]:
+    return [
+        "--perms", "0755", "--size", str(_STATE_BYTES), "--tmpfs", RUNNER_DIR,
+        "--perms", "0755", "--dir", f"{RUNNER_DIR}/state",
+        "--ro-bind", f"{ground.stage}/runner", f"{RUNNER_DIR}/runner",
+    ]  # fmt: skip
+
+
+def _host_places(spec: CellSpec, ground: Ground) -> list[str]:
+    return [
+        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
+        "--perms", "0755", "--dir", "/run",
+        *_runner_place(ground),
+        "--perms", "0755", "--dir", "/home",
+        "--bind", f"{ground.stage}/volume/workspace", WORKSPACE,
+        "--bind", f"{ground.stage}/volume/home", HOME,
+        "--symlink", WORKSPACE.removeprefix("/"), "/work",
+        "--perms", "0755", "--dir", "/var",
+        "--symlink", "../tmp", "/var/tmp",  # noqa: S108
+        "--symlink", "../run", "/var/run",
+    ]  # fmt: skip
+
+
+def _image_places(spec: CellSpec, ground: Ground) -> list[str]:
+    """On directories that the launcher has seen to be there, and to be no symlinks."""
+    args = [
+        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
+        "--perms", "0755", "--size", str(_RUN_BYTES), "--tmpfs", "/run",
+        "--perms", "1777", "--dir", "/run/lock",
+        *_runner_place(ground),
+        "--bind", f"{ground.stage}/volume/workspace", WORKSPACE,
+    ]  # fmt: skip
+    if spec.profile == "dev":
+        return args
+    return [*args, "--bind", f"{ground.stage}/volume/home", HOME, "--remount-ro", "/run"]
+
+
+def _mounts(spec: CellSpec, ground: Ground) -> list[str]:
+    args: list[str] = []
+    for index, mount in enumerate(spec.mounts):
+        if spec.image.kind == "host":
+            # bubblewrap makes what is missing above a mount, but for itself alone.
+            for parent in reversed(PurePosixPath(mount.target).parents[:-1]):
+                args += ["--perms", "0755", "--dir", str(parent)]
+        args += ["--ro-bind", f"{ground.stage}/{mount_name(index)}", mount.target]
+    return args
+
+
+def _environment(spec: CellSpec) -> list[str]:
+    args = ["--clearenv"]
+    for name, value in base_environment(spec).items():
+        args += ["--setenv", name, value]
+    return args
+
+
+def _seccomp(filters: int) -> list[str]:
+    args: list[str] = []
+    for index in range(filters):
+        args += ["--add-seccomp-fd", str(SECCOMP_FD + index)]
+    return args

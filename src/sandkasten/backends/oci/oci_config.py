@@ -1,0 +1,220 @@
+"""The `config.json` of one sandbox: a pure function of the spec and the ground it stands on.
+
+Paths of the host are those of the launcher's stage, which only the runtime sees. Every place that
+is mounted over is in `places`, so that no runtime has to make one in a root it may not write.
+What a runtime is told differs only where it must: `runc` gets the masks, the filter and the group
+that keep a shared kernel closed; gVisor has its own kernel inside and answers for itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.linux.confinement import capabilities
+from sandkasten.linux.confinement.id_ranges import COUNT
+from sandkasten.linux.launch_plan import mount_name
+from sandkasten.model.sandbox.cell_spec import (
+    HOME,
+    RUNNER_ID,
+    TMP,
+    WORKSPACE,
+    CellSpec,
+    base_environment,
+    home,
+    user_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.linux.storage.host_root import HostRoot
+
+Kind = Literal["runc", "gvisor"]
+
+RUNNER_DIR = "/run/sandkasten"
+SOCKET_DIR = f"{RUNNER_DIR}/listen"
+SOCKET_NAME = "socket"
+LISTEN_FD, READY_FD = 3, 4
+# A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
+_STATE_BYTES = 8 << 20
+# Lock files and pid files.
+_RUN_BYTES = 16 << 20
+_CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
+# Of some 3,000 that the whole machine has; a session uses one or two.
+_TERMINALS = 32
+_QUIET = ("nosuid", "nodev")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the host and the launcher have prepared."""
+
+    kind: Kind
+    stage: str
+    base: int
+    """Host id of the sandbox's id 0."""
+    host: HostRoot
+    cgroups_path: str | None = None
+    """Where runc puts the sandbox; gVisor is started inside its group already."""
+    seccomp: Mapping[str, object] | None = None
+    files: frozenset[str] = frozenset()
+    """Sources of host mounts that are no directories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A mount point that must be there; the launcher makes what the image lacks."""
+
+    path: str
+    mode: int = 0o755
+    directory: bool = True
+
+
+def config(spec: CellSpec, ground: Ground) -> dict[str, object]:
+    linux: dict[str, object] = {
+        "namespaces": _namespaces(ground),
+        "uidMappings": [{"containerID": 0, "hostID": ground.base, "size": COUNT}],
+        "gidMappings": [{"containerID": 0, "hostID": ground.base, "size": COUNT}],
+        "rootfsPropagation": "private",
+        # Limits are written to the group directly, before the runtime is started.
+        "resources": {},
+    }
+    if ground.cgroups_path is not None:
+        linux["cgroupsPath"] = ground.cgroups_path
+    if ground.seccomp is not None:
+        linux["seccomp"] = ground.seccomp
+    if ground.kind == "runc":
+        hidden = (*ground.host.proc_files, *ground.host.proc_dirs)
+        linux["maskedPaths"] = [f"/proc/{name}" for name in hidden]
+        linux["readonlyPaths"] = ["/proc/sys"]
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": spec.hostname,
+        "process": _process(spec, ground),
+        "root": {"path": f"{ground.stage}/root", "readonly": spec.profile != "dev"},
+        "mounts": _mounts(spec, ground),
+        "linux": linux,
+    }
+
+
+def places(spec: CellSpec, ground: Ground) -> list[Place]:
+    """Outer ones first. Those below /run are our own names, which no image has."""
+    found = [Place("/proc"), Place("/dev"), Place(TMP, 0o1777), Place("/run")]
+    if spec.image.kind == "host":
+        found += [Place("/usr"), Place("/etc"), Place("/var")]
+        found += [Place(f"/{name}") for name in ground.host.directories]
+    found += [Place(f"{RUNNER_DIR}/state"), Place(f"{RUNNER_DIR}/runner", directory=False)]
+    if ground.kind == "gvisor":
+        found.append(Place(SOCKET_DIR))
+    found.append(Place(WORKSPACE))
+    found.append(Place(home(spec), 0o700) if spec.profile == "dev" else Place(HOME))
+    return found + [
+        Place(mount.target, directory=mount.source not in ground.files) for mount in spec.mounts
+    ]
+
+
+def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
+    """A listener that is inherited cannot be unlinked; gVisor passes none, so there it is bound.
+
+    The directory it is bound in belongs to the runner's id and is closed to the user's.
+    """
+    listen = ["--listen-fd", str(LISTEN_FD)]
+    if ground.kind == "gvisor":
+        listen = ["--listen", f"{SOCKET_DIR}/{SOCKET_NAME}", "--run-as", f"{RUNNER_ID}:{RUNNER_ID}"]
+    command = [
+        f"{RUNNER_DIR}/runner",
+        *listen,
+        "--ready-fd", str(READY_FD),
+        "--state-dir", f"{RUNNER_DIR}/state",
+        "--workspace", WORKSPACE,
+        "--home", home(spec),
+        "--user", f"{user_id(spec)}:{user_id(spec)}",
+    ]  # fmt: skip
+    if spec.profile == "dev":
+        command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
+    return command
+
+
+def _namespaces(ground: Ground) -> list[dict[str, str]]:
+    kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
+    user = {"type": "user"}
+    if ground.kind == "runc":
+        # Made by the launcher: in it nobody can make another one, and its maker is not host root.
+        user["path"] = f"{ground.stage}/userns"
+    return [*({"type": kind} for kind in kinds), user]
+
+
+def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
+    # gVisor knows no ambient capabilities: only root begins with any there, and the runner steps
+    # down by itself.
+    first = 0 if ground.kind == "gvisor" else RUNNER_ID
+    # The runner can only hand on what it has itself.
+    given = capabilities.DEV_USER if spec.profile == "dev" else ()
+    held = sorted({*capabilities.RUNNER, *given})
+    made: dict[str, object] = {
+        "terminal": False,
+        "user": {"uid": first, "gid": first, "umask": 0o022},
+        "args": runner_command(spec, ground),
+        "env": [f"{name}={value}" for name, value in base_environment(spec).items()],
+        "cwd": "/",
+        "capabilities": dict.fromkeys(_CAPABILITY_SETS, held),
+        "noNewPrivileges": True,
+    }
+    if ground.kind == "gvisor":
+        # Limits of its kernel; on a shared kernel they are inherited from the launcher, because
+        # runc may not set those of a process in a namespace that is not its own.
+        limits = {"RLIMIT_NOFILE": spec.limits.open_files, "RLIMIT_CORE": 0}
+        made["rlimits"] = [{"type": n, "hard": v, "soft": v} for n, v in limits.items()]
+    return made
+
+
+def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
+    stage = ground.stage
+    found = []
+    if spec.image.kind == "host":
+        found.append(_bind("/usr", "/usr"))
+        found += [_bind(f"/{name}", f"/{name}") for name in ground.host.directories]
+        found.append(_bind(f"{stage}/etc", "/etc"))
+    found += [
+        _mount("/proc", "proc", *_QUIET, "noexec"),
+        _devices(ground),
+        _mount(
+            "/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620",
+            f"max={_TERMINALS}",
+        ),
+        _memory("/dev/shm", 0o1777, spec.limits.tmp_bytes),  # noqa: S108
+        _memory(TMP, 0o1777, spec.limits.tmp_bytes),
+        *([_memory("/run", 0o755, _RUN_BYTES)] if spec.image.kind == "layers" else ()),
+        _memory(f"{RUNNER_DIR}/state", 0o711, _STATE_BYTES, f"uid={RUNNER_ID}", f"gid={RUNNER_ID}"),
+        _bind(f"{stage}/runner", f"{RUNNER_DIR}/runner"),
+        _bind(f"{stage}/volume/workspace", WORKSPACE, "rw"),
+    ]  # fmt: skip
+    if spec.profile != "dev":
+        found.append(_bind(f"{stage}/volume/home", HOME, "rw"))
+    if ground.kind == "gvisor":
+        found.append(_bind(f"{stage}/listen", SOCKET_DIR, "rw"))
+    found += [
+        _bind(f"{stage}/{mount_name(index)}", mount.target)
+        for index, mount in enumerate(spec.mounts)
+    ]
+    return found
+
+
+def _devices(ground: Ground) -> dict[str, object]:
+    """Read-only once its entries are made; gVisor has devices of its own, and opens them there."""
+    access = "rw" if ground.kind == "gvisor" else "ro"
+    return _mount("/dev", "tmpfs", *_QUIET, "noexec", access, "mode=755", "size=64k")
+
+
+def _mount(destination: str, kind: str, *options: str) -> dict[str, object]:
+    return {"destination": destination, "type": kind, "source": kind, "options": list(options)}
+
+
+def _memory(destination: str, mode: int, size: int, *more: str) -> dict[str, object]:
+    return _mount(destination, "tmpfs", *_QUIET, f"mode={mode:o}", f"size={size}", *more)
+
+
+def _bind(source: str, destination: str, access: str = "ro") -> dict[str, object]:
+    options = ["bind", *_QUIET, access]
+    return {"destination": destination, "type": "bind", "source": source, "options": options}

@@ -1,0 +1,147 @@
+"""`cp`: files and trees between this machine and a sandbox, in the manner of cp -r."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.cli.output import colour, put_json, say, visible
+from sandkasten.cli.sandbox_names import Remote, resolve, side
+from sandkasten.cli.stdin import blocks
+from sandkasten.client.results import Transfer
+from sandkasten.client.sandbox import AsyncSandbox
+from sandkasten.errors import FileNotFound, InvalidRequest, IsADirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.cli.state import State
+    from sandkasten.client.transfer.transfer import Progress
+
+STREAM: Final = "-"
+
+
+async def copy(state: State, source: str, destination: str) -> None:
+    """One side is in a sandbox, the other is here (a path, or `-` for a stream)."""
+    origin, target = side(source), side(destination)
+    if isinstance(origin, Remote) == isinstance(target, Remote):
+        raise InvalidRequest(
+            "one side must be in a sandbox and the other here",
+            hint="write it as ID:path, for example: sandkasten cp report.csv sbx_0123:/workspace",
+        )
+    if isinstance(target, Remote):
+        moved = await _inwards(state, str(origin), target)
+    else:
+        assert isinstance(origin, Remote)
+        moved = await _outwards(state, origin, target)
+    _tell(state, moved, to_stdout=destination == STREAM)
+
+
+def _tell(state: State, moved: Transfer, *, to_stdout: bool) -> None:
+    for skipped in moved.skipped:
+        say(f"warning: skipped {visible(skipped)}")
+    if state.json and not to_stdout:
+        put_json(asdict(moved))
+
+
+async def _attach(state: State, where: Remote) -> AsyncSandbox:
+    found = await resolve(state, where.sandbox)
+    return await AsyncSandbox.attach(found, **state.where)
+
+
+async def _inwards(state: State, source: str, target: Remote) -> Transfer:
+    box = await _attach(state, target)
+    if source == STREAM:
+        entry = await box.write(target.path, blocks())
+        return Transfer(entry.path, 1, entry.size)
+    local = _here(source)
+    inside = await _destination(box, target.path, local.path.name)
+    with _progress(visible(local.path.name), local.size) as progress:
+        return await box.upload(local.path, inside, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    path: Path
+    is_dir: bool
+    size: int | None
+    """Bytes to move, where that is known without walking a tree."""
+
+
+def _here(text: str) -> Local:
+    # Absolute, because `.` and `..` have no name of their own to arrive under.
+    path = Path(os.path.abspath(text))
+    is_dir = path.is_dir()
+    return Local(path, is_dir, path.stat().st_size if path.is_file() else None)
+
+
+async def _destination(box: AsyncSandbox, path: str, name: str) -> str:
+    """Into a directory that is there (or is meant to be, by its slash), else to that name."""
+    try:
+        into = (await box.stat(path)).is_dir
+    except FileNotFound:
+        into = path.endswith("/")
+    return str(PurePosixPath(path) / name) if into else path
+
+
+async def _outwards(state: State, origin: Remote, target: str) -> Transfer:
+    box = await _attach(state, origin)
+    entry = await box.stat(origin.path)
+    if target == STREAM:
+        if entry.is_dir:
+            raise IsADirectory(
+                f"{visible(origin.path)} is a directory", hint="copy it to a directory here"
+            )
+        return await _print(box, origin.path)
+    local = _here(target)
+    into = local.is_dir or (target.endswith("/") and not entry.is_dir)
+    path = local.path / (PurePosixPath(entry.path).name or "root") if into else local.path
+    with _progress(visible(entry.name), None if entry.is_dir else entry.size) as progress:
+        return await box.download(origin.path, path, progress=progress)
+
+
+async def _print(box: AsyncSandbox, path: str) -> Transfer:
+    transport = await box.transport()
+    moved = 0
+    async with transport.files.read_stream(box.id, path) as (entry, chunks):
+        async for chunk in chunks:
+            await asyncio.to_thread(sys.stdout.buffer.write, chunk)
+            moved += len(chunk)
+        sys.stdout.buffer.flush()
+    return Transfer(entry.path, 1, moved)
+
+
+@contextmanager
+def _progress(what: str, total: int | None) -> Iterator[Progress | None]:
+    """A bar on a terminal's stderr; nothing anywhere else."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, no_color=not colour()),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(escape(what), total=total)
+        yield lambda amount: bar.advance(task, amount)

@@ -1,0 +1,82 @@
+"""`doctor`: what sandboxes need on this machine, what is there, and the remedy for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.cli.output import put, put_json, visible
+from sandkasten.cli.state import EXIT_NOT_READY
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.sandbox.readiness import Readiness, Tier
+
+if TYPE_CHECKING:
+    from sandkasten.cli.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    machine: Readiness
+    tiers: tuple[Tier, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether a request that asks for nothing gets a sandbox; other tiers may be missing."""
+        return self.machine.ready and all(one.ready for one in self.tiers if one.default)
+
+
+async def examine(state: State, *, measure: bool) -> int:
+    """0 when sandboxes can be made here, 1 when not."""
+    found = await _findings(state, measure=measure)
+    if state.json:
+        put_json({**asdict(found.machine), "tiers": [asdict(one) for one in found.tiers]})
+    else:
+        _show(found)
+    return 0 if found.good else EXIT_NOT_READY
+
+
+async def _findings(state: State, *, measure: bool) -> Findings:
+    from sandkasten.client.server.server_pool import connect
+
+    try:
+        transport = await connect(state.here if state.url is None else state.place)
+        machine = await transport.probe(state.backend)
+        return Findings(machine, tuple(await transport.tiers(measure=measure)))
+    except BackendUnavailable as exc:
+        # The engine cannot even be opened here: that is the finding.
+        return Findings(Readiness(ready=False, reason=exc.message, remedy=exc.hint))
+
+
+def _show(found: Findings) -> None:
+    machine = found.machine
+    for one in machine.requirements:
+        mark = "ok  " if one.ok else ("MISS" if one.required else "warn")
+        put(f"{mark}  {visible(one.name)}: {visible(one.state)}")
+        if not one.ok and one.remedy:
+            put(f"      remedy: {visible(one.remedy)}")
+    for limit in machine.unenforced:
+        put(f"warn  limit {visible(limit.limit)} is not enforced: {visible(limit.reason)}")
+        if limit.remedy:
+            put(f"      remedy: {visible(limit.remedy)}")
+    for tier in found.tiers:
+        _show_tier(tier)
+    if found.good:
+        put("ready: sandboxes can be made here")
+        return
+    reason = machine.reason or next((one.reason for one in found.tiers if one.default), "")
+    put(f"not ready: {visible(reason or 'something required is missing')}")
+    if machine.remedy:
+        put(f"      remedy: {visible(machine.remedy)}")
+
+
+def _show_tier(tier: Tier) -> None:
+    name = visible(tier.name) + (" (default)" if tier.default else "")
+    if tier.ready:
+        took = "" if tier.create_ms is None else f", create {tier.create_ms:.1f} ms"
+        image = f", image {visible(tier.image)}" if tier.image else ""
+        put(f"ok    tier {name}: ready{image}{took}")
+        return
+    mark = "MISS" if tier.default else "--  "
+    put(f"{mark}  tier {name}: not ready: {visible(tier.reason)}")
+    if tier.remedy:
+        put(f"      remedy: {visible(tier.remedy)}")

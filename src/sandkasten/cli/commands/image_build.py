@@ -1,0 +1,164 @@
+"""`image pull` and `image build`: images from registries, from Debian's packages, from steps."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sandkasten.cli.options import Json, state_of
+from sandkasten.cli.state import State, go
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sandkasten.model.images.image_info import BuiltImage, ImageProgress
+
+
+def add_sources(app: typer.Typer) -> None:
+    """Adds the commands to those below `image`."""
+    app.command("pull")(_pull)
+    app.command("build")(_build)
+
+
+def _pull(
+    context: typer.Context,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="As in python:3.11-slim, host:5000/team/app:1 or app@sha256:…"
+        ),
+    ],
+    platform: Annotated[
+        str | None,
+        typer.Option("--platform", metavar="P", help="Not this machine's: linux/arm64/v8."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Bring an image from its registry into the store; print its name."""
+    go(pulled(state_of(context, json=json), name, platform))
+
+
+def _build(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", metavar="FILE", help="By the steps of this recipe (YAML)."),
+    ] = None,
+    debian: Annotated[
+        str | None,
+        typer.Option("--debian", metavar="SUITE", help="Of Debian's packages, e.g. bookworm."),
+    ] = None,
+    include: Annotated[
+        list[str],
+        typer.Option("--include", metavar="A,B", help="Packages to install; repeatable."),
+    ] = [],  # noqa: B006  (typer reads it, nobody writes to it)
+    variant: Annotated[
+        str, typer.Option("--variant", metavar="V", help="How much besides; see mmdebstrap.")
+    ] = "minbase",
+    mirror: Annotated[
+        str | None,
+        typer.Option(
+            "--mirror",
+            metavar="URL",
+            help="http, https or file, or a line of sources.list; else what apt uses here.",
+        ),
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Build again, whatever is in the cache.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Build an image by a recipe of steps, or of Debian's packages; print its name."""
+    if (debian is None) == (file is None):
+        raise typer.BadParameter("say of what: -f RECIPE, or --debian SUITE")
+    if file is not None:
+        if include or mirror is not None or variant != "minbase":
+            raise typer.BadParameter("--include, --variant and --mirror go with --debian")
+        go(stepped(state_of(context, json=json), name, file, refresh=refresh))
+        return
+    assert debian is not None
+    packages = [one.strip() for words in include for one in words.split(",") if one.strip()]
+    state = state_of(context, json=json)
+    go(bootstrapped(state, name, debian, packages, variant, mirror, refresh=refresh))
+
+
+async def pulled(state: State, name: str, platform: str | None) -> None:
+    from sandkasten.cli.commands.images import images_of, progress_bar, tell_new
+
+    with progress_bar() as progress:
+        image = await images_of(state).pull(name, platform=platform, progress=progress)
+    tell_new(state, [image])
+
+
+async def bootstrapped(
+    state: State,
+    name: str,
+    suite: str,
+    include: list[str],
+    variant: str,
+    mirror: str | None,
+    *,
+    refresh: bool,
+) -> None:
+    from sandkasten.cli.commands.images import images_here
+
+    with last_line() as progress:
+        built = await images_here(state).build_debian(
+            name,
+            suite,
+            include=include,
+            variant=variant,
+            mirror=mirror,
+            refresh=refresh,
+            progress=progress,
+        )
+    tell_built(state, built)
+
+
+async def stepped(state: State, name: str, file: str, *, refresh: bool) -> None:
+    from sandkasten.cli.commands.images import images_here
+    from sandkasten.cli.output import say, visible
+
+    def show(told: ImageProgress) -> None:
+        say(f"  {visible(told.text)}" if told.text else visible(told.step))
+
+    built = await images_here(state).build_steps(
+        name, file, refresh=refresh, progress=None if state.json else show
+    )
+    tell_built(state, built)
+
+
+def tell_built(state: State, built: BuiltImage) -> None:
+    from sandkasten.cli.commands.images import described, tell_new
+    from sandkasten.cli.output import put_json, say
+
+    if state.json:
+        put_json({**described(built.image), "cached": built.cached})
+        return
+    if built.cached:
+        say("cached: nothing had to be built (--refresh builds it again)")
+    tell_new(state, [built.image])
+
+
+@contextmanager
+def last_line() -> Iterator[Callable[[ImageProgress], None] | None]:
+    """On a terminal's stderr, what a program said last; nothing anywhere else."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    from sandkasten.cli.output import colour, visible
+
+    console = Console(stderr=True, no_color=not colour())
+    with console.status("") as status:
+
+        def show(told: ImageProgress) -> None:
+            status.update(escape(visible(told.text or told.step))[: console.width - 4])
+
+        yield show

@@ -1,0 +1,379 @@
+"""`image …`: what is in the store of images, and how it comes and goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from sandkasten.cli.commands.image_build import add_sources
+from sandkasten.cli.options import Json, state_of
+from sandkasten.cli.state import EXIT_OURS, State, go
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sandkasten.client.images import AsyncImages
+    from sandkasten.model.images.image_info import ImageInfo, ImageProgress
+
+_SHORT: Final = 12
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="An image: its name, its id or a beginning of it.")
+]
+
+
+def image_app() -> typer.Typer:
+    """The commands below `image`."""
+    app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+    app.callback(help="The images of this machine.")(_nothing)
+    app.command("ls")(_ls)
+    add_sources(app)
+    app.command("import")(_import)
+    app.command("export")(_export)
+    app.command("rm")(_rm)
+    app.command("inspect")(_inspect)
+    app.command("tag")(_tag)
+    app.command("gc")(_gc)
+    app.command("du")(_du)
+    return app
+
+
+def _nothing() -> None:
+    """The images of this machine."""
+
+
+def _ls(context: typer.Context, json: Json = False) -> None:
+    """List images."""
+    go(listed(state_of(context, json=json)))
+
+
+def _import(
+    context: typer.Context,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A docker archive, an OCI layout (tar or directory) or a tar of a root file "
+            "system, compressed or not.",
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="N", help="What to call it; instead of its own names."),
+    ] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option("--platform", metavar="P", help="Which of several, e.g. linux/arm64."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Bring the images of a file into the store; print their names."""
+    # A directory (an OCI layout) cannot be sent to a daemon as it is.
+    state = state_of(context, json=json)
+    images = images_here(state) if os.path.isdir(file) else images_of(state)
+    go(imported(state, images, file, name, platform))
+
+
+def _export(
+    context: typer.Context,
+    name: Name,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it.")],
+    format: Annotated[
+        Literal["docker", "oci"],
+        typer.Option("--format", help="As docker save does, or a tar of an OCI layout."),
+    ] = "docker",
+    json: Json = False,
+) -> None:
+    """Write an image to one file."""
+    go(exported(state_of(context, json=json), name, file, format))
+
+
+def _rm(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    json: Json = False,
+) -> None:
+    """Take names away; an image goes with its last name, unless a sandbox uses it."""
+    raise SystemExit(go(removed(state_of(context, json=json), names)))
+
+
+def _inspect(context: typer.Context, name: Name, json: Json = False) -> None:
+    """Show an image: layers, configuration, who uses it."""
+    go(inspected(state_of(context, json=json), name))
+
+
+def _tag(
+    context: typer.Context,
+    name: Name,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The name to add.")],
+    json: Json = False,
+) -> None:
+    """Give an image another name."""
+    go(tagged(state_of(context, json=json), name, new))
+
+
+def _gc(context: typer.Context, json: Json = False) -> None:
+    """Remove what no name leads to and no sandbox uses."""
+    go(collected(state_of(context, json=json)))
+
+
+def _du(context: typer.Context, json: Json = False) -> None:
+    """Show what the images take on disk."""
+    go(measured(state_of(context, json=json)))
+
+
+# ---- what they do
+
+
+def images_of(state: State) -> AsyncImages:
+    from sandkasten.client.images import AsyncImages
+
+    return AsyncImages(**state.where)
+
+
+def images_here(state: State) -> AsyncImages:
+    """For what a daemon has no route for: on its own machine, its images can be had without it."""
+    from sandkasten.client.images import AsyncImages
+
+    url = state.place.url
+    if url is None or not url.startswith("unix:"):
+        return images_of(state)
+    from sandkasten.client.server.embedded import settings
+
+    return AsyncImages(data_dir=settings(state.here).data_dir, backend=state.backend)
+
+
+async def listed(state: State) -> None:
+    from sandkasten.cli.output import age, put_json, put_table, size
+
+    found = await images_of(state).list()
+    if state.json:
+        put_json([described(image) for image in found])
+        return
+    now = time.time()
+    put_table(
+        ("NAME", "ID", "SIZE", "LAYERS", "PLATFORM", "AGE", "IN USE"),
+        [
+            (
+                name,
+                short(image.id),
+                size(image.bytes),
+                str(len(image.layers)),
+                _platform(image),
+                age(now - image.created_at),
+                str(len(image.used_by)) if image.used_by else "-",
+            )
+            for image in found
+            for name in (image.names or ("-",))
+        ],
+    )
+
+
+async def imported(
+    state: State, images: AsyncImages, file: str, name: str | None, platform: str | None
+) -> None:
+    with progress_bar() as progress:
+        found = await images.import_archive(file, name=name, platform=platform, progress=progress)
+    tell_new(state, found)
+
+
+def tell_new(state: State, found: Sequence[ImageInfo]) -> None:
+    """What has come into the store: names on stdout, the rest is talk."""
+    from sandkasten.cli.output import put, put_json, say, size
+
+    if state.json:
+        put_json([described(image) for image in found])
+        return
+    for image in found:
+        for name in image.names:
+            put(name)
+        layers = "1 layer" if len(image.layers) == 1 else f"{len(image.layers)} layers"
+        say(f"{short(image.id)}: {size(image.bytes)} in {layers}")
+
+
+async def exported(state: State, name: str, file: str, format: Literal["docker", "oci"]) -> None:
+    from sandkasten.cli.output import put, put_json, say, size
+
+    with progress_bar() as progress:
+        done = await images_here(state).export(name, file, format=format, progress=progress)
+    if state.json:
+        put_json(asdict(done))
+        return
+    put(done.digest)
+    say(f"wrote {done.path} ({size(done.bytes)})")
+
+
+async def removed(state: State, names: Sequence[str]) -> int:
+    """Each one named; one that fails does not stop the others."""
+    from sandkasten.cli.output import put, put_json, report
+    from sandkasten.errors import SandkastenError
+
+    gone: list[dict[str, Any]] = []
+    failures: list[SandkastenError] = []
+    for one in dict.fromkeys(names):
+        try:
+            done = await images_of(state).remove(one)
+        except SandkastenError as exc:
+            failures.append(exc)
+            if not state.json:
+                report(exc, as_json=False)
+        else:
+            gone.append(asdict(done))
+            if not state.json:
+                put("\n".join(done.names) or done.id)
+    if state.json:
+        failed = [{"code": one.code, "message": one.message} for one in failures]
+        put_json({"removed": gone, "failed": failed})
+    return EXIT_OURS if failures else 0
+
+
+async def inspected(state: State, name: str) -> None:
+    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.output import put, put_json, put_table, size
+
+    image = await images_of(state).inspect(name)
+    if state.json:
+        put_json(described(image))
+        return
+    rows = [
+        ("id", image.id),
+        *(("name", one) for one in image.names),
+        ("size", size(image.bytes)),
+        ("platform", _platform(image)),
+        ("added", moment(image.created_at)),
+        ("built", image.created or "-"),
+        ("source", image.source or "-"),
+        ("user", image.user or "-"),
+        ("workdir", image.workdir or "-"),
+        ("entrypoint", " ".join(image.entrypoint) or "-"),
+        ("cmd", " ".join(image.cmd) or "-"),
+        *(("env", f"{key}={value}") for key, value in image.env.items()),
+        *(("label", f"{key}={value}") for key, value in image.labels.items()),
+        *(("used by", one) for one in image.used_by),
+    ]
+    put_table(("WHAT", "IS"), rows)
+    put("")
+    put_table(
+        ("LAYER", "SIZE", "FILES", "IMAGES"),
+        [(one.id, size(one.bytes), str(one.files), str(one.shared)) for one in image.layers],
+    )
+
+
+async def tagged(state: State, name: str, new: str) -> None:
+    from sandkasten.cli.output import put, put_json
+
+    image = await images_of(state).tag(name, new)
+    if state.json:
+        put_json(described(image))
+    else:
+        put("\n".join(image.names))
+
+
+async def collected(state: State) -> None:
+    from sandkasten.cli.output import put_json, say, size
+
+    done = await images_of(state).collect()
+    if state.json:
+        put_json(asdict(done))
+    else:
+        say(
+            f"removed {len(done.images)} images and {len(done.layers)} layers, "
+            f"{size(done.freed_bytes)}"
+        )
+
+
+async def measured(state: State) -> None:
+    from sandkasten.cli.output import put_json, put_table, size
+
+    used = await images_of(state).usage()
+    if state.json:
+        put_json(asdict(used))
+        return
+    put_table(
+        ("WHAT", "IS"),
+        [
+            ("images", str(used.images)),
+            ("layers", str(used.layers)),
+            ("on disk", size(used.bytes)),
+            ("without sharing", size(used.separate_bytes)),
+            ("garbage", size(used.reclaimable_bytes)),
+        ],
+    )
+
+
+# ---- how they speak
+
+
+def described(image: ImageInfo) -> dict[str, Any]:
+    from sandkasten.cli.commands.listings import moment
+
+    return {
+        "id": image.id,
+        "names": list(image.names),
+        "size_bytes": image.bytes,
+        "os": image.os,
+        "architecture": image.architecture,
+        "variant": image.variant,
+        "created_at": moment(image.created_at),
+        "created": image.created,
+        "source": image.source,
+        "layers": [asdict(layer) for layer in image.layers],
+        "env": dict(image.env),
+        "user": image.user,
+        "entrypoint": list(image.entrypoint),
+        "cmd": list(image.cmd),
+        "workdir": image.workdir,
+        "labels": dict(image.labels),
+        "used_by": list(image.used_by),
+    }
+
+
+def short(the_id: str) -> str:
+    return the_id.removeprefix("sha256:")[:_SHORT]
+
+
+def _platform(image: ImageInfo) -> str:
+    return "/".join(part for part in (image.os, image.architecture, image.variant) if part)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[ImageProgress], None] | None]:
+    """One bar a step on a terminal's stderr; nothing anywhere else."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
+    from sandkasten.cli.output import colour, visible
+
+    bars: dict[str, TaskID] = {}
+    console = Console(stderr=True, no_color=not colour())
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
+
+        def show(told: ImageProgress) -> None:
+            if told.step not in bars:
+                bars[told.step] = progress.add_task(visible(told.step), total=told.total)
+            progress.update(bars[told.step], completed=told.done, total=told.total)
+
+        yield show

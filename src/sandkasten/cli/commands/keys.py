@@ -1,0 +1,211 @@
+"""`key …`: API keys made, listed and revoked, by a daemon or, where none serves, by ourselves."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sandkasten.cli.options import Json, state_of
+from sandkasten.cli.output import age, put, put_json, put_table, report, say
+from sandkasten.cli.state import EXIT_OURS, State, go
+from sandkasten.errors import InvalidRequest, SandkastenError
+from sandkasten.model.access.api_keys import KeyRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.journal_rows import KeyRow
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+# The first character keeps click from joining the lines.
+_EXAMPLES = """\b
+Examples:
+  sandkasten key create --tenant acme --name ci > ci.key
+  sandkasten key create -t acme --scope sessions --expires 30d \\
+    --max-sessions 20 --max-memory 8G --max-disk 50G --rate 100
+  sandkasten key revoke key_4f0c1d2e3a5b
+
+Through the running daemon, as its operator (Unix socket) or with a key of scope
+admin; without a daemon in its data directory, before the first start for instance.
+A tenant begins with the first key that names it."""
+
+
+def commands() -> typer.Typer:
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, epilog=_EXAMPLES)
+    group.callback(help="API keys, each with its tenant, scopes and quotas.")(_nothing)
+    group.command("create")(_create)
+    group.command("ls")(_ls)
+    group.command("revoke")(_revoke)
+    return group
+
+
+def seconds(text: str) -> float:
+    """`90`, `30m`, `12h`, `30d`."""
+    unit = _UNITS.get(text[-1:].lower())
+    try:
+        return float(text) if unit is None else float(text[:-1]) * unit
+    except ValueError:
+        raise InvalidRequest(
+            f"{text[:40]!r} is not a duration", hint="say 90 (seconds), 30m, 12h or 30d"
+        ) from None
+
+
+def described(row: KeyRow) -> dict[str, Any]:
+    from sandkasten.cli.commands.listings import moment
+
+    shown = {**asdict(row), "scopes": sorted(row.scopes)}
+    times = {name: value for name, value in shown.items() if name.endswith("_at")}
+    return shown | {k: None if v is None else moment(v) for k, v in times.items()}
+
+
+def _nothing() -> None:
+    """API keys, each with its tenant, scopes and quotas."""
+
+
+def _create(
+    context: typer.Context,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", "-t", metavar="T", help="Whose it is (default).")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", "-n", metavar="N", help="A remark.")] = "",
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            "--scope",
+            metavar="S",
+            help="sessions, files, workspaces, images, metrics or admin; repeatable. "
+            "Without one: sessions, files and workspaces.",
+        ),
+    ] = [],  # noqa: B006
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="D", help="Ends after 90 (seconds), 12h, 30d."),
+    ] = None,
+    max_sessions: Annotated[
+        int | None, typer.Option("--max-sessions", metavar="N", help="Sessions at a time.")
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option("--max-memory", metavar="SIZE", help="Of its sandboxes together.")
+    ] = None,
+    max_disk: Annotated[
+        str | None, typer.Option("--max-disk", metavar="SIZE", help="Workspaces and stored files.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="N", help="Requests a second.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a key and print it: the only time it is shown."""
+    request = KeyRequest(
+        tenant=tenant,
+        name=name,
+        scopes=scope or None,
+        expires_in_s=None if expires is None else seconds(expires),
+        quota={
+            "max_sessions": max_sessions,
+            "max_memory_bytes": _bytes(max_memory),
+            "max_disk_bytes": _bytes(max_disk),
+            "requests_per_second": rate,
+        },
+    )
+    go(_make(state_of(context, json=json), request))
+
+
+def _ls(
+    context: typer.Context,
+    tenant: Annotated[str | None, typer.Option("--tenant", "-t", metavar="T")] = None,
+    json: Json = False,
+) -> None:
+    """List keys. Revoked and expired ones among them; never the keys themselves."""
+    go(_list(state_of(context, json=json), tenant))
+
+
+def _revoke(
+    context: typer.Context,
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="key_…")],
+    json: Json = False,
+) -> None:
+    """Revoke keys: they open nothing from then on."""
+    raise SystemExit(go(_end(state_of(context, json=json), ids)))
+
+
+def _bytes(size: str | None) -> int | None:
+    from sandkasten.cli.commands.workspaces import megabytes
+
+    return None if size is None else int(megabytes(size) * 1024 * 1024)
+
+
+async def _make(state: State, request: KeyRequest) -> None:
+    from sandkasten.client.server.admin_transport import books_of
+
+    async with books_of(state.place) as books:
+        made = await books.keys.create(request)
+    if state.json:
+        put_json({**described(made.row), "key": made.text})
+        return
+    say(f"{made.row.id} for tenant {made.row.tenant}; the key is not shown again")
+    put(made.text)
+
+
+async def _list(state: State, tenant: str | None) -> None:
+    from sandkasten.client.server.admin_transport import books_of
+
+    async with books_of(state.place) as books:
+        rows = await books.keys.list(tenant)
+    if state.json:
+        put_json([described(row) for row in rows])
+        return
+    now = time.time()
+    put_table(
+        ("ID", "TENANT", "NAME", "SCOPES", "STATE", "AGE", "LAST USED"),
+        [
+            (
+                row.id,
+                row.tenant,
+                row.name or "-",
+                ",".join(sorted(row.scopes)),
+                _standing(row, now),
+                age(now - row.created_at),
+                "-" if row.last_used_at is None else age(now - row.last_used_at) + " ago",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _standing(row: KeyRow, now: float) -> str:
+    if row.revoked_at is not None:
+        return "revoked"
+    return "expired" if row.expires_at is not None and row.expires_at <= now else "lives"
+
+
+async def _end(state: State, ids: Sequence[str]) -> int:
+    """Each one named. One that fails does not stop the others."""
+    from sandkasten.client.server.admin_transport import books_of
+
+    done: list[KeyRow] = []
+    failed: list[SandkastenError] = []
+    async with books_of(state.place) as books:
+        for key_id in dict.fromkeys(ids):
+            try:
+                done.append(await books.keys.revoke(key_id))
+            except SandkastenError as exc:
+                failed.append(exc)
+                if not state.json:
+                    report(exc, as_json=False)
+            else:
+                if not state.json:
+                    put(key_id)
+    if state.json:
+        put_json(
+            {
+                "revoked": [described(row) for row in done],
+                "failed": [{"code": one.code, "message": one.message} for one in failed],
+            }
+        )
+    return EXIT_OURS if failed else 0

@@ -1,0 +1,76 @@
+"""`mcp`: the sandbox as tools of an MCP client, over stdio or HTTP."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from sandkasten.cli.state import State
+
+# The first character keeps click from joining the lines.
+_EPILOG: Final = """\b
+Examples:
+  sandkasten mcp                              for a client that starts it
+  sandkasten mcp --mode code --image python
+  sandkasten mcp --transport http             at http://127.0.0.1:8090/mcp
+  SANDKASTEN_API_KEY=sk-... sandkasten mcp --transport http --listen 0.0.0.0:8090
+
+Over stdio there is one client: its sandboxes go when it leaves, unless --session
+names them. Over HTTP each client has its own; other machines need the key.
+Stdout holds nothing but the protocol; stderr, one JSON object for each event."""
+
+
+class Mode(StrEnum):
+    CODE = "code"
+    COMPUTE = "compute"
+    ALL = "all"
+
+
+class Transport(StrEnum):
+    STDIO = "stdio"
+    HTTP = "http"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("mcp", epilog=_EPILOG)(_mcp)
+
+
+def _mcp(
+    context: typer.Context,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="compute: run code once; code: a sandbox that remembers; all: both."),
+    ] = Mode.ALL,
+    transport: Annotated[Transport, typer.Option(help="How the client speaks.")] = Transport.STDIO,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen for HTTP.")
+    ] = "127.0.0.1:8090",
+    image: Annotated[
+        str | None, typer.Option("--image", "-i", metavar="I", help="The image.")
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option("--runtime", "-r", metavar="R", help="python, node, bash or linux."),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Keep its sandboxes for who names them again (stdio)."),
+    ] = None,
+) -> None:
+    """Offer sandboxes as tools of an MCP client, until it leaves."""
+    from sandkasten.client.server.embedded import serve_mcp
+
+    state = cast("State", context.obj)
+    serve_mcp(
+        state.place,
+        mode=mode.value,
+        transport=transport.value,
+        listen=listen,
+        image=image,
+        runtime=runtime,
+        session=session,
+        said=lambda line: typer.echo(line, err=True),
+    )

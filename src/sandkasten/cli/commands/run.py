@@ -1,0 +1,191 @@
+"""`run`: a piece of code, once, in a sandbox of its own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.cli.output import put_json, say, visible
+from sandkasten.cli.state import EXIT_INTERRUPTED, State, go, status_of
+from sandkasten.errors import FileTrouble, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.client.results import RunResult
+    from sandkasten.model.sandbox.oneshot_values import Artifact
+
+_BY_SUFFIX: Final[Mapping[str, str]] = {
+    ".py": "python",
+    ".js": "node",
+    ".mjs": "node",
+    ".cjs": "node",
+    ".sh": "bash",
+    ".bash": "bash",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was typed after `run`."""
+
+    code: str | None
+    words: tuple[str, ...]
+    runtime: str | None = None
+    image: str | None = None
+    timeout_s: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
+    out: str = "."
+    stdin: bool = False
+    limits: Mapping[str, float] = field(default_factory=dict)
+    workspace: str | None = None
+    workspace_mode: str | None = None
+    mounts: tuple[str, ...] = ()
+    pip_packages: tuple[str, ...] = ()
+    npm_packages: tuple[str, ...] = ()
+    isolation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    code: str | bytes
+    args: tuple[str, ...]
+    runtime: str
+
+
+def pairs(words: Sequence[str], option: str) -> dict[str, str]:
+    """K=V, each once or the last one wins; InvalidRequest for a word without `=`."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise InvalidRequest(f"{option} takes NAME=VALUE, not {word[:80]!r}", hint="add the =")
+        found[name] = value
+    return found
+
+
+def figures(words: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, text in pairs(words, "--limit").items():
+        try:
+            found[name] = int(text) if text.lstrip("-").isdigit() else float(text)
+        except ValueError:
+            raise InvalidRequest(
+                f"--limit {name} takes a number, not {text[:80]!r}", hint=f"say --limit {name}=256"
+            ) from None
+    return found
+
+
+def run(state: State, job: Job) -> int:
+    """Run it, show what came of it, and answer the exit status."""
+    try:
+        # Before any loop: these reads block, and Ctrl-C must end them.
+        program = program_of(job)
+        files = dict(_file(word) for word in job.files)
+        stdin = sys.stdin.buffer.read() if job.stdin else None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    result = go(_run(state, job, program, files, stdin))
+    _show(result, job, as_json=state.json)
+    return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
+
+
+async def _run(
+    state: State, job: Job, program: Program, files: Mapping[str, bytes], stdin: bytes | None
+) -> RunResult:
+    from sandkasten.client.run_once import run_async
+
+    return await run_async(
+        program.code,
+        program.runtime,
+        files=files,
+        args=program.args,
+        env=job.env,
+        stdin=stdin,
+        timeout_seconds=job.timeout_s,
+        artifacts=job.artifacts,
+        image=job.image,
+        limits=job.limits,
+        workspace=job.workspace,
+        workspace_mode=job.workspace_mode,
+        mounts=job.mounts,
+        pip_packages=job.pip_packages,
+        npm_packages=job.npm_packages,
+        isolation=job.isolation,
+        **state.where,
+    )
+
+
+def program_of(job: Job) -> Program:
+    """The code and its arguments: from -c, from a file, or from stdin for `-`."""
+    if job.code is not None:
+        return Program(job.code, job.words, job.runtime or "python")
+    if not job.words:
+        raise InvalidRequest("there is no code to run", hint="give -c CODE, a FILE, or - for stdin")
+    name, *args = job.words
+    if name == "-":
+        return Program(sys.stdin.buffer.read(), tuple(args), job.runtime or "python")
+    runtime = job.runtime or _BY_SUFFIX.get(Path(name).suffix, "python")
+    return Program(_bytes_of(Path(name)), tuple(args), runtime)
+
+
+def _file(word: str) -> tuple[str, bytes]:
+    local, colon, inside = word.partition(":")
+    path = Path(local)
+    return (inside if colon and inside else path.name), _bytes_of(path)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise FileTrouble(
+            f"reading {path} failed: {exc.strerror or exc}", hint="look at the path"
+        ) from exc
+
+
+def _show(result: RunResult, job: Job, *, as_json: bool) -> None:
+    if as_json:
+        put_json(result.as_dict())
+    else:
+        sys.stdout.buffer.write(result.stdout_data)
+        sys.stdout.buffer.flush()
+        sys.stderr.buffer.write(result.stderr_data)
+        sys.stderr.buffer.flush()
+    for warning in result.warnings:
+        say(f"warning: {visible(warning)}")
+    if result.truncated and not as_json:
+        say("warning: the output was cut; see --limit max_stdout_bytes")
+    if result.why is not None and not as_json:
+        say(f"error: {visible(result.why.message)}")
+        say(f"hint: {visible(result.why.hint)}")
+    if job.artifacts:
+        for artifact in result.artifacts:
+            _save(artifact, Path(job.out), quiet=as_json)
+
+
+def _save(artifact: Artifact, out: Path, *, quiet: bool) -> None:
+    """Artifacts have names the code chose: they land below `out` or nowhere."""
+    parts = PurePosixPath(artifact.path).parts
+    if artifact.data is None:
+        say(f"warning: {visible(artifact.path)} was left out: {artifact.omitted_reason}")
+        return
+    if not parts or artifact.path.startswith("/") or ".." in parts:
+        say(f"warning: {visible(artifact.path)} was left out: its name leads outside")
+        return
+    from sandkasten.client.transfer.tar_archive import write_below
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_below(out, list(parts), artifact.data)
+    except OSError as exc:
+        raise FileTrouble(
+            f"writing {visible(artifact.path)} below {out} failed: {exc.strerror or exc}",
+            hint="look at the free space and the permissions there",
+        ) from exc
+    if not quiet:
+        say(f"wrote {out / visible(artifact.path)} ({artifact.size_bytes} bytes)")

@@ -1,0 +1,313 @@
+"""Runs on the command line: followed, shown, listed, and the exit status each end has.
+
+What a run says goes to stderr while it works, its result to stdout. Ctrl-C and SIGTERM cancel it,
+with its sandboxes, before the command ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.cli.output import age, put, put_json, put_table, say, visible
+from sandkasten.cli.state import EXIT_INTERRUPTED, EXIT_OURS, EXIT_SIGNAL_BASE, EXIT_TIMED_OUT
+from sandkasten.errors import FileTrouble, InvalidRequest, SandkastenError
+from sandkasten.model.runs.run_values import public_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sandkasten.cli.state import State
+    from sandkasten.client.agents import AsyncAgents
+    from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow
+
+EXIT_FAILED: Final = 1
+STATUSES: Final = (
+    "Exit status: 0 when the run completed, 1 when it failed, 124 when it came to a limit (time, "
+    "steps, tokens), 125 when it could not be begun or was lost, 130 when it was cancelled (Ctrl-C "
+    "cancels it, and so does SIGTERM, with 143)."
+)
+_FILES: Final = (".prompt", ".yaml", ".yml", ".json")
+_MAX_FILE: Final = 1 << 20
+_WIDTH: Final = 160
+# Longer than a run takes to destroy its sandboxes.
+_CANCEL_S: Final = 45.0
+
+
+def agents(state: State) -> AsyncAgents:
+    from sandkasten.client.agents import AsyncAgents
+
+    return AsyncAgents._at(state.place)
+
+
+def named(word: str) -> tuple[str, str | None]:
+    """A name of the library, or a file: its name and its text."""
+    if "/" not in word and not word.endswith(_FILES):
+        return word, None
+    return stem(word), text_of(Path(word))
+
+
+def stem(word: str) -> str:
+    return Path(word).name.partition(".")[0]
+
+
+def text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE + 1)
+        if len(data) > _MAX_FILE:
+            raise FileTrouble(f"{path} is larger than {_MAX_FILE} bytes", hint="name another")
+        return data.decode()
+    except OSError as exc:
+        raise FileTrouble(
+            f"reading {path} failed: {exc.strerror or exc}", hint="look at the path"
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise FileTrouble(f"{path} is no UTF-8", hint="save it as UTF-8") from exc
+
+
+def stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as exc:
+        raise FileTrouble("what came on stdin is no UTF-8", hint="send UTF-8") from exc
+
+
+def json_of(word: str, option: str) -> Any:
+    """JSON itself, `@file`, or `-` for stdin."""
+    text = stdin() if word == "-" else word
+    if word.startswith("@"):
+        text = text_of(Path(word[1:]))
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise InvalidRequest(
+            f"{option} is no JSON: {exc}", hint=f"{option} '{{\"n\": 1}}', or @file.json"
+        ) from None
+
+
+async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool) -> RunRow:
+    """The run at its end. Whoever ends this command ends the run."""
+    if not state.json:
+        say(f"run {row.id}")
+    told = _Told()
+    try:
+        with _ended_by_signal(told):
+            async with service.run_events(row.id) as events:
+                async for event in events:
+                    if talk:
+                        say(line(event))
+                    if event.type == "run.started":
+                        _warn(event.data.get("warnings"))
+                return events.run
+    except asyncio.CancelledError:
+        say(f"cancelling run {row.id}")
+        with suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_S):
+                ended = await service.cancel_run(row.id)
+                if state.json:
+                    put_json(described(ended))
+        if told.terminated:
+            raise SystemExit(EXIT_SIGNAL_BASE + signal.SIGTERM) from None
+        raise
+
+
+def _warn(warnings: object, whose: str = "") -> None:
+    for warning in warnings if isinstance(warnings, list | tuple) else ():
+        say(f"warning: {visible(whose + str(warning))}")
+
+
+@dataclass(slots=True)
+class _Told:
+    terminated: bool = False
+
+
+@contextmanager
+def _ended_by_signal(told: _Told) -> Iterator[None]:
+    """SIGTERM is as good a reason to leave as Ctrl-C, and leaves nothing behind either."""
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    assert task is not None
+
+    def end() -> None:
+        told.terminated = True
+        task.cancel()
+
+    try:
+        loop.add_signal_handler(signal.SIGTERM, end)
+    except (RuntimeError, ValueError):
+        # Not the main thread: somebody else minds the signals.
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def finish(state: State, row: RunRow) -> int:
+    """Show the end of a run; the exit status."""
+    if state.json:
+        put_json(described(row))
+    elif row.status == "completed":
+        put(_shown(row.output).removesuffix("\n"))
+    if row.error is not None and not state.json:
+        say(f"error: {visible(str(row.error.get('message', '')))}")
+        if row.error.get("hint"):
+            say(f"hint: {visible(str(row.error['hint']))}")
+    return status_of(row)
+
+
+def status_of(row: RunRow) -> int:
+    if row.status == "failed":
+        limit = (row.error or {}).get("code") == "RUN_LIMIT_REACHED"
+        return EXIT_TIMED_OUT if limit else EXIT_FAILED
+    return {"completed": 0, "cancelled": EXIT_INTERRUPTED}.get(row.status, EXIT_OURS)
+
+
+def begun(state: State, row: RunRow) -> int:
+    if state.json:
+        put_json(described(row))
+    else:
+        put(row.id)
+    return 0
+
+
+def described(row: RunRow) -> dict[str, Any]:
+    from sandkasten.cli.commands.listings import moment
+
+    return {
+        **public_run(row),
+        "created_at": moment(row.created_at),
+        "ended_at": None if row.ended_at is None else moment(row.ended_at),
+    }
+
+
+def line(event: RunEvent) -> str:
+    """One event in one line, for people."""
+    told = " ".join(
+        f"{name}={_brief(value)}" for name, value in event.data.items() if value not in (None, "")
+    )
+    return visible(f"{event.seq:>4}  {event.type}  {told}")[:_WIDTH]
+
+
+def _brief(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return " ".join(text.split())
+
+
+def _shown(output: Any) -> str:
+    if output is None:
+        return ""
+    if not isinstance(output, str):
+        return json.dumps(output, indent=2 if sys.stdout.isatty() else None)
+    # What a model wrote must not drive a terminal; a file or a pipe gets it as it is.
+    return "\n".join(map(visible, output.split("\n"))) if sys.stdout.isatty() else output
+
+
+def table(state: State, rows: Sequence[RunRow]) -> None:
+    if state.json:
+        put_json([described(row) for row in rows])
+        return
+    now = time.time()
+    put_table(
+        ("RUN", "NAME", "STATUS", "AGE", "TOOK", "STEPS", "CALLS", "TOKENS", "PARENT"),
+        [
+            (
+                row.id,
+                row.name,
+                row.status,
+                age(now - row.created_at),
+                age((row.ended_at or now) - row.created_at),
+                str(row.usage.steps),
+                str(row.usage.tool_calls),
+                str(row.usage.prompt_tokens + row.usage.completion_tokens),
+                row.parent_id or "-",
+            )
+            for row in rows
+        ],
+    )
+
+
+def inspected(state: State, row: RunRow, events: Sequence[RunEvent]) -> None:
+    if state.json:
+        told = [{"seq": e.seq, "at": e.at, "type": e.type, "data": dict(e.data)} for e in events]
+        put_json({**described(row), "state": dict(row.state), "events": told})
+        return
+    shown = {name: value for name, value in described(row).items() if name != "id"}
+    put_table(("FIELD", "VALUE"), [(name, _brief(value)) for name, value in shown.items()])
+    for event in events:
+        put(line(event))
+
+
+def definitions(state: State, found: Sequence[Definition]) -> None:
+    if state.json:
+        put_json([definition_fields(one) for one in found])
+        return
+    put_table(
+        ("NAME", "STATE", "DESCRIPTION", "FILE"),
+        [
+            (
+                one.name,
+                "invalid" if one.error is not None else "warned" if one.warnings else "ok",
+                str(one.error.get("message")) if one.error else one.description or "-",
+                one.path or "-",
+            )
+            for one in found
+        ],
+    )
+
+
+def definition(state: State, one: Definition) -> None:
+    if state.json:
+        put_json(definition_fields(one))
+        return
+    rows = [("name", one.name), ("description", one.description), ("file", one.path or "-")]
+    rows += [(name, _brief(value)) for name, value in one.fields.items() if name != "graph"]
+    put_table(("FIELD", "VALUE"), rows)
+    complaints(one)
+
+
+def checked(state: State, found: Sequence[Definition]) -> int:
+    """Say what is wrong with files; 1 when one cannot be used. JSON of several is a list."""
+    if state.json:
+        told = [definition_fields(one) for one in found]
+        put_json(told if len(told) > 1 else told[0])
+    else:
+        for one in found:
+            complaints(one, f"{one.name}: " if len(found) > 1 else "")
+            if one.error is None:
+                put(f"{one.name}: ok")
+    return EXIT_FAILED if any(one.error is not None for one in found) else 0
+
+
+def complaints(one: Definition, whose: str = "") -> None:
+    _warn(one.warnings, whose)
+    if one.error is not None:
+        say(f"error: {visible(whose + str(one.error.get('message', '')))}")
+        issues = (one.error.get("details") or {}).get("issues") or ()
+        if len(issues) > 1:
+            for issue in issues:
+                say(f"  {visible(str(issue))}")
+            return  # Each has its own way out.
+        if one.error.get("hint"):
+            say(f"hint: {visible(str(one.error['hint']))}")
+
+
+def definition_fields(one: Definition) -> dict[str, Any]:
+    return {
+        **one.fields,
+        "kind": one.kind,
+        "name": one.name,
+        "description": one.description,
+        "path": one.path,
+        "warnings": list(one.warnings),
+        "error": None if one.error is None else dict(one.error),
+    }

@@ -1,0 +1,131 @@
+"""`create`, `pause`, `resume` and `rm`: sandboxes that stay, and their end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.cli.commands.listings import described
+from sandkasten.cli.output import put, put_json, report, say, size, visible
+from sandkasten.cli.sandbox_names import resolve, resolve_all
+from sandkasten.cli.state import EXIT_OURS, State
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was typed after `create`."""
+
+    image: str | None
+    ttl_s: float | None
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    limits: Mapping[str, float]
+    profile: str | None
+    isolation: str | None
+    session_key: str | None
+    workspace: str | None = None
+    workspace_mode: str | None = None
+    mounts: tuple[str, ...] = ()
+    pip_packages: tuple[str, ...] = ()
+    npm_packages: tuple[str, ...] = ()
+
+
+async def create(state: State, wish: Wish) -> None:
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    box = await AsyncSandbox(
+        wish.image,
+        ttl_seconds=wish.ttl_s,
+        env=wish.env,
+        labels=wish.labels,
+        limits=wish.limits,
+        profile=wish.profile,
+        isolation=wish.isolation,
+        session_key=wish.session_key,
+        workspace=wish.workspace,
+        workspace_mode=wish.workspace_mode,
+        mounts=wish.mounts,
+        pip_packages=wish.pip_packages,
+        npm_packages=wish.npm_packages,
+        **state.where,
+    )
+    info = box.known or await box.info()
+    if state.json:
+        put_json(described(info))
+        return
+    for warning in info.warnings:
+        say(f"warning: {visible(warning)}")
+    for limit in info.unenforced:
+        say(f"warning: {limit.limit} is not enforced: {limit.reason}")
+    put(info.id)
+
+
+async def update(state: State, start: str, request: UpdateRequest) -> None:
+    from sandkasten.client.server.server_pool import connect
+
+    transport = await connect(state.place)
+    info = await transport.update(await resolve(state, start), request)
+    if state.json:
+        put_json(described(info))
+    else:
+        put(info.id)
+
+
+async def pause(state: State, start: str, *, reclaim: bool) -> None:
+    """Stopped, and with `reclaim` also relieved of the memory it can spare."""
+    from sandkasten.client.server.server_pool import connect
+
+    transport = await connect(state.place)
+    info = await transport.pause(await resolve(state, start))
+    freed = await transport.reclaim(info.id) if reclaim else None
+    if state.json:
+        put_json({**described(info), "reclaimed_bytes": freed})
+        return
+    if freed is not None:
+        say(f"{size(freed)} given back")
+    put(info.id)
+
+
+async def resume(state: State, start: str) -> None:
+    from sandkasten.client.server.server_pool import connect
+
+    transport = await connect(state.place)
+    info = await transport.resume(await resolve(state, start))
+    if state.json:
+        put_json(described(info))
+    else:
+        put(info.id)
+
+
+async def remove(state: State, starts: Sequence[str], *, everything: bool) -> int:
+    """Each one named, or all. One that fails does not stop the others."""
+    from sandkasten.client.server.server_pool import connect
+
+    transport = await connect(state.place)
+    if everything:
+        ids = [info.id for info in await transport.list(all=True)]
+    else:
+        ids = list(dict.fromkeys(await resolve_all(state, starts)))
+    removed: list[str] = []
+    failures: list[SandkastenError] = []
+    for one in ids:
+        try:
+            await transport.destroy(one)
+        except SandkastenError as exc:
+            failures.append(exc)
+            if not state.json:
+                report(exc, as_json=False)
+        else:
+            removed.append(one)
+            if not state.json:
+                put(one)
+    if state.json:
+        failed = [{"code": one.code, "message": one.message} for one in failures]
+        put_json({"removed": removed, "failed": failed})
+    return EXIT_OURS if failures else 0

@@ -1,0 +1,167 @@
+"""The commands of one sandbox, from `create` to `rm`, as typer reads them.
+
+As in `app.py`, the bodies import what they need when they run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sandkasten.cli.options import (
+    Backend,
+    Environment,
+    Id,
+    Image,
+    Isolation,
+    Json,
+    Limits,
+    Mounts,
+    Npm,
+    Pip,
+    Shared,
+    Workspace,
+    state_of,
+)
+from sandkasten.cli.sandbox_names import complete
+from sandkasten.cli.state import go
+
+
+def create(
+    context: typer.Context,
+    image: Image = None,
+    ttl: Annotated[
+        float | None, typer.Option("--ttl", metavar="S", help="Seconds it lives without activity.")
+    ] = None,
+    env: Environment = [],  # noqa: B006
+    label: Annotated[
+        list[str], typer.Option("--label", "-l", metavar="K=V", help="A label; repeatable.")
+    ] = [],  # noqa: B006
+    limit: Limits = [],  # noqa: B006
+    profile: Annotated[str | None, typer.Option("--profile", metavar="P")] = None,
+    backend: Backend = None,
+    isolation: Isolation = None,
+    session_key: Annotated[
+        str | None,
+        typer.Option("--session-key", metavar="K", help="Take the one with this key if it lives."),
+    ] = None,
+    workspace: Workspace = None,
+    shared: Shared = False,
+    mount: Mounts = [],  # noqa: B006
+    pip: Pip = [],  # noqa: B006
+    npm: Npm = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Make a sandbox that stays; print its id."""
+    from sandkasten.cli.commands import run, sandbox_lifecycle
+
+    wish = sandbox_lifecycle.Wish(
+        image=image,
+        ttl_s=ttl,
+        env=run.pairs(env, "--env"),
+        labels=run.pairs(label, "--label"),
+        limits=run.figures(limit),
+        profile=profile,
+        isolation=isolation,
+        session_key=session_key,
+        workspace=workspace,
+        workspace_mode="shared" if shared else None,
+        mounts=tuple(mount),
+        pip_packages=tuple(pip),
+        npm_packages=tuple(npm),
+    )
+    go(sandbox_lifecycle.create(state_of(context, json=json, backend=backend), wish))
+
+
+def ls(
+    context: typer.Context,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also what is kept ready for the next one-shot.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List sandboxes."""
+    from sandkasten.cli.commands import listings
+
+    go(listings.sandboxes(state_of(context, json=json), everything=all_))
+
+
+def ps(context: typer.Context, id: Id, json: Json = False) -> None:
+    """List the processes of a sandbox."""
+    from sandkasten.cli.commands import listings
+
+    go(listings.processes(state_of(context, json=json), id))
+
+
+def stats(context: typer.Context, id: Id, json: Json = False) -> None:
+    """Show what a sandbox uses. Memory, cpu, processes, disk, network."""
+    from sandkasten.cli.commands import listings
+
+    go(listings.stats(state_of(context, json=json), id))
+
+
+def update(
+    context: typer.Context,
+    id: Id,
+    ttl: Annotated[
+        float | None, typer.Option("--ttl", metavar="S", help="Seconds it lives without activity.")
+    ] = None,
+    lifetime: Annotated[
+        float | None, typer.Option("--lifetime", metavar="S", help="Seconds since its creation.")
+    ] = None,
+    label: Annotated[
+        list[str],
+        typer.Option("--label", "-l", metavar="K=V", help="A label; these replace all it has."),
+    ] = [],  # noqa: B006
+    no_labels: Annotated[bool, typer.Option("--no-labels", help="Take its labels away.")] = False,
+    json: Json = False,
+) -> None:
+    """Change how long a sandbox lives, or its labels."""
+    from sandkasten.cli.commands import run, sandbox_lifecycle
+    from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
+
+    if ttl is None and lifetime is None and not label and not no_labels:
+        raise typer.BadParameter("say what to change: --ttl, --lifetime, --label or --no-labels")
+    labels = run.pairs(label, "--label") if label or no_labels else None
+    request = UpdateRequest(ttl_s=ttl, lifetime_s=lifetime, labels=labels)
+    go(sandbox_lifecycle.update(state_of(context, json=json), id, request))
+
+
+def pause(
+    context: typer.Context,
+    id: Id,
+    reclaim: Annotated[
+        bool, typer.Option("--reclaim", help="Also give back the memory it can spare.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Stop everything in a sandbox until it is resumed."""
+    from sandkasten.cli.commands import sandbox_lifecycle
+
+    go(sandbox_lifecycle.pause(state_of(context, json=json), id, reclaim=reclaim))
+
+
+def resume(context: typer.Context, id: Id, json: Json = False) -> None:
+    """Let a paused sandbox go on where it stopped."""
+    from sandkasten.cli.commands import sandbox_lifecycle
+
+    go(sandbox_lifecycle.resume(state_of(context, json=json), id))
+
+
+def rm(
+    context: typer.Context,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID...", autocompletion=complete)
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every sandbox.")] = False,
+    json: Json = False,
+) -> None:
+    """Destroy sandboxes."""
+    from sandkasten.cli.commands import sandbox_lifecycle
+
+    if bool(ids) == all_:
+        raise typer.BadParameter("name sandboxes, or say --all")
+    raise SystemExit(
+        go(sandbox_lifecycle.remove(state_of(context, json=json), ids or [], everything=all_))
+    )

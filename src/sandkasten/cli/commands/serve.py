@@ -1,0 +1,113 @@
+"""`serve` and `init`: being a daemon, and writing down how to be one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from sandkasten.cli.state import State
+
+_CONFIG: Final = """\
+# How `sandkasten serve` runs here. Every key and its default: sandkasten config show
+listen: "{listen}"
+data_dir: {data_dir}
+api_key_file: {key_file}
+default_image: {default_image}
+session_ttl_seconds: 30m
+"""
+
+
+# The first character keeps click from joining the lines.
+_SERVE: Final = """\b
+Examples:
+  sandkasten serve                            loopback, ./sandkasten.yaml
+  sandkasten serve --listen 0.0.0.0:8443 \\
+    --tls-cert chain.pem --tls-key key.pem    other machines; takes a key
+  sandkasten --data-dir /srv/box serve --config /etc/box.yaml
+
+It also listens on daemon.sock in the data directory: whoever can open that file
+is the operator and needs no key. On loopback it takes requests without one until
+the first key exists (sandkasten key create); any other address needs one.
+SIGTERM lets answers finish (drain_seconds), a second one ends at once. One line
+says when it is ready; then stderr has one JSON object for each event.
+Every setting: sandkasten config show --origin"""
+_INIT: Final = """\b
+Example:
+  sandkasten init --config /etc/box.yaml --listen 0.0.0.0:8080"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("serve", epilog=_SERVE)(_serve)
+    app.command("init", epilog=_INIT)(_init)
+
+
+def _serve(
+    context: typer.Context,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where to listen (127.0.0.1:8080).")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The settings file to read.")
+    ] = None,
+    api_key_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file that holds the operator's key.")
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(metavar="PEM", help="A certificate chain: HTTPS.")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Its key.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="L", help="debug, info, warning or error.")
+    ] = None,
+) -> None:
+    """Serve sandboxes over HTTP, until SIGTERM or Ctrl-C. Sandboxes outlive the daemon."""
+    from sandkasten.client.server.embedded import serve
+
+    state = cast("State", context.obj)
+    given = {
+        "data_dir": state.data_dir,
+        "backend": state.backend,
+        "listen": listen,
+        "config": config,
+        "api_key_file": api_key_file,
+        "tls.cert": tls_cert,
+        "tls.key": tls_key,
+        "telemetry.log_level": log_level,
+    }
+    flags = {name: value for name, value in given.items() if value is not None}
+    serve(flags, lambda line: typer.echo(line, err=True))
+
+
+def _init(
+    context: typer.Context,
+    config: Annotated[
+        str, typer.Option(metavar="FILE", help="The settings file to write.")
+    ] = "sandkasten.yaml",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the daemon will listen.")
+    ] = "127.0.0.1:8080",
+    default_image: Annotated[
+        str, typer.Option(metavar="I", help="What sandboxes run on that name no image.")
+    ] = "host",
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Write a settings file and a key for a daemon."""
+    from sandkasten.cli.new_file import write_new
+    from sandkasten.client.server.embedded import settings
+
+    state = cast("State", context.obj)
+    import os
+    import secrets
+
+    data_dir = os.path.abspath(state.data_dir or str(settings(state.here).data_dir))
+    path = os.path.abspath(config)
+    key_file = os.path.join(os.path.dirname(path), "sandkasten.key")
+    filled = _CONFIG.format(
+        listen=listen, data_dir=data_dir, key_file=key_file, default_image=default_image
+    )
+    write_new(key_file, f"sk-{secrets.token_urlsafe(32)}\n", mode=0o600, replace=force)
+    write_new(path, filled, mode=0o644, replace=force)
+    typer.echo(f"wrote {path} and {key_file}", err=True)
+    typer.echo(f"start with: sandkasten serve --config {path}", err=True)

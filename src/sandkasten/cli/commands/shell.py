@@ -1,0 +1,120 @@
+"""`shell`: a real terminal inside a sandbox, joined to the one we are on.
+
+Every key goes inside, Ctrl-C too, and the size follows ours. What the sandbox prints reaches
+this terminal unfiltered, as with any remote login. Our own terminal is put back as it was,
+however the shell ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.cli.output import say
+from sandkasten.cli.sandbox_names import resolve
+from sandkasten.cli.state import State, status_of
+from sandkasten.cli.stdin import STDIN, blocks
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.client.process import AsyncTerminal
+    from sandkasten.client.results import Result
+
+END_OF_INPUT: Final = b"\x04"
+
+
+async def shell(state: State, start: str | None, image: str | None) -> int:
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    async with AsyncExitStack() as stack:
+        if start is None:
+            box = await stack.enter_async_context(AsyncSandbox(image, **state.where))
+            say(f"sandbox {box.id}: destroyed when this shell ends")
+        else:
+            box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
+        size = _size()
+        env = {"TERM": os.environ.get("TERM", "xterm")}
+        terminal = box.terminal(rows=size.lines, cols=size.columns, env=env)
+        opened = await stack.enter_async_context(terminal)
+        with _raw(STDIN):
+            result = await _join(opened)
+    return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
+
+
+@contextmanager
+def _raw(descriptor: int) -> Iterator[None]:
+    """The terminal hands us every key at once; not for input that is no terminal."""
+    if not os.isatty(descriptor):
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(descriptor)
+    try:
+        # Drain, not flush: what was typed while the sandbox was made is not to be lost.
+        tty.setraw(descriptor, termios.TCSADRAIN)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+async def _join(terminal: AsyncTerminal) -> Result:
+    loop = asyncio.get_running_loop()
+    errands: set[asyncio.Task[None]] = {asyncio.create_task(_keys(terminal))}
+    this = asyncio.current_task()
+
+    def resized() -> None:
+        errands.add(asyncio.create_task(_resize(terminal)))
+
+    def ended() -> None:
+        # A hang-up or a kill must still put the terminal back, so it unwinds from here.
+        if this is not None:
+            this.cancel()
+
+    loop.add_signal_handler(signal.SIGWINCH, resized)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, ended)
+    try:
+        async for data in terminal:
+            _write(data)
+        return await terminal.result()
+    finally:
+        for number in (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        for errand in errands:
+            errand.cancel()
+        await asyncio.gather(*errands, return_exceptions=True)
+
+
+def _write(data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(1, rest) :]
+
+
+async def _keys(terminal: AsyncTerminal) -> None:
+    with suppress(SandkastenError, OSError):
+        async for data in blocks():
+            await terminal.send(data)
+        await terminal.send(END_OF_INPUT)
+
+
+def _size() -> os.terminal_size:
+    """What the terminal itself says; LINES and COLUMNS of the environment go stale."""
+    with suppress(OSError):
+        size = os.get_terminal_size(STDIN)
+        if size.lines and size.columns:
+            return size
+    return os.terminal_size((80, 24))
+
+
+async def _resize(terminal: AsyncTerminal) -> None:
+    size = _size()
+    with suppress(SandkastenError):
+        await terminal.resize(size.lines, size.columns)

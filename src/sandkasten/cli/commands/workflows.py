@@ -1,0 +1,141 @@
+"""`workflow …`: workflows of agents, run by a daemon or, where none serves, by this process."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from sandkasten.cli.commands import agents, runs
+from sandkasten.cli.options import Detach, Follow, Json, Most, RunId, RunStatus, state_of
+from sandkasten.cli.output import put, put_json
+from sandkasten.cli.state import State, go
+
+Which = Annotated[
+    str, typer.Argument(metavar="WORKFLOW", help="An id in the library, or a .yaml file.")
+]
+
+# The first character keeps click from joining the lines.
+_EXAMPLES = f"""\b
+Examples:
+  sandkasten workflow validate ./review.yaml
+  sandkasten workflow run review --input '{{"repository": "x"}}' --follow
+  sandkasten workflow run ./review.yaml --input @input.json --json
+  sandkasten workflow runs --status running
+  sandkasten workflow graph review
+
+{runs.STATUSES}"""
+
+
+def commands() -> typer.Typer:
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, epilog=_EXAMPLES)
+    group.callback(help="Workflows of agents.")(_nothing)
+    group.command("list")(_list)
+    group.command("show")(_show)
+    group.command("validate")(_validate)
+    group.command("graph")(_graph)
+    group.command("run", epilog=runs.STATUSES)(_run)
+    group.command("runs")(_runs)
+    group.command("inspect")(agents.inspect)
+    group.command("resume", epilog=runs.STATUSES)(_resume)
+    group.command("cancel")(agents.cancel)
+    return group
+
+
+def _nothing() -> None:
+    """Workflows of agents."""
+
+
+def _list(context: typer.Context, json: Json = False) -> None:
+    """List the workflows of the library."""
+    go(agents.listed(state_of(context, json=json), "workflow"))
+
+
+def _show(context: typer.Context, workflow: Which, json: Json = False) -> None:
+    """Show what a workflow is made of."""
+    go(agents.shown(state_of(context, json=json), "workflow", workflow))
+
+
+def _validate(
+    context: typer.Context,
+    workflows: Annotated[list[str], typer.Argument(metavar="WORKFLOW...", help="Ids or files.")],
+    json: Json = False,
+) -> None:
+    """Look whether workflow files can be used. Exit status 1 when one cannot."""
+    raise SystemExit(go(agents.checked(state_of(context, json=json), "workflow", workflows)))
+
+
+def _graph(context: typer.Context, workflow: Which, json: Json = False) -> None:
+    """Print the steps of a workflow and where each leads, as a Mermaid flowchart."""
+    go(_drawn(state_of(context, json=json), workflow))
+
+
+def _run(
+    context: typer.Context,
+    workflow: Which,
+    input: Annotated[
+        str | None,
+        typer.Option("--input", "-i", metavar="JSON|@FILE|-", help="What it begins with."),
+    ] = None,
+    follow: Follow = False,
+    detach: Detach = False,
+    json: Json = False,
+) -> None:
+    """Run a workflow; print what came of it."""
+    given = None if input is None else runs.json_of(input, "--input")
+    state = state_of(context, json=json)
+    raise SystemExit(go(_execute(state, workflow, given, follow=follow, detach=detach)))
+
+
+def _runs(
+    context: typer.Context, status: RunStatus = None, limit: Most = 20, json: Json = False
+) -> None:
+    """List runs of workflows, the newest first."""
+    go(agents.listed_runs(state_of(context, json=json), "workflow", status, limit))
+
+
+def _resume(
+    context: typer.Context,
+    run: RunId,
+    follow: Follow = False,
+    detach: Detach = False,
+    json: Json = False,
+) -> None:
+    """Go on with a run whose process died. A daemon does so by itself."""
+    raise SystemExit(go(_resumed(state_of(context, json=json), run, follow=follow, detach=detach)))
+
+
+async def _execute(state: State, word: str, given: Any, *, follow: bool, detach: bool) -> int:
+    name, source = runs.named(word)
+    agents.check_detach(state, detach)
+    async with runs.agents(state) as service:
+        row = await service.run_workflow(name, given, source=source, wait=False)
+        if detach:
+            return runs.begun(state, row)
+        row = await runs.follow(state, service, row, talk=follow)
+    return runs.finish(state, row)
+
+
+async def _resumed(state: State, run: str, *, follow: bool, detach: bool) -> int:
+    agents.check_detach(state, detach)
+    async with runs.agents(state) as service:
+        row = await service.resume_run(run)
+        if detach:
+            return runs.begun(state, row)
+        row = await runs.follow(state, service, row, talk=follow)
+    return runs.finish(state, row)
+
+
+async def _drawn(state: State, word: str) -> None:
+    name, source = runs.named(word)
+    async with runs.agents(state) as service:
+        transport = await service.transport()
+        if source is None:
+            found = await transport.definition("workflow", name)
+        else:
+            found = await transport.check("workflow", source, name)
+    if state.json:
+        put_json(found.fields.get("graph"))
+        return
+    runs.complaints(found)
+    put(str(found.fields.get("mermaid") or "").removesuffix("\n"))

@@ -1,0 +1,213 @@
+"""`workspace …`: named workspaces listed, made, measured, copied, enlarged and deleted."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sandkasten.cli.options import Json, state_of
+from sandkasten.cli.output import age, put, put_json, put_table, report, size
+from sandkasten.cli.state import EXIT_OURS, State, go
+from sandkasten.errors import InvalidRequest, SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.client.workspaces import AsyncWorkspaces
+    from sandkasten.model.sandbox.workspace import Workspace
+
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|[kmgt])(?:i?b)?\Z", re.IGNORECASE)
+_IN_MB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")]
+
+
+def commands() -> typer.Typer:
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+    group.callback(help="Workspaces that have a name and outlive their sandboxes.")(_nothing)
+    group.command("ls")(_ls)
+    group.command("create")(_create)
+    group.command("du")(_du)
+    group.command("cp")(_cp)
+    group.command("resize")(_resize)
+    group.command("rm")(_rm)
+    return group
+
+
+def megabytes(text: str) -> float:
+    """`500`, `500M`, `2G`: megabytes when nothing else is said."""
+    found = _SIZE.match(text)
+    if found is None:
+        raise InvalidRequest(f"{text[:40]!r} is not a size", hint="say 500 (megabytes), 500M or 2G")
+    return float(found[1]) * _IN_MB[found[2].lower()]
+
+
+def described(one: Workspace) -> dict[str, Any]:
+    from sandkasten.cli.commands.listings import moment
+
+    made = one.created_at
+    shown = {**asdict(one), "used_by": list(one.used_by)}
+    return {**shown, "workspace_id": one.name, "created_at": None if made is None else moment(made)}
+
+
+def _nothing() -> None:
+    """Workspaces that have a name and outlive their sandboxes."""
+
+
+def _ls(context: typer.Context, json: Json = False) -> None:
+    """List workspaces."""
+    go(_list(state_of(context, json=json), measured=None))
+
+
+def _du(context: typer.Context, names: Names = None, json: Json = False) -> None:
+    """Show what workspaces take: their size, what is used, what that costs on the host's disk."""
+    go(_list(state_of(context, json=json), measured=names or []))
+
+
+def _create(
+    context: typer.Context,
+    name: Name,
+    size: Annotated[
+        str | None, typer.Option("--size", "-s", metavar="SIZE", help="500 (megabytes), 500M, 2G.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make an empty workspace."""
+    state = state_of(context, json=json)
+    size_mb = None if size is None else megabytes(size)
+
+    async def make(door: AsyncWorkspaces) -> Workspace:
+        return await door.create(name, size_mb=size_mb)
+
+    go(_one(state, make))
+
+
+def _cp(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A workspace nobody has.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A name that is free.")],
+    json: Json = False,
+) -> None:
+    """Copy a workspace to a new name."""
+    state = state_of(context, json=json)
+
+    async def copy(door: AsyncWorkspaces) -> Workspace:
+        return await door.copy(source, target)
+
+    go(_one(state, copy))
+
+
+def _resize(
+    context: typer.Context,
+    name: Name,
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="500 (megabytes), 500M, 2G.")],
+    json: Json = False,
+) -> None:
+    """Make a workspace larger; never smaller."""
+    state = state_of(context, json=json)
+    size_mb = megabytes(size)
+
+    async def grow(door: AsyncWorkspaces) -> Workspace:
+        return await door.resize(name, size_mb)
+
+    go(_one(state, grow))
+
+
+def _rm(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    json: Json = False,
+) -> None:
+    """Delete workspaces with everything in them."""
+    raise SystemExit(go(_remove(state_of(context, json=json), names)))
+
+
+def _door(state: State) -> AsyncWorkspaces:
+    from sandkasten.client.workspaces import AsyncWorkspaces
+
+    return AsyncWorkspaces(**state.where)
+
+
+async def _one(state: State, act: Any) -> None:
+    made: Workspace = await act(_door(state))
+    if state.json:
+        put_json(described(made))
+    else:
+        put(made.name)
+
+
+async def _list(state: State, *, measured: Sequence[str] | None) -> None:
+    """`measured` None: all, cheaply; empty: all, measured; else those."""
+    door = _door(state)
+    if measured is None:
+        found = await door.list()
+    else:
+        names = list(measured) or [one.name for one in await door.list()]
+        found = [await door.get(name) for name in names]
+    if state.json:
+        put_json([described(one) for one in found])
+    elif measured is None:
+        _table_of_names(found)
+    else:
+        _table_of_sizes(found)
+
+
+def _table_of_names(found: Sequence[Workspace]) -> None:
+    now = time.time()
+    put_table(
+        ("NAME", "SIZE", "KIND", "AGE", "USED BY", "PROBLEM"),
+        [
+            (
+                one.name,
+                size(one.size_bytes),
+                one.kind or "-",
+                "-" if one.created_at is None else age(now - one.created_at),
+                ",".join(one.used_by) or "-",
+                one.problem or "-",
+            )
+            for one in found
+        ],
+    )
+
+
+def _table_of_sizes(found: Sequence[Workspace]) -> None:
+    put_table(
+        ("NAME", "SIZE", "USED", "ON DISK", "USED BY"),
+        [
+            (
+                one.name,
+                size(one.size_bytes),
+                size(one.used_bytes),
+                size(one.allocated_bytes),
+                ",".join(one.used_by) or "-",
+            )
+            for one in found
+        ],
+    )
+
+
+async def _remove(state: State, names: Sequence[str]) -> int:
+    """Each one named. One that fails does not stop the others."""
+    door = _door(state)
+    removed: list[str] = []
+    failures: list[SandkastenError] = []
+    for name in dict.fromkeys(names):
+        try:
+            await door.delete(name)
+        except SandkastenError as exc:
+            failures.append(exc)
+            if not state.json:
+                report(exc, as_json=False)
+        else:
+            removed.append(name)
+            if not state.json:
+                put(name)
+    if state.json:
+        failed = [{"code": one.code, "message": one.message} for one in failures]
+        put_json({"removed": removed, "failed": failed})
+    return EXIT_OURS if failures else 0

@@ -1,0 +1,82 @@
+"""Which sandbox is meant: whole ids, unique beginnings of ids, and `ID:path` in `cp`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import InvalidRequest, SandkastenError, SessionNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sandkasten.cli.state import State
+
+_WHOLE: Final = re.compile(r"sbx_[0-9a-f]{16,}\Z")
+_START: Final = re.compile(r"(?:sbx_)?[0-9a-f]{1,64}\Z|sbx_\Z")
+
+
+def pick(start: str, ids: Iterable[str]) -> str:
+    """The one id that begins so (`sbx_` may be left out); SessionNotFound or InvalidRequest."""
+    known = list(ids)
+    if start in known:
+        return start
+    wanted = start if start.startswith("sbx_") else f"sbx_{start}"
+    found = [one for one in known if _START.match(start) and one.startswith(wanted)]
+    if not found:
+        raise SessionNotFound(
+            f"no sandbox has the id {start[:80]!r}", hint="list them with: sandkasten ls"
+        )
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{len(found)} sandboxes begin with {start!r}", hint=f"say more: {', '.join(found[:5])}"
+        )
+    return found[0]
+
+
+async def resolve(state: State, start: str) -> str:
+    """A whole id is taken as it is; only a beginning costs a listing."""
+    if _WHOLE.match(start):
+        return start
+    return (await resolve_all(state, [start]))[0]
+
+
+async def resolve_all(state: State, starts: Sequence[str]) -> list[str]:
+    from sandkasten.client.server.server_pool import connect
+
+    transport = await connect(state.place)
+    ids = [info.id for info in await transport.list(all=True)]
+    return [pick(start, ids) for start in starts]
+
+
+def complete(incomplete: str) -> list[str]:
+    """Ids for the shell's completion; silence is better there than any error."""
+    import asyncio
+
+    from sandkasten.cli.state import State
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    try:
+        infos = asyncio.run(AsyncSandbox.list(**State().where))
+    except (SandkastenError, OSError):
+        return []
+    return [info.id for info in infos if info.id.startswith(incomplete)]
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    sandbox: str
+    path: str
+
+
+def side(text: str) -> Remote | str:
+    """One side of `cp`: `ID:path`, or a local path. A local name with a colon is `./a:b`."""
+    start, colon, path = text.partition(":")
+    if not colon or not start or "/" in start or start.startswith("."):
+        return text
+    if not _START.match(start):
+        raise InvalidRequest(
+            f"{start[:80]!r} is no id of a sandbox", hint=f"for a local file write ./{text[:80]}"
+        )
+    return Remote(start, path or ".")

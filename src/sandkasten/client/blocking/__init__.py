@@ -1,0 +1,1 @@
+"""The blocking half of the client, made from the asynchronous half."""

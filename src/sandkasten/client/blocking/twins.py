@@ -1,0 +1,103 @@
+"""How the blocking half of the client is made of the asynchronous half, written once.
+
+A twin holds the asynchronous object as `_twin`; its methods are those methods, run on the
+process's loop thread, with the same arguments, answers and errors. Knows no object of the client,
+and fails as what it runs fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from sandkasten.client.blocking import loop_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+A = TypeVar("A")
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+def waiting(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The method of the twin, run to its end."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return loop_thread.run(method(self._twin, *args, **kwargs))
+
+    return call
+
+
+def waiting_for(
+    kind: Callable[[T], S], method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
+) -> Callable[Concatenate[Any, P], S]:
+    """The same for a method whose answer has a twin of its own."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        return kind(loop_thread.run(method(self._twin, *args, **kwargs)))
+
+    return _answering(call, kind)
+
+
+def giving(
+    kind: Callable[[T], S], method: Callable[Concatenate[A, P], T]
+) -> Callable[Concatenate[Any, P], S]:
+    """The same for a method that does not wait."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        return kind(method(self._twin, *args, **kwargs))
+
+    return _answering(call, kind)
+
+
+def handing(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same method of an object's `_agents`: one that a client has, and not is."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await method(self._agents, *args, **kwargs)
+
+    return call
+
+
+def waiting_alone(name: str, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The same for a function that belongs to no object."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return loop_thread.run(function(*args, **kwargs))
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def arguments_of(
+    source: Callable[P, object],
+) -> Callable[[Callable[Concatenate[A, ...], T]], Callable[Concatenate[A, P], T]]:
+    """For a method that only hands on: it takes what `source` takes, and shows it."""
+
+    def decorate(method: Callable[Concatenate[A, ...], T]) -> Callable[Concatenate[A, P], T]:
+        mine = inspect.signature(method)
+        first = next(iter(mine.parameters.values()))
+        theirs = inspect.signature(source).parameters.values()
+        method.__signature__ = mine.replace(parameters=[first, *theirs])  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
+def _answering(call: Callable[P, S], kind: Callable[..., object]) -> Callable[P, S]:
+    """Have `inspect` and editors show the twin that really comes back."""
+    shown = inspect.signature(call).replace(return_annotation=kind.__name__)
+    call.__signature__ = shown  # type: ignore[attr-defined]
+    return call

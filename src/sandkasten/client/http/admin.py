@@ -1,0 +1,255 @@
+"""Keys, the audit and stored files of a daemon: one method, one request."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import quote
+
+from sandkasten.client.http.connection import Order, pieces
+from sandkasten.client.http.json_values import (
+    Json,
+    count,
+    figure,
+    given,
+    mapping,
+    maybe_count,
+    maybe_figure,
+    maybe_text,
+    record,
+    records,
+    text,
+    texts,
+)
+from sandkasten.model.access.api_keys import MadeKey, parse_scopes
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.files.file_keys import UNKNOWN_TYPE, known_file_key, no_such_file
+from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+
+    from sandkasten.client.http.connection import Connection
+    from sandkasten.client.server.transport import FilesTransport
+    from sandkasten.model.access.api_keys import KeyRequest
+
+_KEYS: Final = "/v1/keys"
+_FILES: Final = "/v1/files"
+_STALL_S: Final = 60.0
+
+KeyRows: TypeAlias = "Sequence[KeyRow]"
+Files: TypeAlias = "Sequence[StoredFile]"
+
+
+class HttpBooks:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.keys = HttpKeys(connection)
+        self.files = HttpStored(connection)
+
+    async def audited(
+        self,
+        *,
+        tenant: str | None = None,
+        since_seq: int | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[AuditRow]:
+        query = given(
+            tenant=tenant,
+            since_seq=None if since_seq is None else str(since_seq),
+            action=action,
+            target=target,
+            limit=str(limit),
+        )
+        told = await self._connection.ask(Order("GET", "/v1/audit", query=query, repeatable=True))
+        return [_audited(one) for one in records(record(told).get("entries"), "entries")]
+
+
+class HttpKeys:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def create(self, request: KeyRequest) -> MadeKey:
+        body = given(
+            tenant=request.tenant,
+            name=request.name or None,
+            expires_in_seconds=request.expires_in_s,
+            quota=given(**request.quota),
+        )
+        if request.scopes is not None:
+            body["scopes"] = list(request.scopes)
+        told = record(await self._connection.ask(Order("POST", _KEYS, body)))
+        return MadeKey(_key(told), text(told, "key"))
+
+    async def list(self, tenant: str | None = None) -> KeyRows:
+        order = Order("GET", _KEYS, query=given(tenant=tenant), repeatable=True)
+        told = record(await self._connection.ask(order))
+        return [_key(one) for one in records(told.get("keys"), "keys")]
+
+    async def revoke(self, key_id: str) -> KeyRow:
+        order = Order("DELETE", f"{_KEYS}/{quote(key_id, safe='')}", repeatable=True)
+        return _key(record(await self._connection.ask(order)))
+
+
+class HttpStored:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def put(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        key: str | None = None,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+    ) -> StoredFile:
+        query = given(
+            key=key,
+            ttl_seconds=None if ttl_s is None else str(ttl_s),
+            metadata=json.dumps(dict(metadata)) if metadata else None,
+            overwrite="true" if overwrite else None,
+        )
+        order = Order(
+            "POST",
+            _FILES,
+            query=query,
+            data=data,
+            headers={"Content-Type": content_type or UNKNOWN_TYPE},
+            answer_s=None,
+        )
+        return _file(record(await self._connection.ask(order)))
+
+    async def get(self, key: str) -> StoredFile:
+        # By the list, because headers do not tell everything. Of the keys that begin with it, it
+        # is the first.
+        wanted = known_file_key(key)
+        query = {"prefix": wanted, "limit": "1"}
+        told = await self._connection.ask(Order("GET", _FILES, query=query, repeatable=True))
+        found = [_file(one) for one in records(record(told).get("files"), "files")]
+        if not found or found[0].key != wanted:
+            raise no_such_file(key)
+        return found[0]
+
+    @asynccontextmanager
+    async def read(self, key: str) -> AsyncGenerator[tuple[StoredFile, AsyncIterator[bytes]]]:
+        row = await self.get(key)
+        order = Order("GET", _path(key), repeatable=True, answer_s=None)
+        async with self._connection.stream(order) as answer:
+            yield row, pieces(self._connection, answer, f"{key} was read", _STALL_S)
+
+    async def list(self, prefix: str = "") -> Files:
+        found: list[StoredFile] = []
+        cursor: str | None = None
+        while True:
+            query = given(prefix=prefix or None, cursor=cursor)
+            told = record(
+                await self._connection.ask(Order("GET", _FILES, query=query, repeatable=True))
+            )
+            found += [_file(one) for one in records(told.get("files"), "files")]
+            cursor = maybe_text(told, "next")
+            if cursor is None:
+                return found
+
+    async def delete(self, key: str) -> None:
+        await self._connection.ask(Order("DELETE", _path(key)))
+
+    async def stage(
+        self,
+        files: FilesTransport,
+        sandbox_id: str,
+        key: str,
+        destination: str,
+        *,
+        overwrite: bool = True,
+    ) -> StagedFile:
+        """Inside the daemon; nothing of the file comes here."""
+        body = {"file_key": key, "destination": destination, "overwrite": overwrite}
+        path = f"/v1/sessions/{quote(sandbox_id, safe='')}/files/stage"
+        order = Order("POST", path, body, repeatable=overwrite, answer_s=None)
+        told = record(await self._connection.ask(order))
+        return StagedFile(
+            path=text(told, "path"),
+            size_bytes=count(told, "size_bytes"),
+            file_key=text(told, "file_key"),
+            checksum=text(told, "checksum"),
+        )
+
+    async def publish(
+        self,
+        files: FilesTransport,
+        sandbox_id: str,
+        source: str,
+        key: str | None = None,
+        *,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+    ) -> StoredFile:
+        body = given(
+            source=source,
+            file_key=key,
+            content_type=content_type,
+            ttl_seconds=ttl_s,
+            overwrite=overwrite,
+        )
+        path = f"/v1/sessions/{quote(sandbox_id, safe='')}/files/publish"
+        # Without a key each request makes one of its own.
+        again = overwrite and key is not None
+        order = Order("POST", path, body, repeatable=again, answer_s=None)
+        return _file(record(await self._connection.ask(order)))
+
+
+def _path(key: str) -> str:
+    return f"{_FILES}/{quote(key)}"
+
+
+def _key(found: Json) -> KeyRow:
+    quota = record(found.get("quota"), "quota")
+    return KeyRow(
+        id=text(found, "id"),
+        tenant=text(found, "tenant"),
+        name=text(found, "name"),
+        scopes=parse_scopes(texts(found, "scopes")),
+        created_at=figure(found, "created_at_unix"),
+        quota=TenantQuota(
+            max_sessions=maybe_count(quota, "max_sessions"),
+            max_memory_bytes=maybe_count(quota, "max_memory_bytes"),
+            max_disk_bytes=maybe_count(quota, "max_disk_bytes"),
+            requests_per_second=maybe_figure(quota, "requests_per_second"),
+        ),
+        expires_at=maybe_figure(found, "expires_at_unix"),
+        revoked_at=maybe_figure(found, "revoked_at_unix"),
+        last_used_at=maybe_figure(found, "last_used_at_unix"),
+    )
+
+
+def _audited(found: Json) -> AuditRow:
+    return AuditRow(
+        seq=count(found, "seq"),
+        at=figure(found, "at_unix"),
+        tenant=text(found, "tenant"),
+        key_id=maybe_text(found, "key_id"),
+        action=text(found, "action"),
+        target=text(found, "target"),
+        outcome=text(found, "outcome"),
+        request_id=text(found, "request_id", ""),
+        detail=mapping(found, "detail"),
+    )
+
+
+def _file(found: Json) -> StoredFile:
+    return StoredFile(
+        key=text(found, "key"),
+        tenant="",
+        size_bytes=count(found, "size_bytes"),
+        content_type=text(found, "content_type"),
+        checksum=text(found, "checksum"),
+        created_at=figure(found, "created_at_unix"),
+        expires_at=maybe_figure(found, "expires_at_unix"),
+        metadata=mapping(found, "metadata"),
+    )

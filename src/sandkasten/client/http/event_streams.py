@@ -1,0 +1,155 @@
+"""Server-sent events: the parser, and what is followed over connections that may break.
+
+A command belongs to its sandbox, a run to its daemon; this only watches. A connection that breaks
+is made again and goes on after the last piece that came, so nothing is shown twice and nothing
+runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import aiohttp
+
+from sandkasten.client.http.error_responses import body_error
+from sandkasten.client.http.json_values import record
+from sandkasten.client.http.reconnect import Patience
+from sandkasten.client.http.session_json import chunk_of, exec_result_of
+from sandkasten.errors import BackendUnavailable, ProtocolViolation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from sandkasten.client.http.connection import Connection, Order
+
+# The last event holds all kept output, in base64 where it is no text.
+MAX_EVENT_BYTES: Final = 128 << 20
+# A daemon says something every 15 s, if only that it lives.
+SILENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    name: str
+    data: str
+
+
+class Parser:
+    """Bytes in, whole events out; comments and fields we do not use are dropped."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._name = ""
+        self._data: list[str] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[Event]:
+        self._rest += data
+        if len(self._rest) + self._size > MAX_EVENT_BYTES:
+            raise ProtocolViolation("an event of the daemon is larger than any it sends")
+        events: list[Event] = []
+        start = 0
+        while (end := self._rest.find(b"\n", start)) >= 0:
+            line = bytes(self._rest[start:end]).removesuffix(b"\r")
+            start = end + 1
+            found = self._line(line)
+            if found is not None:
+                events.append(found)
+        del self._rest[:start]
+        return events
+
+    def _line(self, line: bytes) -> Event | None:
+        if not line:
+            found = Event(self._name or "message", "\n".join(self._data)) if self._data else None
+            self._name, self._data, self._size = "", [], 0
+            return found
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            self._name = value.decode("utf-8", "replace")
+        elif field == b"data":
+            self._data.append(value.decode("utf-8", "replace"))
+            self._size += len(value)
+        return None
+
+
+async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
+    """The events of one answer. TimeoutError when it falls silent, aiohttp's own when it breaks."""
+    parser = Parser()
+    while True:
+        async with asyncio.timeout(SILENCE_S):
+            data = await answer.content.readany()
+        if not data:
+            return
+        for event in parser.feed(data):
+            yield event
+
+
+def parsed(event: Event) -> dict[str, Any]:
+    try:
+        return record(json.loads(event.data), event.name)
+    except ValueError:
+        raise ProtocolViolation("an event of the daemon is no JSON") from None
+
+
+class _Numbered(Protocol):
+    @property
+    def seq(self) -> int: ...
+
+
+P = TypeVar("P", bound=_Numbered)
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, slots=True)
+class Followed(Generic[P, E]):
+    """What is watched: the name of its pieces, how they and its end are read, and what to say."""
+
+    piece: str
+    piece_of: Callable[[dict[str, Any]], P]
+    end_of: Callable[[dict[str, Any]], E]
+    what: str
+    hint: str
+
+
+COMMAND: Final = Followed(
+    "chunk", chunk_of, exec_result_of, "a command", "the command goes on; ask for it by its exec id"
+)
+
+
+async def follow(
+    connection: Connection,
+    order_after: Callable[[int], Order],
+    followed: Followed[P, E],
+    seen: int = 0,
+) -> AsyncIterator[P | E]:
+    """Pieces as they come, then the end. `order_after(seq)` asks for what comes after `seq`."""
+    patience = Patience()
+    while True:
+        cause: Exception | None = None
+        try:
+            async with connection.stream(order_after(seen)) as answer:
+                patience.there()
+                async for event in events(answer):
+                    if event.name == followed.piece:
+                        piece = followed.piece_of(parsed(event))
+                        if piece.seq > seen:
+                            seen = piece.seq
+                            yield piece
+                    elif event.name == "done":
+                        yield followed.end_of(parsed(event))
+                        return
+                    elif event.name == "error":
+                        raise body_error(parsed(event))
+        except BackendUnavailable as exc:
+            if not patience.reached:
+                raise
+            cause = exc
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            cause = exc
+        await patience.wait(
+            f"the connection broke while {followed.what} was being followed", followed.hint, cause
+        )

@@ -1,0 +1,284 @@
+"""A daemon's sandboxes, as the client needs them: one method, one request.
+
+Everything is asked by the routes of the public contract. What only the machine itself can be
+asked (what its kernel offers, a sweep) is UnsupportedByBackend here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from sandkasten.client.http import session_json
+from sandkasten.client.http.connection import ANSWER_S, Connection, Order
+from sandkasten.client.http.event_streams import COMMAND, follow
+from sandkasten.client.http.files import HttpFiles
+from sandkasten.client.http.images import HttpImages
+from sandkasten.client.http.json_values import records
+from sandkasten.client.http.terminal import open_terminal
+from sandkasten.client.http.workspaces import HttpWorkspaces
+from sandkasten.errors import UnsupportedByBackend
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.client.server.transport import TerminalTransport
+    from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+    from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
+    from sandkasten.model.sandbox.readiness import Readiness, Tier
+    from sandkasten.model.sandbox.sandbox_requests import (
+        CreateRequest,
+        Info,
+        Process,
+        Stats,
+        Swept,
+        UpdateRequest,
+    )
+    from sandkasten.model.sandbox.usage import Usage
+
+# The longest a command may run by the public contract; the daemon ends it, not we.
+LONGEST_EXEC_S: Final = 86_400.0
+# A sandbox, and an image that must be fetched for it first.
+CREATE_S: Final = 1800.0
+SLACK_S: Final = 60.0
+NEXT_CURSOR: Final = "X-Next-Cursor"
+_EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
+
+
+class HttpTransport:
+    """Belongs to one event loop."""
+
+    def __init__(self, url: str, api_key: str | None = None, tenant: str | None = None) -> None:
+        self.connection = Connection(url, api_key, tenant)
+        self.files = HttpFiles(self.connection)
+        self.images = HttpImages(self.connection)
+        self.workspaces = HttpWorkspaces(self.connection)
+
+    # ---- sandboxes
+
+    async def create(self, request: CreateRequest) -> Info:
+        order = Order(
+            "POST",
+            "/v1/sessions",
+            session_json.create_body(request),
+            # Under a key the second request finds what the first one made.
+            repeatable=request.session_key is not None,
+            answer_s=CREATE_S,
+        )
+        return session_json.info_of(await self.connection.ask(order))
+
+    async def get(self, sandbox_id: str) -> Info:
+        return session_json.info_of(await self._get(session_path(sandbox_id)))
+
+    async def list(self, *, all: bool = False) -> Sequence[Info]:
+        """`all` has no meaning here: what a daemon keeps ready is its own affair."""
+        found: list[Info] = []
+        query: dict[str, str] = {}
+        while True:
+            order = Order("GET", "/v1/sessions", query=query, repeatable=True)
+            page, headers = await self.connection.ask_page(order)
+            found += [session_json.info_of(one) for one in records(page, "sessions")]
+            cursor = headers.get(NEXT_CURSOR)
+            if cursor is None or not page:
+                return found
+            query = {"cursor": cursor}
+
+    async def destroy(self, sandbox_id: str) -> None:
+        order = Order("DELETE", session_path(sandbox_id), repeatable=True, answer_s=ANSWER_S * 2)
+        await self.connection.ask(order)
+
+    async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
+        # The same values again change nothing.
+        order = Order(
+            "PATCH", session_path(sandbox_id), session_json.update_body(request), repeatable=True
+        )
+        return session_json.info_of(await self.connection.ask(order))
+
+    async def pause(self, sandbox_id: str) -> Info:
+        return session_json.info_of(await self._post(session_path(sandbox_id, "pause")))
+
+    async def resume(self, sandbox_id: str) -> Info:
+        return session_json.info_of(await self._post(session_path(sandbox_id, "resume")))
+
+    async def reclaim(self, sandbox_id: str) -> int:
+        return session_json.reclaimed_of(await self._post(session_path(sandbox_id, "reclaim")))
+
+    async def usage(self, sandbox_id: str) -> Usage:
+        found = await self._get(session_path(sandbox_id, "stats"), {"quiet": "true"})
+        return session_json.usage_of(found)
+
+    async def stats(self, sandbox_id: str) -> Stats:
+        return session_json.stats_of(await self._get(session_path(sandbox_id, "stats")))
+
+    async def processes(self, sandbox_id: str) -> Sequence[Process]:
+        return session_json.processes_of(await self._get(session_path(sandbox_id, "processes")))
+
+    # ---- commands
+
+    async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        order = self._exec(sandbox_id, "exec", request, _time_of(request))
+        return session_json.exec_result_of(await self.connection.ask(order))
+
+    def exec_stream(
+        self, sandbox_id: str, request: ExecRequest
+    ) -> AsyncIterator[Chunk | ExecResult]:
+        # Asked again under the same key, the daemon shows the same command from its beginning.
+        order = self._exec(sandbox_id, "exec/stream", request, None)
+        return follow(self.connection, lambda _seen: order, COMMAND)
+
+    async def exec_start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        order = self._exec(sandbox_id, "exec", request, ANSWER_S, background=True)
+        return session_json.exec_result_of(await self.connection.ask(order))
+
+    async def exec_get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
+        order = Order(
+            "GET",
+            _exec_path(sandbox_id, exec_id),
+            query={"wait_seconds": f"{wait_s:g}"} if wait_s else {},
+            repeatable=True,
+            answer_s=wait_s + SLACK_S,
+        )
+        return session_json.exec_result_of(await self.connection.ask(order))
+
+    def exec_output(
+        self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
+    ) -> AsyncIterator[Chunk | ExecResult]:
+        if follow:
+            return self._followed(sandbox_id, exec_id, since_seq)
+        return self._kept(sandbox_id, exec_id, since_seq)
+
+    def _followed(
+        self, sandbox_id: str, exec_id: str, since_seq: int
+    ) -> AsyncIterator[Chunk | ExecResult]:
+        path = _exec_path(sandbox_id, exec_id, "output")
+
+        def after(seen: int) -> Order:
+            query = {"since_seq": str(max(since_seq, seen))}
+            return Order("GET", path, query=query, headers=_EVENTS, repeatable=True, answer_s=None)
+
+        return follow(self.connection, after, COMMAND)
+
+    async def _kept(
+        self, sandbox_id: str, exec_id: str, since_seq: int
+    ) -> AsyncIterator[Chunk | ExecResult]:
+        path = _exec_path(sandbox_id, exec_id, "output")
+        while True:
+            found = await self._get(path, {"since_seq": str(since_seq)})
+            page = [session_json.chunk_of(one) for one in records(found.get("chunks"), "chunks")]
+            for chunk in page:
+                yield chunk
+            result = session_json.exec_result_of(found)
+            # A page may be full before the kept output ends.
+            if not page or page[-1].seq >= result.last_seq:
+                yield result
+                return
+            since_seq = page[-1].seq
+
+    async def exec_signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
+        await self._post(_exec_path(sandbox_id, exec_id, "signal"), {"signal": signal})
+
+    async def exec_stdin(
+        self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
+    ) -> None:
+        body = {**session_json.input_fields("data", data), "close": close}
+        # A program reads its stdin when it likes.
+        order = Order(
+            "POST", _exec_path(sandbox_id, exec_id, "stdin"), body, answer_s=LONGEST_EXEC_S
+        )
+        await self.connection.ask(order)
+
+    async def execs(self, sandbox_id: str) -> Sequence[ExecResult]:
+        return session_json.execs_of(await self._get(session_path(sandbox_id, "execs")))
+
+    def terminal(
+        self,
+        sandbox_id: str,
+        *,
+        command: tuple[str, ...] | None = None,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> AbstractAsyncContextManager[TerminalTransport]:
+        return open_terminal(
+            self.connection,
+            session_path(sandbox_id, "pty"),
+            command=command,
+            rows=rows,
+            cols=cols,
+            env=env,
+            cwd=cwd,
+        )
+
+    async def run(self, request: RunRequest) -> RunResult:
+        order = Order(
+            "POST", "/v1/run", session_json.run_body(request), answer_s=_run_time_of(request)
+        )
+        return session_json.run_result_of(await self.connection.ask(order))
+
+    # ---- what only the machine itself can be asked
+
+    async def probe(self, backend: str | None = None) -> Readiness:
+        raise _only_there("what its kernel offers", "sandkasten doctor")
+
+    async def tiers(self, *, measure: bool = True) -> Sequence[Tier]:
+        raise _only_there("which tiers it has", "sandkasten doctor")
+
+    async def sweep(self) -> Swept:
+        raise _only_there("for a sweep", "the daemon does it by itself, every minute")
+
+    async def aclose(self) -> None:
+        await self.connection.aclose()
+
+    # ---- below
+
+    async def _get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        return await self.connection.ask(Order("GET", path, query=query or {}, repeatable=True))
+
+    async def _post(self, path: str, body: object = None) -> Any:
+        return await self.connection.ask(Order("POST", path, {} if body is None else body))
+
+    def _exec(
+        self,
+        sandbox_id: str,
+        verb: str,
+        request: ExecRequest,
+        answer_s: float | None,
+        *,
+        background: bool = False,
+    ) -> Order:
+        # One for every command, so that a broken connection can be asked again and runs nothing
+        # twice.
+        key = request.idempotency_key or f"auto-{os.urandom(12).hex()}"
+        body = session_json.exec_body(request, key)
+        if background:
+            body["background"] = True
+        return Order(
+            "POST", session_path(sandbox_id, verb), body, repeatable=True, answer_s=answer_s
+        )
+
+
+def session_path(sandbox_id: str, verb: str = "") -> str:
+    base = f"/v1/sessions/{quote(sandbox_id, safe='')}"
+    return f"{base}/{verb}" if verb else base
+
+
+def _exec_path(sandbox_id: str, exec_id: str, verb: str = "") -> str:
+    base = session_path(sandbox_id, f"execs/{quote(exec_id, safe='')}")
+    return f"{base}/{verb}" if verb else base
+
+
+def _time_of(request: ExecRequest) -> float:
+    return (LONGEST_EXEC_S if request.timeout_s is None else request.timeout_s) + SLACK_S
+
+
+def _run_time_of(request: RunRequest) -> float:
+    return CREATE_S + (LONGEST_EXEC_S if request.timeout_s is None else request.timeout_s)
+
+
+def _only_there(what: str, how: str) -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        f"a daemon cannot be asked {what} from elsewhere", hint=f"on its machine: {how}"
+    )

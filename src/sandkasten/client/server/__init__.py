@@ -1,0 +1,1 @@
+"""What serves the client: the embedded engine or a daemon."""

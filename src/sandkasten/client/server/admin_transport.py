@@ -1,0 +1,114 @@
+"""What a server remembers beyond its sandboxes (keys, the audit, stored files), as a Protocol.
+
+A daemon has it over HTTP; without one, this process opens the same books itself, under the same
+lock. Only classes of `errors` leave an implementation.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from sandkasten.client.server.server_pool import no_tenant
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.transport import FilesTransport
+    from sandkasten.model.access.api_keys import KeyRequest, MadeKey
+    from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
+
+
+class KeysTransport(Protocol):
+    async def create(self, request: KeyRequest) -> MadeKey: ...
+    async def list(self, tenant: str | None = None) -> Sequence[KeyRow]: ...
+    async def revoke(self, key_id: str) -> KeyRow:
+        """NotFound when there is none; twice is fine."""
+        ...
+
+
+class StoredTransport(Protocol):
+    """The file store, as the tenant one is."""
+
+    async def put(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        key: str | None = None,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+    ) -> StoredFile: ...
+    async def get(self, key: str) -> StoredFile: ...
+    def read(
+        self, key: str
+    ) -> AbstractAsyncContextManager[tuple[StoredFile, AsyncIterator[bytes]]]: ...
+    async def list(self, prefix: str = "") -> Sequence[StoredFile]:
+        """All of them, by key."""
+        ...
+
+    async def delete(self, key: str) -> None: ...
+    async def stage(
+        self,
+        files: FilesTransport,
+        sandbox_id: str,
+        key: str,
+        destination: str,
+        *,
+        overwrite: bool = True,
+    ) -> StagedFile:
+        """`files` has the sandbox, where this store cannot reach it by itself."""
+        ...
+
+    async def publish(
+        self,
+        files: FilesTransport,
+        sandbox_id: str,
+        source: str,
+        key: str | None = None,
+        *,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+    ) -> StoredFile: ...
+
+
+class BooksTransport(Protocol):
+    @property
+    def keys(self) -> KeysTransport: ...
+    @property
+    def files(self) -> StoredTransport: ...
+    async def audited(
+        self,
+        *,
+        tenant: str | None = None,
+        since_seq: int | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[AuditRow]:
+        """Oldest first: those after `since_seq`, or the newest."""
+        ...
+
+
+@asynccontextmanager
+async def books_of(place: Place) -> AsyncIterator[BooksTransport]:
+    """The books of a daemon, or of a data directory that none serves."""
+    if place.url is None:
+        no_tenant(place)
+        from sandkasten.client.server.embedded import open_books
+
+        async with open_books(place) as opened:
+            yield opened
+        return
+    from sandkasten.client.http.admin import HttpBooks
+    from sandkasten.client.http.connection import Connection
+
+    connection = Connection(place.url, place.api_key, place.tenant)
+    try:
+        yield HttpBooks(connection)
+    finally:
+        await connection.aclose()

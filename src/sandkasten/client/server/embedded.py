@@ -1,0 +1,187 @@
+"""The engine inside this process: the one door from the client to everything below it.
+
+Nothing of the engine is imported before a sandbox is asked for, so that `import sandkasten`
+is cheap and works where the engine does not. Where sandboxes cannot be made, BackendUnavailable
+says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.client.server.server_pool import Place, aclose, connect, no_tenant, place_of
+from sandkasten.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.client.server.admin_transport import BooksTransport
+    from sandkasten.client.server.agents_transport import AgentsTransport
+    from sandkasten.client.server.installer import Installer
+    from sandkasten.client.server.transport import Transport
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.daemon.tooling import Caller
+
+
+async def open_engine(place: Place) -> Transport:
+    _require_linux()
+    # In a thread, because the first import takes as long as a hundred commands and the loop
+    # may be somebody's server.
+    loaded = await asyncio.to_thread(_load, place)
+    with _installed():
+        from sandkasten.daemon import compose
+
+        return await compose.open_engine(loaded)
+
+
+def _load(place: Place) -> Settings:
+    with _installed():
+        from sandkasten.daemon import compose  # noqa: F401  (only to have it loaded)
+    return settings(place)
+
+
+def settings(place: Place) -> Settings:
+    """The settings in force for a place, with the origin of each."""
+    _require_linux()
+    with _installed():
+        from sandkasten.daemon.settings.resolver import load
+
+        return load(place.flags(), os.environ, Path.cwd())
+
+
+def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
+    """Be a daemon in this process until a signal ends it. `said` hears when it is ready."""
+    _require_linux()
+    with _installed():
+        from sandkasten.daemon.serve import run
+        from sandkasten.daemon.settings.resolver import load
+    run(load(flags, os.environ, Path.cwd()), said)
+
+
+def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
+    """What the data directory remembers, while no daemon serves it; Conflict when one does."""
+    loaded = settings(place)
+    with _installed():
+        from sandkasten.daemon.offline_admin import offline_books
+
+    return offline_books(loaded)
+
+
+@asynccontextmanager
+async def open_agents(place: Place) -> AsyncIterator[AgentsTransport]:
+    """Agents that this process runs; what still runs at the end of the block is cancelled."""
+    _require_linux()
+    loaded = await asyncio.to_thread(_load_agents, place)
+    with _installed():
+        from sandkasten.daemon.agent_services import local_agents
+    async with local_agents(loaded) as opened:
+        yield opened
+
+
+def _load_agents(place: Place) -> Settings:
+    with _installed():
+        from sandkasten.daemon import agent_services  # noqa: F401  (only to have it loaded)
+    return settings(place)
+
+
+def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[Installer]:
+    """A daemon that stands, or is to stand, on an engine; this machine need not be Linux."""
+    with _installed():
+        from sandkasten.daemon.container.installation import installation
+        from sandkasten.daemon.settings.resolver import load
+    return installation(load(flags, os.environ, Path.cwd()))
+
+
+def serve_mcp(
+    place: Place,
+    *,
+    mode: Literal["compute", "code", "all"],
+    transport: Literal["stdio", "http"],
+    listen: str,
+    image: str | None,
+    runtime: str | None,
+    session: str | None,
+    said: Callable[[str], None],
+) -> None:
+    """Be an MCP server in this process, whose tools are carried out at `place`.
+
+    `said` hears where it can be reached, if by HTTP.
+    """
+    if place.url is None:
+        _require_linux()
+        no_tenant(place)
+    with _installed():
+        from sandkasten.daemon.settings.resolver import load
+    with _installed("the MCP server", "mcp"):
+        from sandkasten.daemon.tooling import Offer, serve_mcp
+    settings = load({**place.flags(), "listen": listen}, os.environ, Path.cwd())
+    serve_mcp(settings, Offer(mode, image, runtime, session), transport, said, place)
+
+
+@asynccontextmanager
+async def open_tools(
+    place: Place | None = None,
+    *,
+    mode: Literal["compute", "code", "all"] = "all",
+    image: str | None = None,
+    runtime: str | None = None,
+    session: str | None = None,
+) -> AsyncIterator[Caller]:
+    """The tools for this program; what they opened is gone after the block.
+
+    `session`: unless it is named; then it stays for whoever names it again.
+    """
+    at = place or place_of()
+    if at.url is None:
+        no_tenant(at)
+    loaded = await asyncio.to_thread(_load, at)
+    with _installed("the toolbox of agents", "agents"):
+        from sandkasten.daemon import tooling
+    offer = tooling.Offer(mode, image, runtime, session)
+    async with tooling.open_tools(loaded, offer, at) as tools:
+        caller = tools.caller()
+        try:
+            yield caller
+        finally:
+            await caller.aclose()
+
+
+@contextmanager
+def _installed(what: str = "the embedded engine", extra: str = "server") -> Iterator[None]:
+    """The client alone can be installed without what the engine needs."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        raise BackendUnavailable(
+            f"{what} is not installed (no module named {exc.name})",
+            hint=f"pip install 'sandkasten[{extra}]'",
+        ) from exc
+
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise BackendUnavailable(
+            f"the embedded engine needs the Linux kernel, and this is {sys.platform}",
+            hint="run it on a Linux machine or in a Linux virtual machine",
+        )
+
+
+__all__ = [
+    "Place",
+    "aclose",
+    "connect",
+    "open_agents",
+    "open_books",
+    "open_engine",
+    "open_installation",
+    "open_tools",
+    "serve",
+    "serve_mcp",
+    "settings",
+]

@@ -1,0 +1,216 @@
+"""A daemon and its sessions as objects, in the words of its HTTP: the asynchronous client.
+
+A session is a sandbox, so everything a sandbox can do a session can; `SandboxClient` holds the one
+connection they share. `sync.py` has the twins. Every failure is a class of `errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Self
+
+from sandkasten.client.agents import AsyncAgents, AsyncRunEvents
+from sandkasten.client.blocking.twins import handing
+from sandkasten.client.caller_input import names_of
+from sandkasten.client.sandbox import AsyncSandbox
+from sandkasten.client.server.server_pool import held, open_transport, place_of
+from sandkasten.client.transfer.transfer import blocks_of
+from sandkasten.errors import FileTrouble, InvalidRequest
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from os import PathLike
+    from types import TracebackType
+
+    from sandkasten.client.results import Number
+    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.transport import Transport
+    from sandkasten.model.sandbox.sandbox_requests import Info
+    from sandkasten.model.sandbox.workspace import Workspace
+
+DEFAULT_URL = "http://localhost:8080"
+
+
+class AsyncSession(AsyncSandbox):
+    """A sandbox of a daemon. Leaving an `async with` block destroys it."""
+
+    def __init__(self, client: SandboxClient, info: Info) -> None:
+        """Made by `SandboxClient.create_session` and `get_session`."""
+        super().__init__(url=client.base_url)
+        self._client = client
+        self._place = client._place
+        self._wanted = None
+        self._info = info
+        self._id = info.id
+
+    @property
+    def id(self) -> str:
+        """Also of one that is gone; the daemon says so when it is asked for anything."""
+        assert self._id is not None
+        return self._id
+
+    async def transport(self) -> Transport:
+        return await self._client.transport()
+
+    async def destroy(self) -> None:
+        """End it and everything in it. Again is quiet."""
+        await self.close()
+
+    async def upload(  # type: ignore[override]
+        self,
+        file: str | PathLike[str] | IO[bytes],
+        *,
+        dest_path: str = "/workspace",
+        filename: str | None = None,
+    ) -> builtins.list[str]:
+        """A file of this machine, or an open one, into the directory `dest_path`; its path there.
+
+        An open file that has no name needs `filename`. Trees go by `AsyncSandbox.upload`.
+        """
+        opened = None if hasattr(file, "read") else file
+        name = filename or os.path.basename(str(getattr(file, "name", "") or opened or ""))
+        if not name or name in (".", "..") or "/" in name:
+            raise InvalidRequest(
+                "the file has no name to arrive under", hint="give filename", field="filename"
+            )
+        where = str(PurePosixPath(dest_path) / name)
+        if opened is None:
+            entry = await self.write(where, file)  # type: ignore[arg-type]
+            return [entry.path]
+        try:
+            with await asyncio.to_thread(Path(opened).open, "rb") as source:
+                entry = await self.write(where, blocks_of(source))
+        except OSError as exc:
+            raise FileTrouble(
+                f"reading {opened} failed: {exc.strerror or exc}", hint="look at the path"
+            ) from exc
+        return [entry.path]
+
+
+class SandboxClient:
+    """A daemon. Holds connections open until it is closed; sessions live on without it."""
+
+    def __init__(self, *, base_url: str | None = None, api_key: str | None = None) -> None:
+        """Nothing is sent yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY count."""
+        self._url = base_url or os.environ.get("SANDKASTEN_URL") or DEFAULT_URL
+        self._place: Place = place_of(url=self._url, api_key=api_key)
+        self._agents = AsyncAgents._at(self._place)
+        self._transport: Transport | None = None
+        self._holder: AsyncGenerator[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where the daemon is."""
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url})"
+
+    async def create_session(
+        self,
+        *,
+        image: str | None = None,
+        ttl_seconds: float | None = None,
+        workspace_id: str | None = None,
+        idle_timeout_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        limits: Mapping[str, Number] | None = None,
+        network: str | None = None,
+        profile: str | None = None,
+        backend: str | None = None,
+        isolation: str | None = None,
+        session_key: str | None = None,
+        workspace_mode: str | None = None,
+        mounts: Sequence[str] = (),
+        pip_packages: Sequence[str] = (),
+        npm_packages: Sequence[str] = (),
+    ) -> AsyncSession:
+        """A new session, or with `session_key` the living one of that key.
+
+        `workspace_id` names a workspace that outlives the session, made at first use.
+        """
+        request = CreateRequest(
+            image=image,
+            ttl_s=ttl_seconds,
+            idle_timeout_s=idle_timeout_seconds,
+            lifetime_s=lifetime_seconds,
+            env=env or {},
+            labels=labels or {},
+            limits=limits or {},
+            profile=profile,
+            backend=backend,
+            isolation=isolation,
+            network=network,
+            session_key=session_key,
+            workspace_id=workspace_id,
+            workspace_mode=workspace_mode,
+            mounts=names_of(mounts, "mounts"),
+            pip_packages=names_of(pip_packages, "pip_packages"),
+            npm_packages=names_of(npm_packages, "npm_packages"),
+        )
+        return AsyncSession(self, await (await self.transport()).create(request))
+
+    async def get_session(self, session_id: str) -> AsyncSession:
+        """A session that is there; SessionNotFound or SessionExpired when it is not."""
+        return AsyncSession(self, await (await self.transport()).get(session_id))
+
+    async def list_sessions(self) -> builtins.list[Info]:
+        """Every session that is there, oldest first."""
+        return sorted(await (await self.transport()).list(), key=lambda info: info.created_at)
+
+    async def list_workspaces(self) -> builtins.list[Workspace]:
+        """The workspaces that have a name."""
+        return builtins.list(await (await self.transport()).workspaces.list())
+
+    async def delete_workspace(self, workspace_id: str) -> None:
+        """Delete one with everything in it; Conflict while a session has it."""
+        await (await self.transport()).workspaces.delete(workspace_id)
+
+    agents = handing(AsyncAgents.agents)
+    workflows = handing(AsyncAgents.workflows)
+    run_agent = handing(AsyncAgents.run_agent)
+    run_workflow = handing(AsyncAgents.run_workflow)
+    get_run = handing(AsyncAgents.get_run)
+    runs = handing(AsyncAgents.runs)
+    cancel_run = handing(AsyncAgents.cancel_run)
+    resume_run = handing(AsyncAgents.resume_run)
+    tools = handing(AsyncAgents.tools)
+    call_tool = handing(AsyncAgents.call_tool)
+
+    def run_events(self, run_id: str, *, since_seq: int = 0) -> AsyncRunEvents:
+        """What happened in a run and what will, to its end."""
+        return self._agents.run_events(run_id, since_seq=since_seq)
+
+    async def close(self) -> None:
+        """Let go of the connections. Sessions and runs live on; the next call connects anew."""
+        await self._agents.close()
+        holder, self._holder, self._transport = self._holder, None, None
+        if holder is not None and self._loop is asyncio.get_running_loop():
+            await holder.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def transport(self) -> Transport:
+        """The connection of this loop, opened on first use; it ends with the loop at the latest."""
+        loop = asyncio.get_running_loop()
+        if self._transport is None or self._loop is not loop:
+            self._transport = await open_transport(self._place)
+            self._holder = await held(self._transport)
+            self._loop = loop
+        return self._transport

@@ -1,0 +1,1 @@
+"""Moving files and trees between this machine and a sandbox."""

@@ -1,0 +1,172 @@
+"""The files of a sandbox as methods of the sandbox; `sandbox.py` has the rest.
+
+Knows the transport and nothing of how a file gets to where it is going. Every failure is a class
+of `errors`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandkasten.client.process import AsyncWatch
+from sandkasten.client.results import FileBytes, Transfer
+from sandkasten.client.server.admin_transport import books_of
+from sandkasten.client.stream_close import closing
+from sandkasten.client.transfer import transfer
+from sandkasten.client.transfer.whole_listing import listed
+from sandkasten.errors import FileNotFound
+
+if TYPE_CHECKING:
+    import builtins
+    from os import PathLike
+
+    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.transport import FilesTransport, Transport
+    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.journal_rows import StagedFile, StoredFile
+
+
+class SandboxFiles:
+    """For `AsyncSandbox` to be made of."""
+
+    if TYPE_CHECKING:
+        _place: Place
+
+        @property
+        def id(self) -> str: ...
+        async def transport(self) -> Transport: ...
+
+    async def _files(self) -> FilesTransport:
+        return (await self.transport()).files
+
+    async def write(
+        self,
+        path: str,
+        data: transfer.Source,
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+    ) -> FileEntry:
+        """Write a whole file; whoever reads meanwhile sees the old one or the new one.
+
+        A binary file object is read to its end and never held in memory as a whole.
+        """
+        files = await self._files()
+        if isinstance(data, str | bytes):
+            raw = data.encode() if isinstance(data, str) else data
+            return await files.write(self.id, path, raw, mode=mode, overwrite=overwrite)
+        async with closing(transfer.stream_of(data)) as stream:
+            return await files.write(self.id, path, stream, mode=mode, overwrite=overwrite)
+
+    async def read(
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+    ) -> FileBytes:
+        """The bytes of a file, or of a part of it.
+
+        `limit` asks for so many from `offset`; `max_bytes` cuts, and `.truncated` says so.
+        """
+        files = await self._files()
+        got = await files.read(self.id, path, offset=offset, limit=limit, max_bytes=max_bytes)
+        return FileBytes(got.data, got.path, got.size, got.truncated)
+
+    async def ls(
+        self, path: str = ".", *, recursive: bool = False, limit: int | None = None
+    ) -> builtins.list[FileEntry]:
+        """What is in a directory, sorted by name: all of it, or the first `limit` entries."""
+        files = await self._files()
+        return await listed(files, self.id, path, recursive=recursive, limit=limit)
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileEntry:
+        return await (await self._files()).stat(self.id, path, follow=follow)
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is anything of that name (a dangling link counts)."""
+        try:
+            await self.stat(path, follow=False)
+        except FileNotFound:
+            return False
+        return True
+
+    async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> FileEntry:
+        return await (await self._files()).mkdir(self.id, path, parents=parents, exist_ok=exist_ok)
+
+    async def move(self, source: str, destination: str, *, overwrite: bool = False) -> FileEntry:
+        files = await self._files()
+        return await files.move(self.id, source, destination, overwrite=overwrite)
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> int:
+        """Remove a file, or with `recursive` a tree; how many entries went."""
+        files = await self._files()
+        return await files.remove(self.id, path, recursive=recursive, missing_ok=missing_ok)
+
+    async def upload(
+        self,
+        local: str | PathLike[str],
+        remote: str,
+        *,
+        progress: transfer.Progress | None = None,
+    ) -> Transfer:
+        """A file of this machine to `remote`, or a directory's contents into `remote`."""
+        files = await self._files()
+        return await transfer.upload(files, self.id, Path(local), remote, progress)
+
+    async def download(
+        self,
+        remote: str,
+        local: str | PathLike[str],
+        *,
+        max_bytes: int = transfer.MAX_DOWNLOAD_BYTES,
+        progress: transfer.Progress | None = None,
+    ) -> Transfer:
+        """A file to `local` (or into it, if it is a directory), a tree's contents into `local`.
+
+        What would land outside `local`, and anything but files, directories and links that
+        stay inside, is left out and named in `skipped`.
+        """
+        files = await self._files()
+        return await transfer.download(files, self.id, remote, Path(local), max_bytes, progress)
+
+    async def stage(self, file_key: str, destination: str, *, overwrite: bool = True) -> StagedFile:
+        """Put a file of the file store into the sandbox, as a file named `destination`."""
+        files = await self._files()
+        async with books_of(self._place) as books:
+            return await books.files.stage(
+                files, self.id, file_key, destination, overwrite=overwrite
+            )
+
+    async def publish(
+        self,
+        source: str,
+        file_key: str | None = None,
+        *,
+        content_type: str | None = None,
+        ttl_seconds: float | None = None,
+        overwrite: bool = True,
+    ) -> StoredFile:
+        """Keep a whole file of the sandbox in the file store, where it outlives the sandbox.
+
+        Without a key it gets one (`f_<id>`); `StoredFiles` lists, gets and deletes.
+        """
+        files = await self._files()
+        async with books_of(self._place) as books:
+            return await books.files.publish(
+                files,
+                self.id,
+                source,
+                file_key,
+                content_type=content_type,
+                ttl_s=ttl_seconds,
+                overwrite=overwrite,
+            )
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncWatch:
+        """Changes below a path, from the first one asked for until it is closed."""
+        return AsyncWatch(
+            self, lambda transport: transport.files.watch(self.id, path, recursive=recursive)
+        )

@@ -1,0 +1,167 @@
+"""Moving files and trees between this machine and a sandbox, without holding them in memory.
+
+A local path is the caller's own and is trusted; everything that comes out of the sandbox is
+not (see `archive`). A file arrives whole or not at all; a tree may arrive in part when the
+transfer fails in the middle. Local trouble is FileTrouble, the sandbox's own is its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Final, cast
+
+from sandkasten.client.results import Transfer
+from sandkasten.client.stream_close import closing
+from sandkasten.errors import FileTrouble, InvalidRequest, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from sandkasten.client.server.transport import FilesTransport
+
+Source = str | bytes | bytearray | memoryview | IO[bytes] | AsyncIterable[bytes]
+"""What can be written into a file of a sandbox."""
+Progress = Callable[[int], None]
+"""Told how many more bytes have moved; called on the event loop, so it must be quick."""
+
+CHUNK: Final = 1024 * 1024
+# A sandbox can show a file of any size that costs it nothing (a sparse one). Larger than any
+# usual workspace, smaller than most disks.
+MAX_DOWNLOAD_BYTES: Final = 8 * 1024**3
+
+
+def stream_of(data: Source) -> AsyncIterator[bytes]:
+    """Whatever a caller has, as a stream of bytes; InvalidRequest for what is none."""
+    if isinstance(data, str):
+        data = data.encode()
+    if isinstance(data, bytes | bytearray | memoryview):
+        return slices_of(memoryview(data).cast("B"))
+    if isinstance(data, AsyncIterable):
+        return aiter(data)
+    if hasattr(data, "read"):
+        return blocks_of(data)
+    raise InvalidRequest(
+        f"data is a text, bytes or a binary file, not {type(data).__name__}",
+        hint="encode it first",
+        field="data",
+    )
+
+
+async def blocks_of(file: IO[bytes]) -> AsyncGenerator[bytes]:
+    """The rest of a blocking file, read in a thread so that the loop goes on."""
+    while block := await asyncio.to_thread(file.read, CHUNK):
+        if not isinstance(block, bytes):
+            raise InvalidRequest(
+                "the file does not give bytes", hint='open it with mode "rb"', field="data"
+            )
+        yield block
+
+
+async def slices_of(data: memoryview) -> AsyncGenerator[bytes]:
+    """Views of a buffer, piece by piece: nothing is copied on the way to the wire."""
+    for start in range(0, len(data), CHUNK):
+        yield cast("bytes", data[start : start + CHUNK])
+
+
+async def upload(
+    files: FilesTransport,
+    sandbox_id: str,
+    local: Path,
+    remote: str,
+    progress: Progress | None = None,
+) -> Transfer:
+    """A file to `remote`, or the contents of a directory into the directory `remote`."""
+    # Tar and what it brings along are only for trees; most programs never move one.
+    from sandkasten.client.transfer.tar_archive import Tally, pack
+
+    tally = Tally()
+    try:
+        if await asyncio.to_thread(local.is_dir):
+            async with aclosing(pack(local, tally)) as packed:
+                await files.tar_in(sandbox_id, remote, _counted(packed, progress))
+            where = (await files.stat(sandbox_id, remote)).path
+        else:
+            with local.open("rb") as file:
+                status = os.fstat(file.fileno())
+                async with aclosing(blocks_of(file)) as blocks:
+                    entry = await files.write(
+                        sandbox_id,
+                        remote,
+                        _counted(blocks, progress),
+                        mode=status.st_mode & 0o777,
+                    )
+            tally.files, tally.bytes, where = 1, entry.size, entry.path
+    except OSError as exc:
+        raise FileTrouble(
+            f"reading {exc.filename or local} failed: {exc.strerror or exc}",
+            hint="look at the path and its permissions on this machine",
+        ) from exc
+    return Transfer(where, tally.files, tally.bytes, tuple(tally.skipped))
+
+
+async def download(
+    files: FilesTransport,
+    sandbox_id: str,
+    remote: str,
+    local: Path,
+    max_bytes: int = MAX_DOWNLOAD_BYTES,
+    progress: Progress | None = None,
+) -> Transfer:
+    """A file to `local` (or into it, when it is a directory), a tree's contents into `local`."""
+    entry = await files.stat(sandbox_id, remote)
+    if entry.is_dir:
+        from sandkasten.client.transfer.tar_archive import Tally, unpack
+
+        tally = Tally()
+        async with closing(files.tar_out(sandbox_id, remote)) as chunks:
+            await unpack(_counted(chunks, progress), local, tally, max_bytes=max_bytes)
+        return Transfer(str(local), tally.files, tally.bytes, tuple(tally.skipped))
+    inside = await asyncio.to_thread(local.is_dir)
+    target = local / PurePosixPath(entry.path).name if inside else local
+    size = await _download_file(files, sandbox_id, remote, target, max_bytes, progress)
+    return Transfer(str(target), 1, size)
+
+
+async def _download_file(
+    files: FilesTransport,
+    sandbox_id: str,
+    remote: str,
+    target: Path,
+    max_bytes: int,
+    progress: Progress | None,
+) -> int:
+    async with files.read_stream(sandbox_id, remote) as (entry, chunks):
+        if entry.size > max_bytes:
+            raise PayloadTooLarge(
+                f"{remote} has {entry.size} bytes, more than {max_bytes}", hint="raise max_bytes"
+            )
+        partial = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
+        moved = 0
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("xb") as file:
+                async for chunk in _counted(chunks, progress):
+                    await asyncio.to_thread(file.write, chunk)
+                    moved += len(chunk)
+            partial.chmod(entry.mode & 0o777)
+            partial.replace(target)
+        except OSError as exc:
+            raise FileTrouble(
+                f"writing {target} failed: {exc.strerror or exc}",
+                hint="look at the free space and the permissions of the destination",
+            ) from exc
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+    return moved
+
+
+async def _counted(
+    chunks: AsyncIterable[bytes], progress: Progress | None
+) -> AsyncGenerator[bytes]:
+    async for chunk in chunks:
+        yield chunk
+        if progress is not None:
+            progress(len(chunk))

@@ -1,0 +1,277 @@
+"""Agents put together: the tools on an engine, the library, the models, and the service over all.
+
+For a daemon, which goes on after a crash, and for a plain process, which does not. The libraries
+of agents are an extra: without them UnsupportedByBackend names the missing one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.storage.stage_publish import Filing
+from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
+from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.store.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from sandkasten.agents.agent_service import AgentService
+    from sandkasten.daemon.settings.agent_settings import AgentSettings
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.runs.run_values import (
+        AgentRunRequest,
+        Definition,
+        RunEvent,
+        RunKind,
+        RunRow,
+        WorkflowRunRequest,
+    )
+    from sandkasten.ports import EventSink, FileStore
+
+log = logging.getLogger("sandkasten.daemon")
+# What a killed process left is gone within a minute: found in half of one, settled in the other.
+_LOOK_EVERY_S: Final = 25.0
+Definitions: TypeAlias = "Sequence[Definition]"
+
+
+@asynccontextmanager
+async def agency(
+    settings: Settings,
+    engine: Engine,
+    files: FileStore,
+    *,
+    stays: bool,
+    events: EventSink | None = None,
+) -> AsyncIterator[AgentService]:
+    """UnsupportedByBackend where the libraries are not installed.
+
+    `stays`: a daemon, which settles what dead processes left and leaves workflow runs for the next.
+    """
+    # In a thread: the libraries take as long as a hundred requests, and a daemon answers others.
+    await asyncio.to_thread(_load)
+    from sandkasten.agents.agent_service import AgentService, ServiceRules
+    from sandkasten.agents.chat.model_settings import Models, ModelSettings
+    from sandkasten.agents.definitions.library import Library
+    from sandkasten.agents.loop.loop_limits import LoopLimits
+    from sandkasten.agents.tools.toolbox import Toolbox
+    from sandkasten.agents.workflows.expressions import Expressions
+    from sandkasten.agents.workflows.workflow_runner import WorkflowRunner
+
+    rules = settings.agents
+    model = None
+    if rules.base_url is not None:
+        model = ModelSettings(
+            base_url=rules.base_url,
+            api_key=rules.api_key or "",
+            model=rules.model or "",
+            timeout_s=rules.model_timeout_s,
+        )
+    async with (
+        Expressions() as expressions,
+        AgentService(
+            engine=engine,
+            runs=RunDirectory(settings.data_dir.absolute() / "runs"),
+            toolbox=Toolbox(engine, Filing(engine.files, files), files=files),
+            library=Library([*rules.agent_dirs, *rules.workflow_dirs]),
+            models=Models(default=model),
+            runner=WorkflowRunner(expressions),
+            clock=SystemClock(),
+            limits=_limits(rules, LoopLimits()),
+            rules=ServiceRules(
+                max_concurrent=rules.max_concurrent, retention_s=rules.retention_s, stays=stays
+            ),
+            events=events,
+        ) as service,
+    ):
+        yield service
+
+
+def _load() -> None:
+    try:
+        import sandkasten.agents.agent_service
+        import sandkasten.agents.workflows.workflow_runner  # noqa: F401  (only to have them loaded)
+
+        if find_spec("cel") is None:
+            # Loaded with the first workflow; that it is not there is better known before.
+            raise ModuleNotFoundError("No module named 'cel'", name="cel")
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] == "sandkasten":
+            raise
+        raise UnsupportedByBackend(
+            f"agents need the library {exc.name}, which is not installed",
+            hint="pip install 'sandkasten[agents]'",
+        ) from exc
+
+
+def any_runs(data_dir: Path) -> bool:
+    """Whether there is any run to look after; most daemons never see one."""
+    try:
+        return bool(os.listdir(data_dir / "runs"))
+    except OSError:
+        return False
+
+
+class LaterAgents:
+    """The agents of a daemon, put together when they are first needed: they are dear to load."""
+
+    def __init__(self, opened: Callable[[], AbstractAsyncContextManager[AgentService]]) -> None:
+        self._opened = opened
+        self._opening = asyncio.Lock()
+        self._held: AbstractAsyncContextManager[AgentService] | None = None
+        self._service: AgentService | None = None
+        self._soon: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> LaterAgents:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def open(self) -> AgentService:
+        async with self._opening:
+            if self._service is None:
+                if self._closed:
+                    raise Busy("the daemon is going down and begins nothing new", hint="try again")
+                held = self._opened()
+                self._service = await held.__aenter__()
+                self._held = held
+            return self._service
+
+    def look_after(self, data_dir: Path) -> None:
+        """Open as soon as there is a run: a process that died may have left it."""
+        self._soon = asyncio.get_running_loop().create_task(self._quietly(data_dir))
+
+    async def drain(self, deadline_s: float) -> None:
+        if self._service is not None:
+            await self._service.drain(deadline_s)
+
+    async def aclose(self) -> None:
+        """Twice is fine."""
+        self._closed = True
+        if self._soon is not None:
+            self._soon.cancel()
+            await asyncio.wait([self._soon])
+        async with self._opening:
+            held, self._held = self._held, None
+            if held is not None:
+                await held.__aexit__(None, None, None)
+
+    async def _quietly(self, data_dir: Path) -> None:
+        # Another process makes them, so there is nothing to wait on.
+        while not any_runs(data_dir):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_EVERY_S)
+        try:
+            await self.open()
+        except SandkastenError as exc:
+            log.warning("agents.unavailable", extra={"sandkasten": {"error": exc.message}})
+
+
+def _limits(rules: AgentSettings, plain: Any) -> Any:
+    """The operator's figures are ceilings; a file that says nothing gets no more than those."""
+    from dataclasses import replace
+
+    return replace(
+        plain,
+        max_steps=min(plain.max_steps, rules.max_steps),
+        most_steps=rules.max_steps,
+        max_tokens=rules.max_tokens,
+        most_tokens=rules.max_tokens,
+        timeout_s=min(plain.timeout_s, rules.timeout_s),
+        most_timeout_s=rules.timeout_s,
+        max_depth=rules.max_depth,
+    )
+
+
+@asynccontextmanager
+async def local_agents(settings: Settings) -> AsyncIterator[LocalAgents]:
+    """Agents of this process, as its operator; beside a daemon, if there is one."""
+    from sandkasten.daemon.transient_file_store import BriefFiles
+
+    prepare_data_dir(settings.data_dir)
+    engine = await open_engine(settings)
+    try:
+        async with agency(settings, engine, BriefFiles(settings), stays=False) as service:
+            yield LocalAgents(service)
+    finally:
+        await engine.aclose()
+
+
+class LocalAgents:
+    """The service without tenants: there is one, the operator's own."""
+
+    def __init__(self, service: AgentService) -> None:
+        self._service = service
+
+    async def definitions(self, kind: RunKind) -> Definitions:
+        return await self._service.definitions(kind)
+
+    async def definition(self, kind: RunKind, name: str) -> Definition:
+        return await self._service.definition(kind, name)
+
+    async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
+        return await self._service.check(kind, source, name)
+
+    async def start_agent(self, request: AgentRunRequest) -> RunRow:
+        return await self._service.start_agent(request)
+
+    async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
+        return await self._service.start_workflow(request)
+
+    async def run(self, run_id: str) -> RunRow:
+        return await self._service.run(run_id, DEFAULT_TENANT)
+
+    async def runs(
+        self,
+        *,
+        kind: RunKind | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> Sequence[RunRow]:
+        return await self._service.runs(
+            DEFAULT_TENANT, kind=kind, status=status, limit=limit, before=before
+        )
+
+    async def cancel(self, run_id: str) -> RunRow:
+        return await self._service.cancel(run_id, DEFAULT_TENANT)
+
+    async def resume(self, run_id: str) -> RunRow:
+        return await self._service.resume(run_id, DEFAULT_TENANT)
+
+    def events(
+        self, run_id: str, *, since_seq: int = 0, follow: bool = False
+    ) -> AsyncIterator[RunEvent | RunRow]:
+        return self._service.events(run_id, DEFAULT_TENANT, since_seq=since_seq, follow=follow)
+
+    async def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
+        return self._service.tools(mode)
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        session: str,
+        image: str | None = None,
+        runtime: str | None = None,
+    ) -> Mapping[str, Any]:
+        return await self._service.call_tool(
+            name,
+            arguments,
+            tenant=DEFAULT_TENANT,
+            session=session,
+            image=image,
+            runtime=runtime,
+        )

@@ -1,0 +1,83 @@
+"""A plan as commands that a person could type instead. Pure; never holds a secret."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from sandkasten.backends.docker.resource_names import LABEL
+from sandkasten.daemon.container.install_plan import KEY_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.daemon.container.install_plan import Body, Container, Plan
+
+_KEY = "SANDKASTEN_API_KEY"
+
+
+def commands_of(plan: Plan) -> tuple[str, ...]:
+    """`docker run` takes the key from the caller's environment, where `up` puts a file."""
+    lines = [
+        ["docker", "volume", "create", "--label", f"{LABEL}={one.kind}", one.name]
+        for one in plan.volumes
+    ]
+    lines += [
+        ["docker", "network", "create", "--label", f"{LABEL}=network", one] for one in plan.networks
+    ]
+    lines += [["docker", "run", "--detach", *_options(one)] for one in plan.containers]
+    return tuple(shlex.join(line) for line in lines)
+
+
+def _options(container: Container) -> Iterator[str]:
+    body, host = container.body, container.body["HostConfig"]
+    yield from ("--name", container.name)
+    for label, value in body["Labels"].items():
+        yield from ("--label", f"{label}={value}")
+    if "Hostname" in body:
+        yield from ("--hostname", body["Hostname"])
+    if "User" in body:
+        yield from ("--user", body["User"])
+    for group in host.get("GroupAdd", ()):
+        yield from ("--group-add", group)
+    yield from ("--restart", host["RestartPolicy"]["Name"])
+    yield from _confinement(host)
+    if "StopTimeout" in body:
+        yield from ("--stop-timeout", str(body["StopTimeout"]))
+    if "NetworkMode" in host:
+        yield from ("--network", host["NetworkMode"])
+    for mount in host["Mounts"]:
+        yield from ("--mount", _mount(mount))
+    for port, places in host.get("PortBindings", {}).items():
+        for one in places:
+            host = f"[{one['HostIp']}]" if ":" in one["HostIp"] else one["HostIp"]
+            yield from ("--publish", f"{host}:{one['HostPort']}:{port}")
+    for pair in body["Env"]:
+        secret = pair == f"{_KEY}_FILE={KEY_FILE}"
+        yield from ("--env", _KEY if secret else pair)
+    yield body["Image"]
+
+
+def _confinement(host: Body) -> Iterator[str]:
+    if host.get("Privileged"):
+        yield "--privileged"
+        return
+    yield "--read-only"
+    for path, how in host["Tmpfs"].items():
+        yield from ("--tmpfs", f"{path}:{how}")
+    for one in host["CapDrop"]:
+        yield from ("--cap-drop", one)
+    for one in host.get("CapAdd", ()):
+        yield from ("--cap-add", one)
+    for one in host["SecurityOpt"]:
+        yield from ("--security-opt", one)
+    yield from ("--pids-limit", str(host["PidsLimit"]))
+    if "UsernsMode" in host:
+        yield from ("--userns", host["UsernsMode"])
+
+
+def _mount(mount: Body) -> str:
+    said = f"type={mount['Type']},source={mount['Source']},target={mount['Target']}"
+    if mount["ReadOnly"]:
+        said += ",readonly"
+    return said + (",volume-nocopy" if mount.get("VolumeOptions", {}).get("NoCopy") else "")

@@ -1,0 +1,175 @@
+"""The books of a data directory that no daemon serves, for the command line of its operator.
+
+Takes the daemon's lock for as long as it looks: Conflict when a daemon has it. What is changed
+here is audited like what is changed through a daemon.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+from sandkasten.daemon.compose import prepare_data_dir
+from sandkasten.daemon.data_dir_lock import only_daemon
+from sandkasten.daemon.persistent_stores import Books, open_books
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.storage.stage_publish import Filing
+from sandkasten.model.access.api_keys import MadeKey, make_key, new_row, no_such_key
+from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.model.files.file_keys import UNKNOWN_TYPE
+from sandkasten.model.journal_rows import AuditRow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.engine.storage.stage_publish import SandboxFiles
+    from sandkasten.model.access.api_keys import KeyRequest
+    from sandkasten.model.journal_rows import KeyRow, StagedFile, StoredFile
+    from sandkasten.ports import Clock
+
+KeyRows: TypeAlias = "Sequence[KeyRow]"
+Files: TypeAlias = "Sequence[StoredFile]"
+
+
+@asynccontextmanager
+async def offline_books(settings: Settings) -> AsyncIterator[OfflineBooks]:
+    data_dir = prepare_data_dir(settings.data_dir)
+    clock = SystemClock()
+    with only_daemon(data_dir):
+        async with open_books(settings, clock, settings.http.db_path) as books:
+            yield OfflineBooks(books, clock)
+
+
+class OfflineBooks:
+    """As the operator's own tenant."""
+
+    def __init__(self, books: Books, clock: Clock) -> None:
+        self._books = books
+        self.keys = _Keys(books, clock)
+        self.files = _Files(books, clock)
+
+    async def audited(
+        self,
+        *,
+        tenant: str | None = None,
+        since_seq: int | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[AuditRow]:
+        return await self._books.journal.audited(
+            tenant,
+            since_seq=since_seq or 0,
+            action=action,
+            target=target,
+            limit=limit,
+            newest=since_seq is None,
+        )
+
+
+class _Keys:
+    def __init__(self, books: Books, clock: Clock) -> None:
+        self._books = books
+        self._clock = clock
+
+    async def create(self, request: KeyRequest) -> MadeKey:
+        made = make_key()
+        row = new_row(request, made, self._clock.now(), DEFAULT_TENANT)
+        await self._books.keys.add(row, made.hashed)
+        await _audit(self._books, self._clock, "key.create", row.id)
+        return MadeKey(row, made.text)
+
+    async def list(self, tenant: str | None = None) -> KeyRows:
+        return await self._books.keys.list(tenant)
+
+    async def revoke(self, key_id: str) -> KeyRow:
+        row = await self._books.keys.revoke(key_id, self._clock.now())
+        if row is None:
+            raise no_such_key()
+        await _audit(self._books, self._clock, "key.revoke", key_id)
+        return row
+
+
+class _Files:
+    def __init__(self, books: Books, clock: Clock) -> None:
+        self._books = books
+        self._clock = clock
+
+    async def put(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        key: str | None = None,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+    ) -> StoredFile:
+        row = await self._books.files.put(
+            DEFAULT_TENANT,
+            key,
+            data,
+            content_type=content_type or UNKNOWN_TYPE,
+            expires_at=None if ttl_s is None else self._clock.now() + ttl_s,
+            metadata=metadata,
+            overwrite=overwrite,
+        )
+        await _audit(self._books, self._clock, "file.create", row.key)
+        return row
+
+    async def get(self, key: str) -> StoredFile:
+        return await self._books.files.get(DEFAULT_TENANT, key)
+
+    def read(
+        self, key: str
+    ) -> AbstractAsyncContextManager[tuple[StoredFile, AsyncIterator[bytes]]]:
+        return self._books.files.read(DEFAULT_TENANT, key)
+
+    async def list(self, prefix: str = "") -> Files:
+        # SQLite takes a negative limit for none.
+        return await self._books.files.list(DEFAULT_TENANT, prefix=prefix, limit=-1)
+
+    async def delete(self, key: str) -> None:
+        await self._books.files.delete(DEFAULT_TENANT, key)
+        await _audit(self._books, self._clock, "file.delete", key)
+
+    async def stage(
+        self,
+        files: SandboxFiles,
+        sandbox_id: str,
+        key: str,
+        destination: str,
+        *,
+        overwrite: bool = True,
+    ) -> StagedFile:
+        filing = Filing(files, self._books.files)
+        return await filing.stage(DEFAULT_TENANT, sandbox_id, key, destination, overwrite=overwrite)
+
+    async def publish(
+        self,
+        files: SandboxFiles,
+        sandbox_id: str,
+        source: str,
+        key: str | None = None,
+        *,
+        content_type: str | None = None,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+    ) -> StoredFile:
+        row = await Filing(files, self._books.files).publish(
+            DEFAULT_TENANT,
+            sandbox_id,
+            source,
+            key,
+            content_type=content_type,
+            expires_at=None if ttl_s is None else self._clock.now() + ttl_s,
+            overwrite=overwrite,
+        )
+        await _audit(self._books, self._clock, "file.create", row.key)
+        return row
+
+
+async def _audit(books: Books, clock: Clock, action: str, target: str) -> None:
+    await books.journal.audit(AuditRow(0, clock.now(), DEFAULT_TENANT, None, action, target, "ok"))

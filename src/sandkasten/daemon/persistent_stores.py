@@ -1,0 +1,78 @@
+"""What a data directory remembers, opened together and closed together: one database, the journal,
+the keys and the stored files. Whoever opens holds the lock of the data directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import SandkastenError
+from sandkasten.store.blob_store import BlobStore
+from sandkasten.store.sqlite.database import Database
+from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
+from sandkasten.store.sqlite.sqlite_keys import SqliteKeys
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.ports import Clock
+
+
+log = logging.getLogger("sandkasten.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    journal: SqliteJournal
+    keys: SqliteKeys
+    files: BlobStore
+
+    async def prune(self, now: float) -> int:
+        """Drop what is past its retention; how many rows went."""
+        return await self.journal.prune(now) + await self.files.prune(now)
+
+    @asynccontextmanager
+    async def kept_short(self, clock: Clock, every_s: float) -> AsyncIterator[None]:
+        """Prunes now and then, for as long as the block lasts."""
+
+        async def prune() -> None:
+            while True:
+                try:
+                    await self.prune(clock.now())
+                except SandkastenError as exc:
+                    log.warning("books.unpruned", extra={"sandkasten": {"why": exc.code}})
+                await asyncio.sleep(every_s)
+
+        task = asyncio.create_task(prune())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@asynccontextmanager
+async def open_books(
+    settings: Settings, clock: Clock, db_path: Path | None = None
+) -> AsyncIterator[Books]:
+    """`db_path`: the database, where it does not lie in the data directory."""
+    data_dir = settings.data_dir.absolute()
+    database = await Database.open(db_path if db_path is not None else data_dir / "sandkasten.db")
+    try:
+        journal = SqliteJournal(database, settings.retention)
+        keys = await SqliteKeys.open(database)
+        files = await BlobStore.open(data_dir / "files", database, clock, settings.file_rules)
+        try:
+            yield Books(journal, keys, files)
+        finally:
+            await keys.aclose()
+            await journal.aclose()
+    finally:
+        await database.aclose()

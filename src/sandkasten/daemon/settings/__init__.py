@@ -1,0 +1,1 @@
+"""Settings: their sources, types, defaults and documentation."""

@@ -1,0 +1,121 @@
+"""The file store of a data directory, opened for one call at a time.
+
+For a process that is no daemon and lives long: to hold the store open would keep a daemon, or
+another process like it, from ever opening it. Conflict when a daemon has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sandkasten.daemon.compose import prepare_data_dir
+from sandkasten.daemon.data_dir_lock import only_daemon
+from sandkasten.daemon.persistent_stores import open_books
+from sandkasten.engine.clock import SystemClock
+from sandkasten.errors import Conflict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.model.journal_rows import StoredFile
+    from sandkasten.ports import FileStore
+
+Files: TypeAlias = "Sequence[StoredFile]"
+
+# Another process like this one has it for as long as one file takes; a daemon has it for good.
+_PATIENCE_S: Final = 5.0
+_AGAIN_S: Final = 0.05
+
+
+class BriefFiles:
+    """A `FileStore`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        # The lock is the process's, so it does not keep our own calls apart.
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[FileStore]:
+        data_dir = prepare_data_dir(self._settings.data_dir)
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            until = loop.time() + _PATIENCE_S
+            while True:
+                lock = only_daemon(data_dir)
+                try:
+                    lock.__enter__()
+                    break
+                except Conflict as exc:
+                    if loop.time() > until:
+                        raise Conflict(
+                            f"the file store is a daemon's: {exc.message}",
+                            hint="let the daemon do the work: name it with --url",
+                        ) from exc
+                await asyncio.sleep(_AGAIN_S)
+            try:
+                async with open_books(
+                    self._settings, SystemClock(), self._settings.http.db_path
+                ) as books:
+                    yield books.files
+            finally:
+                lock.__exit__(None, None, None)
+
+    async def put(
+        self,
+        tenant: str,
+        key: str | None,
+        data: AsyncIterable[bytes],
+        *,
+        content_type: str = "application/octet-stream",
+        expires_at: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        expect_sha256: str | None = None,
+        overwrite: bool = False,
+    ) -> StoredFile:
+        async with self._open() as files:
+            return await files.put(
+                tenant,
+                key,
+                data,
+                content_type=content_type,
+                expires_at=expires_at,
+                metadata=metadata,
+                expect_sha256=expect_sha256,
+                overwrite=overwrite,
+            )
+
+    async def get(self, tenant: str, key: str) -> StoredFile:
+        async with self._open() as files:
+            return await files.get(tenant, key)
+
+    @asynccontextmanager
+    async def read(
+        self, tenant: str, key: str, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncIterator[tuple[StoredFile, AsyncIterator[bytes]]]:
+        async with (
+            self._open() as files,
+            files.read(tenant, key, offset=offset, limit=limit) as found,
+        ):
+            yield found
+
+    async def list(
+        self, tenant: str, *, prefix: str = "", limit: int = 1000, after: str | None = None
+    ) -> Files:
+        async with self._open() as files:
+            return await files.list(tenant, prefix=prefix, limit=limit, after=after)
+
+    async def delete(self, tenant: str, key: str) -> None:
+        async with self._open() as files:
+            await files.delete(tenant, key)
+
+    async def usage(self, tenant: str) -> int:
+        async with self._open() as files:
+            return await files.usage(tenant)
+
+    async def prune(self, now: float) -> int:
+        async with self._open() as files:
+            return await files.prune(now)

@@ -1,0 +1,1 @@
+"""Commands, terminals and port streams inside a sandbox."""

@@ -1,0 +1,206 @@
+"""Which commands ran: noted in the journal when they begin and when they end.
+
+While somebody waits for a command, the waiting tells its end. For the others one task a sandbox
+asks the runner, for as long as any of them runs; it ends with the engine and never changes what
+runs. Without a journal nothing here does anything. Nothing here fails a command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.commands.exec_results import result_of
+from sandkasten.engine.handles import Handle, Handles, is_paused
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    ExecNotFound,
+    NotFound,
+    SandkastenError,
+)
+from sandkasten.model.commands.kept_output import Output
+from sandkasten.model.journal_rows import ExecRow
+from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs
+
+if TYPE_CHECKING:
+    from sandkasten.model.commands.exec_values import ExecRequest, ExecResult, Why
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import Clock, Journal
+
+Explain = Callable[[Handle, ExecReply], Awaitable["Why | None"]]
+"""What ended a command, as far as the figures tell."""
+
+_COMMAND_BYTES = 4096
+# One of them is waited for, so its end is noted at once; the others are looked at this often.
+_ROUND_S = 2.0
+_CALL_TIMEOUT_S = 30.0
+_AGAIN_S = 0.5
+# Of a backend that is away; each time it is asked in vain the next is later.
+_AGAIN_LATER_S = 8.0
+
+
+@dataclass(slots=True)
+class _Followed:
+    """The commands of one sandbox that nobody waits for."""
+
+    rows: dict[str, ExecRow] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+
+
+class History:
+    def __init__(self, handles: Handles, journal: Journal | None, clock: Clock) -> None:
+        self._handles = handles
+        self._journal = journal
+        self._clock = clock
+        self._followed: dict[str, _Followed] = {}
+        self._closed = False
+        self.explain: Explain | None = None
+
+    def began(self, record: Record, exec_id: str, request: ExecRequest) -> ExecRow | None:
+        """Noted as running; None where nothing is noted."""
+        if self._journal is None:
+            return None
+        row = ExecRow(
+            id=exec_id,
+            session_id=record.id,
+            tenant=record.tenant,
+            command=_text(request.command),
+            status="running",
+            started_at=self._clock.now(),
+            shell=request.shell if isinstance(request.command, str) else None,
+        )
+        self._journal.note_exec(row)
+        return row
+
+    def ended(self, row: ExecRow, result: ExecResult) -> None:
+        if self._journal is not None:
+            self._journal.note_exec(_ended(row, result))
+
+    def follow(self, row: ExecRow) -> None:
+        """Nobody waits for it, or nobody any more."""
+        if self._journal is None or self._closed:
+            return
+        followed = self._followed.setdefault(row.session_id, _Followed())
+        followed.rows[row.id] = row
+        if followed.task is None or followed.task.done():
+            followed.task = asyncio.get_running_loop().create_task(self._watch(row.session_id))
+
+    async def resume(self, record: Record) -> int:
+        """After a restart: follow what the runner still runs; how many."""
+        if self._journal is None:
+            return 0
+        noted = {row.id: row for row in await self._journal.execs(record.id)}
+        _, channel = await self._handles.connect(record.id)
+        replies = decode_execs(await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S))
+        listed = {reply.exec_id: reply for reply in replies}
+        count = 0
+        for exec_id in {*listed, *(row.id for row in noted.values() if row.status == "running")}:
+            reply = listed.get(exec_id)
+            row = noted.get(exec_id) or _found(record, reply, exec_id)
+            if row.status == "running" and (reply is None or not reply.ended):
+                self.follow(row)
+                count += 1
+            elif row.status == "running" and reply is not None:
+                self.ended(row, result_of(reply, Output(0, 0)))
+        return count
+
+    async def aclose(self) -> None:
+        """Stop following; the commands go on."""
+        self._closed = True
+        tasks = [one.task for one in self._followed.values() if one.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._followed.clear()
+
+    async def _watch(self, session_id: str) -> None:
+        followed = self._followed[session_id]
+        away_s = _AGAIN_S
+        try:
+            while followed.rows:
+                try:
+                    await self._round(session_id, followed)
+                    away_s = _AGAIN_S
+                except Conflict as exc:
+                    if not is_paused(exc):
+                        return
+                    await asyncio.sleep(_AGAIN_S)
+                except NotFound:
+                    # The end of a session is the end of its commands, and noted as that.
+                    return
+                except BackendUnavailable:
+                    await asyncio.sleep(away_s)
+                    away_s = min(away_s * 2, _AGAIN_LATER_S)
+                except SandkastenError:
+                    await asyncio.sleep(_AGAIN_S)
+        finally:
+            if self._followed.get(session_id) is followed and not self._closed:
+                del self._followed[session_id]
+
+    async def _round(self, session_id: str, followed: _Followed) -> None:
+        """Wait a while for the oldest, then look at all of them."""
+        handle, channel = await self._handles.connect(session_id)
+        first = next(iter(followed.rows))
+        try:
+            waited = await channel.call(
+                "exec.wait",
+                {"exec_id": first, "timeout_ms": int(_ROUND_S * 1000)},
+                timeout_s=_ROUND_S + _CALL_TIMEOUT_S,
+            )
+            replies = [decode_exec(waited)]
+        except ExecNotFound:
+            # The runner keeps the newest few hundred; what became of this one nobody knows.
+            row = followed.rows.pop(first)
+            if self._journal is not None:
+                self._journal.note_exec(replace(row, status="lost"))
+            replies = []
+        if len(followed.rows) > 1:
+            listed = await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S)
+            replies += decode_execs(listed)
+        for reply in replies:
+            if reply.ended and reply.exec_id in followed.rows:
+                why = None if self.explain is None else await self.explain(handle, reply)
+                row = followed.rows.pop(reply.exec_id)
+                self.ended(row, result_of(reply, Output(0, 0), why=why))
+
+
+def _found(record: Record, reply: ExecReply | None, exec_id: str) -> ExecRow:
+    """One that another process began; the runner does not tell its words."""
+    return ExecRow(
+        id=exec_id,
+        session_id=record.id,
+        tenant=record.tenant,
+        command="",
+        status="running",
+        started_at=0.0 if reply is None else reply.started_ms / 1000,
+        shell=None if reply is None else reply.shell,
+    )
+
+
+def _ended(row: ExecRow, result: ExecResult) -> ExecRow:
+    return replace(
+        row,
+        status=result.status,
+        exit_code=result.exit_code,
+        signal=result.signal,
+        started_at=result.started_at or row.started_at,
+        duration_ms=result.duration_ms,
+        cpu_ms=result.usage.cpu_ms,
+        peak_memory_bytes=result.usage.peak_memory_bytes,
+        stdout_bytes=result.stdout_bytes,
+        stderr_bytes=result.stderr_bytes,
+        why=None if result.why is None else result.why.code,
+        shell=result.shell,
+    )
+
+
+def _text(command: tuple[str, ...] | str) -> str:
+    """As asked, on one line, cut; what is no text is shown as well as it can be."""
+    text = command if isinstance(command, str) else shlex.join(command)
+    data = text.encode("utf-8", "replace")
+    return data[:_COMMAND_BYTES].decode("utf-8", "ignore")

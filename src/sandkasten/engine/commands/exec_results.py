@@ -1,0 +1,143 @@
+"""The runner's account of a command, made into the answer a caller gets. Pure.
+
+A command that ran and failed is a result here, whatever ended it; errors are raised elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.model.commands.exec_values import ExecResult, Source, Status, Why
+from sandkasten.model.commands.verdict import Ending
+from sandkasten.model.sandbox.usage import ExecUsage
+from sandkasten.wire.json_bodies import to_bytes_json
+
+if TYPE_CHECKING:
+    from sandkasten.model.commands.command import Command
+    from sandkasten.model.commands.kept_output import Output
+    from sandkasten.wire.messages import ExecReply
+
+SOURCES: tuple[Source, Source, Source] = ("pty", "stdout", "stderr")
+# What SIGTERM gets before SIGKILL follows; also how much longer than its deadline a command
+# may take, which every deadline further out must add.
+GRACE_S = 2.0
+
+
+def start_fields(exec_id: str, command: Command, *, follow: bool) -> dict[str, object]:
+    """`exec.start` as the protocol writes it; what equals a default is left out."""
+    fields: dict[str, object] = {
+        "exec_id": exec_id,
+        "deadline_ms": max(1, int(command.timeout_s * 1000)),
+        "stdout_cap": command.stdout_cap,
+        "stderr_cap": command.stderr_cap,
+    }
+    if command.argv is not None:
+        fields["argv"] = [to_bytes_json(part) for part in command.argv]
+    else:
+        fields["shell"] = command.shell
+        fields["command"] = to_bytes_json(command.text or "")
+    if command.env:
+        fields["env"] = {name: to_bytes_json(value) for name, value in command.env.items()}
+    if command.cwd is not None:
+        fields["cwd"] = to_bytes_json(command.cwd)
+    if command.stdin is not None or command.keep_stdin_open:
+        fields["stdin"] = "stream"
+    if command.pty is not None:
+        fields["pty"] = {"rows": command.pty.rows, "cols": command.pty.cols}
+    if command.key is not None:
+        fields["key"] = command.key
+    if not follow:
+        fields["follow"] = False
+    return fields
+
+
+def ending_of(reply: ExecReply) -> Ending:
+    return Ending(
+        exit_code=reply.exit_code,
+        signal=reply.signal,
+        timed_out=reply.timed_out,
+        killed=reply.killed,
+        shell_reset=reply.shell_reset,
+        lost=reply.state == "lost",
+        oom_suspect=reply.oom_suspect,
+        sigsys=reply.sigsys,
+    )
+
+
+def result_of(
+    reply: ExecReply, output: Output, *, raw: bool = False, why: Why | None = None
+) -> ExecResult:
+    # A terminal has one stream, which the runner counts as stdout.
+    terminal = output.has("pty")
+    out: Source = "pty" if terminal else "stdout"
+    totals: dict[Source, int] = {out: reply.stdout_bytes, "stderr": reply.stderr_bytes}
+    stdout = output.kept(out, marked=not raw, totals=totals)
+    stderr = b"" if terminal else output.kept("stderr", marked=not raw, totals=totals)
+    both = stdout
+    if stderr:
+        both = output.kept("stdout", "stderr", marked=not raw, totals=totals) if stdout else stderr
+    return ExecResult(
+        exec_id=reply.exec_id,
+        status=_status(reply),
+        exit_code=reply.exit_code,
+        signal=reply.signal,
+        stdout=stdout,
+        stderr=stderr,
+        output=both,
+        cwd=reply.cwd,
+        truncated=reply.truncated or output.incomplete,
+        timed_out=reply.timed_out,
+        oom_killed=why is not None and why.code == "OOM",
+        shell_reset=reply.shell_reset,
+        duration_ms=reply.duration_ms,
+        stdout_bytes=reply.stdout_bytes,
+        stderr_bytes=reply.stderr_bytes,
+        last_seq=reply.last_seq,
+        usage=ExecUsage(
+            cpu_ms=reply.cpu_ms,
+            peak_memory_bytes=reply.peak_rss_bytes,
+            io_read_bytes=reply.io_read_bytes,
+            io_write_bytes=reply.io_write_bytes,
+        ),
+        why=why,
+        started_at=reply.started_ms / 1000,
+        pid=reply.pid or 0,
+        shell=reply.shell,
+    )
+
+
+def lost_result(exec_id: str, output: Output, *, raw: bool, why: Why | None) -> ExecResult:
+    """For a command that began and whose end nobody will ever report."""
+    out: Source = "pty" if output.has("pty") else "stdout"
+    return ExecResult(
+        exec_id=exec_id,
+        status="lost",
+        exit_code=None,
+        signal=None,
+        stdout=output.kept(out, marked=not raw, totals={}),
+        stderr=output.kept("stderr", marked=not raw, totals={}),
+        output=output.kept(out, "stderr", marked=not raw, totals={}),
+        cwd=None,
+        truncated=output.incomplete,
+        timed_out=False,
+        oom_killed=False,
+        shell_reset=False,
+        duration_ms=0,
+        stdout_bytes=output.end(out),
+        stderr_bytes=output.end("stderr"),
+        last_seq=output.last_seq,
+        usage=ExecUsage(),
+        why=why,
+    )
+
+
+def _status(reply: ExecReply) -> Status:
+    if not reply.ended:
+        return "running"
+    if reply.timed_out:
+        return "timed_out"
+    if reply.state == "lost":
+        return "lost"
+    if reply.killed or reply.state == "signaled":
+        return "killed"
+    return "completed"

@@ -1,0 +1,275 @@
+"""Commands: run and wait, run and watch, run and come back later, and say what ended them.
+
+A success costs one exchange with the runner and nothing else: no row is written and no
+counter read. Counters are read only when a command failed in a way they could explain.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.commands.exec_follower import Following
+from sandkasten.engine.commands.exec_results import (
+    GRACE_S,
+    SOURCES,
+    ending_of,
+    lost_result,
+    result_of,
+    start_fields,
+)
+from sandkasten.engine.handles import Began, Handle, Handles
+from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError
+from sandkasten.model.commands.command import Command, checked_command
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Why
+from sandkasten.model.commands.kept_output import Output
+from sandkasten.model.commands.verdict import Ending, needs_figures, verdict
+from sandkasten.model.ids import exec_id as checked_exec_id
+from sandkasten.model.ids import new_exec_id
+from sandkasten.model.numbers import number, whole
+from sandkasten.model.sandbox.policy import MAX_KEPT_BYTES
+from sandkasten.wire.call import Output as Piece
+from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs, decode_stats
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.engine.commands.exec_history import History
+    from sandkasten.model.journal_rows import ExecRow
+    from sandkasten.ports import EventSink
+    from sandkasten.wire.channel import Channel
+
+# For verbs that the runner answers at once.
+CALL_TIMEOUT_S = 30.0
+MAX_WAIT_S = 86_400.0
+# A file system with less than this free cannot take one more block of most writers.
+_FULL_BELOW_BYTES = 64 * 1024
+
+
+class Execution:
+    def __init__(self, handles: Handles, history: History, events: EventSink | None = None) -> None:
+        self._handles = handles
+        self._history = history
+        self._events = events
+        history.explain = self._why
+
+    async def run(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        following = await self._follow(sandbox_id, request)
+        with _Noted(self._history, following, request) as noted:
+            async with aclosing(following.chunks()) as chunks:
+                async for _ in chunks:
+                    pass
+            return self._told(sandbox_id, noted.ended(await self._result(following)))
+
+    async def stream(
+        self, sandbox_id: str, request: ExecRequest
+    ) -> AsyncIterator[Chunk | ExecResult]:
+        following = await self._follow(sandbox_id, request)
+        with _Noted(self._history, following, request) as noted:
+            async with aclosing(following.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            result = self._told(sandbox_id, noted.ended(await self._result(following)))
+        yield result
+
+    async def start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        """Begun when this returns; its result is fetched by id."""
+        handle, channel = await self._handles.connect(sandbox_id)
+        command = _command(request, handle, channel)
+        exec_id = new_exec_id()
+        handle.remember(exec_id, Began(handle.counters, command.timeout_s))
+        fields = start_fields(exec_id, command, follow=False)
+        reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+        row = self._history.began(handle.record, reply.exec_id, request)
+        if row is not None:
+            self._history.follow(row)
+        if command.stdin is not None:
+            # The stream that started it has ended, so its stdin goes by the verb for that.
+            await self.stdin(
+                sandbox_id, reply.exec_id, command.stdin, close=not command.keep_stdin_open
+            )
+        return result_of(reply, Output(0, 0))
+
+    async def get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
+        """What is known and kept of it; waits up to `wait_s` for its end."""
+        exec_id = checked_exec_id(exec_id)
+        wait_s = number("wait_seconds", wait_s, low=0, high=MAX_WAIT_S)
+        handle, channel = await self._handles.connect(sandbox_id)
+        output = Output(MAX_KEPT_BYTES, MAX_KEPT_BYTES)
+        async with self._handles.explaining(handle):
+            if wait_s > 0:
+                await channel.call(
+                    "exec.wait",
+                    {"exec_id": exec_id, "timeout_ms": int(wait_s * 1000)},
+                    timeout_s=wait_s + CALL_TIMEOUT_S,
+                )
+            async with channel.stream("exec.output", {"exec_id": exec_id}) as call:
+                async for item in call:
+                    if isinstance(item, Piece):
+                        _add(output, item)
+                reply = decode_exec(await call.result())
+        return result_of(reply, output, why=await self._why(handle, reply))
+
+    async def output(
+        self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
+    ) -> AsyncIterator[Chunk | ExecResult]:
+        """The kept chunks after `since_seq`, with `follow` also those to come; then the result.
+
+        Earlier chunks are asked for as well, because only they tell how large a gap is.
+        """
+        exec_id = checked_exec_id(exec_id)
+        since_seq = whole("since_seq", since_seq, low=0, high=2**63 - 1)
+        handle, channel = await self._handles.connect(sandbox_id)
+        output = Output(MAX_KEPT_BYTES, MAX_KEPT_BYTES)
+        fields: dict[str, object] = {"exec_id": exec_id, "follow": follow}
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("exec.output", fields) as call,
+        ):
+            async for item in call:
+                if isinstance(item, Piece):
+                    chunk = _add(output, item)
+                    if chunk.seq > since_seq:
+                        yield chunk
+            reply = decode_exec(await call.result())
+        yield result_of(reply, output, why=await self._why(handle, reply))
+
+    async def signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
+        fields = {
+            "exec_id": checked_exec_id(exec_id),
+            "signal": whole("signal", signal, low=1, high=64),
+        }
+        await self._call(sandbox_id, "exec.signal", fields)
+
+    async def stdin(
+        self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
+    ) -> None:
+        _, channel = await self._handles.connect(sandbox_id)
+        fields = {"exec_id": checked_exec_id(exec_id), "close": close}
+        # No deadline of ours: a program reads its stdin when it likes, and ends by its own.
+        await channel.call("exec.stdin", fields, data=data)
+
+    async def list(self, sandbox_id: str) -> tuple[ExecResult, ...]:
+        """The newest 256, without their output."""
+        replies = decode_execs(await self._call(sandbox_id, "exec.list", {}))
+        return tuple(result_of(reply, Output(0, 0), raw=True) for reply in replies)
+
+    def _told(self, sandbox_id: str, result: ExecResult) -> ExecResult:
+        if self._events is not None:
+            self._events.emit(
+                "exec.finished",
+                {
+                    "sandbox": sandbox_id,
+                    "exec": result.exec_id,
+                    "status": result.status,
+                    "exit_code": result.exit_code,
+                    "seconds": result.duration_ms / 1000,
+                    "stdout_bytes": result.stdout_bytes,
+                    "stderr_bytes": result.stderr_bytes,
+                },
+            )
+        return result
+
+    async def _call(
+        self, sandbox_id: str, verb: str, fields: dict[str, object]
+    ) -> dict[str, object]:
+        _, channel = await self._handles.connect(sandbox_id)
+        return await channel.call(verb, fields, timeout_s=CALL_TIMEOUT_S)
+
+    async def _follow(self, sandbox_id: str, request: ExecRequest) -> Following:
+        handle, channel = await self._handles.connect(sandbox_id)
+        return Following(self._handles, handle, new_exec_id(), _command(request, handle, channel))
+
+    async def _result(self, following: Following) -> ExecResult:
+        reply, raw = following.reply, following.command.raw_output
+        if reply is None:
+            limits = following.handle.record.limits
+            why = verdict(Ending(None, None, lost=True), limits)
+            return lost_result(following.exec_id, following.output, raw=raw, why=why)
+        if reply.exit_code == 0 and reply.state == "exited" and not reply.shell_reset:
+            why = None if not reply.timed_out else await self._why(following.handle, reply)
+        else:
+            why = await self._why(following.handle, reply, following.began)
+        return result_of(reply, following.output, raw=raw, why=why)
+
+    async def _why(
+        self, handle: Handle, reply: ExecReply, began: Began | None = None
+    ) -> Why | None:
+        if not reply.ended:
+            return None
+        ending = ending_of(reply)
+        began = began or handle.began.get(reply.exec_id)
+        limits = handle.record.limits
+        timeout_s = began.timeout_s if began is not None else None
+        if not needs_figures(ending):
+            return verdict(ending, limits, timeout_s)
+        before = began.before if began is not None else handle.counters
+        try:
+            handle.counters = after = await handle.cell.usage()
+            full = await self._full(handle)
+        except SandkastenError:
+            # The figures only explain; without them the result is still the result.
+            return verdict(ending, limits, timeout_s)
+        return verdict(ending, limits, timeout_s, before=before, after=after, full=full)
+
+    async def _full(self, handle: Handle) -> str | None:
+        channel = await self._handles.channel(handle)
+        stats = decode_stats(await channel.call("stats", timeout_s=GRACE_S))
+        for path, disk in stats.disk.items():
+            if disk.total and (
+                disk.free < min(_FULL_BELOW_BYTES, disk.total)
+                or (disk.inodes and not disk.inodes_free)
+            ):
+                return path
+        return None
+
+
+class _Noted:
+    """One command that somebody waits for. Left before its end, others see to the rest."""
+
+    def __init__(self, history: History, following: Following, request: ExecRequest) -> None:
+        self._history = history
+        self._following = following
+        self._request = request
+        self._row: ExecRow | None = None
+        self._ended = False
+        following.on_started = self._began
+
+    def __enter__(self) -> _Noted:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        following = self._following
+        left = kind is not None and not issubclass(kind, SandkastenError)
+        # Left while it stood in the queue of a shell; under a key its id is not known here.
+        if left and self._row is None and following.asked and following.command.key is None:
+            self._began(following.exec_id)
+        if self._row is not None and not self._ended:
+            self._history.follow(self._row)
+
+    def ended(self, result: ExecResult) -> ExecResult:
+        if self._row is not None:
+            self._ended = True
+            self._history.ended(self._row, result)
+        return result
+
+    def _began(self, exec_id: str) -> None:
+        record = self._following.handle.record
+        self._row = self._history.began(record, exec_id, self._request)
+
+
+def _command(request: ExecRequest, handle: Handle, channel: Channel) -> Command:
+    if request.stdin is not None and not isinstance(request.stdin, bytes | bytearray | memoryview):
+        raise InvalidRequest("stdin must be bytes", hint="encode the text first", field="stdin")
+    return checked_command(request, handle.record.limits, channel.hello.shell or "sh")
+
+
+def _add(output: Output, piece: Piece) -> Chunk:
+    if not 0 <= piece.source < len(SOURCES):
+        raise ProtocolViolation("a chunk of output came from an unknown source")
+    source = SOURCES[piece.source]
+    gap = output.add(piece.seq, source, piece.offset, piece.data)
+    return Chunk(piece.seq, source, piece.data, gap)
+
+
+__all__ = ["CALL_TIMEOUT_S", "Execution"]

@@ -1,0 +1,177 @@
+"""Terminals that outlive whoever looks at them: start, attach, let go, attach again.
+
+The runner owns the program and its output; here is only who watches. When the last watcher of
+a terminal is gone, it is hung up after a while, as closing a window does; a watcher who comes
+back by then finds it as it was. A daemon that is killed hangs nothing up: the program stays
+until somebody attaches, or its sandbox ends. Each is noted in the history like any command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.commands.exec_results import ending_of, result_of
+from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
+from sandkasten.engine.commands.terminal import hang_up, terminal_fields
+from sandkasten.errors import SandkastenError
+from sandkasten.model.commands.command import checked_pty
+from sandkasten.model.commands.exec_values import ExecRequest, ExecResult, Pty
+from sandkasten.model.commands.kept_output import Output
+from sandkasten.model.commands.verdict import verdict
+from sandkasten.model.ids import exec_id as checked_exec_id
+from sandkasten.wire.call import Call
+from sandkasten.wire.call import Output as Piece
+from sandkasten.wire.messages import decode_exec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from sandkasten.engine.commands.exec_history import History
+    from sandkasten.engine.drain import Door
+    from sandkasten.engine.handles import Handle, Handles
+
+# What can be shown again to somebody who comes back; a full screen is a few KiB.
+KEPT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Bytes of a terminal; `gap_bytes` before them were not kept."""
+
+    data: bytes
+    gap_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Watched:
+    watchers: int = 0
+    ending: asyncio.Task[None] | None = field(default=None)
+
+
+class Attached:
+    """Iterate it for what the program writes from `offset` on; then `result` has its end."""
+
+    def __init__(self, call: Call, handle: Handle, history: History, offset: int) -> None:
+        self._call = call
+        self._handle = handle
+        self._history = history
+        self.offset = offset
+        self.ended = False
+
+    async def __aiter__(self) -> AsyncIterator[Shown]:
+        async for item in self._call:
+            if not isinstance(item, Piece):
+                continue
+            end = item.offset + len(item.data)
+            if end <= self.offset:
+                continue
+            data = item.data[max(0, self.offset - item.offset) :]
+            gap = max(0, item.offset - self.offset)
+            self.offset = end
+            yield Shown(bytes(data), gap)
+        self.ended = True
+
+    async def result(self) -> ExecResult:
+        reply = decode_exec(await self._call.result())
+        self.ended = True
+        explain = self._history.explain
+        if explain is not None:
+            why = await explain(self._handle, reply)
+        else:
+            why = verdict(ending_of(reply), self._handle.record.limits)
+        return result_of(reply, Output(0, 0), raw=True, why=why)
+
+
+class Terminals:
+    def __init__(self, handles: Handles, history: History, door: Door) -> None:
+        self._handles = handles
+        self._history = history
+        self._door = door
+        self._watched: dict[tuple[str, str], _Watched] = {}
+
+    async def start(
+        self,
+        sandbox_id: str,
+        *,
+        command: tuple[str, ...] | None = None,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> str:
+        """Begun when this returns; its id is what to attach to."""
+        self._door.check()
+        handle, channel = await self._handles.connect(sandbox_id)
+        fields = terminal_fields(channel, command, Pty(rows, cols), env, cwd)
+        fields |= {"follow": False, "stdout_cap": KEPT_BYTES}
+        reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+        request = ExecRequest(command or (channel.hello.shell or "sh",))
+        row = self._history.began(handle.record, reply.exec_id, request)
+        if row is not None:
+            self._history.follow(row)
+        return reply.exec_id
+
+    @asynccontextmanager
+    async def attach(
+        self, sandbox_id: str, exec_id: str, *, offset: int = 0, keep_s: float = 60.0
+    ) -> AsyncIterator[Attached]:
+        """From byte `offset` of its output on. Left, and nobody else attached: hung up in `keep_s`.
+
+        ExecNotFound when there is no such command (any more).
+        """
+        exec_id = checked_exec_id(exec_id)
+        handle, channel = await self._handles.connect(sandbox_id)
+        key = (sandbox_id, exec_id)
+        watched = self._watched.setdefault(key, _Watched())
+        if watched.ending is not None:
+            watched.ending.cancel()
+            watched.ending = None
+        watched.watchers += 1
+        ended = False
+        try:
+            fields: dict[str, object] = {"exec_id": exec_id, "follow": True}
+            async with (
+                self._handles.explaining(handle),
+                channel.stream("exec.output", fields) as call,
+            ):
+                attached = Attached(call, handle, self._history, offset)
+                try:
+                    yield attached
+                finally:
+                    ended = attached.ended
+        finally:
+            watched.watchers -= 1
+            if watched.watchers == 0:
+                if ended:
+                    self._watched.pop(key, None)
+                else:
+                    work = self._end_later(sandbox_id, exec_id, keep_s)
+                    watched.ending = asyncio.get_running_loop().create_task(work)
+
+    async def resize(self, sandbox_id: str, exec_id: str, rows: int, cols: int) -> None:
+        _, channel = await self._handles.connect(sandbox_id)
+        pty = checked_pty(Pty(rows, cols))
+        fields = {"exec_id": checked_exec_id(exec_id), "rows": pty.rows, "cols": pty.cols}
+        await channel.call("exec.resize", fields, timeout_s=CALL_TIMEOUT_S)
+
+    async def hang_up(self, sandbox_id: str, exec_id: str) -> None:
+        _, channel = await self._handles.connect(sandbox_id)
+        await hang_up(channel, checked_exec_id(exec_id))
+
+    async def aclose(self) -> None:
+        """Nothing is hung up: whoever serves next finds the terminals as they are."""
+        ending = [one.ending for one in self._watched.values() if one.ending is not None]
+        self._watched.clear()
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _end_later(self, sandbox_id: str, exec_id: str, keep_s: float) -> None:
+        await asyncio.sleep(keep_s)
+        self._watched.pop((sandbox_id, exec_id), None)
+        # The sandbox may be gone, which is the same to a terminal.
+        with suppress(SandkastenError):
+            await self.hang_up(sandbox_id, exec_id)

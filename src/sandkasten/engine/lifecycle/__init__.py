@@ -1,0 +1,1 @@
+"""From a create request to the removal of a sandbox."""

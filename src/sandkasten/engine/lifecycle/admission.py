@@ -1,0 +1,93 @@
+"""The first lines written of a sandbox: in the journal, then in the ledger, within a quota.
+
+Nothing is made here but a named workspace. A failure takes back what was written, and its row in
+the journal ends with the reason.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.cleanup import finish
+from sandkasten.engine.lifecycle.tenant_quotas import Need, reserved
+from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
+
+if TYPE_CHECKING:
+    from sandkasten.engine.lifecycle.planner import Plan
+    from sandkasten.engine.lifecycle.tenant_quotas import Allowance, Quotas
+    from sandkasten.engine.lifecycle.workspace_claims import Claims, Finish
+    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.workspace import WorkspaceWish
+    from sandkasten.ports import Store
+
+
+class Entries:
+    def __init__(
+        self, *, store: Store, claims: Claims, chronicle: Chronicle, quotas: Quotas
+    ) -> None:
+        self._store = store
+        self._claims = claims
+        self._chronicle = chronicle
+        self._quotas = quotas
+
+    async def write(
+        self, record: Record, plan: Plan, allowance: Allowance, bury: Finish
+    ) -> tuple[Record, Plan]:
+        """The row is written when this returns, and a named workspace is this sandbox's."""
+        if record.acquired == "spare":
+            await self._store.put(record)
+            return record, plan
+        limited = allowance.quota is not None
+        need = await self._quotas.need(plan) if limited else Need()
+        async with self._quotas.admitted(
+            plan.tenant, allowance.quota, need, allowance.other_disk_bytes
+        ):
+            wished = None if plan.workspace is None else plan.workspace.name
+            await self._chronicle.begin(replace(record, workspace_id=wished), plan.key_id)
+            try:
+                if plan.workspace is None:
+                    await self._store.put(record)
+                elif limited:
+                    await self._store.put(reserved(record, need))
+            except BaseException as exc:
+                await finish(self._take_back(record, exc))
+                raise
+        if plan.workspace is None:
+            return record, plan
+        try:
+            make = not limited or need.disk_bytes > 0
+            return await self._claimed(record, plan, plan.workspace, bury, make=make)
+        except BaseException as exc:
+            await finish(self._take_back(record, exc))
+            raise
+
+    async def _claimed(
+        self, record: Record, plan: Plan, wish: WorkspaceWish, bury: Finish, *, make: bool
+    ) -> tuple[Record, Plan]:
+        async with self._claims.claimed(wish, bury, make=make) as claim:
+            limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
+            record = replace(
+                record,
+                limits=limits,
+                workspace_id=wish.name,
+                workspace_shared=wish.shared,
+                unenforced=claim.unenforced,
+            )
+            await self._store.put(record)
+        spec = replace(plan.spec, limits=limits, workspace=claim.volume)
+        return record, replace(plan, spec=spec)
+
+    async def _take_back(self, record: Record, cause: BaseException) -> None:
+        """Nothing was made yet, so the row is all there is to take back."""
+        with suppress(QuotaExceeded, InternalError):
+            await self._store.drop(record.id, record)
+        await self._chronicle.ended(record.id, "destroyed", not_made(cause))
+
+
+def not_made(cause: BaseException) -> str:
+    """The reason in the journal of one that never ran."""
+    what = cause.message if isinstance(cause, SandkastenError) else type(cause).__name__
+    return f"it could not be made: {what}"

@@ -1,0 +1,285 @@
+"""Which isolation a request gets, and what each tier is worth on this machine.
+
+A tier is a backend with a strength. `standard` is the operator's default backend, `gvisor` puts a
+second kernel in between, `strongest` is the strongest that is ready. What was asked for is had or
+refused: nothing here ever chooses something weaker. Raises InvalidRequest, PolicyDenied and
+BackendUnavailable; measures by making and destroying real sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    PolicyDenied,
+    SandkastenError,
+)
+from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, has_engine, strength, weakest_of
+from sandkasten.model.sandbox.readiness import Readiness, Tier
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.engine.lifecycle.planner import Planner
+    from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+    from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.ports import Backend, ImageSource
+
+_GVISOR: Final = "gvisor"
+_CREATES: Final = 3
+# A probe makes a trial sandbox at most, which takes seconds on a busy machine.
+_PROBE_TIMEOUT_S: Final = 60.0
+# Names that a machine with any image at all is likely to know.
+_LIKELY_IMAGES: Final = ("python", "linux", "node", "base")
+_NO_IMAGE: Final = "there is no image in the store"
+_GET_IMAGE: Final = "sandkasten image build python --debian bookworm, image import or image pull"
+
+
+class Tiers:
+    """Chooses a backend; remembers who was ready."""
+
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend],
+        default_backend: str,
+        policy: Policy,
+    ) -> None:
+        self._backends = backends
+        self._default = default_backend
+        self._policy = policy
+        self._ready_ones: dict[str, Readiness] = {}
+
+    async def choose(self, backend: str | None, isolation: str | None) -> Backend:
+        """The backend for a request. The default one is not examined: creating says what fails."""
+        asked = self._asked(backend, isolation)
+        minimum = self._policy.isolation_minimum
+        if asked == "strongest":
+            chosen = await self._strongest(minimum)
+        elif asked == _GVISOR:
+            chosen = await self._ready(_GVISOR)
+        else:
+            chosen = self._known(backend or self._default)
+        if minimum is not None and strength(chosen.name) < weakest_of(minimum):
+            raise PolicyDenied(
+                f"backend {chosen.name} isolates less than the operator demands ({minimum})",
+                hint=f"ask for isolation {minimum} or strongest; policy.isolation_minimum says so",
+                rule="policy.isolation_minimum",
+                backend=chosen.name,
+            )
+        return chosen
+
+    def _asked(self, backend: str | None, isolation: str | None) -> str:
+        if isolation is None:
+            if backend is not None:
+                return _GVISOR if backend == _GVISOR else "standard"
+            # Who asked for nothing did not ask for less than the operator demands.
+            return self._policy.isolation or self._policy.isolation_minimum or "standard"
+        if isolation not in ISOLATIONS:
+            raise InvalidRequest(
+                f"there is no isolation named {shown(str(isolation))}",
+                hint=did_you_mean(str(isolation), ISOLATIONS),
+                field="isolation",
+            )
+        if backend is not None and isolation != ("gvisor" if backend == _GVISOR else "standard"):
+            raise InvalidRequest(
+                f"isolation {isolation} and backend {shown(backend)} contradict each other",
+                hint="name one of them: the backend follows from the isolation",
+                field="isolation",
+            )
+        return isolation
+
+    async def _strongest(self, minimum: str | None) -> Backend:
+        """The default backend first among equals.
+
+        What runs on this machine and what is handed to an engine never stand in for each other:
+        they keep code and files in different places.
+        """
+        handed = has_engine(self._default)
+        ranked = sorted(
+            (
+                one
+                for one in self._backends.values()
+                if has_engine(one.name) is handed or strength(one.name) > strength(self._default)
+            ),
+            key=lambda one: (-strength(one.name), one.name != self._default, one.name),
+        )
+        refusals: list[BackendUnavailable] = []
+        for one in ranked:
+            if minimum is not None and strength(one.name) < weakest_of(minimum):
+                break
+            readiness = await self._readiness(one)
+            if readiness.ready:
+                return one
+            refusals.append(_unready(one.name, readiness))
+        if refusals:
+            raise refusals[0]
+        raise BackendUnavailable(
+            f"no backend that isolates as the operator demands ({minimum}) is configured here",
+            hint="run doctor; policy.isolation_minimum says so",
+        )
+
+    async def _ready(self, name: str) -> Backend:
+        backend = self._known(name)
+        readiness = await self._readiness(backend)
+        if not readiness.ready:
+            raise _unready(name, readiness)
+        return backend
+
+    def _known(self, name: str) -> Backend:
+        backend = self._backends.get(name)
+        if backend is None:
+            raise BackendUnavailable(
+                f"backend {name} is not configured here",
+                hint=f"known: {', '.join(sorted(self._backends))}",
+            )
+        return backend
+
+    async def _readiness(self, backend: Backend) -> Readiness:
+        """Remembered once it is good; what is missing may be mended at any time, and an engine may
+        go away at any time."""
+        known = self._ready_ones.get(backend.name)
+        if known is not None:
+            return known
+        readiness = await backend.probe()
+        if readiness.ready and not has_engine(backend.name):
+            self._ready_ones[backend.name] = readiness
+        return readiness
+
+
+def _unready(name: str, found: Readiness) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"backend {name} is not ready: {found.reason or 'something it needs is missing'}",
+        hint=found.remedy or "run doctor",
+        backend=name,
+    )
+
+
+class Survey:
+    """What `doctor` shows: every tier, tried."""
+
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend],
+        default_backend: str,
+        policy: Policy,
+        images: ImageSource,
+        planner: Planner,
+        sandboxes: Sandboxes,
+    ) -> None:
+        self._backends = backends
+        self._default = default_backend
+        self._policy = policy
+        self._images = images
+        self._planner = planner
+        self._sandboxes = sandboxes
+
+    async def tiers(self, *, measure: bool) -> list[Tier]:
+        """The default tier first. With `measure` each ready one makes a few real sandboxes."""
+        image = await self._some_image()
+        lines = [await self._tier("", CreateRequest(), measure)]
+        default = lines[0].backend
+        if "local" in self._backends:
+            if default != "local":
+                host = CreateRequest(backend="local", image="host")
+                lines.append(await self._tier("local", host, measure))
+            on_image = CreateRequest(backend="local", image=image)
+            if image is None:
+                lines.append(_missing("local on an image", "local", _NO_IMAGE, _GET_IMAGE))
+            else:
+                lines.append(await self._tier("local on an image", on_image, measure))
+            dev = CreateRequest(backend="local", image=image, profile="dev")
+            lines.append(await self._tier("local, dev profile", dev, measure))
+        for name in ("oci", _GVISOR, "docker"):
+            if name not in self._backends:
+                reason = f"this engine has no backend named {name}"
+                lines.append(
+                    _missing(name, name, reason, f"open it with {name} among its backends")
+                )
+            elif name != default:
+                wanted = CreateRequest(backend=name, image=image)
+                if has_engine(name):
+                    lines.append(await self._looked_at(name))
+                else:
+                    lines.append(await self._tier(name, wanted, measure))
+        return lines
+
+    async def _tier(self, name: str, wanted: CreateRequest, measure: bool) -> Tier:
+        """`name` is empty for the default tier, which is called what it turns out to be."""
+        default, backend = not name, wanted.backend or self._default
+        create_ms: float | None = None
+        try:
+            if default:
+                backend = (await self._planner.plan(wanted)).backend.name
+            found = await self._probed(backend)
+            if found.ready:
+                plan = await self._planner.plan(wanted)
+                create_ms = await self._create_ms(wanted) if measure else None
+        except SandkastenError as exc:
+            return _missing(name or backend, backend, exc.message, exc.hint, default=default)
+        if not found.ready:
+            return _missing(name or backend, backend, found.reason, found.remedy, default=default)
+        return Tier(
+            name=name or backend,
+            backend=backend,
+            image=plan.spec.image.name,
+            profile=plan.spec.profile,
+            ready=True,
+            default=default,
+            tried=measure,
+            create_ms=create_ms,
+        )
+
+    async def _looked_at(self, name: str) -> Tier:
+        """Only probed: a plan for a sandbox already brings an image into somebody's engine."""
+        found = await self._probed(name)
+        if not found.ready:
+            return _missing(name, name, found.reason, found.remedy)
+        return Tier(name=name, backend=name, ready=True)
+
+    async def _probed(self, backend: str) -> Readiness:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                return await self._backends[backend].probe()
+        except TimeoutError:
+            return Readiness(
+                ready=False,
+                reason=f"it did not answer within {_PROBE_TIMEOUT_S:g} s",
+                remedy="see whether what it needs hangs, and run doctor again",
+            )
+
+    async def _create_ms(self, wanted: CreateRequest) -> float:
+        """The median of a few; the first one also makes what the others share, and is left out."""
+        times: list[float] = []
+        for _ in range(_CREATES + 1):
+            plan = await self._planner.plan(wanted)
+            began = time.perf_counter()
+            record = await self._sandboxes.make(plan)
+            times.append((time.perf_counter() - began) * 1000)
+            await self._sandboxes.destroy(record.id)
+        return round(median(times[1:]), 1)
+
+    async def _some_image(self) -> str | None:
+        """A name that means layers here and not the machine's own files."""
+        for name in (self._policy.default_image, *_LIKELY_IMAGES):
+            try:
+                image = await self._images.resolve(name)
+            except SandkastenError:
+                continue
+            if image.kind == "layers":
+                return name
+        return None
+
+
+def _missing(name: str, backend: str, reason: str, remedy: str, *, default: bool = False) -> Tier:
+    return Tier(
+        name=name, backend=backend, ready=False, reason=reason, remedy=remedy, default=default
+    )

@@ -1,0 +1,258 @@
+"""From a request to a plan: every rule is applied here, before anything is made.
+
+Raises the class of `errors` that names the rule. Reads nothing but the image source and the
+sources of host mounts; packages that are asked for are installed here when they are not yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import Busy, Conflict, InvalidImage, PolicyDenied, UnsupportedByBackend
+from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
+from sandkasten.model.environment import checked_environment, checked_labels
+from sandkasten.model.sandbox.cell_spec import CellSpec, base_environment
+from sandkasten.model.sandbox.host_mounts import Mounted, choose_mounts, touching
+from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages, environment
+from sandkasten.model.sandbox.policy import (
+    Lease,
+    Policy,
+    check_network,
+    check_profile_on,
+    checked_profile,
+    checked_session_key,
+    lease_for,
+    parse_limits,
+)
+from sandkasten.model.sandbox.workspace import WorkspaceWish, plain_name, workspace_wish
+from sandkasten.ports import KeepsImages, Watchful
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.engine.lifecycle.isolation_tiers import Tiers
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import HostMount
+    from sandkasten.model.sandbox.host_mounts import MountRule
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.package_sets import Packages, PackageSet
+    from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+    from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked request: nothing was made yet, and nothing in it can be refused any more."""
+
+    backend: Backend
+    spec: CellSpec
+    lease: Lease
+    labels: dict[str, str]
+    env_names: tuple[str, ...]
+    session_key: str | None
+    warnings: tuple[str, ...]
+    workspace: WorkspaceWish | None = None
+    mounts: tuple[Mounted, ...] = ()
+    tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
+
+
+class Planner:
+    def __init__(
+        self,
+        *,
+        tiers: Tiers,
+        images: ImageSource,
+        policy: Policy,
+        host_mounts: HostMounts | None = None,
+        packages: Provisioner | None = None,
+    ) -> None:
+        self._tiers = tiers
+        self._images = images
+        self._policy = policy
+        self._host_mounts = host_mounts
+        self._packages = packages
+
+    async def plan(
+        self, request: CreateRequest, *, otherwise: str = "linux", image: Image | None = None
+    ) -> Plan:
+        """Check everything that can be checked before anything is made.
+
+        `otherwise` is the alias meant by a request that names no image, where the operator's
+        allow-list does not hold the default one. `image` is one that was resolved already.
+        """
+        tenant = checked_tenant(request.tenant)
+        check_network(request.network)
+        profile = checked_profile(request.profile)
+        env = checked_environment(request.env)
+        limits = parse_limits(request.limits, self._policy.limits, self._policy.ceiling)
+        lease = lease_for(request, self._policy)
+        labels = checked_labels(request.labels)
+        key = checked_session_key(request.session_key)
+        workspace = workspace_wish(request, self._policy.workspaces)
+        rules = choose_mounts(request.mounts, self._policy.mounts)
+        packages = checked_packages(request.pip_packages, request.npm_packages)
+        backend = await self._tiers.choose(request.backend, request.isolation)
+        if image is None:
+            image = await self._image(backend, request.image, otherwise)
+        check_profile_on(profile, image)
+        spec = CellSpec(
+            image=image,
+            limits=limits,
+            profile=profile,
+            env={**self._policy.env, **env},
+            mounts=await self._mounts(rules),
+        )
+        # Last, because it may take minutes: what can be refused was refused by now.
+        sets = await self._provided(packages, rules, spec, backend.name) if packages else ()
+        if sets:
+            spec = _with_packages(spec, sets)
+        return Plan(
+            backend=backend,
+            spec=spec,
+            lease=lease,
+            labels=labels,
+            env_names=tuple(sorted(env)),
+            session_key=None if key is None else scoped(tenant, key),
+            warnings=(image.warning,) if image.warning else (),
+            workspace=workspace,
+            mounts=(
+                *(Mounted(rule.name, rule.target) for rule in rules),
+                *(Mounted(MOUNT_PREFIX + one.key, one.mount.target) for one in sets),
+            ),
+            tenant=tenant,
+            key_id=request.key_id,
+        )
+
+    async def check_present(self, plan: Plan) -> None:
+        """InvalidImage when the image was removed since it was resolved."""
+        image = plan.spec.image
+        if isinstance(self._images, Watchful) and not await self._images.present(image):
+            raise InvalidImage(
+                f"image {image.name} was removed while a sandbox was being made of it",
+                hint="import it again, or use another one",
+                image=image.name,
+            )
+        for key in _keys(plan.mounts):
+            if self._packages is not None and not await self._packages.present(key):
+                raise Busy(
+                    "the packages were removed while a sandbox was being made with them",
+                    hint="ask again: they are installed anew",
+                )
+
+    async def _provided(
+        self, packages: Packages, rules: Sequence[MountRule], spec: CellSpec, backend: str
+    ) -> Sequence[PackageSet]:
+        if self._packages is None:
+            raise UnsupportedByBackend(
+                "packages cannot be installed here", hint="use an image that has them"
+            )
+        sets = await self._packages.provide(packages, spec.image, backend)
+        for one in sets:
+            for rule in rules:
+                if touching(rule.target, one.mount.target):
+                    raise Conflict(
+                        f"mount {rule.name} lies at {rule.target}, where packages are shown",
+                        hint="the operator gives it another target (policy.mounts)",
+                        mount=rule.name,
+                    )
+        return sets
+
+    async def _mounts(self, rules: Sequence[MountRule]) -> tuple[HostMount, ...]:
+        if not rules:
+            return ()
+        if self._host_mounts is None:
+            raise UnsupportedByBackend(
+                "host mounts cannot be had here", hint="take them out of policy.mounts"
+            )
+        return tuple(await self._host_mounts.resolve(rules))
+
+    async def _image(self, backend: Backend, name: str | None, otherwise: str) -> Image:
+        if name is not None:
+            return await self._resolved(backend, name)
+        try:
+            image = await self._resolved(backend, self._policy.default_image, otherwise)
+        except PolicyDenied:
+            image = await self._resolved(backend, otherwise)
+        # A caller who named no image was promised none, so there is nothing to warn about.
+        return replace(image, warning="")
+
+    async def _resolved(self, backend: Backend, name: str, instead: str | None = None) -> Image:
+        """`instead` is meant where the name means the host, which not every backend can show."""
+        if isinstance(backend, KeepsImages):
+            return await self._kept(backend, backend.name, name, instead)
+        return await self._images.resolve(name)
+
+    async def _kept(
+        self, keeper: KeepsImages, backend: str, name: str, instead: str | None
+    ) -> Image:
+        """The store first, then the backend, and only then what may be fetched into the store."""
+        there = await self._images.look_up(name)
+        if there.image is not None and there.image.kind == "host":
+            if instead is not None:
+                return await self._kept(keeper, backend, instead, None)
+            raise UnsupportedByBackend(
+                f"backend {backend} cannot show this machine's own /usr (image {name})",
+                hint="name an image (sandkasten image ls), or use the local backend",
+                image=name,
+            )
+        found = there.image or await keeper.find_image(there.names)
+        if found is None:
+            found = (await self._images.look_up(name, fetch=True)).image
+        if found is not None:
+            if found.kind == "layers":
+                await keeper.bring_image(found)
+            return found
+        sought = " or ".join(there.names)
+        last = there.names[-1]
+        raise InvalidImage(
+            f"image {name} is neither in the store nor in the engine of backend {backend} "
+            f"(looked for {sought})",
+            hint=f"bring it into the store (sandkasten image build, import or pull) or into the "
+            f"engine ({backend} pull {last}), let the engine fetch it "
+            f"(backends.{backend}.pull: missing), or mean another one (default_image, where a "
+            "request names none)",
+            image=name,
+        )
+
+
+def _with_packages(spec: CellSpec, sets: Sequence[PackageSet]) -> CellSpec:
+    path = base_environment(spec)["PATH"]
+    return replace(
+        spec,
+        env={**spec.env, **environment(sets, path, spec.env)},
+        mounts=(*spec.mounts, *(one.mount for one in sets)),
+    )
+
+
+def _keys(mounts: Sequence[Mounted]) -> tuple[str, ...]:
+    """Of the package sets among them."""
+    return tuple(
+        one.name.removeprefix(MOUNT_PREFIX) for one in mounts if one.name.startswith(MOUNT_PREFIX)
+    )
+
+
+def _shown(mounts: Sequence[Mounted]) -> str | None:
+    return " and ".join(key[:12] for key in _keys(mounts)) or None
+
+
+def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
+    """A key names one sandbox: asking for another kind under it is a mistake, not a new one."""
+    has_workspace = None if found.workspace_id is None else plain_name(found.workspace_id)
+    asked = (
+        ("image", request.image, plan.spec.image.name, found.image),
+        ("backend", request.backend, plan.backend.name, found.backend),
+        ("backend", request.isolation, plan.backend.name, found.backend),
+        ("profile", request.profile, plan.spec.profile, found.profile),
+        ("workspace", request.workspace_id, request.workspace_id, has_workspace),
+        ("packages", _shown(plan.mounts), _shown(plan.mounts) or "none", _shown(found.mounts)),
+    )
+    for what, named, wanted, has in asked:
+        if named is not None and wanted != has:
+            key = unscoped(found.session_key or "")[1]
+            raise Conflict(
+                f"session key {key!r} names a sandbox with {what} {has}, not {wanted}",
+                hint="use another key, or destroy that sandbox first",
+                sandbox_id=found.id,
+            )

@@ -1,0 +1,228 @@
+"""The reaper: finishes what a dead process began, and takes away what is over.
+
+Works on a ledger that other processes use at the same moment, so it touches an id only with
+that id's lock in hand and after reading its row again. Who holds a lock is at work: skipped.
+What cannot be removed is left marked and reported; the next pass tries again. A backend that does
+not answer keeps nobody waiting but its own sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.backend_health import silent
+from sandkasten.engine.lifecycle.sandboxes import Sandboxes, rebooted
+from sandkasten.engine.owner import owner_gone
+from sandkasten.errors import Busy, SandkastenError
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.sandbox.lifecycle import State, is_there
+from sandkasten.model.sandbox.sandbox_requests import Swept
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.lifecycle.pause import Pausing
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import Backend, Clock, EventSink, Store
+
+_AT_ONCE = 8
+# A list of names; one that takes longer is asked again in the next pass.
+OWNED_TIMEOUT_S = 10.0
+# The runner ends itself at its lifetime; we only step in when it did not.
+_LIFETIME_SLACK_S = 10.0
+
+
+@dataclass(slots=True)
+class _Tally:
+    finished: list[str] = field(default_factory=list)
+    expired: list[str] = field(default_factory=list)
+    dead: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    corrupt: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+_Work = Callable[[SandboxId, _Tally], Awaitable[None]]
+
+
+class Reaper:
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend],
+        store: Store,
+        sandboxes: Sandboxes,
+        handles: Handles,
+        pausing: Pausing,
+        clock: Clock,
+        events: EventSink | None,
+    ) -> None:
+        self._backends = backends
+        self._store = store
+        self._sandboxes = sandboxes
+        self._handles = handles
+        self._pausing = pausing
+        self._clock = clock
+        self._events = events
+
+    async def sweep(self, *, quick: bool = False) -> Swept:
+        """One pass. `quick` trusts rows of sandboxes that are there and does not ask after each."""
+        tally = _Tally()
+        gates: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
+
+        async def row(record: Record) -> None:
+            async with gates[record.backend]:
+                await self._row(record, tally, quick=quick)
+
+        async def litter(backend: Backend, the_id: SandboxId) -> None:
+            async with gates[backend.name]:
+                await self._orphan(backend, the_id, tally)
+
+        # Owned first, rows second: an id that is owned and has no row *afterwards* has none
+        # because nobody is making it; the other order would race with every create.
+        owned = await self._owned()
+        records = await self._store.list()
+        known = {record.id for record in records}
+        for the_id in await self._store.corrupt():
+            known.add(the_id)
+            await self._corrupt(the_id, tally)
+        async with asyncio.TaskGroup() as group:
+            for record in records:
+                if record.backend in self._backends:
+                    group.create_task(row(record))
+            for backend, the_id in owned:
+                if the_id not in known:
+                    group.create_task(litter(backend, the_id))
+        self._pausing.forget(known)
+        swept = Swept(
+            finished=tuple(tally.finished),
+            expired=tuple(tally.expired),
+            dead=tuple(tally.dead),
+            orphans=tuple(tally.orphans),
+            corrupt=tuple(tally.corrupt),
+            failed=tuple(tally.failed),
+        )
+        self._report(swept)
+        return swept
+
+    async def bury(self, the_id: SandboxId) -> bool:
+        """Take away one that was found dead; whether it is gone. Who holds its lock is at it."""
+        tally = _Tally()
+        await self._locked(the_id, tally, self._collect)
+        return bool(tally.dead or tally.expired or tally.finished)
+
+    async def _owned(self) -> list[tuple[Backend, SandboxId]]:
+        async def one(backend: Backend) -> list[tuple[Backend, SandboxId]]:
+            try:
+                return [(backend, the_id) for the_id in await self._held(backend)]
+            except SandkastenError as exc:
+                # A backend that cannot answer now keeps its litter until it can.
+                if not self._handles.reach.knows(exc):
+                    told = {"backend": backend.name, "error": exc.code}
+                    self._emit("reaper.backend_silent", told)
+                return []
+
+        found = await asyncio.gather(*(one(backend) for backend in self._backends.values()))
+        return [pair for pairs in found for pair in pairs]
+
+    async def _held(self, backend: Backend) -> Sequence[SandboxId]:
+        try:
+            async with self._handles.reach.looking(backend.name, OWNED_TIMEOUT_S):
+                return await backend.owned()
+        except TimeoutError as exc:
+            raise silent(backend.name, OWNED_TIMEOUT_S) from exc
+
+    async def _row(self, record: Record, tally: _Tally, *, quick: bool) -> None:
+        if is_there(record.state) and not self._over(record):
+            if quick:
+                return
+            try:
+                if await self._handles.alive(record):
+                    await self._pausing.keep(record)
+                    return
+            except SandkastenError:
+                tally.failed.append(record.id)
+                return
+        await self._locked(record.id, tally, self._collect)
+
+    async def _collect(self, the_id: SandboxId, tally: _Tally) -> None:
+        record = await self._store.get(the_id)
+        if record is None:
+            return
+        if record.state is State.CREATING and not owner_gone(record):
+            return
+        over = self._over(record)
+        if is_there(record.state) and not over:
+            return
+        self._handles.reach.check(record.backend)
+        await self._sandboxes.bury(record)
+        if record.state in (State.CREATING, State.DESTROYING):
+            tally.finished.append(the_id)
+        elif over and not rebooted(record):
+            tally.expired.append(the_id)
+        else:
+            tally.dead.append(the_id)
+
+    async def _orphan(self, backend: Backend, the_id: SandboxId, tally: _Tally) -> None:
+        async def work(one: SandboxId, sums: _Tally) -> None:
+            # Its row may have been written since we looked; a row always comes first.
+            if await self._store.get(one) is None:
+                self._handles.reach.check(backend.name)
+                await self._sandboxes.remove(backend, one)
+                sums.orphans.append(one)
+
+        await self._locked(the_id, tally, work)
+
+    async def _corrupt(self, the_id: SandboxId, tally: _Tally) -> None:
+        async def work(one: SandboxId, sums: _Tally) -> None:
+            if await self._store.get(one) is not None:
+                return
+            unsure: SandkastenError | None = None
+            for backend in self._backends.values():
+                try:
+                    if one in await self._held(backend):
+                        await self._sandboxes.remove(backend, one)
+                except SandkastenError as exc:
+                    unsure = exc
+            if unsure is not None:
+                # It may be that one's, and then its file is all that says so.
+                raise unsure
+            await self._store.drop(one)
+            sums.corrupt.append(one)
+
+        await self._locked(the_id, tally, work)
+
+    async def _locked(self, the_id: SandboxId, tally: _Tally, work: _Work) -> None:
+        try:
+            async with self._store.lock(the_id, wait_s=0):
+                await work(the_id, tally)
+        except Busy:
+            return
+        except SandkastenError as exc:
+            tally.failed.append(the_id)
+            if not self._handles.reach.knows(exc):
+                self._emit("reaper.failed", {"sandbox": the_id, "error": exc.code})
+
+    def _over(self, record: Record) -> bool:
+        if rebooted(record):
+            return True
+        if record.hidden and owner_gone(record):
+            return True
+        age_s = self._clock.boottime() - record.created_boottime
+        # A paused runner cannot end itself, so there is nothing to wait for.
+        slack_s = 0.0 if record.state is State.PAUSED else _LIFETIME_SLACK_S
+        return record.state is not State.CREATING and age_s > record.lifetime_s + slack_s
+
+    def _report(self, swept: Swept) -> None:
+        for what in ("finished", "expired", "dead", "orphans", "corrupt"):
+            for the_id in getattr(swept, what):
+                self._emit("sandbox.reaped", {"sandbox": the_id, "reason": what})
+
+    def _emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None:
+        if self._events is not None:
+            self._events.emit(event, fields)

@@ -1,0 +1,140 @@
+"""After a start: what the daemon before us left is kept, finished, taken away or marked.
+
+The ledger says what was there and the backend what still is; the journal learns what became of
+each. Runs before anything new is begun, because a session that is being made here looks like one
+that somebody left half-made. What cannot be done now is left to the reaper; sandboxes of a backend
+that does not answer are left to the watch, which does the same for them when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.lifecycle.sandboxes import rebooted
+from sandkasten.engine.owner import owner_gone
+from sandkasten.errors import SandkastenError
+from sandkasten.model.sandbox.lifecycle import State, is_there
+from sandkasten.model.sandbox.sandbox_requests import Recovered
+
+if TYPE_CHECKING:
+    from sandkasten.engine.commands.exec_history import History
+    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.lifecycle.end_watch import Watch
+    from sandkasten.engine.lifecycle.reaper import Reaper
+    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.model.journal_rows import SessionRow
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import Clock, EventSink, Store
+
+_AT_ONCE = 16
+
+
+class Recovery:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        handles: Handles,
+        reaper: Reaper,
+        chronicle: Chronicle,
+        history: History,
+        watch: Watch,
+        clock: Clock,
+        events: EventSink | None,
+    ) -> None:
+        self._store = store
+        self._handles = handles
+        self._reaper = reaper
+        self._chronicle = chronicle
+        self._history = history
+        self._watch = watch
+        self._clock = clock
+        self._events = events
+        watch.settle = self._row
+
+    async def run(self) -> Recovered:
+        tally: Counter[str] = Counter()
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(record: Record) -> None:
+            async with gate:
+                try:
+                    tally[await self._row(record)] += 1
+                except SandkastenError as exc:
+                    if self._handles.reach.knows(exc):
+                        self._watch.unsettled.add(record.id)
+                    else:
+                        self._emit("recovery.failed", sandbox=record.id, error=exc.code)
+
+        open_rows = await self._chronicle.open_rows()
+        records = [row for row in await self._store.list() if not row.hidden]
+        known = {record.id for record in records}
+        await asyncio.gather(*(one(record) for record in records))
+        for row in open_rows:
+            if row.id not in known:
+                tally[await self._without_row(row)] += 1
+        swept = await self._reaper.sweep(quick=True)
+        found = Recovered(
+            kept=tally["kept"],
+            adopted=tally["adopted"],
+            finished=tally["finished"] + len(swept.finished),
+            removed=len(swept.orphans) + len(swept.corrupt),
+            expired=tally["expired"] + len(swept.expired),
+            crashed=tally["crashed"],
+            lost=tally["lost"],
+        )
+        self._emit("daemon.recovered", **{name: getattr(found, name) for name in _FIGURES})
+        return found
+
+    async def _row(self, record: Record) -> str:
+        """What became of one that has a row in the ledger."""
+        if record.state is State.CREATING and not owner_gone(record):
+            return "others"
+        if not is_there(record.state):
+            return await self._over(record)
+        if not await self._handles.alive(record):
+            return await self._over(record)
+        adopted = await self._watch.adopt(record)
+        if not adopted:
+            # It ran, and the one who made it died before it could say so.
+            await self._chronicle.runs(record)
+        if record.state is State.RUNNING:
+            try:
+                await self._history.resume(record)
+            except SandkastenError as exc:
+                if not await self._handles.alive(record):
+                    # It was dying when we looked.
+                    return await self._over(record)
+                # It is kept all the same; the end of what runs there is noted when it is asked for.
+                self._emit("recovery.unfollowed", sandbox=record.id, error=exc.code)
+        return "adopted" if adopted else "kept"
+
+    async def _over(self, record: Record) -> str:
+        half = record.state in (State.CREATING, State.DESTROYING)
+        judged = self._handles.judge(record)
+        if not await self._reaper.bury(record.id):
+            # Another process is at it, or it cannot be removed now.
+            return "others"
+        if half and not rebooted(record):
+            return "finished"
+        journal = self._chronicle.journal
+        row = None if journal is None else await journal.session(record.id)
+        return row.status if row is not None else judged.end
+
+    async def _without_row(self, row: SessionRow) -> str:
+        booted_at = self._clock.now() - self._clock.boottime()
+        if row.created_at < booted_at:
+            await self._chronicle.ended(row.id, "lost", "the machine was restarted")
+            return "lost"
+        never = "it was never made" if row.status == "creating" else "nothing is left of it"
+        await self._chronicle.ended(row.id, "crashed", f"the daemon died: {never}")
+        return "crashed"
+
+    def _emit(self, event: str, **fields: str | int) -> None:
+        if self._events is not None:
+            self._events.emit(event, fields)
+
+
+_FIGURES = ("kept", "adopted", "finished", "removed", "expired", "crashed", "lost")

@@ -1,0 +1,70 @@
+"""A row of the ledger as its owner sees it: names without their tenant, times as moments.
+
+And a process as the runner tells of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.model.access.tenancy import unscoped
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_requests import Info, Process
+from sandkasten.model.sandbox.workspace import plain_name
+
+if TYPE_CHECKING:
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import Clock
+    from sandkasten.wire.messages import ProcessInfo
+
+SPARE_DETAIL = "kept ready for the next one-shot"
+
+
+def described(record: Record, *, created: bool, used: float, clock: Clock) -> Info:
+    """`used` is the boot time of its last use, as far as is known here."""
+    now, boottime = clock.now(), clock.boottime()
+    ends_idle = now + max(0.0, used + record.idle_timeout_s - boottime)
+    ends = now + max(0.0, record.created_boottime + record.lifetime_s - boottime)
+    if record.state is State.PAUSED:
+        # Idleness is no fault of a sandbox that may not run; its lifetime goes on.
+        ends_idle = ends
+    return Info(
+        id=record.id,
+        image=record.image,
+        backend=record.backend,
+        status=record.state.value,
+        profile=record.profile,
+        limits=record.limits,
+        created=created,
+        created_at=record.created_at,
+        expires_at=min(ends_idle, ends),
+        idle_timeout_s=record.idle_timeout_s,
+        lifetime_s=record.lifetime_s,
+        session_key=None if record.session_key is None else unscoped(record.session_key)[1],
+        acquire_source="cold" if record.acquired == "cold" else "pool",
+        acquire_detail=SPARE_DETAIL if record.acquired == "spare" else "",
+        workspace_id=None if record.workspace_id is None else plain_name(record.workspace_id),
+        workspace_shared=record.workspace_shared,
+        mounts=record.mounts,
+        labels=dict(record.labels),
+        env_names=record.env_names,
+        unenforced=record.unenforced,
+        warnings=record.warnings,
+        tenant=record.tenant,
+    )
+
+
+def process_of(told: ProcessInfo) -> Process:
+    return Process(
+        pid=told.pid,
+        ppid=told.ppid,
+        uid=told.uid,
+        state=told.state,
+        name=told.name,
+        cmdline=told.cmdline,
+        rss_bytes=told.rss_bytes,
+        cpu_ms=told.cpu_ms,
+        started_at=told.started_ms / 1000,
+        threads=told.threads,
+        exec_id=told.exec_id,
+    )

@@ -1,0 +1,124 @@
+"""Change what may change of a living sandbox: how long it lives, and its labels.
+
+The runner holds the lease and is told first; a row that then cannot be written sets it back, so
+the two never disagree. Refuses before anything is changed. With the lock of the id in hand.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import Busy, InvalidRequest, SandkastenError
+from sandkasten.model.environment import checked_labels
+from sandkasten.model.ids import sandbox_id
+from sandkasten.model.numbers import number
+from sandkasten.model.sandbox.lifecycle import is_there
+from sandkasten.model.sandbox.policy import check_network
+
+if TYPE_CHECKING:
+    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
+    from sandkasten.ports import Clock, EventSink, Store
+    from sandkasten.wire.channel import Channel
+
+_LOCK_WAIT_S = 30.0
+_LEASE_TIMEOUT_S = 10.0
+
+
+class Updating:
+    def __init__(
+        self,
+        *,
+        handles: Handles,
+        store: Store,
+        chronicle: Chronicle,
+        policy: Policy,
+        clock: Clock,
+        events: EventSink | None,
+    ) -> None:
+        self._handles = handles
+        self._store = store
+        self._chronicle = chronicle
+        self._policy = policy
+        self._clock = clock
+        self._events = events
+
+    async def update(self, text: str, request: UpdateRequest) -> Record:
+        the_id = sandbox_id(text)
+        check_network(request.network)
+        labels = None if request.labels is None else checked_labels(request.labels)
+        async with self._store.lock(the_id, wait_s=_LOCK_WAIT_S):
+            handle = await self._handles.get(the_id)
+            await self._handles.refresh(handle)
+            old = handle.record
+            if not is_there(old.state):
+                raise Busy(f"sandbox {the_id} is {old.state.value}", hint="try again in a moment")
+            new = self._leased(old, request)
+            if labels is not None:
+                new = replace(new, labels=labels)
+            if new == old:
+                return old
+            if _lease(new) == _lease(old):
+                await self._store.put(new)
+            else:
+                # A paused runner cannot be told, and says so.
+                await self._relet(await self._handles.channel(handle), old, new)
+            handle.record = new
+            if labels is not None:
+                await self._chronicle.changed(new)
+        self._emit("sandbox.updated", new)
+        return new
+
+    def _leased(self, record: Record, request: UpdateRequest) -> Record:
+        """The row with the times it asks for; what it does not name stays."""
+        most = self._policy.lifetime_s
+        lifetime = record.lifetime_s
+        if request.lifetime_s is not None:
+            lifetime = number("lifetime_seconds", request.lifetime_s, low=1, high=most)
+            age_s = self._clock.boottime() - record.created_boottime
+            if lifetime <= age_s:
+                raise InvalidRequest(
+                    f"lifetime_seconds counts from the creation, {age_s:.0f} s ago",
+                    hint="ask for more than that, or destroy the sandbox",
+                    field="lifetime_seconds",
+                )
+        asked = [
+            number(name, value, low=1, high=most)
+            for name, value in (
+                ("ttl_seconds", request.ttl_s),
+                ("idle_timeout_seconds", request.idle_timeout_s),
+            )
+            if value is not None
+        ]
+        idle = min(asked) if asked else record.idle_timeout_s
+        return replace(record, idle_timeout_s=min(idle, lifetime), lifetime_s=lifetime)
+
+    async def _relet(self, channel: Channel, old: Record, new: Record) -> None:
+        await self._tell(channel, new)
+        try:
+            await self._store.put(new)
+        except BaseException:
+            with suppress(SandkastenError):
+                await self._tell(channel, old)
+            raise
+
+    async def _tell(self, channel: Channel, record: Record) -> None:
+        left_s = record.created_boottime + record.lifetime_s - self._clock.boottime()
+        fields = {
+            "idle_ms": int(record.idle_timeout_s * 1000),
+            "lifetime_ms": max(1, int(left_s * 1000)),
+        }
+        await channel.call("lease", fields, timeout_s=_LEASE_TIMEOUT_S)
+
+    def _emit(self, event: str, record: Record) -> None:
+        if self._events is not None:
+            self._events.emit(event, {"sandbox": record.id, "backend": record.backend})
+
+
+def _lease(record: Record) -> tuple[float, float]:
+    return record.idle_timeout_s, record.lifetime_s

@@ -1,0 +1,132 @@
+"""Sessions page by page: the living ones from the ledger, those that ended from the journal.
+
+Living ones come oldest first, as they always did, ended ones newest first. A cursor names the last
+one of a page; one that is not ours is InvalidRequest.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from sandkasten.errors import InvalidRequest, SessionNotFound
+from sandkasten.model.ids import sandbox_id
+from sandkasten.model.journal_rows import SessionEnd
+from sandkasten.model.sandbox.sandbox_requests import SandboxStatus
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.model.journal_rows import SessionRow
+    from sandkasten.model.sandbox.sandbox_requests import Info
+
+ENDED: frozenset[str] = frozenset(get_args(SessionEnd))
+STATUSES: tuple[str, ...] = tuple(dict.fromkeys((*get_args(SandboxStatus), *get_args(SessionEnd))))
+MOST = 1000
+_PAGE_ROWS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    living: tuple[Info, ...] = ()
+    ended: tuple[SessionRow, ...] = ()
+    next: str | None = None
+    """Where the next page begins; None: this was the last."""
+
+
+class Listing:
+    def __init__(self, sandboxes: Sandboxes, chronicle: Chronicle) -> None:
+        self._sandboxes = sandboxes
+        self._chronicle = chronicle
+
+    async def page(
+        self,
+        tenant: str,
+        *,
+        status: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        limit: int = MOST,
+        cursor: str | None = None,
+    ) -> Page:
+        """`labels`: those it must have, and with a value also which."""
+        if status is not None and status not in STATUSES:
+            raise InvalidRequest(
+                f"there is no status {shown(status)}",
+                hint=did_you_mean(status, STATUSES),
+                field="status",
+            )
+        wanted = labels or {}
+        if status in ENDED:
+            return await self._ended(tenant, status or "", wanted, limit, cursor)
+        return await self._living(tenant, status, wanted, limit, cursor)
+
+    async def _living(
+        self,
+        tenant: str,
+        status: str | None,
+        labels: Mapping[str, str | None],
+        limit: int,
+        cursor: str | None,
+    ) -> Page:
+        after = None if cursor is None else _read(cursor)
+        found = [
+            one
+            for one in await self._sandboxes.list(tenant=tenant)
+            if status in (None, one.status)
+            and _has(one.labels, labels)
+            and (after is None or (one.created_at, one.id) > after)
+        ]
+        page = tuple(found[:limit])
+        more = len(found) > limit
+        return Page(living=page, next=_write(page[-1].created_at, page[-1].id) if more else None)
+
+    async def _ended(
+        self,
+        tenant: str,
+        status: str,
+        labels: Mapping[str, str | None],
+        limit: int,
+        cursor: str | None,
+    ) -> Page:
+        journal = self._chronicle.journal
+        if journal is None:
+            return Page()
+        before = None if cursor is None else _read(cursor)[1]
+        page: list[SessionRow] = []
+        while rows := await journal.sessions(
+            tenant, status=status, limit=_PAGE_ROWS, before=before
+        ):
+            for row in rows:
+                if not _has(row.labels, labels):
+                    continue
+                if len(page) == limit:
+                    last = page[-1]
+                    return Page(ended=tuple(page), next=_write(last.created_at, last.id))
+                page.append(row)
+            before = rows[-1].id
+        return Page(ended=tuple(page))
+
+
+def _has(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
+    return all(name in labels and value in (None, labels[name]) for name, value in wanted.items())
+
+
+def _write(created_at: float, the_id: str) -> str:
+    return base64.urlsafe_b64encode(f"{created_at!r} {the_id}".encode()).decode()
+
+
+def _read(cursor: str) -> tuple[float, str]:
+    try:
+        text = base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True).decode()
+        moment, _, the_id = text.partition(" ")
+        return float(moment), sandbox_id(the_id)
+    except (ValueError, SessionNotFound) as exc:
+        raise InvalidRequest(
+            "the cursor is none of ours",
+            hint="give the one of the page before, unchanged, or none",
+            field="cursor",
+        ) from exc

@@ -1,0 +1,157 @@
+"""What a tenant has, counted against what it may have, with the lock of the tenant in hand.
+
+The lock is held until the new row is in the ledger, so two that ask at once are counted one after
+the other. Raises QuotaExceeded that names the figure. A tenant without limits is never counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import QuotaExceeded, WorkspaceDamaged, WorkspaceNotFound
+from sandkasten.model.access.tenancy import unscoped
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.limits import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from sandkasten.engine.lifecycle.planner import Plan
+    from sandkasten.engine.lifecycle.workspace_claims import Claims
+    from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import Store
+
+# Held over a count and one small file; whoever waits longer stands behind a dead disk.
+_LOCK_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is to come."""
+
+    sessions: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What whoever asks may have at a time; `other_disk_bytes` are theirs outside of sandboxes."""
+
+    quota: TenantQuota | None = None
+    other_disk_bytes: int = 0
+
+
+UNLIMITED = Allowance()
+
+
+class Quotas:
+    def __init__(self, store: Store, claims: Claims) -> None:
+        self._store = store
+        self._claims = claims
+
+    async def need(self, plan: Plan) -> Need:
+        """A workspace that is there already takes no more room."""
+        limits = plan.spec.limits
+        disk = limits.workspace_bytes
+        if plan.workspace is not None:
+            disk = await self.of_workspace(plan.workspace.name, plan.workspace.asked_bytes)
+        return Need(1, limits.memory_bytes, disk)
+
+    async def of_workspace(self, kept: str, asked: int | None) -> int:
+        if kept in await self._claims.port.names():
+            return 0
+        return asked if asked is not None else self._claims.default_bytes
+
+    @asynccontextmanager
+    async def admitted(
+        self, tenant: str, quota: TenantQuota | None, need: Need, other_disk_bytes: int = 0
+    ) -> AsyncIterator[None]:
+        """The caller writes down what it needs inside the block, where the next one counts it."""
+        if quota is None or not _limits(quota):
+            yield
+            return
+        async with self._store.lock("tenant:" + tenant, wait_s=_LOCK_WAIT_S):
+            records = [one for one in await self._store.list() if _counts(one, tenant)]
+            try:
+                await self._check(tenant, quota, need, records, other_disk_bytes)
+            except QuotaExceeded:
+                # What has died and was not noticed yet is in nobody's way.
+                living = await asyncio.gather(*(self._claims.lives(one) for one in records))
+                if all(living):
+                    raise
+                records = [one for one, lives in zip(records, living, strict=True) if lives]
+                await self._check(tenant, quota, need, records, other_disk_bytes)
+            yield
+
+    async def disk(self, tenant: str) -> int:
+        """Bytes that its sandboxes and named workspaces may take together."""
+        records = [one for one in await self._store.list() if _counts(one, tenant)]
+        return await self._disk(tenant, records)
+
+    async def _check(
+        self,
+        tenant: str,
+        quota: TenantQuota,
+        need: Need,
+        records: Sequence[Record],
+        other_disk_bytes: int,
+    ) -> None:
+        most, sessions = quota.max_sessions, len(records)
+        if most is not None and need.sessions and sessions + need.sessions > most:
+            raise QuotaExceeded(
+                f"tenant {tenant} has {sessions} of {most} sessions",
+                hint="destroy one, or ask the operator for more",
+                quota="sessions",
+                limit=most,
+                used=sessions,
+            )
+        most, memory = quota.max_memory_bytes, sum(one.limits.memory_bytes for one in records)
+        if most is not None and need.memory_bytes and memory + need.memory_bytes > most:
+            raise _bytes("memory", tenant, memory, need.memory_bytes, most)
+        most = quota.max_disk_bytes
+        if most is not None and need.disk_bytes:
+            disk = other_disk_bytes + await self._disk(tenant, records)
+            if disk + need.disk_bytes > most:
+                raise _bytes("disk", tenant, disk, need.disk_bytes, most)
+
+    async def _disk(self, tenant: str, records: Sequence[Record]) -> int:
+        own = sum(one.limits.workspace_bytes for one in records if one.workspace_id is None)
+        if not self._claims.kept:
+            return own
+        port = self._claims.port
+        for name in await port.names():
+            if unscoped(name)[0] == tenant:
+                # One that cannot be read has no size to count, and one that has gone none either.
+                with suppress(WorkspaceNotFound, WorkspaceDamaged):
+                    own += (await port.get(name)).size_bytes
+        return own
+
+
+def reserved(record: Record, need: Need) -> Record:
+    """The row before its workspace is known: what it will take is counted, by nobody twice."""
+    return replace(record, limits=replace(record.limits, workspace_bytes=need.disk_bytes))
+
+
+def _limits(quota: TenantQuota) -> bool:
+    figures = (quota.max_sessions, quota.max_memory_bytes, quota.max_disk_bytes)
+    return any(figure is not None for figure in figures)
+
+
+def _counts(record: Record, tenant: str) -> bool:
+    return record.tenant == tenant and not record.hidden and record.state is not State.LOST
+
+
+def _bytes(what: str, tenant: str, used: int, need: int, limit: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"tenant {tenant} has {used / MIB:g} of {limit / MIB:g} MB of {what}, "
+        f"and {need / MIB:g} MB more were asked for",
+        hint="ask for less, destroy something, or ask the operator for more",
+        quota=what,
+        limit=limit,
+        used=used,
+    )

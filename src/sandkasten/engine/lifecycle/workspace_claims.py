@@ -1,0 +1,183 @@
+"""Who has a named workspace, decided with the lock of its name in hand.
+
+Exclusive by default: one living sandbox, or several that all said `shared`. A dead holder does
+not count, but it is taken away first: only then is it certain that nothing of it still writes.
+The claim is the sandbox's own row, written before the lock is let go; there is no second ledger
+that could disagree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.owner import owner_gone
+from sandkasten.errors import BackendUnavailable, Busy, UnsupportedByBackend, WorkspaceNotFound
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.limits import Unenforced
+from sandkasten.model.sandbox.workspace import (
+    WorkspaceRules,
+    WorkspaceWish,
+    admit,
+    check_count,
+    check_size,
+    plain_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.engine.handles import Handles
+    from sandkasten.model.sandbox.cell_spec import Volume
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.workspace import StoredWorkspace
+    from sandkasten.ports import Clock, Store, Workspaces
+
+Finish = Callable[["Record"], Awaitable[None]]
+"""Removes a sandbox whose lock is held."""
+
+# Long enough for a check of a large file system that another create waits for.
+LOCK_WAIT_S = 60.0
+_DESTROY_WAIT_S = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A workspace that a sandbox may have now."""
+
+    stored: StoredWorkspace
+    volume: Volume
+    unenforced: tuple[Unenforced, ...]
+
+
+class Claims:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        handles: Handles,
+        port: Workspaces | None,
+        rules: WorkspaceRules,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._handles = handles
+        self._port = port
+        self._rules = rules
+        self._clock = clock
+        self.take_back: Callable[[Record], Awaitable[bool]] | None = None
+        """Asks whoever lends the files of a workspace to let it go; whether that was done."""
+
+    @property
+    def kept(self) -> bool:
+        return self._port is not None
+
+    @property
+    def default_bytes(self) -> int:
+        return self._rules.default_bytes
+
+    @property
+    def port(self) -> Workspaces:
+        if self._port is None:
+            raise UnsupportedByBackend(
+                "named workspaces are not kept here",
+                hint="leave workspace_id out; the sandbox then has a workspace of its own",
+            )
+        return self._port
+
+    def lock(self, name: str, *, wait_s: float = LOCK_WAIT_S) -> AbstractAsyncContextManager[None]:
+        return self._store.lock("workspace:" + name, wait_s=wait_s)
+
+    @asynccontextmanager
+    async def claimed(
+        self, wish: WorkspaceWish, finish: Finish, *, make: bool = True
+    ) -> AsyncIterator[Claim]:
+        """The workspace, made if it is not there. The caller writes its row inside the block.
+
+        `make` False: it was there when its room was counted, so it is not made without.
+        """
+        port = self.port
+        async with self.lock(wish.name):
+            holders = await self.holders(wish.name, finish)
+            admit(wish.name, wish.shared, holders)
+            try:
+                stored = await port.get(wish.name)
+            except WorkspaceNotFound:
+                if wish.must_exist:
+                    raise
+                if not make:
+                    raise Busy(
+                        f"workspace {plain_name(wish.name)} was deleted just now", hint="try again"
+                    ) from None
+                stored = await self.make(wish.name, wish.asked_bytes)
+            else:
+                check_size(stored, wish.asked_bytes)
+            volume = await port.open(wish.name, in_use=bool(holders))
+            yield Claim(stored, volume, _unenforced(stored))
+
+    async def make(self, name: str, size_bytes: int | None) -> StoredWorkspace:
+        """With the lock held."""
+        size = size_bytes if size_bytes is not None else self._rules.default_bytes
+        await self.prepare(name)
+        return await self.port.create(name, size, self._clock.now())
+
+    async def copy(self, source: str, target: str) -> StoredWorkspace:
+        """With both locks held."""
+        await self.prepare(target)
+        return await self.port.copy(source, target, self._clock.now())
+
+    async def prepare(self, name: str) -> None:
+        """Room for one more, and nothing in its way."""
+        check_count(len(await self.port.names()), self._rules)
+        await self.port.clear(name)
+
+    async def holders(self, name: str, finish: Finish) -> list[Record]:
+        """The living ones; what is left of dead ones is removed. With the lock held."""
+        living: list[Record] = []
+        for record in await self._store.list():
+            if record.workspace_id == name:
+                if await self.lives(record):
+                    if record.acquired != "internal" or not await self._taken_back(record):
+                        living.append(record)
+                else:
+                    await self._bury(record, finish)
+        return living
+
+    async def living(self, records: Iterable[Record]) -> list[Record]:
+        """Only looks."""
+        return [one for one in records if await self.lives(one)]
+
+    async def lives(self, record: Record) -> bool:
+        if record.state is State.CREATING:
+            return not owner_gone(record)
+        if record.state in (State.DESTROYING, State.LOST):
+            return False
+        try:
+            return await self._handles.alive(record)
+        except (BackendUnavailable, Busy):
+            # Not known to be dead.
+            return True
+
+    async def _taken_back(self, record: Record) -> bool:
+        return self.take_back is not None and await self.take_back(record)
+
+    async def _bury(self, record: Record, finish: Finish) -> None:
+        async with self._store.lock(record.id, wait_s=_DESTROY_WAIT_S):
+            row = await self._store.get(record.id)
+            if row is not None:
+                await finish(row)
+
+
+def _unenforced(stored: StoredWorkspace) -> tuple[Unenforced, ...]:
+    if stored.kind == "image":
+        return ()
+    return (
+        Unenforced(
+            "workspace",
+            f"workspace {plain_name(stored.name)} is a directory: nothing holds it to its size",
+            "run as root, where a workspace is a file system of its own",
+        ),
+    )

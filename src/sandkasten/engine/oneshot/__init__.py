@@ -1,0 +1,1 @@
+"""Throw-away sandboxes: one-shot code, the warm pool, build and package steps."""

@@ -1,0 +1,101 @@
+"""What a run leaves behind and its caller wants: found by glob, read within caps, never hidden.
+
+The tree belongs to hostile code: names looked at, matches kept and bytes held are bounded,
+links are not followed, and what is left out is named with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import FileError, NotFound, PolicyDenied
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten.model.sandbox.oneshot_values import Artifact
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.engine.storage.sandbox_files import Files
+    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.files.globs import Glob
+    from sandkasten.model.sandbox.ledger_record import Record
+
+MAX_ARTIFACTS = 100
+# All artifacts of one run together are held in memory once.
+MAX_ARTIFACTS_BYTES = 10 * 10_000_000
+# Names looked at while matching; a run that makes more is told so.
+MAX_LISTED = 100_000
+# Matching is work on the event loop; others get their turn after so many names.
+_NAMES_PER_TURN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    artifacts: tuple[Artifact, ...]
+    warnings: tuple[str, ...]
+
+
+async def collect_artifacts(
+    files: Files, record: Record, globs: tuple[Glob, ...], *, leave_out: str
+) -> Collected:
+    """The regular files of the workspace that match; `leave_out` is the code itself."""
+    kept: list[FileEntry] = []
+    matched = looked_at = 0
+    async for entry in _tree(files, record.id):
+        looked_at += 1
+        name = _name(entry)
+        if entry.type == "file" and name != leave_out and any(g.matches(name) for g in globs):
+            matched += 1
+            if len(kept) < MAX_ARTIFACTS:
+                kept.append(entry)
+        if looked_at % _NAMES_PER_TURN == 0:
+            await asyncio.sleep(0)
+        if looked_at >= MAX_LISTED:
+            break
+    warnings: list[str] = []
+    if looked_at >= MAX_LISTED:
+        warnings.append(f"only the first {looked_at} files were matched for artifacts")
+    if matched > len(kept):
+        warnings.append(
+            f"{matched - len(kept)} more artifacts were left out (at most {MAX_ARTIFACTS})"
+        )
+    room, artifacts = MAX_ARTIFACTS_BYTES, list[Artifact]()
+    for entry in kept:
+        artifact = await _read(files, record, entry, room)
+        room -= len(artifact.data or b"")
+        artifacts.append(artifact)
+    return Collected(tuple(artifacts), tuple(warnings))
+
+
+async def _tree(files: Files, sandbox_id: str) -> AsyncIterator[FileEntry]:
+    cursor: str | None = None
+    while True:
+        page = await files.list(sandbox_id, WORKSPACE, recursive=True, limit=5000, cursor=cursor)
+        for entry in page.entries:
+            yield entry
+        cursor = page.next
+        if cursor is None or not page.entries:
+            return
+
+
+async def _read(files: Files, record: Record, entry: FileEntry, room: int) -> Artifact:
+    name, most = _name(entry), record.limits.artifact_bytes
+    if entry.size > most:
+        return Artifact(name, entry.size, omitted_reason=f"larger than {most} bytes")
+    if entry.size > room:
+        return Artifact(
+            name, entry.size, omitted_reason=f"all together over {MAX_ARTIFACTS_BYTES} bytes"
+        )
+    try:
+        content = await files.read(record.id, entry.path, limit=min(most, room))
+    except (FileError, NotFound, PolicyDenied) as exc:
+        return Artifact(name, entry.size, omitted_reason=exc.message)
+    if content.truncated:
+        return Artifact(name, content.size, omitted_reason="it grew while it was read")
+    return Artifact(name, content.size, data=content.data)
+
+
+def _name(entry: FileEntry) -> str:
+    return entry.path.removeprefix(WORKSPACE + "/")

@@ -1,0 +1,172 @@
+"""One command in a throw-away sandbox with a root of its own, and what it changed there.
+
+Implements `ports.Workbench`. The sandbox has the dev profile and no network; it is gone when the
+block ends, however it ends. A command that fails is BuildFailed, with the end of its output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections import deque
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.engine.cleanup import finish
+from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.ports import KeepsImages, Pausable, Readable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from sandkasten.engine.commands.execution import Execution
+    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.lifecycle.planner import Planner
+    from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import RootChanges
+    from sandkasten.model.sandbox.ledger_record import Record
+
+# Packages are larger than what agents write; the file behind it is sparse.
+DISK_MB: Final = 8192
+_TAIL_LINES: Final = 20
+_MOST_LINE: Final = 500
+
+
+class Bench:
+    def __init__(
+        self, planner: Planner, sandboxes: Sandboxes, execution: Execution, handles: Handles
+    ) -> None:
+        self._planner = planner
+        self._sandboxes = sandboxes
+        self._execution = execution
+        self._handles = handles
+
+    @asynccontextmanager
+    async def run(
+        self,
+        image: Image,
+        command: tuple[str, ...],
+        *,
+        cwd: str,
+        said: Callable[[str], None],
+    ) -> AsyncIterator[RootChanges]:
+        request = CreateRequest(
+            profile="dev",
+            limits={"workspace_mb": DISK_MB},
+            labels={"sandkasten.build": "step"},
+        )
+        plan = await self._planner.plan(request, image=image)
+        if isinstance(plan.backend, KeepsImages):
+            raise _cannot_tell(plan.backend.name)
+        longest_s = plan.spec.limits.max_exec_timeout_s
+        lease = replace(plan.lease, idle_timeout_s=longest_s, lifetime_s=longest_s * 2)
+        record = await self._sandboxes.make(replace(plan, lease=lease))
+        try:
+            handle, _ = await self._handles.connect(record.id)
+            cell = handle.cell
+            if not isinstance(cell, Readable):
+                raise _cannot_tell(record.backend)
+            # Looked at once before anything runs: a step of an hour must not fail at its end.
+            with cell.changes():
+                pass
+            await self._execute(record, command, cwd, longest_s, said)
+            async with _still(cell):
+                with ExitStack() as stack:
+                    yield await asyncio.to_thread(stack.enter_context, cell.changes())
+        finally:
+            await finish(self._remove(record))
+
+    async def _execute(
+        self,
+        record: Record,
+        command: tuple[str, ...],
+        cwd: str,
+        timeout_s: float,
+        said: Callable[[str], None],
+    ) -> None:
+        request = ExecRequest(command=command, cwd=cwd, timeout_s=timeout_s)
+        lines = _Lines(said)
+        result: ExecResult | None = None
+        async for one in self._execution.stream(record.id, request):
+            if isinstance(one, Chunk):
+                lines.add(one.data)
+            else:
+                result = one
+        lines.end()
+        if result is None or result.exit_code != 0:
+            raise BuildFailed(
+                f"the command {_ending(result)}:\n" + "\n".join(lines.tail),
+                hint=(result.why.hint if result and result.why else "")
+                or "read the end of its output above",
+                exit_code=None if result is None else result.exit_code,
+            )
+
+    async def _remove(self, record: Record) -> None:
+        # The answer stands; the row is marked, and the reaper and the lease do the rest.
+        with suppress(SandkastenError):
+            await self._sandboxes.destroy(record.id)
+
+
+@asynccontextmanager
+async def _still(cell: object) -> AsyncIterator[None]:
+    """What the command left running does not write while it is read."""
+    if not isinstance(cell, Pausable):
+        yield
+        return
+    await cell.pause()
+    try:
+        yield
+    finally:
+        with suppress(SandkastenError):
+            await cell.resume()
+
+
+def _cannot_tell(backend: str) -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        f"backend {backend} cannot tell what a command changed",
+        hint="build with the local backend, as root",
+        backend=backend,
+    )
+
+
+def _ending(result: ExecResult | None) -> str:
+    if result is None or result.status == "lost":
+        return "was lost with its sandbox"
+    if result.why is not None:
+        return f"was ended ({result.why.message})"
+    if result.exit_code is not None:
+        return f"failed with status {result.exit_code}"
+    return f"was ended by signal {result.signal}"
+
+
+class _Lines:
+    """Output cut into lines as it comes; the last ones are kept."""
+
+    def __init__(self, said: Callable[[str], None]) -> None:
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._said = said
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def add(self, data: bytes) -> None:
+        *whole, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+        for line in whole:
+            self._tell(line)
+        # A program that never ends its line must not fill our memory.
+        if len(self._rest) > _MOST_LINE:
+            self._tell(self._rest)
+            self._rest = ""
+
+    def end(self) -> None:
+        if self._rest:
+            self._tell(self._rest)
+            self._rest = ""
+
+    def _tell(self, line: str) -> None:
+        line = line.rstrip("\r")[:_MOST_LINE]
+        self.tail.append(line)
+        self._said(line)

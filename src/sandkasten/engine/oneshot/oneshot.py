@@ -1,0 +1,364 @@
+"""One-shot compute: a sandbox for one piece of code, gone when the answer is there.
+
+Everything that can be refused is refused before anything is made. The code's own failure is
+a result with `ok` false; an interpreter that is not there is CommandNotFound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.lifecycle.tenant_quotas import UNLIMITED, Allowance
+from sandkasten.engine.oneshot.artifacts import MAX_ARTIFACTS, collect_artifacts
+from sandkasten.errors import (
+    CommandNotFound,
+    InvalidRequest,
+    PayloadTooLarge,
+    SandkastenError,
+)
+from sandkasten.model.commands.command import checked_command
+from sandkasten.model.commands.exec_values import ExecRequest, ExecResult
+from sandkasten.model.environment import text_bytes
+from sandkasten.model.files.globs import Glob, compile_globs
+from sandkasten.model.files.sandbox_paths import workspace_member
+from sandkasten.model.numbers import number
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest, RunResult
+from sandkasten.model.sandbox.policy import public_limits
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from sandkasten.engine.commands.execution import Execution
+    from sandkasten.engine.lifecycle.planner import Plan, Planner
+    from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+    from sandkasten.engine.lifecycle.tenant_quotas import Quotas
+    from sandkasten.engine.oneshot.warm_pool import Spares
+    from sandkasten.engine.storage.sandbox_files import Files
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import EventSink
+
+MAX_CODE_BYTES = 10_000_000
+MAX_FILES = 1000
+MAX_FILES_BYTES = 256 * MIB
+# How much longer than its code a run may live: files in, artifacts out.
+LEASE_MARGIN_S = 300.0
+# A file up to here is sent with its end in one piece, so nothing can come between.
+AT_ONCE_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    program: tuple[str, ...]
+    main: str
+    image: str
+    """The alias of an image that has it."""
+    remedy: str
+
+
+_RUNTIMES: dict[str, Runtime] = {
+    # -B: a cache of byte code is of no use to code that runs once.
+    "python": Runtime(("python3", "-B"), "main.py", "python", "install python3 on the host"),
+    "node": Runtime(("node",), "main.js", "node", "install nodejs on the host"),
+    "bash": Runtime(("bash",), "main.sh", "bash", "install bash on the host, or use runtime sh"),
+    "sh": Runtime(("sh",), "main.sh", "base", "use an image that has a shell"),
+}
+_ALIASES = {"linux": "bash", "shell": "bash", "python3": "python", "javascript": "node"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    name: str
+    runtime: Runtime
+    main: str
+    """Where the code itself lies, relative to the workspace."""
+    kept: bool
+    """Whether the workspace outlives the run, so that the code must not stay in it."""
+    files: dict[str, bytes]
+    globs: tuple[Glob, ...]
+    exec: ExecRequest
+
+
+class OneShot:
+    def __init__(
+        self,
+        planner: Planner,
+        sandboxes: Sandboxes,
+        spares: Spares,
+        execution: Execution,
+        files: Files,
+        quotas: Quotas,
+        events: EventSink | None = None,
+    ) -> None:
+        self._quotas = quotas
+        self._planner = planner
+        self._sandboxes = sandboxes
+        self._spares = spares
+        self._execution = execution
+        self._files = files
+        self._events = events
+
+    async def run(self, request: RunRequest, allowance: Allowance = UNLIMITED) -> RunResult:
+        job = _checked(request)
+        plan = await self._plan(request, job)
+        record = await self._spare(plan, allowance)
+        if record is None:
+            record = await self._sandboxes.make(plan, allowance=allowance)
+        try:
+            return await self._compute(record, job, plan)
+        finally:
+            if job.kept:
+                await self._take_back(record, job)
+            await self._remove(record)
+
+    async def _spare(self, plan: Plan, allowance: Allowance) -> Record | None:
+        if allowance.quota is None:
+            return await self._spares.claim(plan)
+        need = await self._quotas.need(plan)
+        async with self._quotas.admitted(
+            plan.tenant, allowance.quota, need, allowance.other_disk_bytes
+        ):
+            return await self._spares.claim(plan)
+
+    async def _plan(self, request: RunRequest, job: _Job) -> Plan:
+        plan = await self._planner.plan(
+            CreateRequest(
+                image=request.image,
+                env=request.env,
+                limits=request.limits,
+                profile=request.profile,
+                backend=request.backend,
+                isolation=request.isolation,
+                network=request.network,
+                workspace_id=request.workspace_id,
+                workspace_mode=request.workspace_mode,
+                mounts=request.mounts,
+                pip_packages=request.pip_packages,
+                npm_packages=request.npm_packages,
+                tenant=request.tenant,
+                key_id=request.key_id,
+                labels={"sandkasten.oneshot": job.name},
+            ),
+            otherwise=job.runtime.image,
+        )
+        limits = plan.spec.limits
+        checked_command(job.exec, limits, "sh")
+        timeout_s = job.exec.timeout_s if job.exec.timeout_s is not None else limits.exec_timeout_s
+        lifetime_s = timeout_s + LEASE_MARGIN_S
+        return replace(
+            plan,
+            lease=replace(
+                plan.lease,
+                lifetime_s=lifetime_s,
+                # Between two requests nothing runs, so an idle time below this could end it.
+                idle_timeout_s=min(plan.lease.idle_timeout_s, LEASE_MARGIN_S),
+            ),
+        )
+
+    async def _compute(self, record: Record, job: _Job, plan: Plan) -> RunResult:
+        try:
+            result = await self._write_and_run(record.id, job, plan)
+        except CommandNotFound as exc:
+            raise CommandNotFound(
+                f"there is no {job.runtime.program[0]} in image {record.image}",
+                hint=job.runtime.remedy
+                if plan.spec.image.kind == "host"
+                else f"name an image that has it, such as {job.runtime.image}",
+                runtime=job.name,
+            ) from exc
+        artifacts: tuple[Artifact, ...] = ()
+        warnings = record.warnings
+        if job.globs and result.status != "lost":
+            collected = await collect_artifacts(self._files, record, job.globs, leave_out=job.main)
+            artifacts = collected.artifacts
+            warnings += collected.warnings
+        answer = _answer(record, job, result, artifacts, warnings)
+        if self._events is not None:
+            self._events.emit(
+                "run.finished",
+                {
+                    "sandbox": record.id,
+                    "runtime": answer.runtime,
+                    "ok": answer.ok,
+                    "exit_code": answer.exit_code,
+                    "duration_ms": answer.duration_ms,
+                    "artifacts": len(artifacts),
+                },
+            )
+        return answer
+
+    async def _write_and_run(self, sandbox_id: str, job: _Job, plan: Plan) -> ExecResult:
+        files = job.files
+        tasks: list[asyncio.Future[None]] = []
+        if len(files) == 1 and sum(map(len, files.values())) <= AT_ONCE_BYTES:
+            tasks.append(asyncio.ensure_future(self._write(sandbox_id, files)))
+        else:
+            await self._write(sandbox_id, files)
+        running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec))
+        try:
+            # One turn, in which the file and behind it the command go out: the runner finishes a
+            # write before it looks at what came after, and without its file no code can run.
+            await asyncio.sleep(0)
+            self._spares.refill(plan)
+            for writing in tasks:
+                await writing
+            return await running
+        except BaseException:
+            running.cancel()
+            for writing in tasks:
+                writing.cancel()
+            await asyncio.gather(*tasks, running, return_exceptions=True)
+            raise
+
+    async def _write(self, sandbox_id: str, files: dict[str, bytes]) -> None:
+        if len(files) == 1:
+            for path, data in files.items():
+                await self._files.write(sandbox_id, path, data)
+            return
+        gate = asyncio.Semaphore(8)
+
+        async def one(path: str, data: bytes) -> None:
+            async with gate:
+                await self._files.write(sandbox_id, path, data)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for path, data in files.items():
+                    group.create_task(one(path, data))
+        except BaseExceptionGroup as several:
+            raise _first(several) from several
+
+    async def _take_back(self, record: Record, job: _Job) -> None:
+        """Nobody asked for the code to be kept, only for what it writes."""
+        with suppress(SandkastenError):
+            await self._files.remove(record.id, f"{WORKSPACE}/{job.main}", missing_ok=True)
+
+    async def _remove(self, record: Record) -> None:
+        try:
+            await self._sandboxes.destroy(record.id)
+        except SandkastenError:
+            # The answer stands; the row is marked, and the reaper and the lease do the rest.
+            return
+
+
+def _checked(request: RunRequest) -> _Job:
+    name = _ALIASES.get(request.runtime, request.runtime)
+    runtime = _RUNTIMES.get(name)
+    if runtime is None:
+        raise InvalidRequest(
+            f"there is no runtime named {shown(str(request.runtime))}",
+            hint=did_you_mean(str(request.runtime), (*_RUNTIMES, *_ALIASES)),
+            field="runtime",
+        )
+    code = _bytes_of("code", request.code)
+    if len(code) > MAX_CODE_BYTES:
+        raise PayloadTooLarge(
+            f"the code is {len(code)} bytes long",
+            hint=f"at most {MAX_CODE_BYTES}; pass data as a file and let the code read it",
+            limit=MAX_CODE_BYTES,
+        )
+    files = {workspace_member(path): _bytes_of(path, data) for path, data in request.files.items()}
+    if len(files) > MAX_FILES or sum(map(len, files.values())) > MAX_FILES_BYTES:
+        raise PayloadTooLarge(
+            f"{len(files)} files are too many or too large for one run",
+            hint=f"at most {MAX_FILES} files and {MAX_FILES_BYTES} bytes; "
+            "open a sandbox and upload an archive",
+            limit=MAX_FILES,
+        )
+    kept = request.workspace_id is not None
+    # In a workspace that is somebody's already, the plain name may be taken.
+    code_name = f".{secrets.token_hex(6)}-{runtime.main}" if kept else runtime.main
+    main = f"{WORKSPACE}/{code_name}"
+    if main in files:
+        raise InvalidRequest(
+            f"{code_name} is where the code itself goes",
+            hint="give that file another name",
+            field="files",
+        )
+    files[main] = code
+    timeout_s = request.timeout_s
+    if timeout_s is not None:
+        timeout_s = number("timeout_seconds", timeout_s, low=1, high=3600)
+    command = (*runtime.program, main, *request.args)
+    for part in request.args:
+        text_bytes("an argument", part)
+    return _Job(
+        name=request.runtime,
+        runtime=runtime,
+        main=code_name,
+        kept=kept,
+        files=files,
+        globs=compile_globs(request.artifacts),
+        exec=ExecRequest(command, stdin=request.stdin, timeout_s=timeout_s),
+    )
+
+
+def _bytes_of(what: str, value: str | bytes) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what[:80]} must be text or bytes", hint="encode it first")
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(
+            f"{what[:80]} contains an unpaired surrogate", hint="send valid Unicode or bytes"
+        ) from exc
+
+
+def _answer(
+    record: Record,
+    job: _Job,
+    result: ExecResult,
+    artifacts: tuple[Artifact, ...],
+    warnings: tuple[str, ...],
+) -> RunResult:
+    ok = result.status == "completed" and result.exit_code == 0
+    return RunResult(
+        ok=ok,
+        runtime=job.name,
+        exit_code=result.exit_code,
+        signal=result.signal,
+        duration_ms=result.duration_ms,
+        stdout=result.stdout,
+        stderr=result.stderr,
+        output=result.output,
+        truncated=result.truncated,
+        timed_out=result.timed_out,
+        oom_killed=result.oom_killed,
+        artifacts=artifacts,
+        limits=_caps(record.limits, job),
+        image=record.image,
+        sandbox_id=record.id,
+        backend=record.backend,
+        error=None if ok else _error(result),
+        why=result.why,
+        warnings=warnings,
+    )
+
+
+def _caps(limits: Limits, job: _Job) -> dict[str, int | float]:
+    caps = public_limits(limits)
+    timeout_s = job.exec.timeout_s if job.exec.timeout_s is not None else limits.exec_timeout_s
+    return {"timeout_seconds": timeout_s, "max_artifacts_count": MAX_ARTIFACTS, **caps}
+
+
+def _error(result: ExecResult) -> str:
+    if result.why is not None:
+        return result.why.message
+    if result.exit_code is not None:
+        return f"the code exited with status {result.exit_code}"
+    return "the code did not end normally"
+
+
+def _first(several: BaseExceptionGroup) -> BaseException:
+    """One of them: the files go the same way, so they fail for the same reason."""
+    one: BaseException = several
+    while isinstance(one, BaseExceptionGroup):
+        one = one.exceptions[0]
+    return one

@@ -1,0 +1,99 @@
+"""Throw-away sandboxes that packages are looked at and installed in.
+
+Implements `ports.Sites`. Hardened, without a network, with nothing of the operator's environment
+and no mount but those given; in nobody's list. Gone when the block ends, however it ends; should
+this process die, its lease and any reaper take it away.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.engine.cleanup import finish
+from sandkasten.errors import SandkastenError
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from sandkasten.engine.commands.execution import Execution
+    from sandkasten.engine.lifecycle.planner import Planner
+    from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+    from sandkasten.engine.storage.sandbox_files import Files
+    from sandkasten.model.commands.exec_values import ExecResult
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import HostMount
+    from sandkasten.ports import Store
+
+# The file behind it is sparse; more than this no set of packages has needed.
+_MOST_MB: Final = 16 * 1024
+
+
+class Sites:
+    def __init__(
+        self,
+        planner: Planner,
+        sandboxes: Sandboxes,
+        execution: Execution,
+        files: Files,
+        store: Store,
+    ) -> None:
+        self._planner = planner
+        self._sandboxes = sandboxes
+        self._execution = execution
+        self._files = files
+        self._store = store
+
+    @asynccontextmanager
+    async def open(
+        self, image: Image, backend: str, mounts: tuple[HostMount, ...], *, disk_bytes: int
+    ) -> AsyncIterator[OpenSite]:
+        limits = {"workspace_mb": min(_MOST_MB, disk_bytes // MIB + 64)}
+        plan = await self._planner.plan(
+            CreateRequest(backend=backend, limits=limits, profile="hardened"), image=image
+        )
+        longest_s = plan.spec.limits.max_exec_timeout_s
+        plan = replace(
+            plan,
+            spec=replace(plan.spec, env={}, mounts=mounts),
+            lease=replace(plan.lease, idle_timeout_s=longest_s, lifetime_s=longest_s * 2),
+            mounts=(),
+        )
+        record = await self._sandboxes.make(plan, acquired="internal")
+        try:
+            yield OpenSite(record.id, longest_s, self._execution, self._files)
+        finally:
+            await finish(self._remove(record.id))
+
+    async def mounted(self) -> frozenset[str]:
+        return frozenset(one.name for row in await self._store.list() for one in row.mounts)
+
+    async def _remove(self, sandbox_id: str) -> None:
+        # The row is marked, and the reaper and the lease do the rest.
+        with suppress(SandkastenError):
+            await self._sandboxes.destroy(sandbox_id)
+
+
+class OpenSite:
+    """Implements `ports.Site`."""
+
+    def __init__(
+        self, sandbox_id: str, longest_s: float, execution: Execution, files: Files
+    ) -> None:
+        self._id = sandbox_id
+        self._longest_s = longest_s
+        self._execution = execution
+        self._files = files
+
+    async def run(
+        self, command: tuple[str, ...], *, env: Mapping[str, str], timeout_s: float
+    ) -> ExecResult:
+        request = ExecRequest(command, env=env, timeout_s=max(1.0, min(timeout_s, self._longest_s)))
+        return await self._execution.run(self._id, request)
+
+    def tar(self, path: str) -> AsyncIterator[bytes]:
+        return self._files.tar_out(self._id, path)

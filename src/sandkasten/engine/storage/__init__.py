@@ -1,0 +1,1 @@
+"""Files, named workspaces and images, as use cases."""

@@ -1,0 +1,180 @@
+"""Images as the engine sees them: the library's operations, and which sandboxes use what.
+
+Who uses an image is read from the ledger, whose row is written before a sandbox is made. A
+removal reads it twice: before, to refuse; and after the image can no longer be found, because a
+sandbox that began in between is in the ledger by then, or finds its image gone and gives up.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import AsyncIterable, Callable, Sequence
+
+    from sandkasten.model.images.image_info import (
+        ArchiveFormat,
+        BuiltImage,
+        CollectedImages,
+        Exported,
+        ImageInfo,
+        ImageProgress,
+        ImageUsage,
+        RemovedImage,
+    )
+    from sandkasten.ports import ImageLibrary, Store
+
+
+class Images:
+    """Every operation on images; UnsupportedByBackend where the engine has no library."""
+
+    def __init__(self, library: ImageLibrary | None, store: Store) -> None:
+        self._library = library
+        self._store = store
+
+    async def list(self) -> builtins.list[ImageInfo]:
+        users = await self._users()
+        return [_used(image, users) for image in await self.library.list()]
+
+    async def inspect(self, name: str) -> ImageInfo:
+        return _used(await self.library.inspect(name), await self._users())
+
+    async def import_archive(
+        self,
+        path: str,
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> builtins.list[ImageInfo]:
+        found = await self.library.import_archive(
+            path, name=name, platform=platform, progress=progress
+        )
+        users = await self._users()
+        return [_used(image, users) for image in found]
+
+    async def import_stream(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> builtins.list[ImageInfo]:
+        """An archive as it comes, in a scratch file of the store until it is taken in."""
+        found = await self.library.import_stream(
+            data, name=name, platform=platform, progress=progress
+        )
+        users = await self._users()
+        return [_used(image, users) for image in found]
+
+    async def export(
+        self,
+        name: str,
+        path: str,
+        *,
+        format: ArchiveFormat = "docker",
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Exported:
+        return await self.library.export(name, path, format=format, progress=progress)
+
+    async def pull(
+        self,
+        name: str,
+        *,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> ImageInfo:
+        """Bring an image from its registry; only what is missing is fetched."""
+        pulled = await self.library.pull(name, platform=platform, progress=progress)
+        return _used(pulled, await self._users())
+
+    async def build_debian(
+        self,
+        name: str,
+        suite: str,
+        *,
+        include: Sequence[str] = (),
+        variant: str = "minbase",
+        mirror: str | None = None,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """Make an image of Debian's packages; the same again comes from the cache."""
+        return await self.library.build_debian(
+            name,
+            suite,
+            include=include,
+            variant=variant,
+            mirror=mirror,
+            refresh=refresh,
+            progress=progress,
+        )
+
+    async def build_steps(
+        self,
+        name: str,
+        file: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """Make an image by the steps of a recipe; only what changed is done again."""
+        return await self.library.build_steps(name, file, refresh=refresh, progress=progress)
+
+    async def tag(self, name: str, new: str) -> ImageInfo:
+        return _used(await self.library.tag(name, new), await self._users())
+
+    async def remove(self, name: str) -> RemovedImage:
+        """Take a name away, and the image with its last one. Conflict names who uses it."""
+        users = await self._users()
+        try:
+            removed = await self.library.remove(name, in_use=users.keys())
+        except Conflict as exc:
+            sandboxes = users.get(str(exc.details.get("image")), [])
+            raise Conflict(
+                f"image {name} is in use by {', '.join(sandboxes[:5])}"
+                + (f" and {len(sandboxes) - 5} more" if len(sandboxes) > 5 else ""),
+                hint="destroy them first (sandkasten rm)",
+                image=str(exc.details.get("image")),
+                sandboxes=sandboxes,
+            ) from exc
+        freed = 0
+        if removed.deleted:
+            # Somebody is adding an image: then the space comes back with the next collection.
+            with suppress(Busy):
+                users = await self._users()
+                freed = (await self.library.collect(in_use=users.keys(), wait_s=0)).freed_bytes
+        return replace(removed, freed_bytes=freed)
+
+    async def collect(self) -> CollectedImages:
+        """Remove what no name leads to and no sandbox uses."""
+        return await self.library.collect(in_use=(await self._users()).keys())
+
+    async def usage(self) -> ImageUsage:
+        return await self.library.usage(in_use=(await self._users()).keys())
+
+    @property
+    def library(self) -> ImageLibrary:
+        if self._library is None:
+            raise UnsupportedByBackend(
+                "this engine keeps no images", hint="open one with a data directory"
+            )
+        return self._library
+
+    async def _users(self) -> dict[str, builtins.list[str]]:
+        """Ids of images, and the sandboxes that are, or are about to be, made of them."""
+        users: dict[str, builtins.list[str]] = {}
+        for record in await self._store.list():
+            if record.image_id:
+                users.setdefault(record.image_id, []).append(record.id)
+        return users
+
+
+def _used(image: ImageInfo, users: dict[str, list[str]]) -> ImageInfo:
+    return replace(image, used_by=tuple(users.get(image.id, ())))

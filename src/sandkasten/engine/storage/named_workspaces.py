@@ -1,0 +1,259 @@
+"""Named workspaces as their owner sees them: list, make, measure, copy, enlarge, delete.
+
+Whatever changes one holds the lock of its name and refuses while a living sandbox has it;
+looking needs no lock. A damaged one can be listed and deleted, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, TypeAlias
+
+from sandkasten.engine.cleanup import finish as to_the_end
+from sandkasten.engine.lifecycle.tenant_quotas import Need
+from sandkasten.errors import (
+    Busy,
+    Conflict,
+    SandkastenError,
+    WorkspaceDamaged,
+    WorkspaceNotFound,
+)
+from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten.model.sandbox.workspace import (
+    Measure,
+    Workspace,
+    check_unused,
+    checked_size,
+    checked_workspace_name,
+    plain_name,
+)
+from sandkasten.wire.messages import decode_stats
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from sandkasten.engine.drain import Door
+    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.lifecycle.tenant_quotas import Quotas
+    from sandkasten.engine.lifecycle.workspace_claims import Claims, Finish
+    from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.workspace import WorkspaceRules
+    from sandkasten.ports import EventSink, Store
+
+_List: TypeAlias = list[Workspace]
+
+# A sandbox that does not answer costs its figure, not the whole answer.
+_STATS_TIMEOUT_S = 2.0
+
+
+class Workspaces:
+    def __init__(
+        self,
+        *,
+        claims: Claims,
+        store: Store,
+        handles: Handles,
+        rules: WorkspaceRules,
+        finish: Finish,
+        quotas: Quotas,
+        door: Door,
+        events: EventSink | None,
+    ) -> None:
+        self._quotas = quotas
+        self._door = door
+        self._claims = claims
+        self._store = store
+        self._handles = handles
+        self._rules = rules
+        self._finish = finish
+        self._events = events
+
+    async def list(self, *, tenant: str = DEFAULT_TENANT) -> _List:
+        """All of a tenant by name, without what they take: `get` measures."""
+        names = [one for one in await self._claims.port.names() if unscoped(one)[0] == tenant]
+        rows = [row for row in await self._store.list() if row.workspace_id is not None]
+        living = await self._claims.living(rows)
+        described = []
+        for name in names:
+            holders = [row for row in living if row.workspace_id == name]
+            with suppress(WorkspaceNotFound):  # deleted while we looked
+                described.append(await self._described(name, holders, Measure(None, None)))
+        return described
+
+    async def get(self, name: str, *, tenant: str = DEFAULT_TENANT) -> Workspace:
+        """One of them, measured. WorkspaceNotFound when there is none."""
+        return await self._get(_kept(name, tenant))
+
+    async def _get(self, name: str) -> Workspace:
+        rows = [row for row in await self._store.list() if row.workspace_id == name]
+        holders = await self._claims.living(rows)
+        try:
+            measure = await self._measure(name, holders)
+        except WorkspaceDamaged:
+            measure = Measure(None, None)
+        return await self._described(name, holders, measure)
+
+    async def create(
+        self,
+        name: str,
+        *,
+        size_mb: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        quota: TenantQuota | None = None,
+        other_disk_bytes: int = 0,
+    ) -> Workspace:
+        """An empty one. Conflict when the name is taken."""
+        name = _kept(name, tenant)
+        size = None if size_mb is None else checked_size(size_mb, self._rules)
+        need = Need(disk_bytes=await self._quotas.of_workspace(name, size))
+        with self._door.within():
+            async with (
+                self._quotas.admitted(tenant, quota, need, other_disk_bytes),
+                self._claims.lock(name),
+            ):
+                await self._refuse_taken(name)
+                await self._claims.make(name, size)
+        self._emit("workspace.created", name)
+        return await self._get(name)
+
+    async def copy(
+        self,
+        source: str,
+        target: str,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        quota: TenantQuota | None = None,
+        other_disk_bytes: int = 0,
+    ) -> Workspace:
+        """A new one with the same content and size. Conflict while the source is in use."""
+        source, target = _kept(source, tenant), _kept(target, tenant)
+        if source == target:
+            raise Conflict(
+                f"workspace {plain_name(source)} cannot be copied onto itself", hint="another name"
+            )
+        need = Need(disk_bytes=(await self._claims.port.get(source)).size_bytes)
+        async with AsyncExitStack() as locks:
+            locks.enter_context(self._door.within())
+            room = self._quotas.admitted(tenant, quota, need, other_disk_bytes)
+            await locks.enter_async_context(room)
+            # In one order, or two copies in opposite directions would wait for each other.
+            for one in sorted((source, target)):
+                await locks.enter_async_context(self._claims.lock(one))
+            holders = await self._claims.holders(source, self._finish)
+            check_unused(source, "copied", holders)
+            await self._claims.port.get(source)
+            await self._refuse_taken(target)
+            await self._claims.copy(source, target)
+        self._emit("workspace.copied", target)
+        return await self._get(target)
+
+    async def resize(
+        self,
+        name: str,
+        size_mb: float,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        quota: TenantQuota | None = None,
+        other_disk_bytes: int = 0,
+    ) -> Workspace:
+        """Only larger, and only while nobody has it."""
+        name = _kept(name, tenant)
+        size = checked_size(size_mb, self._rules)
+        more = max(0, size - (await self._claims.port.get(name)).size_bytes)
+        need = Need(disk_bytes=more)
+        with self._door.within():
+            async with (
+                self._quotas.admitted(tenant, quota, need, other_disk_bytes),
+                self._unused(name, "resized"),
+            ):
+                await self._claims.port.resize(name, size)
+        self._emit("workspace.resized", name)
+        return await self._get(name)
+
+    async def delete(self, name: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        """With everything in it. Conflict while a sandbox has it."""
+        name = _kept(name, tenant)
+        with self._door.within(new=False):
+            async with self._unused(name, "deleted"):
+                await self._claims.port.remove(name)
+        self._emit("workspace.deleted", name)
+
+    async def tidy(self) -> None:
+        """Remove what a crash left half made or half removed; who is at work is left alone."""
+        if not self._claims.kept:
+            return
+        port = self._claims.port
+        for name in await port.half_made():
+            with suppress(Busy):
+                async with self._claims.lock(name, wait_s=0):
+                    await to_the_end(port.clear(name))
+
+    @asynccontextmanager
+    async def _unused(self, name: str, attempt: str) -> AsyncIterator[None]:
+        async with self._claims.lock(name):
+            check_unused(name, attempt, await self._claims.holders(name, self._finish))
+            yield
+
+    async def _refuse_taken(self, name: str) -> None:
+        if name in await self._claims.port.names():
+            raise Conflict(
+                f"there is a workspace named {plain_name(name)} already",
+                hint="choose another name, or delete it first",
+                workspace=plain_name(name),
+            )
+
+    async def _described(self, name: str, holders: Sequence[Record], measure: Measure) -> Workspace:
+        used_by: tuple[str, ...] = tuple(one.id for one in holders if one.acquired != "internal")
+        shared = any(one.workspace_shared for one in holders)
+        try:
+            stored = await self._claims.port.get(name)
+        except WorkspaceDamaged as exc:
+            return Workspace(
+                plain_name(name),
+                None,
+                None,
+                None,
+                used_by=used_by,
+                shared=shared,
+                problem=exc.message,
+            )
+        return Workspace(
+            plain_name(name),
+            stored.kind,
+            stored.size_bytes,
+            stored.created_at,
+            used_bytes=measure.used_bytes,
+            allocated_bytes=measure.allocated_bytes,
+            used_by=used_by,
+            shared=shared,
+        )
+
+    async def _measure(self, name: str, holders: Sequence[Record]) -> Measure:
+        port = self._claims.port
+        measure = await port.measure(name)
+        if not holders or (await port.get(name)).kind != "image":
+            return measure
+        # What is on disk lags behind what is mounted; those who have it mounted know.
+        return Measure(await self._used_inside(holders[0]), measure.allocated_bytes)
+
+    async def _used_inside(self, record: Record) -> int | None:
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                _, channel = await self._handles.connect(record.id)
+                told = decode_stats(await channel.call("stats", timeout_s=_STATS_TIMEOUT_S))
+        except (SandkastenError, TimeoutError):
+            return None
+        disk = told.disk.get(WORKSPACE)
+        return None if disk is None else disk.used
+
+    def _emit(self, event: str, name: str) -> None:
+        if self._events is not None:
+            self._events.emit(event, {"workspace": name})
+
+
+def _kept(name: str, tenant: str) -> str:
+    """The name as it is kept, checked before it goes anywhere."""
+    return scoped(checked_tenant(tenant), checked_workspace_name(name))

@@ -1,0 +1,358 @@
+"""File verbs. Every path is resolved by the sandbox's own kernel; this adds the operator's rules.
+
+Reads and writes are refused under `policy.blocked_paths`, writes also outside the workspace,
+/tmp and the home, both by the runner and after symlinks are resolved. Failures are the
+FileError and NotFound classes, QuotaExceeded when the disk is full, PolicyDenied for a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal, cast
+
+from sandkasten.engine.storage.read_buffer import collector
+from sandkasten.errors import InvalidRequest, PayloadTooLarge, ProtocolViolation
+from sandkasten.model.files.file_entries import Change, FileContent, FileEntry, Listing, TarSummary
+from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
+from sandkasten.model.numbers import whole
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten.wire.call import Call, Data, Event
+from sandkasten.wire.json_bodies import from_bytes_json, to_bytes_json
+from sandkasten.wire.messages import Entry, decode_entry, decode_page
+
+if TYPE_CHECKING:
+    from sandkasten.engine.handles import Handles
+    from sandkasten.model.sandbox.policy import Policy
+
+CALL_TIMEOUT_S = 60.0
+# A whole read is held in memory once; larger files go by range or by stream.
+MAX_WHOLE_READ = 512 * 1024 * 1024
+MAX_PAGE = 5000
+_MAX_OFFSET = 2**62
+_CHANGES = frozenset({"created", "modified", "deleted", "moved"})
+
+
+class Files:
+    def __init__(self, handles: Handles, policy: Policy) -> None:
+        self._handles = handles
+        self._deny: dict[str, object] = {
+            "deny": [to_bytes_json(path) for path in policy.blocked_paths]
+        }
+        self._within: dict[str, object] = {**self._deny, "within": list(WRITABLE)}
+
+    async def read(
+        self,
+        sandbox_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+    ) -> FileContent:
+        """Up to `limit` or `max_bytes` from `offset`; without either, all or PayloadTooLarge."""
+        bounds = [
+            whole(name, value, low=0, high=_MAX_OFFSET)
+            for name, value in (("limit", limit), ("max_bytes", max_bytes))
+            if value is not None
+        ]
+        count = min(bounds) if bounds else None
+        if count is not None and count > MAX_WHOLE_READ:
+            count = None
+        fields = self._range(path, offset, count)
+        if count is None:
+            fields["max"] = MAX_WHOLE_READ
+        handle, channel = await self._handles.connect(sandbox_id)
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.read", fields) as call,
+        ):
+            entry = await _opened(call)
+            # Bounded: what a sandbox says of itself must not decide how much memory we take.
+            left = min(max(0, entry.size - offset), MAX_WHOLE_READ)
+            whole_file = collector(left if count is None else min(left, count))
+            async for item in call:
+                if isinstance(item, Data):
+                    whole_file.write(item.data)
+            await call.result()
+        data = whole_file.getvalue()
+        return FileContent(entry.path, data, entry.size, offset + len(data) < entry.size)
+
+    @asynccontextmanager
+    async def read_stream(
+        self, sandbox_id: str, path: str, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncIterator[tuple[FileEntry, AsyncIterator[bytes]]]:
+        """The entry and its bytes as they come; leaving early stops the transfer."""
+        if limit is not None:
+            limit = whole("limit", limit, low=0, high=_MAX_OFFSET)
+        handle, channel = await self._handles.connect(sandbox_id)
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.read", self._range(path, offset, limit)) as call,
+        ):
+            entry = await _opened(call)
+            yield _entry(entry), _bytes(call)
+
+    async def write(
+        self,
+        sandbox_id: str,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+    ) -> FileEntry:
+        """The whole file or none of it: readers see the old one until the last byte is there."""
+        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._within}
+        if mode is not None:
+            fields["mode"] = whole("mode", mode, low=0, high=0o7777)
+        if not overwrite:
+            fields["overwrite"] = False
+        handle, channel = await self._handles.connect(sandbox_id)
+        if isinstance(data, bytes | bytearray | memoryview):
+            fields["size"] = len(data)
+            return _entry(decode_entry(await channel.call("fs.write", fields, data=bytes(data))))
+        if not isinstance(data, AsyncIterable):
+            raise InvalidRequest("a file is written from bytes", hint="encode the text first")
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.write", fields) as call,
+        ):
+            async for part in data:
+                await call.send(part)
+            await call.end()
+            return _entry(decode_entry(await call.result()))
+
+    async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry:
+        body = await self._call(sandbox_id, "fs.stat", path, self._deny, follow=follow)
+        return _entry(decode_entry(body))
+
+    async def list(
+        self,
+        sandbox_id: str,
+        path: str = WORKSPACE,
+        *,
+        recursive: bool = False,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Listing:
+        """One page, sorted; pass `next` as `cursor` for the one after it."""
+        fields: dict[str, object] = {
+            "recursive": bool(recursive),
+            "limit": whole("limit", limit, low=1, high=MAX_PAGE),
+        }
+        if cursor is not None:
+            fields["cursor"] = to_bytes_json(cursor)
+        page = decode_page(await self._call(sandbox_id, "fs.list", path, self._deny, **fields))
+        return Listing(tuple(_entry(entry) for entry in page.entries), page.next)
+
+    async def mkdir(
+        self,
+        sandbox_id: str,
+        path: str,
+        *,
+        parents: bool = True,
+        exist_ok: bool = True,
+        mode: int | None = None,
+    ) -> FileEntry:
+        fields: dict[str, object] = {"parents": parents, "exist_ok": exist_ok}
+        if mode is not None:
+            fields["mode"] = whole("mode", mode, low=0, high=0o7777)
+        return _entry(
+            decode_entry(await self._call(sandbox_id, "fs.mkdir", path, self._within, **fields))
+        )
+
+    async def move(
+        self, sandbox_id: str, source: str, destination: str, *, overwrite: bool = False
+    ) -> FileEntry:
+        _, channel = await self._handles.connect(sandbox_id)
+        fields: dict[str, object] = {
+            "source": to_bytes_json(sandbox_path(source)),
+            "destination": to_bytes_json(sandbox_path(destination)),
+            "overwrite": overwrite,
+            **self._within,
+        }
+        # Across file systems it copies, which takes as long as it takes.
+        return _entry(decode_entry(await channel.call("fs.move", fields)))
+
+    async def remove(
+        self, sandbox_id: str, path: str, *, recursive: bool = False, missing_ok: bool = False
+    ) -> int:
+        """How many entries are gone. The workspace itself, /tmp and the home are not removable."""
+        target = sandbox_path(path)
+        if target in (*WRITABLE, "/"):
+            raise InvalidRequest(
+                f"{target} itself cannot be removed", hint="remove what is in it", field="path"
+            )
+        _, channel = await self._handles.connect(sandbox_id)
+        fields: dict[str, object] = {
+            "path": to_bytes_json(target),
+            "recursive": recursive,
+            "missing_ok": missing_ok,
+            **self._within,
+        }
+        # A million files take a while, and half a removal helps nobody: no deadline.
+        return _figure(await channel.call("fs.remove", fields), "removed")
+
+    async def watch(
+        self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
+    ) -> AsyncIterator[Change]:
+        """Changes from the moment the first item is asked for, until the caller leaves."""
+        async with self.watching(sandbox_id, path, recursive=recursive) as changes:
+            async for change in changes:
+                yield change
+
+    @asynccontextmanager
+    async def watching(
+        self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
+    ) -> AsyncIterator[AsyncIterator[Change]]:
+        """Inside the block nothing is missed any more; the iterator tells what happened."""
+        handle, channel = await self._handles.connect(sandbox_id)
+        fields: dict[str, object] = {
+            "path": to_bytes_json(sandbox_path(path)),
+            "recursive": recursive,
+            **self._deny,
+        }
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.watch", fields) as call,
+        ):
+            async for item in call:
+                if isinstance(item, Event) and item.name == "watching":
+                    break
+            yield _changes(call)
+
+    async def tar_in(
+        self,
+        sandbox_id: str,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        max_bytes: int | None = None,
+        max_entries: int | None = None,
+    ) -> TarSummary:
+        """Unpacked inside the sandbox; a member that leads out of `path` is PolicyDenied."""
+        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._within}
+        if max_bytes is not None:
+            fields["max_bytes"] = whole("max_bytes", max_bytes, low=0, high=_MAX_OFFSET)
+        if max_entries is not None:
+            fields["max_entries"] = whole("max_entries", max_entries, low=0, high=_MAX_OFFSET)
+        handle, channel = await self._handles.connect(sandbox_id)
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.tar_in", fields) as call,
+        ):
+            if isinstance(data, bytes | bytearray | memoryview):
+                await call.send(data)
+            else:
+                async for part in data:
+                    await call.send(part)
+            await call.end()
+            return _summary(await call.result())
+
+    async def tar_out(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]:
+        handle, channel = await self._handles.connect(sandbox_id)
+        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._deny}
+        async with (
+            self._handles.explaining(handle),
+            channel.stream("fs.tar_out", fields) as call,
+        ):
+            async for data in _bytes(call):
+                yield data
+
+    def _range(self, path: str, offset: int, limit: int | None) -> dict[str, object]:
+        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._deny}
+        if offset:
+            fields["offset"] = whole("offset", offset, low=0, high=_MAX_OFFSET)
+        if limit is not None:
+            fields["limit"] = limit
+        return fields
+
+    async def _call(
+        self, sandbox_id: str, verb: str, path: str, rules: dict[str, object], **fields: object
+    ) -> dict[str, object]:
+        _, channel = await self._handles.connect(sandbox_id)
+        request = {"path": to_bytes_json(sandbox_path(path)), **fields, **rules}
+        return await channel.call(verb, request, timeout_s=CALL_TIMEOUT_S)
+
+
+async def _opened(call: Call) -> Entry:
+    """The entry that comes before the bytes; a refusal is raised from here."""
+    async for item in call:
+        if isinstance(item, Event) and item.name == "open":
+            return decode_entry(item.body.get("entry") or {})
+        break
+    raise ProtocolViolation("the runner sent a file without saying which")
+
+
+async def _bytes(call: Call) -> AsyncIterator[bytes]:
+    async for item in call:
+        if isinstance(item, Data):
+            yield bytes(item.data)
+    await call.result()
+
+
+async def _changes(call: Call) -> AsyncIterator[Change]:
+    async for item in call:
+        if isinstance(item, Event):
+            change = _change(item)
+            if change is not None:
+                yield change
+
+
+def _change(event: Event) -> Change | None:
+    if event.name == "overflow":
+        return Change("overflow", "", is_dir=False)
+    if event.name != "change":
+        return None
+    kind = event.body.get("change")
+    if kind not in _CHANGES:
+        raise ProtocolViolation("the runner reported an unknown kind of change")
+    return Change(
+        cast("Literal['created', 'modified', 'deleted', 'moved']", kind),
+        from_bytes_json(event.body.get("path"), "the path of a change"),
+        is_dir=event.body.get("is_dir") is True,
+    )
+
+
+def _entry(entry: Entry) -> FileEntry:
+    return FileEntry(
+        path=entry.path,
+        name=entry.name,
+        type=entry.type,
+        size=entry.size,
+        mode=entry.mode,
+        mtime_unix=entry.mtime_unix,
+        uid=entry.uid,
+        gid=entry.gid,
+        target=entry.target,
+    )
+
+
+def _summary(body: dict[str, object]) -> TarSummary:
+    return TarSummary(_figure(body, "entries"), _figure(body, "bytes"))
+
+
+def _figure(body: dict[str, object], name: str) -> int:
+    value = body.get(name)
+    if type(value) is not int or value < 0:
+        raise ProtocolViolation(f"the runner's answer had no usable field {name!r}")
+    return value
+
+
+def check_tool_write(
+    size_bytes: int, files_written: int, *, max_bytes: int, max_files: int
+) -> None:
+    """Bounds what an agent's file tools write; its commands are bounded by the quota alone."""
+    if size_bytes > max_bytes:
+        raise PayloadTooLarge(
+            f"{size_bytes} bytes are more than a file tool writes",
+            hint=f"max_file_size_bytes is {max_bytes}; let a command make the file, or upload it",
+            limit=max_bytes,
+        )
+    if files_written >= max_files:
+        raise PayloadTooLarge(
+            f"{files_written} files were written by tools already",
+            hint=f"max_files is {max_files}; let a command make the files, or upload an archive",
+            limit=max_files,
+        )

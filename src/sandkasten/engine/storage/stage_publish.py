@@ -1,0 +1,127 @@
+"""Files between the store and a sandbox: staged into it, published out of it.
+
+Streamed, never whole in memory, and whole or not at all at the other end. What leaves the store
+is hashed on its way, so damaged content never arrives as a file. Refusals are those of the file
+verbs and of the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from typing import TYPE_CHECKING, Protocol
+
+from sandkasten.errors import Conflict, InternalError, NotRegular, QuotaExceeded
+from sandkasten.model.files.file_keys import UNKNOWN_TYPE
+from sandkasten.model.journal_rows import StagedFile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.journal_rows import StoredFile
+    from sandkasten.ports import FileStore
+
+_STAGED_MODE = 0o644
+
+
+class SandboxFiles(Protocol):
+    """What is needed of the file verbs."""
+
+    def read_stream(
+        self, sandbox_id: str, path: str
+    ) -> AbstractAsyncContextManager[tuple[FileEntry, AsyncIterator[bytes]]]: ...
+    async def write(
+        self,
+        sandbox_id: str,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+    ) -> FileEntry: ...
+
+
+class Filing:
+    def __init__(self, files: SandboxFiles, store: FileStore) -> None:
+        self._files = files
+        self._store = store
+
+    async def stage(
+        self, tenant: str, sandbox_id: str, key: str, destination: str, *, overwrite: bool = True
+    ) -> StagedFile:
+        """Put a stored file into a sandbox; missing directories are made."""
+        async with self._store.read(tenant, key) as (row, pieces):
+            entry = await self._files.write(
+                sandbox_id,
+                destination,
+                _verified(row, pieces),
+                mode=_STAGED_MODE,
+                overwrite=overwrite,
+            )
+        return StagedFile(entry.path, row.size_bytes, row.key, row.checksum)
+
+    async def publish(
+        self,
+        tenant: str,
+        sandbox_id: str,
+        source: str,
+        key: str | None = None,
+        *,
+        content_type: str | None = None,
+        expires_at: float | None = None,
+        expect_sha256: str | None = None,
+        overwrite: bool = True,
+        room_bytes: int | None = None,
+    ) -> StoredFile:
+        """Keep a file of a sandbox. Conflict when it is written to meanwhile and got shorter."""
+        async with self._files.read_stream(sandbox_id, source) as (entry, pieces):
+            if entry.type != "file":
+                raise NotRegular(f"{entry.path} is no regular file", hint="publish plain files")
+            if room_bytes is not None and entry.size > room_bytes:
+                raise no_room(room_bytes)
+            guessed = mimetypes.guess_type(entry.name, strict=False)[0]
+            return await self._store.put(
+                tenant,
+                key,
+                _whole(entry, pieces),
+                content_type=content_type or guessed or UNKNOWN_TYPE,
+                expires_at=expires_at,
+                expect_sha256=expect_sha256,
+                overwrite=overwrite,
+            )
+
+
+def no_room(left: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"the tenant's quota of disk has {left} bytes left, which is too little for the file",
+        hint="delete something, or ask the operator for a larger quota",
+        quota="disk",
+        left=left,
+    )
+
+
+async def _verified(row: StoredFile, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces; at their end an error, and so no file, when they are not what was stored."""
+    hashing = hashlib.sha256()
+    async for piece in pieces:
+        hashing.update(piece)
+        yield piece
+    if f"sha256:{hashing.hexdigest()}" != row.checksum:
+        raise InternalError(
+            f"the stored file {row.key} is damaged: its content has another sha256",
+            hint="delete it and store it again; check the disk",
+        )
+
+
+async def _whole(entry: FileEntry, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    count = 0
+    async for piece in pieces:
+        count += len(piece)
+        yield piece
+    if count != entry.size:
+        raise Conflict(
+            f"{entry.path} changed while it was read ({count} of {entry.size} bytes)",
+            hint="publish it when it is finished",
+        )

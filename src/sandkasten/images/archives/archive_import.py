@@ -1,0 +1,253 @@
+"""Import from files: what the file is, told by its content, and its images put into the store.
+
+Knows three kinds: what `docker save` writes, an OCI layout (a directory, or a tar of one), and a
+tar of a root file system; tars may be compressed. Blocking. Nothing of an import that fails is
+found afterwards by a name; layers it had finished are garbage until the next collection.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import FileTrouble, InvalidImage
+from sandkasten.images.archives.archive_members import (
+    DirectoryMembers,
+    TarMembers,
+    open_directory,
+    whole,
+)
+from sandkasten.images.archives.archive_streams import Keeping, Seeking
+from sandkasten.images.archives.compression import kind_of, uncompressed
+from sandkasten.images.archives.docker_archive import docker_images, is_docker_archive
+from sandkasten.images.archives.import_cache import Remembered, fingerprint, recall, remember
+from sandkasten.images.archives.oci_layout import is_oci_layout, oci_images
+from sandkasten.images.archives.tar_index import BLOCK
+from sandkasten.images.archives.tar_index import members as tar_members
+from sandkasten.images.disk import translated
+from sandkasten.images.image_config import ImageConfig
+from sandkasten.images.image_names import new_name
+from sandkasten.images.layers.elf_header import architecture_of
+from sandkasten.images.registry.image_reference import wanted_platform
+from sandkasten.model.images.image_info import ImageProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from sandkasten.images.archives.archive_contents import FoundImage
+    from sandkasten.images.archives.archive_members import Members
+    from sandkasten.images.archives.tar_index import Member, Stream
+    from sandkasten.images.layers.image_store import LayerStore, StoredImage
+
+# Each is a file of its own in the store, and looked at whenever images are listed.
+MAX_NAMES: Final = 1000
+# What lies at the top of a root file system and of no other archive.
+_ROOT_NAMES: Final = frozenset(
+    (
+        *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "media", "mnt"),
+        *("opt", "proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import as it was asked for."""
+
+    path: Path
+    name: str | None = None
+    platform: str | None = None
+    progress: Callable[[ImageProgress], None] | None = None
+
+    def told(self, step: str, total: int | None) -> Callable[[int], None]:
+        """Hears how many bytes of one step are done; may raise, which ends the import."""
+
+        def so_far(done: int) -> None:
+            if self.progress is not None:
+                self.progress(ImageProgress(step, done, total))
+
+        return so_far
+
+
+def import_file(store: LayerStore, order: Import) -> Sequence[StoredImage]:
+    """Every image of the file. `name` replaces the names it brings, and then it holds one image."""
+    if order.name is not None:
+        new_name(order.name)
+    wanted = wanted_platform(order.platform)
+    with store.working(), _opened(order.path) as fd:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            members = DirectoryMembers(fd)
+            if not is_oci_layout(members):
+                raise InvalidImage(
+                    f"{order.path} is a directory and no OCI layout",
+                    hint="give an archive, or a directory with oci-layout and index.json in it",
+                )
+            return _take_all(store, order, oci_images(members, wanted), "oci-layout")
+        recent = store.root / "recent"
+        key = fingerprint(fd, str(wanted))
+        known = _known(store, order, recall(recent, key))
+        if known is not None:
+            return known
+        stored, names = _import_tar(store, order, fd)
+        # A file that changed while it was read is not the one that will be asked for again.
+        if fingerprint(fd, str(wanted)) == key:
+            rows = [Remembered(one.id, tuple(own)) for one, own in zip(stored, names, strict=True)]
+            # Only the next import gets slower.
+            with suppress(OSError):
+                remember(recent, key, rows)
+        return stored
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    try:
+        # Looked at before it is opened: opening a FIFO or a device may wait or do something.
+        kind = path.stat().st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            raise InvalidImage(f"{path} is no regular file", hint="write the archive to a file")
+        if stat.S_ISDIR(kind):
+            fd = open_directory(path)
+        else:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as exc:
+        reason = getattr(exc, "strerror", None) or exc
+        raise FileTrouble(f"reading {path} failed: {reason}", hint="look at the path") from exc
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _known(
+    store: LayerStore, order: Import, found: Sequence[Remembered]
+) -> Sequence[StoredImage] | None:
+    """The images of a file that was imported before, named anew; None when some are gone."""
+    images = [store.lookup(one.id) for one in found]
+    if not images or any(image is None for image in images):
+        return None
+    if not all(store.has_layer(layer) for image in images if image for layer in image.layers):
+        return None
+    names = _names(order, [one.names for one in found])
+    return [
+        store.put_image(image.layers, image.config, own, source=image.source)
+        for image, own in zip(images, names, strict=True)
+        if image is not None
+    ]
+
+
+def _import_tar(
+    store: LayerStore, order: Import, fd: int
+) -> tuple[Sequence[StoredImage], list[Sequence[str]]]:
+    if kind_of(os.pread(fd, BLOCK, 0)) == "plain":
+        return _import_index(store, order, fd, _index(Seeking(fd)), fd)
+    # What docker writes has its table of contents anywhere, so a compressed one is laid out
+    # whole first; a root file system shows itself at once and needs no copy.
+    with translated("decompress an archive"), store.place() as place:
+        copy = place / "archive"
+        index = _laid_out(order, fd, copy)
+        if index is None:
+            copy.unlink()
+            return _import_index(store, order, fd, None, fd)
+        plain = os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _import_index(store, order, plain, index, fd)
+        finally:
+            os.close(plain)
+
+
+def _laid_out(order: Import, fd: int, copy: Path) -> list[Member] | None:
+    with copy.open("xb") as out:
+        pieces = uncompressed(whole(fd)).pieces
+        with closing(pieces):
+            stream = Keeping(pieces, out, order.told("decompressing", None))
+            index = _index(stream)
+            if index is not None:
+                stream.drain()
+    return index
+
+
+def _index(stream: Stream) -> list[Member] | None:
+    """Every member; None as soon as one shows that this is a root file system."""
+    found: list[Member] = []
+    for member in tar_members(stream):
+        if member.name.partition("/")[0] in _ROOT_NAMES:
+            return None
+        found.append(member)
+    if not any(member.name not in ("", ".") for member in found):
+        raise InvalidImage("the archive holds nothing", hint="an image needs at least one file")
+    return found
+
+
+def _import_index(
+    store: LayerStore, order: Import, fd: int, index: Sequence[Member] | None, original: int
+) -> tuple[Sequence[StoredImage], list[Sequence[str]]]:
+    members: Members = TarMembers(fd, index or ())
+    if is_docker_archive(members):
+        found, source = docker_images(members), "docker-archive"
+    elif is_oci_layout(members):
+        found, source = oci_images(members, wanted_platform(order.platform)), "oci-layout"
+    else:
+        return [_take_rootfs(store, order, original)], [()]
+    return _take_all(store, order, found, source), [one.names for one in found]
+
+
+def _take_all(
+    store: LayerStore, order: Import, found: Sequence[FoundImage], source: str
+) -> Sequence[StoredImage]:
+    names = _names(order, [one.names for one in found])
+    return [_take(store, order, one, own, source) for one, own in zip(found, names, strict=True)]
+
+
+def _take(
+    store: LayerStore, order: Import, found: FoundImage, names: Sequence[str], source: str
+) -> StoredImage:
+    for number, layer in enumerate(found.layers, 1):
+        if store.has_layer(layer.diff_id):
+            continue
+        step = f"layer {number}/{len(found.layers)}"
+        with layer.open() as file:
+            store.add_layer(
+                file,
+                expect_digest=layer.digest,
+                expect_diff_id=layer.diff_id,
+                progress=order.told(step, layer.size),
+            )
+    diff_ids = [layer.diff_id for layer in found.layers]
+    return store.put_image(diff_ids, found.config, names, source=source)
+
+
+def _take_rootfs(store: LayerStore, order: Import, fd: int) -> StoredImage:
+    names = _names(order, [()])[0]
+    size = os.fstat(fd).st_size
+    layer = store.add_layer(whole(fd), progress=order.told("layer 1/1", size))
+    config = ImageConfig(architecture=architecture_of([store.tree(layer.diff_id)]))
+    return store.put_image([layer.diff_id], config, names, source="rootfs")
+
+
+def _names(order: Import, found: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """What each image will be called, known before anything is unpacked."""
+    if order.name is not None:
+        if len(found) != 1:
+            raise InvalidImage(
+                f"{order.path} holds {len(found)} images, and one name cannot be all of them",
+                hint="leave the name out and use those in the archive",
+            )
+        return [[order.name]]
+    if not all(found):
+        raise InvalidImage(
+            f"{order.path} does not say what its image is called",
+            hint="give it a name (--name on the command line)",
+        )
+    if sum(map(len, found)) > MAX_NAMES:
+        raise InvalidImage(
+            f"{order.path} names its images more than {MAX_NAMES} times",
+            hint="give it one name (--name on the command line)",
+        )
+    for own in found:
+        for name in own:
+            new_name(name)
+    return [*found]

@@ -1,0 +1,65 @@
+"""Which files were imported before, so that a second import need not read them again.
+
+A file is recognised by where it lies, its size, its times and its first bytes; one that was
+touched since is read anew. What is remembered is only used while the images are still there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.images.disk import canonical, read_object, write_whole
+from sandkasten.images.image_config import DIGEST
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
+    from pathlib import Path
+
+HEAD_BYTES: Final = 64 * 1024
+MOST_REMEMBERED: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    id: str
+    names: tuple[str, ...]
+    """Those the archive itself gave."""
+
+
+def fingerprint(fd: int, platform: str) -> str:
+    found = os.fstat(fd)
+    told = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    head = hashlib.sha256(os.pread(fd, HEAD_BYTES, 0)).hexdigest()
+    return hashlib.sha256(canonical([*told, head, platform])).hexdigest()
+
+
+def recall(directory: Path, key: str) -> list[Remembered]:
+    row = read_object(directory / key)
+    images = row.get("images") if row is not None else None
+    found = []
+    for one in images if isinstance(images, list) else ():
+        the_id, names = one.get("id"), one.get("names")
+        if not isinstance(the_id, str) or not DIGEST.match(the_id) or not isinstance(names, list):
+            return []
+        found.append(Remembered(the_id, tuple(str(name) for name in names)))
+    return found
+
+
+def remember(directory: Path, key: str, images: Sequence[Remembered]) -> None:
+    rows = [{"id": one.id, "names": list(one.names)} for one in images]
+    write_whole(directory / key, canonical({"images": rows}))
+    files = sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for path in files[: max(0, len(files) - MOST_REMEMBERED)]:
+        path.unlink(missing_ok=True)
+
+
+def forget_gone(directory: Path, there: AbstractSet[str]) -> None:
+    """Drop what is remembered of files whose images are no longer there."""
+    for name in os.listdir(directory):
+        found = recall(directory, name)
+        if not found or not {one.id for one in found} <= there:
+            (directory / name).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Build images from Debian packages and from recipes of steps."""

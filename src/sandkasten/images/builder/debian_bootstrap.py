@@ -1,0 +1,348 @@
+"""A Debian from its packages, by mmdebstrap: one layer, the same for the same mirror and recipe.
+
+As root it runs in mount and process namespaces of its own, so that a killed bootstrap leaves no
+mount behind; without root in mmdebstrap's own user namespace, or under fakechroot. Blocking.
+Raises InvalidRequest for a recipe that is none, and BuildFailed with the end of the output.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import urlsplit
+
+from sandkasten.errors import BuildFailed, InvalidRequest
+from sandkasten.images.builder.apt_sources import sources_for
+from sandkasten.images.builder.build_cache import BuildCache, build_key
+from sandkasten.images.child_program import Child, child_environment
+from sandkasten.images.image_config import ImageConfig, machine_architecture
+from sandkasten.images.image_names import new_name
+from sandkasten.images.registry.registry_http import Errand, Patience
+from sandkasten.model.images.image_info import ImageProgress
+from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import BinaryIO
+
+    from sandkasten.images.layers.image_store import LayerStore, StoredImage
+
+VARIANTS: Final = (
+    "extract", "custom", "essential", "apt", "required", "minbase", "buildd", "important",
+    "debootstrap", "standard",
+)  # fmt: skip
+_SUITE: Final = re.compile(r"[a-z][a-z0-9-]{1,40}\Z")
+_PACKAGE: Final = re.compile(
+    r"[a-z0-9][a-z0-9+.-]{0,120}(?::[a-z0-9]{1,20})?(?:=[A-Za-z0-9.+:~-]{1,120}|/[a-z][a-z-]{1,40})?\Z"
+)
+_MIRROR_SCHEMES: Final = ("http", "https", "file", "copy")
+_PROGRAM: Final = "mmdebstrap"
+_APT_HELPER: Final = "/usr/lib/apt/apt-helper"
+# The earliest time that zip archives can hold, where a mirror does not say when it was made.
+_FIXED_EPOCH: Final = 315_532_800
+# The machine that builds must not show in what is built; sandboxes get their own of both.
+_FORGET_THE_HOST: Final = 'rm -f "$1/etc/resolv.conf" "$1/etc/hostname"'
+
+
+@dataclass(frozen=True, slots=True)
+class DebianRecipe:
+    """What was asked for, checked. The same packages in another order are the same recipe."""
+
+    suite: str
+    include: tuple[str, ...] = ()
+    variant: str = "minbase"
+    mirror: str | None = None
+
+
+def debian_recipe(
+    suite: str, include: Sequence[str] = (), variant: str = "minbase", mirror: str | None = None
+) -> DebianRecipe:
+    if not _SUITE.match(suite):
+        raise InvalidRequest(
+            f"{shown(suite)} is not a suite of Debian", hint="name one, such as bookworm"
+        )
+    for package in include:
+        if not _PACKAGE.match(package):
+            raise InvalidRequest(
+                f"{shown(package)} is not a package", hint="names look like python3 or git=1:2.39"
+            )
+    if variant not in VARIANTS:
+        raise InvalidRequest(
+            f"there is no variant {shown(variant)}", hint=did_you_mean(variant, VARIANTS)
+        )
+    return DebianRecipe(suite, tuple(sorted(set(include))), variant, _checked_mirror(mirror))
+
+
+def _checked_mirror(mirror: str | None) -> str | None:
+    if mirror is None:
+        return None
+    url = mirror
+    if mirror.startswith("deb "):
+        # A whole line of sources.list, for a mirror with components or a key of its own.
+        bare = re.sub(r"\[[^\]]*\]", "", mirror).split()
+        url = bare[1] if len(bare) > 2 else ""
+    parts = urlsplit(url)
+    if (
+        len(mirror) > 1000
+        or not mirror.isprintable()
+        or parts.scheme not in _MIRROR_SCHEMES
+        or " " in url
+    ):
+        raise InvalidRequest(
+            f"{shown(mirror)} is not a mirror",
+            hint="write http://host/debian, file:///srv/mirror, or a line of sources.list",
+        )
+    if parts.username or parts.password:
+        raise InvalidRequest(
+            "a mirror's address must not hold a password: it would stay in the image",
+            hint="put the login into /etc/apt/auth.conf.d",
+        )
+    return mirror
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """`cached`: nothing had to be done."""
+
+    image: StoredImage
+    cached: bool
+
+
+class Bootstrap:
+    """Makes Debian images in a store."""
+
+    def __init__(
+        self,
+        store: LayerStore,
+        *,
+        timeout_s: float = 3600.0,
+        environ: Mapping[str, str] | None = None,
+        etc: Path = Path("/etc"),
+    ) -> None:
+        self._store = store
+        self._cache = BuildCache(store.root)
+        self._timeout_s = timeout_s
+        self._environ = os.environ if environ is None else environ
+        self._etc = etc
+
+    def build(
+        self,
+        name: str,
+        recipe: DebianRecipe,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+        called_off: threading.Event | None = None,
+    ) -> Built:
+        """The image under its name; from the cache unless `refresh`."""
+        name = new_name(name)
+        key = build_key(
+            kind="debian",
+            form=1,
+            suite=recipe.suite,
+            include=list(recipe.include),
+            variant=recipe.variant,
+            mirror=recipe.mirror,
+            architecture=machine_architecture(),
+        )
+        with self._store.working():
+            known = None if refresh else self._cache.get(key)
+            if known is not None and self._store.there(known):
+                return Built(self._store.tag(known, name), cached=True)
+            errand = Errand(Patience(whole_s=self._timeout_s))
+            if called_off is not None:
+                errand.called_off = called_off
+            image = self._make(name, recipe, errand, progress)
+            self._cache.put(key, image.id)
+            return Built(image, cached=False)
+
+    def _make(
+        self,
+        name: str,
+        recipe: DebianRecipe,
+        errand: Errand,
+        progress: Callable[[ImageProgress], None] | None,
+    ) -> StoredImage:
+        _require_program()
+        mode = bootstrap_mode()
+        lines = _source_lines(recipe, self._etc)
+
+        def said(text: str) -> None:
+            if progress is not None:
+                progress(ImageProgress(f"{_PROGRAM} {recipe.suite}", 0, text=text))
+
+        with ExitStack() as stack:
+            scratch = stack.enter_context(self._scratch(mode))
+            sources = scratch / "sources.list"
+            sources.write_text("".join(f"{line}\n" for line in lines))
+            options = scratch / "apt.conf"
+            options.write_text(_apt_options())
+            # The program reads them in its own user namespace.
+            for file in (sources, options):
+                file.chmod(0o644)
+            epoch = _epoch(recipe, lines, scratch)
+            child = stack.enter_context(
+                Child(
+                    command(recipe, mode, sources, options),
+                    env=child_environment(
+                        self._environ, TMPDIR=str(scratch), SOURCE_DATE_EPOCH=str(epoch)
+                    ),
+                    errand=errand,
+                    what=f"{_PROGRAM} of {recipe.suite}",
+                    said=said,
+                )
+            )
+            layer = self._store.add_layer(
+                cast("BinaryIO", child), progress=lambda _: errand.check("unpacking a bootstrap")
+            )
+        config = ImageConfig(
+            architecture=machine_architecture(),
+            env={"PATH": DEFAULT_PATH},
+            cmd=("bash",),
+            created=datetime.fromtimestamp(epoch, UTC).isoformat().replace("+00:00", "Z"),
+        )
+        described = f"debian {recipe.suite} {recipe.variant} {','.join(recipe.include)}".strip()
+        return self._store.put_image([layer.diff_id], config, [name], source=described)
+
+    @contextmanager
+    def _scratch(self, mode: str) -> Iterator[Path]:
+        """A directory that the program can use; gone at the end."""
+        if mode != "unshare":
+            with self._store.place() as path:
+                yield path
+            return
+        # Its root is another user of this machine, for whom the data directory is closed.
+        with tempfile.TemporaryDirectory(
+            prefix="sandkasten-build-", dir="/var/tmp", ignore_cleanup_errors=True
+        ) as name:
+            os.chmod(name, 0o755)  # noqa: S103
+            yield Path(name)
+
+
+def command(recipe: DebianRecipe, mode: str, sources: Path, options: Path) -> list[str]:
+    """What is run, as words; nothing of a recipe can be taken for an option. Pure."""
+    isolated = [
+        "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+        "--propagation", "private", "--",
+    ]  # fmt: skip
+    bare = recipe.variant == "extract"
+    words = [
+        *(isolated if mode == "root" else ()),
+        _PROGRAM,
+        f"--mode={mode}",
+        "--format=tar",
+        f"--variant={recipe.variant}",
+        "--skip=output/dev",
+        f"--aptopt={options}",
+        # The last hook that each of them comes to.
+        f"--{'extract' if bare else 'customize'}-hook={_FORGET_THE_HOST}",
+    ]
+    if recipe.include:
+        words.append(f"--include={','.join(recipe.include)}")
+    plain = recipe.mirror is not None and not recipe.mirror.startswith("deb ")
+    # Given a bare address, the program finds the key that Debian signs the suite with.
+    mirror = _copied(recipe.mirror) if plain and recipe.mirror else str(sources)
+    return [*words, recipe.suite, "-", mirror]
+
+
+def bootstrap_mode() -> str:
+    """How a foreign root can be made by this user; BuildFailed where it cannot."""
+    if os.geteuid() == 0:
+        return "root"
+    if all(shutil.which(one) for one in ("newuidmap", "newgidmap")) and _has_subordinates():
+        return "unshare"
+    if all(shutil.which(one) for one in ("fakechroot", "fakeroot")):
+        return "fakechroot"
+    raise BuildFailed(
+        "a Debian cannot be bootstrapped by this user",
+        hint="install uidmap and give the user a range in /etc/subuid and /etc/subgid, "
+        "or install fakechroot and fakeroot; or build as root",
+    )
+
+
+def _has_subordinates() -> bool:
+    uid = os.geteuid()
+    try:
+        names = {str(uid), pwd.getpwuid(uid).pw_name}
+    except KeyError:
+        names = {str(uid)}
+    for file in ("/etc/subuid", "/etc/subgid"):
+        try:
+            lines = Path(file).read_text().splitlines()
+        except OSError:
+            return False
+        if not any(line.partition(":")[0] in names for line in lines):
+            return False
+    return True
+
+
+def _require_program() -> None:
+    if shutil.which(_PROGRAM) is None:
+        raise BuildFailed(
+            f"{_PROGRAM}, which bootstraps Debian, is not installed",
+            hint=f"apt-get install {_PROGRAM}",
+        )
+
+
+def _source_lines(recipe: DebianRecipe, etc: Path) -> list[str]:
+    if recipe.mirror is None:
+        return [_copied(source.line()) for source in sources_for(recipe.suite, etc)]
+    if recipe.mirror.startswith("deb "):
+        return [_copied(recipe.mirror)]
+    return [f"deb {_copied(recipe.mirror)} {recipe.suite} main"]
+
+
+def _copied(source: str) -> str:
+    """A mirror of files is copied from: programs in the new root cannot see it where it lies."""
+    return re.sub(r"(^|\s)file:/", r"\1copy:/", source)
+
+
+def _apt_options() -> str:
+    """How this machine's apt reaches its mirrors: proxies and authorities. In a file, for a
+    proxy's address may hold a password."""
+    try:
+        dump = subprocess.run(
+            ["apt-config", "dump"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            env=child_environment({}),
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    wanted = re.compile(r'Acquire::https?::[^\s]+ ".+";\Z')
+    return "".join(f"{line}\n" for line in dump.splitlines() if wanted.match(line))
+
+
+def _epoch(recipe: DebianRecipe, lines: Sequence[str], scratch: Path) -> int:
+    """When the mirror's suite was made, so that the same state of it gives the same image."""
+    bare = re.sub(r"\[[^\]]*\]", "", lines[0]).split()
+    uri = f"{bare[1].rstrip('/')}/dists/{recipe.suite}/InRelease"
+    target = scratch / "InRelease"
+    try:
+        subprocess.run(
+            [_APT_HELPER, "download-file", uri, str(target)],
+            capture_output=True,
+            timeout=30,
+            check=True,
+            env=child_environment(os.environ),
+        )
+        said = re.search(r"^Date: (.+)$", target.read_text(errors="replace"), re.MULTILINE)
+        return int(parsedate_to_datetime(said[1]).timestamp()) if said else _FIXED_EPOCH
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return _FIXED_EPOCH
+    finally:
+        target.unlink(missing_ok=True)

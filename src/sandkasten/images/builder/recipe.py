@@ -1,0 +1,228 @@
+"""A recipe of steps, read: a base, and what is done to it. Pure.
+
+Everything is checked before anything is built, and a mistake names its step. Raises InvalidRequest,
+InvalidImage for the base, and UnsupportedByBackend for a network, which sandboxes do not have.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import (
+    InvalidRequest,
+    PayloadTooLarge,
+    SandkastenError,
+    UnsupportedByBackend,
+)
+from sandkasten.images.image_names import checked_name
+from sandkasten.model.environment import checked_environment
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_STEPS: Final = 100
+_MAX_TEXT: Final = 64 * 1024
+_KINDS: Final = ("copy", "run", "env", "workdir", "user")
+_USER: Final = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?\Z"
+)
+_OWNER: Final = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?\Z")
+# A sandbox mounts its own there, so that what an image has in them is never seen.
+_HIDDEN: Final = ("/proc", "/dev", "/sys", "/run", "/tmp", "/workspace", "/work")  # noqa: S108
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`source` lies in the recipe's directory; `to` is absolute, with a slash for a directory."""
+
+    source: str
+    to: str
+    mode: int | None = None
+    uid: int = 0
+    gid: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"copy {self.source} to {self.to}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    command: str
+
+    @property
+    def text(self) -> str:
+        first, _, more = self.command.strip().partition("\n")
+        return f"run {first}{' …' if more else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetEnv:
+    env: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        return f"env {' '.join(self.env)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetWorkdir:
+    path: str
+
+    @property
+    def text(self) -> str:
+        return f"workdir {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetUser:
+    user: str
+
+    @property
+    def text(self) -> str:
+        return f"user {self.user}"
+
+
+Step = Copy | Run | SetEnv | SetWorkdir | SetUser
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    base: str
+    steps: tuple[Step, ...]
+
+
+def parse_recipe(tree: object) -> Recipe:
+    if not isinstance(tree, dict):
+        raise InvalidRequest("a recipe is a mapping", hint="write base: and steps:")
+    for key in tree:
+        if key not in ("base", "steps"):
+            raise InvalidRequest(
+                f"a recipe has no key {shown(str(key))}",
+                hint=did_you_mean(str(key), ("base", "steps")),
+            )
+    steps = tree.get("steps", [])
+    if not isinstance(steps, list) or len(steps) > MAX_STEPS:
+        raise InvalidRequest(
+            "steps of a recipe are a list", hint=f"begin each with a dash; at most {MAX_STEPS}"
+        )
+    base = checked_name(tree.get("base"))
+    return Recipe(base, tuple(_step(number, one) for number, one in enumerate(steps, 1)))
+
+
+def _step(number: int, value: object) -> Step:
+    kinds = [key for key in value if key in _KINDS] if isinstance(value, dict) else []
+    if not isinstance(value, dict) or len(kinds) != 1:
+        raise _wrong(number, "is not one thing to do", f"write one of: {', '.join(_KINDS)}")
+    kind = str(kinds[0])
+    known = {kind, "network"} if kind == "run" else {kind}
+    for key in value:
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise _wrong(number, f"has an unknown key {shown(str(key))}", hint)
+    said = value[kind]
+    match kind:
+        case "copy":
+            return _copy(number, said)
+        case "run":
+            return _run(number, said, value.get("network", False))
+        case "env":
+            return _env(number, said)
+        case "workdir":
+            return SetWorkdir(_absolute(number, "workdir", said))
+    if isinstance(said, int) and not isinstance(said, bool):
+        said = str(said)
+    if not isinstance(said, str) or not _USER.match(said):
+        raise _wrong(number, f"names no user: {shown(str(said))}", "write a name or a number")
+    return SetUser(said)
+
+
+def _copy(number: int, said: object) -> Copy:
+    if not isinstance(said, dict):
+        raise _wrong(number, "copies nothing", "write copy: {from: FILE, to: /PATH}")
+    known = ("from", "to", "mode", "owner")
+    for key in said:
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise _wrong(number, f"has an unknown key {shown(str(key))}", hint)
+    source = said.get("from")
+    if not isinstance(source, str) or not source or "\0" in source or len(source) > 4096:
+        raise _wrong(number, "does not say what to copy", "write copy: {from: FILE, to: /PATH}")
+    clean = posixpath.normpath(source)
+    if clean.startswith("/") or clean.split("/")[0] == "..":
+        hint = "name a path below the recipe's own directory"
+        raise _wrong(number, f"copies from outside: {shown(source)}", hint)
+    to = _absolute(number, "to", said.get("to"))
+    top = "/" + to.split("/")[1]
+    if top in _HIDDEN:
+        hint = "a sandbox has its own there; copy to another directory"
+        raise _wrong(number, f"copies to {shown(to)}, which nobody would see", hint)
+    uid, gid = _owner(number, said.get("owner"))
+    return Copy(clean, to, _mode(number, said.get("mode")), uid, gid)
+
+
+def _owner(number: int, said: object) -> tuple[int, int]:
+    if said is None:
+        return 0, 0
+    found = _OWNER.match(str(said)) if isinstance(said, str | int) else None
+    if found is None or max(int(found[1]), int(found[2] or 0)) > 65533:
+        raise _wrong(number, f"names no owner: {shown(str(said))}", 'write owner: "1000:1000"')
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _mode(number: int, said: object) -> int | None:
+    if said is None:
+        return None
+    # Only as a text: YAML reads 0644 as octal and 644 as decimal, and nobody means the latter.
+    if isinstance(said, str) and re.fullmatch(r"0?[0-7]{3}", said):
+        return int(said, 8)
+    raise _wrong(number, f"names no mode: {shown(str(said))}", 'in quotes, as in mode: "0755"')
+
+
+def _run(number: int, said: object, network: object) -> Run:
+    if not isinstance(said, str) or not said.strip() or "\0" in said or len(said) > _MAX_TEXT:
+        raise _wrong(number, "runs nothing", "write run: and a command for the shell")
+    if network not in (False, None):
+        raise UnsupportedByBackend(
+            f"step {number} asks for a network, which sandboxes do not have",
+            hint="bring what it needs with a copy step, and leave network out",
+            step=number,
+        )
+    return Run(said)
+
+
+def _env(number: int, said: object) -> SetEnv:
+    if not isinstance(said, dict):
+        raise _wrong(number, "sets nothing", "write env: {NAME: value}")
+    texts = {
+        str(key): str(value) if isinstance(value, int | float) else value
+        for key, value in said.items()
+        if not isinstance(value, bool)
+    }
+    if len(texts) != len(said):
+        raise _wrong(number, "sets a variable to true or false", "write it as a text, in quotes")
+    try:
+        return SetEnv(checked_environment(texts))
+    except (InvalidRequest, PayloadTooLarge) as exc:
+        raise _wrong(number, f"sets a variable that cannot be: {exc.message}", exc.hint) from exc
+
+
+def _absolute(number: int, name: str, said: object) -> str:
+    if (
+        not isinstance(said, str)
+        or not said.startswith("/")
+        or not said.isprintable()
+        or len(said) > 4096
+        or ".." in said.split("/")
+    ):
+        raise _wrong(number, f"has no absolute path in {name}: {shown(str(said))}", "write /path")
+    clean = posixpath.normpath("/" + said.lstrip("/"))
+    return clean + "/" if said.endswith("/") and clean != "/" else clean
+
+
+def _wrong(number: int, what: str, hint: str) -> SandkastenError:
+    return InvalidRequest(f"step {number} {what}", hint=hint, step=number)

@@ -1,0 +1,308 @@
+"""Images built step by step: each step that changes files is one layer, kept under what made it.
+
+The key of a layer is its parent and the step itself, with the content of what is copied; so a
+build does only what is new. Commands run in a throw-away sandbox on the workbench. Raises
+BuildFailed, which names the step and shows the end of a command's output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from sandkasten.errors import BuildFailed, CommandNotFound, InvalidImage, SandkastenError
+from sandkasten.images.builder.build_cache import BuildCache, build_key
+from sandkasten.images.builder.copy_step import pick, write_copy
+from sandkasten.images.builder.debian_bootstrap import Built
+from sandkasten.images.builder.recipe import Copy, Run, SetEnv, SetUser, SetWorkdir
+from sandkasten.images.disk import translated
+from sandkasten.images.image_config import machine_architecture
+from sandkasten.images.image_names import new_name
+from sandkasten.images.layers.image_records import image_id
+from sandkasten.images.layers.layer_tar import write_layer
+from sandkasten.images.layers.overlay import landing
+from sandkasten.model.images.image_info import ImageProgress
+from sandkasten.model.images.resolved_image import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sandkasten.images.builder.recipe import Recipe
+    from sandkasten.images.image_config import ImageConfig
+    from sandkasten.images.layers.image_store import Layer, LayerStore, StoredImage
+    from sandkasten.images.layers.overlay import Parent
+    from sandkasten.ports import Workbench
+
+    Report = Callable[[ImageProgress], None]
+
+# Every line must succeed, as in a recipe people expect; the directory is made when it is missing.
+_IN_DIRECTORY: Final = 'mkdir -p -- "$1" && cd -- "$1" && exec /bin/sh -e -c "$2"'
+
+
+@dataclass(slots=True)
+class _State:
+    """The image so far."""
+
+    layers: tuple[str, ...]
+    config: ImageConfig
+    all_cached: bool = True
+    passing: list[str] = field(default_factory=list)
+    """Images without a name that were recorded for a step's sandbox."""
+
+    @property
+    def id(self) -> str:
+        return image_id(self.layers, self.config)
+
+
+class StepBuilder:
+    def __init__(self, store: LayerStore, bench: Workbench) -> None:
+        self._store = store
+        self._bench = bench
+        self._cache = BuildCache(store.root)
+
+    async def build(
+        self,
+        name: str,
+        base: StoredImage,
+        recipe: Recipe,
+        context: Path,
+        *,
+        refresh: bool = False,
+        progress: Report | None = None,
+    ) -> Built:
+        """The image under its name. `context` is where files to copy lie."""
+        name = new_name(name)
+        state = _State(base.layers, base.config)
+        async with AsyncExitStack() as stack:
+            working = self._store.working()
+            await asyncio.to_thread(working.__enter__)
+            stack.push(working)
+            try:
+                for number, step in enumerate(recipe.steps, 1):
+                    label = f"step {number}/{len(recipe.steps)}"
+                    told = _Told(f"{label}: {step.text}", progress)
+                    with _naming(label, step.text):
+                        if isinstance(step, Copy):
+                            await self._copy(state, step, context, told, refresh=refresh)
+                        elif isinstance(step, Run):
+                            await self._run(state, step, told, refresh=refresh)
+                        else:
+                            told.begin()
+                            state.config = _configured(state.config, step)
+                image = await asyncio.to_thread(
+                    self._store.put_image,
+                    state.layers,
+                    state.config,
+                    [name],
+                    source=f"steps on {recipe.base}",
+                )
+            finally:
+                await asyncio.to_thread(self._forget, state.passing)
+        return Built(image, cached=state.all_cached)
+
+    async def _copy(
+        self, state: _State, step: Copy, context: Path, told: _Told, *, refresh: bool
+    ) -> None:
+        picked = await asyncio.to_thread(pick, context, step.source)
+        key = build_key(
+            kind="copy",
+            form=1,
+            parent=state.id,
+            content=picked.digest,
+            # A file is called as its source where `to` is a directory.
+            name="" if picked.is_directory else os.path.basename(step.source),
+            to=step.to,
+            mode=step.mode,
+            owner=[step.uid, step.gid],
+        )
+        if self._known(state, key, told, refresh=refresh):
+            return
+
+        def work() -> Layer:
+            trees = [self._store.tree(one) for one in state.layers]
+            parents, to = _place(trees, step.to, picked.path, directory=picked.is_directory)
+
+            def write(out: BinaryIO) -> None:
+                write_copy(
+                    context,
+                    picked,
+                    parents,
+                    to,
+                    out,
+                    mode=step.mode,
+                    owner=(step.uid, step.gid),
+                    progress=lambda _: None,
+                )
+
+            return _add(self._store, write)
+
+        self._take(state, key, await asyncio.to_thread(work))
+
+    async def _run(self, state: _State, step: Run, told: _Told, *, refresh: bool) -> None:
+        key = build_key(kind="run", form=1, parent=state.id, command=step.command)
+        if self._known(state, key, told, refresh=refresh):
+            return
+        if state.config.architecture not in ("", machine_architecture()):
+            raise InvalidImage(
+                f"the base is made for {state.config.platform}, and so nothing of it runs here",
+                hint="take a base for this machine",
+            )
+        image = await asyncio.to_thread(self._passing, state)
+        workdir = state.config.workdir or "/"
+        command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, step.command)
+        async with self._bench.run(image, command, cwd="/", said=told.text) as changes:
+            layer = await asyncio.to_thread(
+                _add,
+                self._store,
+                lambda out: write_layer(
+                    changes.tree, out, lambda _: None, first_id=changes.first_id
+                ),
+            )
+        self._take(state, key, layer)
+
+    def _known(self, state: _State, key: str, told: _Told, *, refresh: bool) -> bool:
+        known = None if refresh else self._cache.get(key)
+        if known is None or not self._store.has_layer(known):
+            told.begin()
+            state.all_cached = False
+            return False
+        told.cached()
+        state.layers += (known,)
+        return True
+
+    def _take(self, state: _State, key: str, layer: Layer) -> None:
+        self._cache.put(key, layer.diff_id)
+        state.layers += (layer.diff_id,)
+
+    def _passing(self, state: _State) -> Image:
+        """The image so far as one that a sandbox can be made of."""
+        if not self._store.there(state.id):
+            state.passing.append(state.id)
+        stored = self._store.put_image(state.layers, state.config, [])
+        return Image(
+            name=stored.id,
+            kind="layers",
+            layers=self._store.trees(stored),
+            id=stored.id,
+            env=stored.config.env,
+        )
+
+    def _forget(self, passing: list[str]) -> None:
+        for one in passing:
+            # Somebody may have named it meanwhile, or removed it.
+            with suppress(SandkastenError):
+                found = self._store.find(one)
+                if found is not None and not found.names:
+                    self._store.remove(one, in_use=frozenset())
+
+
+class _Told:
+    def __init__(self, label: str, progress: Report | None) -> None:
+        self._label = label
+        self._progress = progress
+
+    def begin(self) -> None:
+        self._say(self._label)
+
+    def cached(self) -> None:
+        self._say(f"{self._label} (cached)")
+
+    def text(self, line: str) -> None:
+        if line.strip():
+            self._say(self._label, line)
+
+    def _say(self, label: str, text: str = "") -> None:
+        if self._progress is not None:
+            self._progress(ImageProgress(label, 0, text=text))
+
+
+@contextmanager
+def _naming(label: str, text: str) -> Iterator[None]:
+    """What fails inside says which step it was."""
+    try:
+        yield
+    except CommandNotFound as exc:
+        raise BuildFailed(
+            f"{label} ({text}): the image has no /bin/sh",
+            hint="a run step needs a shell; take a base that has one",
+        ) from exc
+    except BuildFailed as exc:
+        raise BuildFailed(f"{label} ({text}): {exc.message}", hint=exc.hint, **exc.details) from exc
+
+
+def _configured(config: ImageConfig, step: SetEnv | SetWorkdir | SetUser) -> ImageConfig:
+    if isinstance(step, SetEnv):
+        return replace(config, env={**config.env, **step.env})
+    if isinstance(step, SetWorkdir):
+        return replace(config, workdir=step.path.rstrip("/") or "/")
+    return replace(config, user=step.user)
+
+
+def _place(
+    trees: list[str], to: str, source: str, *, directory: bool
+) -> tuple[tuple[Parent, ...], str]:
+    """The directories on the way, and where it is put, without a leading slash."""
+    name = os.path.basename(source)
+    whole = landing(trees, to)
+    into = directory or to.endswith("/") or (whole is not None and whole.there)
+    if into and whole is not None:
+        at = whole.parents[-1].path if whole.parents else ""
+        # A directory's content goes into `to`; its own entry sets how that looks if it is new.
+        if directory:
+            return (whole.parents if whole.there else whole.parents[:-1]), at
+        return whole.parents, f"{at}/{name}" if at else name
+    parent, _, last = to.rstrip("/").rpartition("/")
+    way = None if into else landing(trees, parent)
+    if way is None:
+        raise BuildFailed(
+            f"{to} cannot be: something on the way is no directory in the image",
+            hint="copy to another path",
+        )
+    at = way.parents[-1].path if way.parents else ""
+    return way.parents, f"{at}/{last}" if at else last
+
+
+def _add(store: LayerStore, write: Callable[[BinaryIO], None]) -> Layer:
+    """A layer from what `write` writes, while it writes."""
+    source = _Written(write)
+    with translated("read what a step made"), source:
+        return store.add_layer(cast("BinaryIO", source))
+
+
+class _Written:
+    """What a function writes, as a stream; it ends only when the function ended well."""
+
+    def __init__(self, write: Callable[[BinaryIO], None]) -> None:
+        reading, writing = os.pipe()
+        self._reading = os.fdopen(reading, "rb", buffering=0)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(write, writing), daemon=True)
+
+    def __enter__(self) -> _Written:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A writer that nobody reads from gets EPIPE, and so ends.
+        self._reading.close()
+        self._thread.join()
+
+    def read(self, size: int) -> bytes:
+        data = self._reading.read(size)
+        if not data:
+            self._thread.join()
+            if self._failure is not None:
+                raise self._failure
+        return data or b""
+
+    def _work(self, write: Callable[[BinaryIO], None], writing: int) -> None:
+        try:
+            with os.fdopen(writing, "wb", buffering=1024 * 1024) as out:
+                write(out)
+        except BaseException as exc:  # noqa: BLE001  (told to the reader, in the other thread)
+            self._failure = exc

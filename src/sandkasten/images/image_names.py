@@ -1,0 +1,91 @@
+"""Names of images: the one spelling they are kept under, and what short ones stand for. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import InvalidConfiguration, InvalidImage
+from sandkasten.model.images.image_name import checked_name as checked_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WHOLE_ID = re.compile(r"[0-9a-f]{64}\Z")
+_HUB = re.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
+
+HOST = "host"
+DEFAULT_TAG = "latest"
+# The machine itself, and how an id begins.
+_RESERVED = frozenset({HOST, "sha256"})
+ALIASES: dict[str, str] = {
+    "python": "python:3.11-slim",
+    "node": "node:20-slim",
+    "linux": "ubuntu:22.04",
+    "bash": "ubuntu:22.04",
+    "shell": "ubuntu:22.04",
+    "base": "sandbox-runtime:base",
+}
+
+
+def canonical_name(name: object) -> str:
+    """The one spelling under which a name is kept: with a tag, or with a digest and no tag.
+
+    Docker's own registry is left out, and so is its `library`, as people do. Hosts are lower case.
+    """
+    first, slash, rest = checked_name(name).partition("/")
+    text = _HUB.sub("", f"{first.lower()}{slash}{rest}" if slash else first)
+    if text.count("/") == 1:
+        text = text.removeprefix("library/")
+    text, at, digest = text.partition("@")
+    # The part behind the last slash: a colon before it belongs to a host's port.
+    head, slash, last = text.rpartition("/")
+    repository, _, tag = last.partition(":")
+    if at:
+        # A digest says more than any tag.
+        return f"{head}{slash}{repository}@{digest}"
+    return f"{head}{slash}{repository}:{tag or DEFAULT_TAG}"
+
+
+def new_name(name: object) -> str:
+    """The same for a name that somebody gives: not one that already means something else."""
+    text = canonical_name(name)
+    repository = text.partition(":")[0].partition("@")[0]
+    # A name that looks like the id of another image would be taken for it.
+    if repository in _RESERVED or _WHOLE_ID.match(repository):
+        raise InvalidImage(
+            f"an image cannot be called {text}", hint="that name has a meaning of its own"
+        )
+    return text
+
+
+def chain(name: str, aliases: Mapping[str, str]) -> tuple[str, ...]:
+    """What a name stands for, step by step, itself first. InvalidConfiguration for a loop."""
+    found = [name]
+    while found[-1] in aliases:
+        target = aliases[found[-1]]
+        if target in found:
+            loop = " → ".join([*found[found.index(target) :], target])
+            raise InvalidConfiguration(
+                f"images.aliases lead in a circle: {loop}",
+                hint="let one of them name an image",
+                setting="images.aliases",
+            )
+        found.append(target)
+    return tuple(found)
+
+
+def all_aliases(configured: Mapping[str, str]) -> dict[str, str]:
+    """The usual ones, overruled by the operator's; each of them leads to an image."""
+    merged = {**ALIASES, **configured}
+    for name, target in merged.items():
+        checked_name(name)
+        checked_name(target)
+        if name == HOST:
+            raise InvalidConfiguration(
+                "images.aliases cannot give host another meaning",
+                hint="choose another name",
+                setting="images.aliases",
+            )
+        chain(name, merged)
+    return merged

@@ -1,0 +1,1 @@
+"""The layer store: content on disk, records, locks and garbage."""

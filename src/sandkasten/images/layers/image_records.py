@@ -1,0 +1,184 @@
+"""Images as small files: one record per content, one pointer per name.
+
+A record that was removed while a sandbox might just be starting from it stays as a tombstone:
+nobody finds it by name or id, and the collection of garbage still knows its layers. Whoever
+changes anything here holds the store's `editing` lock. A file that cannot be read is taken
+for missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import InvalidImage
+from sandkasten.images.disk import MAX_SMALL_BYTES, canonical, read_object, write_whole
+from sandkasten.images.image_config import DIGEST, ImageConfig, parse_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_LIVE: Final = ".json"
+_GONE: Final = ".gone"
+_ID_START: Final = re.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """One content: the same layers and configuration have the same id, whatever they came from."""
+
+    id: str
+    names: tuple[str, ...]
+    layers: tuple[str, ...]
+    """Digests of the uncompressed layers, lowest first."""
+    config: ImageConfig
+    bytes: int
+    """Of its layers, unpacked; layers shared with others count in full."""
+    created_at: float
+    """When it came into the store."""
+    source: str = ""
+    """What it came from: `docker-archive`, `oci-layout`, `rootfs`, …"""
+
+
+def image_id(layers: Sequence[str], config: ImageConfig) -> str:
+    digest = hashlib.sha256(canonical(list(layers)) + b"\n" + config.content())
+    return f"sha256:{digest.hexdigest()}"
+
+
+class Records:
+    def __init__(self, root: Path) -> None:
+        self._records = root / "records"
+        self._names = root / "names"
+
+    # ---- records
+
+    def put(self, image: StoredImage) -> None:
+        row = {
+            "id": image.id,
+            "layers": list(image.layers),
+            "config": image.config.as_oci(image.layers),
+            "raw": dict(image.config.raw),
+            "bytes": image.bytes,
+            "created_at": image.created_at,
+            "source": image.source,
+        }
+        data = canonical(row)
+        # Nobody could read it back, and an image that is there and cannot be found is worse.
+        if len(data) > MAX_SMALL_BYTES:
+            raise InvalidImage(
+                f"the configuration of the image is too large: {len(data)} bytes as it is kept",
+                hint=f"at most {MAX_SMALL_BYTES}; build it with fewer or shorter labels",
+            )
+        write_whole(self._path(image.id, _LIVE), data)
+        self._path(image.id, _GONE).unlink(missing_ok=True)
+
+    def get(self, the_id: str) -> StoredImage | None:
+        """Without its names: those cost a look at every pointer."""
+        return _decode(read_object(self._path(the_id, _LIVE)), the_id)
+
+    def there(self, the_id: str) -> bool:
+        return bool(DIGEST.match(the_id)) and self._path(the_id, _LIVE).exists()
+
+    def bury(self, the_id: str) -> None:
+        """From here on nobody finds it; its layers are still known to belong to it."""
+        self._path(the_id, _LIVE).rename(self._path(the_id, _GONE))
+
+    def forget(self, the_id: str) -> None:
+        for suffix in (_LIVE, _GONE):
+            self._path(the_id, suffix).unlink(missing_ok=True)
+
+    def ids(self) -> list[str]:
+        return [*self._ids(_LIVE)]
+
+    def buried(self) -> list[str]:
+        return [*self._ids(_GONE)]
+
+    def layers_of(self, the_id: str) -> tuple[str, ...] | None:
+        """Of a record, alive or buried; None when it cannot be read."""
+        for suffix in (_LIVE, _GONE):
+            found = _decode(read_object(self._path(the_id, suffix)), the_id)
+            if found is not None:
+                return found.layers
+        return None
+
+    def starting_with(self, text: str) -> list[str]:
+        """Ids that begin so, `sha256:` optional; at least eight digits."""
+        if not _ID_START.match(text):
+            return []
+        start = "sha256:" + text.removeprefix("sha256:")
+        if DIGEST.match(start):
+            return [start] if self.there(start) else []
+        return [one for one in self._ids(_LIVE) if one.startswith(start)]
+
+    def _ids(self, suffix: str) -> Iterator[str]:
+        for name in sorted(os.listdir(self._records)):
+            stem, found = os.path.splitext(name)
+            if found == suffix and DIGEST.match(f"sha256:{stem}"):
+                yield f"sha256:{stem}"
+
+    def _path(self, the_id: str, suffix: str) -> Path:
+        return self._records / (the_id.removeprefix("sha256:") + suffix)
+
+    # ---- names
+
+    def point(self, name: str, the_id: str) -> None:
+        write_whole(self._name_path(name), canonical({"name": name, "image": the_id}))
+
+    def unpoint(self, name: str) -> None:
+        self._name_path(name).unlink(missing_ok=True)
+
+    def pointed(self, name: str) -> str | None:
+        found = _pointer(read_object(self._name_path(name)))
+        return found[1] if found is not None and found[0] == name else None
+
+    def names(self) -> dict[str, list[str]]:
+        """The names of each image, sorted."""
+        found: dict[str, list[str]] = {}
+        for file in os.listdir(self._names):
+            pointer = None if file.startswith(".") else _pointer(read_object(self._names / file))
+            if pointer is not None:
+                found.setdefault(pointer[1], []).append(pointer[0])
+        return {the_id: sorted(names) for the_id, names in found.items()}
+
+    def unpoint_lost(self) -> None:
+        """Names of images that are not there any more lead nowhere, and go."""
+        for the_id, names in self.names().items():
+            if not self.there(the_id):
+                for name in names:
+                    self.unpoint(name)
+
+    def _name_path(self, name: str) -> Path:
+        # A digest can neither be a path nor too long.
+        return self._names / hashlib.sha256(name.encode()).hexdigest()
+
+
+def _pointer(row: dict[str, Any] | None) -> tuple[str, str] | None:
+    if row is None:
+        return None
+    name, image = row.get("name"), row.get("image")
+    if isinstance(name, str) and isinstance(image, str) and DIGEST.match(image):
+        return name, image
+    return None
+
+
+def _decode(row: dict[str, Any] | None, the_id: str) -> StoredImage | None:
+    if row is None or row.get("id") != the_id:
+        return None
+    layers, size, at = row.get("layers"), row.get("bytes"), row.get("created_at")
+    source, raw = row.get("source"), row.get("raw")
+    if not isinstance(layers, list) or not all(
+        isinstance(one, str) and DIGEST.match(one) for one in layers
+    ):
+        return None
+    if not isinstance(size, int) or not isinstance(at, int | float) or not isinstance(raw, dict):
+        return None
+    try:
+        config = replace(parse_config(row.get("config")), raw=MappingProxyType(raw))
+    except InvalidImage:
+        return None
+    return StoredImage(the_id, (), tuple(layers), config, size, float(at), str(source or ""))

@@ -1,0 +1,210 @@
+"""One layer of an image unpacked into a directory, and what it is by content.
+
+The reading and hashing is done here, the unpacking by `sandkasten-unpack`, a program of its own
+that gives up what it does not need before the first byte. Blocking: callers use a thread, and stop
+it by raising from `progress`. Fails with InvalidImage (malformed, hostile, over a cap),
+QuotaExceeded (the disk is full) or InternalError; the program is reaped whatever happens, and what
+it made until then is the caller's to remove. Knows nothing of stores, registries or image formats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, BinaryIO
+
+from sandkasten.errors import (
+    BackendUnavailable,
+    InternalError,
+    InvalidImage,
+    QuotaExceeded,
+    SandkastenError,
+)
+from sandkasten.images.archives import compression
+from sandkasten.images.layers.parallel_digest import Digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PROGRAM = Path(__file__).resolve().parents[2] / "_bin" / "sandkasten-unpack"
+# What an ordinary user may ask for; the default of 64 KiB would halve the pieces' size and double
+# the switches between the two processes.
+_PIPE_BYTES = 1 << 20
+# It has read everything by then and closes a handful of directories.
+_END_S = 60
+_HINTS = {
+    "malformed": "the archive is damaged or no tar; get it again, or pack it anew with GNU tar",
+    "hostile": "the archive was made to write outside its directory; do not use it",
+    "limit": "layers have bounds on size, entries, names and owners; make it smaller or squash it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How much one layer may hold; holes of sparse files count as content."""
+
+    bytes: int = 20 << 30
+    entries: int = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    diff_id: str
+    """`sha256:<hex>` of the uncompressed tar."""
+    blob_digest: str
+    """`sha256:<hex>` of the source as it was read."""
+    bytes: int
+    """Content of files, without the holes of sparse ones."""
+    files: int
+    """Everything that was made: files, directories, links, whiteouts."""
+    skipped: int = 0
+    """Devices and FIFOs, which no tree of ours has."""
+
+
+def unpack_layer(
+    source: BinaryIO,
+    target: Path,
+    *,
+    caps: Caps = Caps(),  # noqa: B008  (frozen)
+    progress: Callable[[int], None] | None = None,
+) -> Unpacked:
+    """Unpack `source` (tar; plain, gzip, bzip2, xz or zstd) into the empty directory `target`.
+
+    `progress` is told how many bytes of the source have been read so far; what it raises ends the
+    work and comes out of here.
+    """
+    with Digest() as blob, Digest() as plain:
+        content = compression.uncompressed(_Hashed(source, blob, progress))
+        with _Program(target, caps) as program, contextlib.closing(content.pieces) as pieces:
+            for piece in pieces:
+                if not program.feed(piece):
+                    break
+                if content.compressed:
+                    plain.update(piece)
+            report = program.answer()
+        return Unpacked(
+            diff_id=(plain if content.compressed else blob).name(),
+            blob_digest=blob.name(),
+            bytes=report["bytes"],
+            files=report["files"],
+            skipped=report["skipped"],
+        )
+
+
+class _Hashed:
+    """A source that is hashed and counted as it is read."""
+
+    def __init__(
+        self, source: BinaryIO, digest: Digest, progress: Callable[[int], None] | None
+    ) -> None:
+        self._source = source
+        self._digest = digest
+        self._progress = progress
+        self._count = 0
+
+    def read(self, size: int, /) -> bytes:
+        piece = self._source.read(size)
+        self._digest.update(piece)
+        self._count += len(piece)
+        if self._progress is not None and piece:
+            self._progress(self._count)
+        return piece
+
+
+class _Program:
+    """`sandkasten-unpack` at work in one directory; gone when the block ends."""
+
+    def __init__(self, target: Path, caps: Caps) -> None:
+        arguments = ["--max-bytes", str(caps.bytes), "--max-entries", str(caps.entries)]
+        directory = _opened(target)
+        try:
+            self._child = subprocess.Popen(
+                [_PROGRAM, "--target-fd", str(directory), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[directory],
+                cwd="/",
+                env={},
+            )
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the program that unpacks layers cannot be run: {exc.strerror}",
+                hint="install the package for this machine, or build it: runner/build.sh",
+            ) from exc
+        finally:
+            os.close(directory)
+        # Where a user has many pipes the kernel refuses, and the smaller one does as well.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(_number(self._child.stdin), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def __enter__(self) -> _Program:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def feed(self, piece: bytes) -> bool:
+        """`False` once the program has read all it wants, and has an answer."""
+        descriptor = _number(self._child.stdin)
+        rest = memoryview(piece)
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except BrokenPipeError:
+            return False
+        return True
+
+    def answer(self) -> dict[str, int]:
+        """What was unpacked; raises what stopped it."""
+        try:
+            # A short answer either way: it never fills a pipe.
+            said, complained = self._child.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired as exc:
+            raise InternalError(f"the program that unpacks layers hung for {_END_S} s") from exc
+        try:
+            answer = json.loads(said)
+        except ValueError as exc:
+            text = complained[:500].decode(errors="replace").strip()
+            raise InternalError(
+                f"the program that unpacks layers ended with {self._child.returncode} "
+                f"and without an answer: {text}"
+            ) from exc
+        if "error" in answer:
+            raise _failure(**answer["error"])
+        return {key: int(answer[key]) for key in ("bytes", "files", "skipped")}
+
+
+def _number(pipe: IO[bytes] | None) -> int:
+    assert pipe is not None
+    return pipe.fileno()
+
+
+def _opened(target: Path) -> int:
+    try:
+        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        raise InternalError(f"cannot unpack a layer into {target}: {exc.strerror}") from exc
+    if os.listdir(directory):
+        os.close(directory)
+        raise InternalError(f"cannot unpack a layer into {target}: it is not empty")
+    return directory
+
+
+def _failure(kind: str, message: str, errno: int) -> SandkastenError:
+    text = f"the layer could not be unpacked: {message}"
+    if kind == "space":
+        return QuotaExceeded(text, hint="free space below the data directory and try again")
+    if kind in _HINTS:
+        return InvalidImage(text, hint=_HINTS[kind], kind=kind)
+    return InternalError(text, errno=errno)

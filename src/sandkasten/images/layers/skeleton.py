@@ -1,0 +1,92 @@
+"""The topmost layer that we add to every image: what a sandbox needs and an image may lack.
+
+Real directories where something is mounted, so that an image's `/proc` or `/dev` that is a link
+leads nowhere; the image's own users plus the sandbox's; host name and hosts. Made from the layers
+below it, of which it reads two files with a bound and follows nothing out of them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.images.layers.overlay import has_program, read_merged
+from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, USER_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MAX_ACCOUNTS_BYTES: Final = 1024 * 1024
+_DIRECTORIES: Final = (
+    "proc", "dev", "sys", "run", "tmp", "etc", "var", "home", "home/sandbox", "workspace",
+)  # fmt: skip
+_THE_USERS: Final = ("home/sandbox", "workspace")
+_FILES: Final = {
+    "hosts": b"127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
+    "hostname": b"sandbox\n",
+    "resolv.conf": b"",
+}
+_NO_PASSWD: Final = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+_NO_GROUP: Final = b"root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"
+
+
+def make_skeleton(target: Path, trees: Sequence[str]) -> None:
+    """Fill `target`, an existing empty directory. OSError when the disk does not let us."""
+    target.chmod(0o755)
+    for name in _DIRECTORIES:
+        _directory(target / name, mine=name not in _THE_USERS)
+    (target / "tmp").chmod(0o1777)
+    (target / "work").symlink_to("workspace")
+    _own(target / "work", mine=True)
+    shell = "/bin/bash" if has_program(trees, "/bin/bash") else "/bin/sh"
+    for name, content in {
+        **_FILES,
+        "passwd": passwd(read_merged(trees, "/etc/passwd", MAX_ACCOUNTS_BYTES), shell),
+        "group": group(read_merged(trees, "/etc/group", MAX_ACCOUNTS_BYTES)),
+    }.items():
+        path = target / "etc" / name
+        path.write_bytes(content)
+        path.chmod(0o644)
+        _own(path, mine=True)
+
+
+def passwd(found: bytes | None, shell: str) -> bytes:
+    """The image's accounts, and ours where it has no account of that number."""
+    return _with(
+        found or _NO_PASSWD,
+        (
+            (USER_ID, f"{USER_NAME}:x:{USER_ID}:{USER_ID}:{USER_NAME}:{HOME}:{shell}"),
+            (RUNNER_ID, f"runner:x:{RUNNER_ID}:{RUNNER_ID}:runner:/:/bin/false"),
+        ),
+    )
+
+
+def group(found: bytes | None) -> bytes:
+    return _with(
+        found or _NO_GROUP,
+        ((USER_ID, f"{USER_NAME}:x:{USER_ID}:"), (RUNNER_ID, f"runner:x:{RUNNER_ID}:")),
+    )
+
+
+def _with(found: bytes, ours: Sequence[tuple[int, str]]) -> bytes:
+    # A file that was cut at the bound must not end in half an account.
+    if len(found) >= MAX_ACCOUNTS_BYTES:
+        found = found[: found.rfind(b"\n") + 1]
+    lines = found.splitlines()
+    taken = {line.split(b":")[2] for line in lines if line.count(b":") >= 2}
+    lines += [text.encode() for number, text in ours if str(number).encode() not in taken]
+    return b"\n".join(lines) + b"\n"
+
+
+def _directory(path: Path, *, mine: bool) -> None:
+    path.mkdir()
+    path.chmod(0o755)
+    _own(path, mine=mine)
+
+
+def _own(path: Path, *, mine: bool) -> None:
+    # An ordinary user's store holds one owner; the user namespace of a sandbox maps it.
+    if os.geteuid() == 0:
+        owner = 0 if mine else USER_ID
+        os.chown(path, owner, owner, follow_symlinks=False)

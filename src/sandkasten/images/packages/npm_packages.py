@@ -1,0 +1,302 @@
+"""Packages of npm: fetched from a registry by us, unpacked by the image's node.
+
+Fetching is ours alone: no npm is needed, here or in the image, and no script of a package is run,
+neither here nor there. Files come from the registry's own origin and are checked against what it
+says of them; they are opened only in a sandbox without a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from urllib3.exceptions import HTTPError
+
+from sandkasten.errors import (
+    CommandNotFound,
+    InvalidImage,
+    ProvisioningFailed,
+    RegistryUnavailable,
+)
+from sandkasten.images.child_program import child_environment
+from sandkasten.images.disk import translated
+from sandkasten.images.packages.npm_tree import Machine, resolve
+from sandkasten.images.packages.npm_unpack import LOOK, UNPACK
+from sandkasten.images.packages.package_fetch import fetch
+from sandkasten.images.packages.package_rules import address
+from sandkasten.images.packages.package_shelf import settle
+from sandkasten.images.packages.pip_packages import GIVEN, MADE, failed_inside
+from sandkasten.images.packages.thread_work import calling_off
+from sandkasten.images.registry.registry_http import Connections, Errand, Patience, origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from sandkasten.images.packages.npm_tree import Json, Placed
+    from sandkasten.images.packages.package_rules import PackageRules
+    from sandkasten.ports import Site
+
+_PROBE_S: Final = 60.0
+_AT_ONCE: Final = 8
+# The largest of the public registry are about 10 MB in the short form asked for here.
+_MOST_ABOUT: Final = 64 << 20
+_CHUNK: Final = 256 * 1024
+_SHORT_FORM: Final = "application/vnd.npm.install-v1+json, application/json;q=0.8"
+_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_NPM_OWN: Final = ("npm_config_registry", "NPM_CONFIG_REGISTRY", "NPM_CONFIG_USERCONFIG", "HOME")
+_WORD: Final = re.compile(r"[a-z0-9_]{0,32}\Z")
+
+
+async def configured_registry(scratch: Path, environ: Mapping[str, str]) -> str:
+    """What this machine's npm would ask; ProvisioningFailed where there is none to tell us."""
+    found = await asyncio.to_thread(shutil.which, "npm", path=_PATH)
+    if found is None:
+        raise ProvisioningFailed(
+            "no registry of npm packages is configured",
+            hint="set packages.npm_registry to its address",
+        )
+    kept = {name: environ[name] for name in _NPM_OWN if environ.get(name)}
+    told = await fetch(
+        (found, "config", "get", "registry"),
+        env=child_environment(environ, npm_config_update_notifier="false", **kept),
+        into=scratch,
+        max_bytes=_MOST_ABOUT,
+        timeout_s=_PROBE_S,
+        what="asking npm for its registry",
+    )
+    for line in reversed(told.tail):
+        if line.startswith(("http://", "https://")) and " " not in line:
+            return line.rstrip("/")
+    raise ProvisioningFailed(
+        "npm does not say which registry it uses:\n" + "\n".join(told.tail),
+        hint="set packages.npm_registry to its address",
+    )
+
+
+async def install(
+    specs: Sequence[str],
+    site: Site,
+    given: Path,
+    rules: PackageRules,
+    environ: Mapping[str, str],
+    timeout_s: float,
+) -> str:
+    """The directory of the sandbox that has the packages now."""
+    machine = await _look(site)
+    errand = Errand(Patience(attempts=3, whole_s=timeout_s))
+    await calling_off(errand.called_off.set, _fetch, specs, machine, given, rules, environ, errand)
+    result = await site.run(
+        ("node", "-e", UNPACK, GIVEN, MADE), env={"NODE_OPTIONS": ""}, timeout_s=timeout_s
+    )
+    if result.exit_code != 0:
+        raise failed_inside("the npm packages could not be unpacked", specs, result)
+    return MADE
+
+
+async def _look(site: Site) -> Machine:
+    try:
+        command = ("node", "-e", LOOK)
+        result = await site.run(command, env={"NODE_OPTIONS": ""}, timeout_s=_PROBE_S)
+    except CommandNotFound as exc:
+        raise ProvisioningFailed(
+            "the image has no node, so no package of npm can be installed for it",
+            hint="use an image that has node, such as node",
+        ) from exc
+    if result.exit_code != 0:
+        raise failed_inside("the image's node could not be asked what it is", (), result)
+    try:
+        said = json.loads(result.stdout)
+        words = [said[name] for name in ("os", "cpu", "libc")]
+        if not all(isinstance(one, str) and _WORD.match(one) for one in words):
+            raise ValueError("not a plain word")
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise ProvisioningFailed(
+            "the image's node says of itself what makes no sense", hint="use another image"
+        ) from exc
+    return Machine(*words)
+
+
+def _fetch(
+    specs: Sequence[str],
+    machine: Machine,
+    given: Path,
+    rules: PackageRules,
+    environ: Mapping[str, str],
+    errand: Errand,
+) -> None:
+    registry = _Registry(rules.npm_registry or "", errand, environ)
+    try:
+        with (
+            translated("keep what was fetched"),
+            ThreadPoolExecutor(_AT_ONCE, "npm") as pool,
+        ):
+
+            def look_up(names: Iterable[str]) -> dict[str, Json | None]:
+                wanted = sorted(names)
+                return dict(zip(wanted, pool.map(registry.about, wanted), strict=True))
+
+            placed = resolve(specs, machine, look_up)
+            budget = _Budget(rules.max_bytes)
+            work = [
+                pool.submit(registry.tarball, one, given / f"{number}.tgz", budget)
+                for number, one in enumerate(placed)
+            ]
+            try:
+                for one in work:
+                    one.result()
+            except BaseException:
+                errand.called_off.set()
+                raise
+        plan = [
+            {"path": one.path, "file": f"{number}.tgz", "bin": _programs(one)}
+            for number, one in enumerate(placed)
+        ]
+        (given / "plan.json").write_text(json.dumps(plan))
+        settle(given)
+    finally:
+        registry.close()
+
+
+def _programs(one: Placed) -> dict[str, str]:
+    """Only of those at the top: the others are found by nobody's PATH."""
+    return one.programs if len(one.location) == 1 else {}
+
+
+class _Budget:
+    """How many bytes all of them together may still take."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.left = most
+
+    def take(self, size: int) -> None:
+        # Threads may each take a chunk at the same moment: that much over is no harm.
+        self.left -= size
+        if self.left < 0:
+            raise ProvisioningFailed(
+                f"the npm packages take more than {self.most} bytes",
+                hint="ask for less, or raise packages.max_bytes",
+            )
+
+
+class _Registry:
+    """Blocking; every failure names the package."""
+
+    def __init__(self, url: str, errand: Errand, environ: Mapping[str, str]) -> None:
+        self._url = address(url).rstrip("/")
+        self._login = _authorization(url)
+        self._connections = Connections(urlsplit(self._url).netloc, errand, environ=environ)
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def about(self, name: str) -> Json | None:
+        """What is known of a package, in the short form where the registry has one."""
+        data = self._get(f"{self._url}/{quote(name, safe='@')}", name, _MOST_ABOUT)
+        if data is None:
+            return None
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as exc:
+            raise _trouble(name, "the registry's answer is no JSON") from exc
+        return found if isinstance(found, dict) else None
+
+    def tarball(self, one: Placed, path: Path, budget: _Budget) -> None:
+        dist = one.manifest.get("dist")
+        dist = dist if isinstance(dist, dict) else {}
+        algorithm, wanted = _digest(dist)
+        if not wanted:
+            raise _trouble(one.name, "the registry does not say what its file must be")
+        digest = hashlib.new(algorithm, usedforsecurity=False)
+        url = self._checked(one.name, str(dist.get("tarball", "")))
+        answer = self._open(url, one.name, "*/*")
+        try:
+            if answer.status != 200:
+                raise _trouble(one.name, f"the registry answered {answer.status} for its file")
+            with path.open("wb") as file:
+                while piece := answer.read(_CHUNK):
+                    budget.take(len(piece))
+                    digest.update(piece)
+                    file.write(piece)
+        except HTTPError as exc:
+            raise _trouble(one.name, "the connection broke") from exc
+        finally:
+            answer.close()
+        if digest.digest() != wanted:
+            raise _trouble(one.name, f"its file is not what the registry says ({algorithm})")
+
+    def _checked(self, name: str, url: str) -> str:
+        """Only from the registry itself: a manifest must not make us ask whom it likes.
+
+        A mirror often hands manifests on as they are, and has the file under the same path.
+        """
+        try:
+            split = urlsplit(url)
+            if split.scheme in ("http", "https") and split.path.startswith("/"):
+                return url if origin(url) == origin(self._url) else self._url + split.path
+        except ValueError:
+            pass
+        raise _trouble(name, "its file has no address that can be asked")
+
+    def _get(self, url: str, name: str, most: int) -> bytes | None:
+        answer = self._open(url, name, _SHORT_FORM)
+        try:
+            if answer.status == 404:
+                return None
+            if answer.status != 200:
+                raise _trouble(name, f"the registry answered {answer.status}")
+            data = self._connections.body(answer, most + 1)
+        except HTTPError as exc:
+            raise _trouble(name, "the connection broke") from exc
+        finally:
+            answer.close()
+        if len(data) > most:
+            raise _trouble(name, f"what the registry says of it is over {most} bytes")
+        return data
+
+    def _open(self, url: str, name: str, accept: str) -> Any:
+        try:
+            headers = {"Accept": accept}
+            return self._connections.open(url, headers=headers, authorization=self._login)
+        except (RegistryUnavailable, InvalidImage) as exc:
+            raise _trouble(name, exc.message) from exc
+
+
+def _authorization(url: str) -> str | None:
+    """`user:password@` is for Basic; a lone `token@` is a bearer's."""
+    split = urlsplit(url)
+    if split.username is None:
+        return None
+    user, password = unquote(split.username), split.password
+    if password is None:
+        return f"Bearer {user}"
+    both = f"{user}:{unquote(password)}".encode()
+    return "Basic " + base64.b64encode(both).decode()
+
+
+def _digest(dist: Mapping[str, Any]) -> tuple[str, bytes]:
+    """The strongest that is said; the oldest packages have nothing but sha1."""
+    said = dict(one.split("-", 1) for one in str(dist.get("integrity", "")).split() if "-" in one)
+    try:
+        for algorithm in ("sha512", "sha384", "sha256", "sha1"):
+            if algorithm in said:
+                return algorithm, base64.b64decode(said[algorithm], validate=True)
+        return "sha1", bytes.fromhex(str(dist.get("shasum", "")))
+    except ValueError:
+        return "", b""
+
+
+def _trouble(name: str, why: str) -> ProvisioningFailed:
+    return ProvisioningFailed(
+        f"npm package {name[:214]} could not be fetched: {why}",
+        hint="see that packages.npm_registry can be reached and has it",
+        package=name[:214],
+    )

@@ -1,0 +1,195 @@
+"""Where installed sets of packages lie: `sets/<key>/tree`, whole or not at all.
+
+A set is made in a scratch directory and renamed when it is done, so a process that dies leaves
+litter that the next one sweeps, and never half a set. The least recently used go when the shelf
+is full, but none that a sandbox has or was given a moment ago. Blocking, but for the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import stat
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import QuotaExceeded
+from sandkasten.images.disk import canonical, read_object, remove_quietly, translated, write_whole
+from sandkasten.images.layers.store_locks import StoreLocks
+from sandkasten.images.packages.thread_work import to_the_end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Set as AbstractSet
+    from pathlib import Path
+
+# Between the moment a set is promised to a sandbox and the moment the ledger says so lies the
+# making of that sandbox, which has deadlines that sum up to less than this.
+GRACE_S: Final = 600.0
+_LOOK_EVERY_S: Final = 0.05
+_ABOUT: Final = "about.json"
+
+
+class Shelf:
+    """`root` is `<data_dir>/packages`; made when something is put there."""
+
+    def __init__(self, root: Path, *, max_bytes: int) -> None:
+        self._root = root
+        self._sets = root / "sets"
+        self._max_bytes = max_bytes
+        self._locks = StoreLocks(root)
+
+    def tree(self, key: str) -> Path:
+        return self._sets / key / "tree"
+
+    def has(self, key: str) -> bool:
+        return self.tree(key).is_dir()
+
+    def use(self, key: str) -> bool:
+        """Whether it is there; if so, it is the most recently used from now on."""
+        try:
+            os.utime(self._sets / key)
+        except FileNotFoundError:
+            return False
+        return self.has(key)
+
+    def prepare(self) -> None:
+        with translated("use the store of packages"):
+            for name in ("locks", "making", "sets"):
+                (self._root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @asynccontextmanager
+    async def alone(self, key: str) -> AsyncIterator[None]:
+        """One at a time for this key, over all processes. Waits without holding a thread."""
+        self.prepare()
+        with translated("use the store of packages"):
+            fd = os.open(self._root / "locks" / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not _taken(fd):  # noqa: ASYNC110  (its holder may be another process)
+                await asyncio.sleep(_LOOK_EVERY_S)
+            yield
+        finally:
+            os.close(fd)
+
+    @asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Path]:
+        """A directory that is gone afterwards, or is swept once its process is dead."""
+        with translated("use the store of packages"):
+            path, fd = self._locks.claim_new()
+        try:
+            yield path
+        finally:
+            try:
+                await to_the_end(remove_quietly, path)
+            finally:
+                os.close(fd)
+
+    def sweep(self) -> int:
+        return self._locks.sweep()
+
+    def tool(self, name: str, make: Callable[[Path], None]) -> Path:
+        """A directory of ours that sandboxes are shown, made when it is not there."""
+        path = self._root / "tools" / name
+        with translated("keep a tool for packages"):
+            if not path.is_dir():
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with self._locks.place() as scratch:
+                    make(scratch / "tool")
+                    settle(scratch / "tool")
+                    # Somebody else may have been quicker; then his is as good.
+                    _move(scratch / "tool", path)
+        return path
+
+    def put(self, key: str, made: Path, about: dict[str, object]) -> None:
+        """`made` has the set as `tree`, and lies in a scratch directory."""
+        with translated("keep a set of packages"):
+            size = settle(made / "tree")
+            write_whole(made / _ABOUT, canonical({**about, "bytes": size, "made": time.time()}))
+            made.rename(self._sets / key)
+
+    def about(self, key: str) -> dict[str, object]:
+        return read_object(self._sets / key / _ABOUT) or {}
+
+    def make_room(self, need: int, in_use: AbstractSet[str]) -> None:
+        """QuotaExceeded when `need` bytes more do not fit even without what nobody uses."""
+        entries = sorted(self._entries(), key=lambda one: one[0])
+        over = sum(size for _, _, size in entries) + need - self._max_bytes
+        idle_since = time.time() - GRACE_S
+        for used, key, size in entries:
+            if over <= 0:
+                return
+            if key not in in_use and used < idle_since:
+                self._remove(key)
+                over -= size
+        if over > 0:
+            raise QuotaExceeded(
+                f"{need} bytes of packages do not fit: packages.max_bytes is {self._max_bytes}, "
+                "and the rest is in use",
+                hint="raise packages.max_bytes, or end sandboxes that have packages",
+            )
+
+    def _entries(self) -> Iterator[tuple[float, str, int]]:
+        try:
+            found = list(os.scandir(self._sets))
+        except FileNotFoundError:
+            return
+        for entry in found:
+            size = self.about(entry.name).get("bytes")
+            yield entry.stat().st_mtime, entry.name, size if isinstance(size, int) else 0
+
+    def _remove(self, key: str) -> None:
+        # Out of sight in one step: nobody is given half of it.
+        with self._locks.place() as away:
+            (self._sets / key).rename(away / "set")
+            remove_quietly(away / "set")
+
+
+def settle(tree: Path) -> int:
+    """Make what came out of a sandbox readable to every one, and nothing more; its size.
+
+    Follows no link. Ours in every respect: whoever a file belonged to inside means nothing here.
+    """
+    size = 0
+    root = os.geteuid() == 0
+
+    def owned(path: str, mode: int | None, fd: int | None) -> None:
+        if root:
+            os.chown(path, 0, 0, dir_fd=fd, follow_symlinks=False)
+        if mode is not None:
+            os.chmod(path, mode, dir_fd=fd)
+
+    owned(os.fspath(tree), 0o755, None)
+    for _, directories, files, fd in os.fwalk(tree, follow_symlinks=False, onerror=_raise):
+        for name in (*directories, *files):
+            found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                owned(name, None, fd)
+            elif stat.S_ISDIR(found.st_mode):
+                owned(name, 0o755, fd)
+            else:
+                owned(name, 0o755 if found.st_mode & 0o111 else 0o644, fd)
+                size += found.st_blocks * 512
+    return size
+
+
+def _move(made: Path, to: Path) -> None:
+    try:
+        made.rename(to)
+    except OSError as exc:
+        if exc.errno != errno.ENOTEMPTY:
+            raise
+
+
+def _taken(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _raise(exc: OSError) -> None:
+    raise exc

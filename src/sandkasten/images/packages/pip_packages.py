@@ -1,0 +1,285 @@
+"""Packages of Python: wheels fetched by this machine's pip, installed by the image's python.
+
+Fetching runs no code of a package: only wheels are taken, and they are not opened here. pip is
+told the version, platform and markers of the image's own python, which it was asked for inside.
+Installing happens in a sandbox without a network, from the fetched files alone, with a copy of
+our pip, so an image needs none. ProvisioningFailed names the package where pip does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import CommandNotFound, ProvisioningFailed
+from sandkasten.images.builder.build_cache import build_key
+from sandkasten.images.child_program import child_environment
+from sandkasten.images.packages.package_fetch import fetch, last_lines
+from sandkasten.images.packages.package_shelf import settle
+from sandkasten.images.packages.thread_work import to_the_end
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.images.packages.package_rules import PackageRules
+    from sandkasten.images.packages.package_shelf import Shelf
+    from sandkasten.model.commands.exec_values import ExecResult
+    from sandkasten.ports import Site
+
+GIVEN: Final = "/opt/sandkasten/given"
+TOOL: Final = "/opt/sandkasten/tool"
+MADE: Final = f"{WORKSPACE}/made"
+_WHEEL: Final = "pip.whl"
+_PROBE_S: Final = 60.0
+_PIP_PLACES: Final = ("/usr/share/python-wheels",)
+_TAG: Final = re.compile(r"[a-z0-9_.]{1,80}\Z")
+_VERSION: Final = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}\Z")
+_NAMED: Final = re.compile(
+    r"(?:No matching distribution found for|satisfies the requirement|Cannot install) (\S+)"
+)
+# What reaches an index, and nothing that changes what is done with the answer.
+_TRANSPORT: Final = (
+    "PIP_CERT", "PIP_CLIENT_CERT", "PIP_PROXY", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT",
+    "PIP_RETRIES", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+)  # fmt: skip
+_OPERATORS_OWN: Final = (
+    "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE",
+    "HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "NETRC",
+)  # fmt: skip
+
+_LOOK: Final = """
+import json, platform, sys
+sys.path.insert(0, sys.argv[1])
+from pip._vendor.packaging import markers, tags
+found = list(tags.sys_tags())
+print(json.dumps({
+    "version": ".".join(platform.python_version_tuple()[:2] + (str(sys.version_info[2]),)),
+    "implementation": found[0].interpreter[:2],
+    "abi": found[0].abi,
+    "platforms": list(dict.fromkeys(tag.platform for tag in found if tag.platform != "any")),
+    "markers": markers.default_environment(),
+}))
+"""
+# pip asks this machine's python for markers also when it fetches for another (pypa/pip#11664).
+# No file may grow beyond the bound: it is held by the kernel, whatever an index sends. And it ends
+# with whoever began it (PR_SET_PDEATHSIG), also when that one is killed.
+_FETCH: Final = """
+import ctypes, json, os, resource, sys
+where, markers, most, parent = sys.argv[1:5]
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(parent):
+    sys.exit("whoever began this is gone")
+if where:
+    sys.path.insert(0, where)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
+from pip._vendor.packaging import markers as asked
+asked.default_environment
+asked.default_environment = lambda: json.loads(markers)
+from pip._internal.cli.main import main
+sys.exit(main(sys.argv[5:]))
+"""
+_INSTALL: Final = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+os.umask(0o022)
+os.makedirs(sys.argv[2] + "/tmp")
+os.environ["TMPDIR"] = sys.argv[2] + "/tmp"
+from pip._internal.cli.main import main
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Python:
+    """The image's python, as it says itself; every text was looked at."""
+
+    version: str
+    implementation: str
+    abi: str
+    platforms: tuple[str, ...]
+    markers: Mapping[str, str]
+
+
+def tool(shelf: Shelf) -> Path:
+    """A copy of our pip that sandboxes can be shown. Blocking. ProvisioningFailed."""
+    found = _our_pip()
+    is_wheel = not found.is_dir()
+
+    def copy(to: Path) -> None:
+        to.mkdir()
+        if is_wheel:
+            shutil.copyfile(found, to / _WHEEL)
+        else:
+            # With what python compiled of it, which an image of the same version can use.
+            shutil.copytree(found, to / "pip")
+
+    changed = (found if is_wheel else found / "__init__.py").stat()
+    key = build_key(path=os.fspath(found), size=changed.st_size, mtime=changed.st_mtime_ns)
+    return shelf.tool(f"pip-{key[:16]}", copy)
+
+
+async def install(
+    specs: Sequence[str],
+    site: Site,
+    given: Path,
+    rules: PackageRules,
+    environ: Mapping[str, str],
+    timeout_s: float,
+) -> str:
+    """The directory of the sandbox that has the packages now."""
+    inside = f"{TOOL}/{_WHEEL}" if _our_pip().is_file() else TOOL
+    python = await _look(site, inside)
+    await _fetch(specs, python, given, rules, environ, timeout_s)
+    names = await to_the_end(_readable, given)
+    command = (
+        "python3", "-I", "-c", _INSTALL, inside, WORKSPACE,
+        "install", "--isolated", "--no-input", "--disable-pip-version-check", "--no-cache-dir",
+        "--no-index", "--no-deps", "--no-warn-script-location", "--progress-bar", "off", "--quiet",
+        "--target", MADE, "--", *(f"{GIVEN}/{name}" for name in names),
+    )  # fmt: skip
+    result = await site.run(command, env={"PIP_CONFIG_FILE": os.devnull}, timeout_s=timeout_s)
+    if result.exit_code != 0:
+        raise failed_inside("pip could not install the packages", specs, result)
+    return MADE
+
+
+async def _look(site: Site, inside: str) -> _Python:
+    try:
+        command = ("python3", "-I", "-c", _LOOK, inside)
+        result = await site.run(command, env={}, timeout_s=_PROBE_S)
+    except CommandNotFound as exc:
+        raise ProvisioningFailed(
+            "the image has no python3, so no package of Python can be installed for it",
+            hint="use an image that has python3, such as python",
+        ) from exc
+    if result.exit_code != 0:
+        raise failed_inside("the image's python3 could not be asked what it is", (), result)
+    try:
+        return _told(json.loads(result.stdout))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise ProvisioningFailed(
+            "the image's python3 says of itself what makes no sense",
+            hint="use another image",
+        ) from exc
+
+
+def _told(said: Any) -> _Python:
+    """An image is a stranger's: what it says becomes arguments, so each text must be plain."""
+    python = _Python(
+        version=_plain(_VERSION, said["version"]),
+        implementation=_plain(_TAG, said["implementation"]),
+        abi=_plain(_TAG, said["abi"]),
+        platforms=tuple(_plain(_TAG, one) for one in said["platforms"]),
+        markers={_plain(_TAG, name): str(value)[:200] for name, value in said["markers"].items()},
+    )
+    if not 1 <= len(python.platforms) <= 200 or len(python.markers) > 40:
+        raise ValueError("too many or too few")
+    return python
+
+
+def _plain(form: re.Pattern[str], text: object) -> str:
+    if not isinstance(text, str) or not form.match(text):
+        raise ValueError("not a plain text")
+    return text
+
+
+async def _fetch(
+    specs: Sequence[str],
+    python: _Python,
+    wheels: Path,
+    rules: PackageRules,
+    environ: Mapping[str, str],
+    timeout_s: float,
+) -> None:
+    ours = _our_pip()
+    fetched = await fetch(
+        (
+            sys.executable, "-I", "-c", _FETCH,
+            "" if ours.is_dir() else os.fspath(ours),
+            json.dumps(python.markers), str(rules.max_bytes), str(os.getpid()),
+            "download", "--only-binary=:all:", "--no-input", "--disable-pip-version-check",
+            "--no-cache-dir", "--progress-bar", "off", "--dest", os.fspath(wheels),
+            "--python-version", python.version, "--implementation", python.implementation,
+            "--abi", python.abi,
+            *(word for one in python.platforms for word in ("--platform", one)),
+            "--", *specs,
+        ),
+        env=_environment(rules, environ, os.fspath(wheels)),
+        into=wheels,
+        max_bytes=rules.max_bytes,
+        timeout_s=timeout_s,
+        what=f"fetching {', '.join(specs)} with pip",
+    )  # fmt: skip
+    if fetched.status != 0:
+        said = "\n".join(fetched.tail)
+        culprit = next((found[1] for one in fetched.tail if (found := _NAMED.search(one))), None)
+        raise ProvisioningFailed(
+            f"pip could not fetch {culprit or ', '.join(specs)}:\n{said}",
+            hint="check the name and the version; only wheels for the image's python "
+            f"({python.version} on {python.platforms[0]}) are taken, because a source "
+            "distribution would have to run its own code",
+            package=culprit,
+            packages=list(specs),
+        )
+
+
+def _environment(rules: PackageRules, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
+    """What pip sees. Addresses go this way and not as arguments, which everybody can list."""
+    names = list(_TRANSPORT)
+    more = {"TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
+    if rules.index_url is None and rules.find_links is None:
+        names += _OPERATORS_OWN
+    else:
+        more |= {"PIP_CONFIG_FILE": os.devnull, "HOME": scratch}
+        if rules.find_links is not None:
+            more["PIP_FIND_LINKS"] = rules.find_links
+        if rules.index_url is not None:
+            more["PIP_INDEX_URL"] = rules.index_url
+        else:
+            more["PIP_NO_INDEX"] = "1"
+    kept = {name: environ[name] for name in names if environ.get(name)}
+    return child_environment(environ, **kept, **more)
+
+
+def _readable(wheels: Path) -> list[str]:
+    settle(wheels)
+    return sorted(entry.name for entry in os.scandir(wheels) if entry.name.endswith(".whl"))
+
+
+def _our_pip() -> Path:
+    """The package beside us; else the wheel that comes with this machine's python."""
+    spec = importlib.util.find_spec("pip")
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).parent
+    bundled = importlib.util.find_spec("ensurepip")
+    places = [Path(one) for one in _PIP_PLACES]
+    if bundled is not None and bundled.origin is not None:
+        places.insert(0, Path(bundled.origin).parent / "_bundled")
+    for place in places:
+        found = sorted(place.glob("pip-*.whl"))
+        if found:
+            return found[-1]
+    raise ProvisioningFailed(
+        "there is no pip beside sandkasten to fetch packages with",
+        hint=f"install it: {sys.executable} -m ensurepip, or apt-get install python3-pip",
+    )
+
+
+def failed_inside(what: str, specs: Sequence[str], result: ExecResult) -> ProvisioningFailed:
+    said = "\n".join(last_lines(result.output))
+    ended = result.why.message if result.why is not None else f"status {result.exit_code}"
+    named = f" ({', '.join(specs)})" if specs else ""
+    return ProvisioningFailed(
+        f"{what}{named}, {ended}:\n{said}",
+        hint=(result.why.hint if result.why is not None else "")
+        or "read the end of the output above",
+        packages=list(specs),
+    )

@@ -1,0 +1,1 @@
+"""Pull images from OCI registries."""

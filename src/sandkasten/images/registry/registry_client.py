@@ -1,0 +1,213 @@
+"""A client of one registry, by the OCI distribution protocol: manifests and blobs, pull only.
+
+Blocking: runs in threads, several at once. Every document and blob is checked against its
+digest. Fails with RegistryUnavailable (down, overloaded), Unauthorized (401), PolicyDenied
+(403) and InvalidImage (404, or content that is not what it is called).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Final
+
+from urllib3.exceptions import HTTPError
+
+from sandkasten.errors import (
+    InvalidImage,
+    PolicyDenied,
+    RegistryUnavailable,
+    SandkastenError,
+)
+from sandkasten.images.registry.blob_stream import BlobStream
+from sandkasten.images.registry.manifests import (
+    MAX_MANIFEST_BYTES,
+    SPOKEN,
+    Index,
+    Manifest,
+    digest_of,
+    read_manifest,
+)
+from sandkasten.images.registry.registry_http import (
+    TRY_AGAIN,
+    Connections,
+    Errand,
+    NotTls,
+    loopback,
+)
+from sandkasten.images.registry.registry_tokens import Tokens
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from urllib3 import BaseHTTPResponse
+
+    from sandkasten.images.registry.image_reference import Reference
+    from sandkasten.images.registry.manifests import Descriptor
+    from sandkasten.images.registry.registry_credentials import Access
+
+_MOST_REFUSAL: Final = 64 * 1024
+
+
+class Registry:
+    """One repository of one registry, for as long as one pull takes."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        access: Access,
+        errand: Errand | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = reference.registry
+        self._host = reference.api_host
+        self._repository = reference.repository
+        self._scope = f"repository:{self._repository}:pull"
+        self._access = access
+        self._errand = Errand() if errand is None else errand
+        self._connections = Connections(
+            self._name,
+            self._errand,
+            ca_file=access.ca_file,
+            environ=os.environ if environ is None else environ,
+        )
+        self._tokens = Tokens(self._name, access, self._connections)
+        self._base = ""
+
+    def __enter__(self) -> Registry:
+        self._base = self._reached()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connections.close()
+
+    def manifest(self, wanted: str) -> tuple[Index | Manifest, str]:
+        """The manifest a tag or digest names, and its digest. A digest is held to its word."""
+        name = self._shown(wanted)
+        data, headers = self._document(f"manifests/{wanted}", name)
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise InvalidImage(f"the manifest of {name} is larger than {MAX_MANIFEST_BYTES} bytes")
+        digest = digest_of(data)
+        said = headers.get("Docker-Content-Digest", "")
+        promised = wanted if wanted.startswith("sha256:") else said
+        if promised.startswith("sha256:") and promised != digest:
+            raise InvalidImage(
+                f"the manifest of {name} has digest {digest}, not {promised[:80]}",
+                hint="the registry is damaged or lies; nothing of it was kept",
+                image=name,
+            )
+        return read_manifest(data, headers.get("Content-Type", ""), name), digest
+
+    def blob(self, blob: Descriptor) -> BlobStream:
+        """A blob as a stream, opened on the first read."""
+
+        def open_at(offset: int) -> BaseHTTPResponse:
+            headers = {"Range": f"bytes={offset}-"} if offset else {}
+            return self._get(f"blobs/{blob.digest}", headers, self._shown(blob.digest))
+
+        what = f"fetching {blob.digest[7:19]} from {self._name}"
+        return BlobStream(open_at, blob.digest, blob.size, self._errand, what)
+
+    def _document(self, path: str, name: str) -> tuple[bytes, Mapping[str, str]]:
+        failures = 0
+        while True:
+            answer = self._get(path, {"Accept": ", ".join(SPOKEN)}, name)
+            try:
+                return self._connections.body(answer, MAX_MANIFEST_BYTES + 1), answer.headers
+            except (HTTPError, OSError) as exc:
+                failures += 1
+                if failures >= self._errand.patience.attempts:
+                    raise RegistryUnavailable(
+                        f"{self._name} broke off while sending the manifest of {name}",
+                        hint="try again",
+                        registry=self._name,
+                    ) from exc
+                self._errand.pause(self._errand.patience.pause_s(failures), f"asking {self._name}")
+            finally:
+                answer.close()
+
+    def _reached(self) -> str:
+        """The address of the protocol: TLS, unless plain HTTP is allowed and all there is."""
+        plain_is_fine = self._access.insecure or loopback(self._host)
+        try:
+            self._ping("https")
+        except NotTls as exc:
+            if not plain_is_fine or self._access.ca_file:
+                raise RegistryUnavailable(
+                    f"{self._name} does not speak TLS",
+                    hint=f"plain HTTP needs images.registries.{self._name}.insecure: true",
+                    registry=self._name,
+                ) from exc
+            self._ping("http")
+            return f"http://{self._host}/v2/"
+        return f"https://{self._host}/v2/"
+
+    def _ping(self, scheme: str) -> None:
+        """Finds out whether anybody is there. What it answers is looked at with the manifest."""
+        self._connections.open(f"{scheme}://{self._host}/v2/", headers={}).close()
+
+    def _get(self, path: str, headers: Mapping[str, str], name: str) -> BaseHTTPResponse:
+        url = f"{self._base}{self._repository}/{path}"
+        authorization = self._tokens.header(self._scope)
+        answer = self._connections.open(url, headers=headers, authorization=authorization)
+        # Twice: a kept token may have ended, and then the challenge is a new one.
+        for _ in range(2):
+            if answer.status != 401:
+                break
+            challenge = answer.headers.get("WWW-Authenticate")
+            answer.close()
+            authorization = self._tokens.answer(challenge, self._scope, authorization)
+            answer = self._connections.open(url, headers=headers, authorization=authorization)
+        if answer.status not in (200, 206):
+            try:
+                raise self._refusal(answer, name)
+            finally:
+                answer.close()
+        return answer
+
+    def _refusal(self, answer: BaseHTTPResponse, name: str) -> SandkastenError:
+        said = _reason(answer)
+        if answer.status == 401:
+            return self._tokens.refused()
+        if answer.status == 403:
+            return PolicyDenied(
+                f"{self._name} does not let us have {name}{said}",
+                hint=f"ask for access, or use other credentials: images.registries.{self._name}",
+                registry=self._name,
+            )
+        if answer.status == 404:
+            return InvalidImage(
+                f"{self._name} has no {name}{said}", hint="check the name and the tag", image=name
+            )
+        if answer.status in TRY_AGAIN:
+            return RegistryUnavailable(
+                f"{self._name} answered {answer.status} for {name}{said}",
+                hint="try again later",
+                registry=self._name,
+            )
+        return InvalidImage(
+            f"{self._name} answered {answer.status} for {name}{said}",
+            hint="is it a registry of images?",
+            image=name,
+        )
+
+    def _shown(self, wanted: str) -> str:
+        return f"{self._repository}{'@' if wanted.startswith('sha256:') else ':'}{wanted}"
+
+
+def _reason(answer: BaseHTTPResponse) -> str:
+    """What the registry says went wrong, as text that cannot do anything."""
+    try:
+        tree = json.loads(answer.read(_MOST_REFUSAL))
+        first = tree["errors"][0]
+        return f": {shown(str(first.get('message') or first.get('code')), 200)}"
+    except (HTTPError, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return ""

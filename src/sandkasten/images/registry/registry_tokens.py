@@ -1,0 +1,201 @@
+"""The answer to a registry's 401: a Basic header, or a bearer token fetched where it says.
+
+Tokens are kept until shortly before they end, one for each scope. A secret goes to the registry
+it belongs to, or to the token server that this registry names, over TLS; over plain HTTP only
+from loopback to loopback, and to an `insecure` registry's own host.
+Fails with Unauthorized, and with RegistryUnavailable when the token server does not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode, urlsplit
+
+from urllib3.exceptions import HTTPError
+
+from sandkasten.errors import InvalidImage, RegistryUnavailable, Unauthorized
+from sandkasten.images.registry.registry_http import TRY_AGAIN, loopback
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from sandkasten.images.registry.registry_credentials import Access
+    from sandkasten.images.registry.registry_http import Connections
+
+_MOST_ANSWER: Final = 1024 * 1024
+_MOST_HEADER: Final = 8192
+# A registry that does not say how long a token lives means one minute.
+_UNSAID_S: Final = 60.0
+# A token that ends while a request is under way is refused; fetch the next one before that.
+_EARLY_S: Final = 10.0
+_PAIR: Final = re.compile(r'\s*([A-Za-z_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))\s*(?:,|\Z)')
+_CLIENT: Final = "sandkasten"
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    scheme: str
+    realm: str = ""
+    service: str = ""
+    scope: str = ""
+
+
+def parse_challenge(header: str) -> Challenge:
+    """One `WWW-Authenticate` header. Anything that is neither Bearer nor Basic keeps its name."""
+    scheme, _, rest = header.strip()[:_MOST_HEADER].partition(" ")
+    found: dict[str, str] = {}
+    at = 0
+    while pair := _PAIR.match(rest, at):
+        value = pair[2] if pair[2] is not None else pair[3]
+        found.setdefault(pair[1].lower(), re.sub(r"\\(.)", r"\1", value))
+        at = pair.end()
+        if at >= len(rest):
+            break
+    return Challenge(
+        scheme.lower(), found.get("realm", ""), found.get("service", ""), found.get("scope", "")
+    )
+
+
+class Tokens:
+    """What to send as Authorization to one registry, learnt from its challenges. Thread-safe."""
+
+    def __init__(self, registry: str, access: Access, connections: Connections) -> None:
+        self._registry = registry
+        self._access = access
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[str, float]] = {}
+        self._basic = False
+
+    def header(self, scope: str) -> str | None:
+        """What is known to work for a scope, without asking anybody."""
+        if self._access.token:
+            return f"Bearer {_printable(self._access.token, self._registry)}"
+        if self._basic:
+            return self._access.basic()
+        token, until = self._kept.get(scope, ("", 0.0))
+        return f"Bearer {token}" if time.monotonic() < until else None
+
+    def answer(self, header: str | None, scope: str, tried: str | None) -> str:
+        """The header that answers a challenge. `tried` is what was sent and refused."""
+        challenge = parse_challenge(header or "")
+        with self._lock:
+            known = self.header(scope)
+            # Another thread may have answered the same challenge in the meantime.
+            if known is not None and known != tried:
+                return known
+            if self._access.token:
+                raise self.refused()
+            if challenge.scheme == "basic":
+                basic = self._access.basic()
+                if basic is None or tried == basic:
+                    raise self.refused()
+                self._basic = True
+                return basic
+            if challenge.scheme != "bearer" or not challenge.realm:
+                raise Unauthorized(
+                    f"{self._registry} asks for authentication of an unknown kind",
+                    hint="only Basic and Bearer are spoken",
+                    registry=self._registry,
+                )
+            token, lives_s = self._fetch(challenge, scope)
+            self._kept[scope] = (token, time.monotonic() + max(0.0, lives_s - _EARLY_S))
+            return f"Bearer {token}"
+
+    def refused(self) -> Unauthorized:
+        if self._access.helper:
+            hint = (
+                f"docker's credential helper {self._access.helper} is not run: "
+                f"set images.registries.{self._registry}"
+            )
+        elif self._access.anonymous:
+            hint = (
+                "it may not exist, or need a login: set "
+                f"images.registries.{self._registry}.username and .password_file"
+            )
+        else:
+            hint = "check the user and the password or token"
+        return Unauthorized(
+            f"{self._registry} refused {'us' if self._access.anonymous else 'the credentials'}",
+            hint=hint,
+            registry=self._registry,
+        )
+
+    def _fetch(self, challenge: Challenge, scope: str) -> tuple[str, float]:
+        realm = self._checked_realm(challenge.realm)
+        asked = {"service": challenge.service, "scope": challenge.scope or scope}
+        asked = {name: value for name, value in asked.items() if value}
+        headers = {"Accept": "application/json"}
+        if self._access.identity_token:
+            answer = self._connections.open(
+                realm,
+                headers=headers,
+                form={
+                    **asked,
+                    "grant_type": "refresh_token",
+                    "client_id": _CLIENT,
+                    "refresh_token": self._access.identity_token,
+                },
+            )
+        else:
+            query = f"{'&' if urlsplit(realm).query else '?'}{urlencode(asked)}" if asked else ""
+            answer = self._connections.open(
+                realm + query, headers=headers, authorization=self._access.basic()
+            )
+        try:
+            body = self._connections.body(answer, _MOST_ANSWER + 1)
+        except (HTTPError, OSError) as exc:
+            raise RegistryUnavailable(
+                f"the token server of {self._registry} broke off while it answered",
+                hint="try again",
+                registry=self._registry,
+            ) from exc
+        finally:
+            answer.close()
+        if answer.status in TRY_AGAIN:
+            raise RegistryUnavailable(
+                f"the token server of {self._registry} answered {answer.status}",
+                hint="try again later",
+                registry=self._registry,
+            )
+        if answer.status != 200:
+            raise self.refused()
+        return self._understood(body)
+
+    def _understood(self, body: bytes) -> tuple[str, float]:
+        try:
+            tree = json.loads(body) if len(body) <= _MOST_ANSWER else None
+        except (ValueError, RecursionError):
+            tree = None
+        tree = tree if isinstance(tree, dict) else {}
+        token = tree.get("token") or tree.get("access_token")
+        if not isinstance(token, str):
+            raise InvalidImage(f"the token server of {self._registry} gave no token")
+        lives_s = tree.get("expires_in")
+        if not isinstance(lives_s, int | float) or lives_s <= 0:
+            lives_s = _UNSAID_S
+        return _printable(token, self._registry), float(lives_s)
+
+    def _checked_realm(self, realm: str) -> str:
+        parts = urlsplit(realm)
+        own = urlsplit(f"//{self._registry}").hostname == parts.hostname and self._access.insecure
+        local = loopback(self._registry) and loopback(parts.netloc)
+        plain = parts.scheme == "http" and (own or local)
+        if (parts.scheme != "https" and not plain) or not parts.hostname or parts.username:
+            raise Unauthorized(
+                f"{self._registry} names a token server that is not safe: {shown(realm)}",
+                hint="a token server must speak https",
+                registry=self._registry,
+            )
+        return realm.partition("#")[0]
+
+
+def _printable(token: str, registry: str) -> str:
+    # A line break would end the header and begin one of somebody else's choice.
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidImage(f"the token for {registry} is not a token")
+    return token

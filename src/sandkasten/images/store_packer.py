@@ -1,0 +1,137 @@
+"""Packing: an image of the store as a docker archive, made while somebody reads it.
+
+Implements `ports.ImagePacker`. One layer at a time is written to a scratch file of the store, to
+learn its digest and size, and handed on from there: an archive never lies in memory, nor whole on
+disk. Nothing is written faster than it is read. The same image gives the same bytes, in every
+store. What is given up (a reader who leaves, or is cancelled) ends at its next piece and leaves
+nothing. InvalidImage for what is gone or no engine takes, QuotaExceeded when the disk is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from sandkasten.errors import Cancelled, InvalidImage
+from sandkasten.images.archives.archive_export import (
+    DOCKER_LAYER,
+    Hashing,
+    Written,
+    docker_ending,
+    member_header,
+)
+from sandkasten.images.disk import translated
+from sandkasten.images.image_config import ImageConfig, machine_architecture
+from sandkasten.images.layers.layer_tar import write_layer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+    from pathlib import Path
+
+    from sandkasten.images.layers.image_store import LayerStore
+    from sandkasten.model.images.resolved_image import Image
+
+PIECE_BYTES: Final = 1024 * 1024
+# What engines refuse to lay over one another, less the layer of a container itself.
+MAX_DOCKER_LAYERS: Final = 125
+LABEL: Final = "sandkasten.image"
+
+
+class StorePacker:
+    def __init__(self, store: LayerStore) -> None:
+        self._store = store
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def archive(self, image: Image, reference: str) -> AsyncGenerator[bytes, None]:
+        """A docker archive of all of `image.layers`, our skeleton on top, under that reference."""
+        _check(image)
+        given_up = threading.Event()
+        pieces = self._pieces(image, reference, given_up)
+        loop = asyncio.get_running_loop()
+        step: asyncio.Future[bytes | None] | None = None
+        try:
+            while True:
+                step = loop.run_in_executor(None, next, pieces, None)
+                # A thread cannot be cancelled: it is waited for before its files are closed.
+                piece = await asyncio.shield(step)
+                if piece is None:
+                    return
+                yield piece
+        finally:
+            given_up.set()
+            closing = asyncio.create_task(_close(pieces, step))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            await asyncio.shield(closing)
+
+    def _pieces(
+        self, image: Image, reference: str, given_up: threading.Event
+    ) -> Generator[bytes, None, None]:
+        """Each step runs in a thread, never two at once."""
+
+        def advance(_: int) -> None:
+            if given_up.is_set():
+                raise Cancelled("packing an image was given up", hint="begin it again")
+
+        # Nothing is collected meanwhile, also when no sandbox uses the image yet.
+        with self._store.working(), self._store.place() as place, translated("pack an image"):
+            written: dict[str, Written] = {}
+            contents: set[str] = set()
+            for tree in image.layers:
+                if tree in written:
+                    continue
+                spool = place / "layer"
+                try:
+                    with spool.open("wb") as file:
+                        hashing = Hashing(file)
+                        # The skeleton was made here, at a time that says nothing of the image.
+                        mtime = 0 if tree == image.layers[-1] else None
+                        write_layer(tree, cast("BinaryIO", hashing), advance, mtime=mtime)
+                except FileNotFoundError as exc:
+                    raise InvalidImage(
+                        f"image {image.name} lacks a layer in the store",
+                        hint="import it again",
+                        image=image.name,
+                    ) from exc
+                one = written[tree] = hashing.written
+                if one.digest not in contents:
+                    contents.add(one.digest)
+                    yield member_header(DOCKER_LAYER.format(hex=one.hex), one.size)
+                    yield from _read(spool)
+            config = ImageConfig(
+                architecture=machine_architecture(), env=image.env, labels={LABEL: image.id}
+            )
+            yield docker_ending(config, [written[tree] for tree in image.layers], [reference])
+
+
+def _check(image: Image) -> None:
+    if image.kind != "layers" or not image.layers:
+        raise InvalidImage(
+            f"image {image.name} has no layers that could be packed", hint="import it again"
+        )
+    if len(image.layers) > MAX_DOCKER_LAYERS:
+        raise InvalidImage(
+            f"image {image.name} has {len(image.layers)} layers with ours, "
+            f"and an engine takes {MAX_DOCKER_LAYERS}",
+            hint="rebuild it with fewer layers, or use another backend",
+            image=image.name,
+        )
+
+
+def _read(spool: Path) -> Generator[bytes, None, None]:
+    with spool.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+async def _close(
+    pieces: Generator[bytes, None, None], step: asyncio.Future[bytes | None] | None
+) -> None:
+    if step is not None:
+        await asyncio.wait({step})
+        # Told to the reader already, or nobody is left to be told.
+        with suppress(asyncio.CancelledError):
+            step.exception()
+    await asyncio.to_thread(pieces.close)

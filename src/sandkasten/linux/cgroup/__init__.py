@@ -1,0 +1,1 @@
+"""Control groups: limits, freezing and memory reclaim."""

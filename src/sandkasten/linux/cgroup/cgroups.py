@@ -1,0 +1,327 @@
+"""Control groups, v1, hybrid and v2, written directly.
+
+Everything that depends on the version is a pure mapping (`parse_mounts`, `plan`, `read_usage`'s
+table), so that a layout this machine does not have can still be tested. A limit without a
+controller is named in `Plan.missing`, never dropped in silence. Effects raise OSError only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.model.sandbox.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sandkasten.model.sandbox.limits import Limits
+
+GROUP = "sandkasten"
+CPU_PERIOD_US = 100_000
+# The kernel empties a group a moment after its last process is dead; longer means something lives.
+REMOVE_DEADLINE_S = 5.0
+
+Controller = Literal["memory", "pids", "cpu", "cpuacct", "freezer"]
+CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu", "cpuacct", "freezer")
+# Nothing is limited by these, so nobody misses them: v2 counts and freezes in every group.
+_NO_LIMIT: frozenset[Controller] = frozenset({"cpuacct", "freezer"})
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where each v1 controller is mounted, and the v2 tree with the controllers it carries."""
+
+    v1: Mapping[str, str]
+    v2: str | None = None
+    v2_controllers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    path: str
+    value: str
+    optional: bool = False
+    """Absent on some kernels (swap accounting); the limit then has nothing to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is done for one group, in order: directories, values, and the ways to join.
+
+    A process joins v1 by writing itself to `tasks` (that skips a lock whose wait is a kernel grace
+    period, 10 ms and more, which `cgroup.procs` takes) and v2 by being born there.
+    """
+
+    directories: tuple[str, ...]
+    writes: tuple[Write, ...] = ()
+    tasks: tuple[str, ...] = ()
+    v2_directory: str | None = None
+    missing: tuple[str, ...] = ()
+
+
+def parse_mounts(mountinfo: str, v2_controllers: str = "") -> Hierarchies:
+    """From the text of /proc/self/mountinfo (and `cgroup.controllers` of the v2 root)."""
+    v1: dict[str, str] = {}
+    v2: str | None = None
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 5 or len(kind) < 3:
+            continue
+        where = fields[4]
+        if kind[0] == "cgroup2":
+            v2 = v2 or where
+        elif kind[0] == "cgroup":
+            for option in kind[2].split(","):
+                if option in CONTROLLERS:
+                    v1.setdefault(option, where)
+    return Hierarchies(v1, v2, frozenset(v2_controllers.split()) & frozenset(CONTROLLERS))
+
+
+def everywhere(mountinfo: str, name: str, *, parent: str = GROUP) -> tuple[str, ...]:
+    """The group's directory in every hierarchy that is mounted: a runtime joins them all."""
+    found: dict[str, None] = {}
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) >= 5 and kind and kind[0] in ("cgroup", "cgroup2"):
+            found[f"{fields[4]}/{parent}/{name}"] = None
+    return tuple(found)
+
+
+def detect() -> Hierarchies:
+    text = Path("/proc/self/mountinfo").read_text()
+    first = parse_mounts(text)
+    if first.v2 is None:
+        return first
+    try:
+        controllers = Path(first.v2, "cgroup.controllers").read_text()
+    except OSError:
+        controllers = ""
+    return parse_mounts(text, controllers)
+
+
+def plan(on: Hierarchies, name: str, limits: Limits, *, parent: str = GROUP) -> Plan:
+    """The mapping of limits to files. Pure; `name` is one path component."""
+    directories: list[str] = []
+    writes: list[Write] = []
+    missing: list[str] = []
+
+    def at(root: str) -> str:
+        path = f"{root}/{parent}/{name}"
+        if path not in directories:
+            directories.append(path)
+        return path
+
+    quota = max(1000, round(limits.cpus * CPU_PERIOD_US))
+    for controller in CONTROLLERS:
+        if controller in on.v1:
+            where = at(on.v1[controller])
+            writes += _v1_writes(controller, where, limits, quota)
+        elif on.v2 is not None and controller in on.v2_controllers:
+            where = at(on.v2)
+            writes += _v2_writes(controller, where, limits, quota)
+        elif controller not in _NO_LIMIT:
+            missing.append(controller)
+    tasks = tuple(f"{d}/tasks" for d in directories if on.v2 is None or not d.startswith(on.v2))
+    v2 = at(on.v2) if on.v2 is not None else None
+    return Plan(tuple(directories), tuple(writes), tasks, v2, tuple(missing))
+
+
+def _v1_writes(controller: Controller, where: str, limits: Limits, quota: int) -> list[Write]:
+    match controller:
+        case "memory":
+            size = str(limits.memory_bytes)
+            return [
+                Write(f"{where}/memory.limit_in_bytes", size),
+                Write(f"{where}/memory.memsw.limit_in_bytes", size, optional=True),
+            ]
+        case "pids":
+            return [Write(f"{where}/pids.max", str(limits.pids))]
+        case "cpu":
+            return [
+                Write(f"{where}/cpu.cfs_period_us", str(CPU_PERIOD_US)),
+                Write(f"{where}/cpu.cfs_quota_us", str(quota)),
+            ]
+        case "cpuacct" | "freezer":
+            return []
+
+
+def _v2_writes(controller: Controller, where: str, limits: Limits, quota: int) -> list[Write]:
+    match controller:
+        case "memory":
+            return [
+                Write(f"{where}/memory.max", str(limits.memory_bytes)),
+                Write(f"{where}/memory.swap.max", "0", optional=True),
+                # One process over the limit must not take the runner with it.
+                Write(f"{where}/memory.oom.group", "0", optional=True),
+            ]
+        case "pids":
+            return [Write(f"{where}/pids.max", str(limits.pids))]
+        case "cpu":
+            return [Write(f"{where}/cpu.max", f"{quota} {CPU_PERIOD_US}")]
+        case "cpuacct" | "freezer":
+            return []
+
+
+def make(on: Hierarchies, planned: Plan) -> None:
+    """Directories and values; OSError when the host does not let us (nothing is undone here)."""
+    if on.v2 is not None and on.v2_controllers:
+        _delegate(on)
+    for directory in planned.directories:
+        _mkdir(directory)
+    for write in planned.writes:
+        try:
+            _write(write.path, write.value)
+        except FileNotFoundError:
+            if not write.optional:
+                raise
+
+
+def _mkdir(directory: str) -> None:
+    # The parent is removed when it is empty, maybe by another process right now.
+    for _ in range(8):
+        try:
+            os.mkdir(directory)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(directory))
+        else:
+            return
+    os.mkdir(directory)
+
+
+def reserve(directories: Iterable[str]) -> None:
+    """The group's place in hierarchies that we set nothing in, for a runtime that joins them all:
+
+    the last sandbox of another process takes the common parent away with it, and would take it
+    from under the runtime's feet. Where it cannot be made the runtime will say so better.
+    """
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            _mkdir(directory)
+
+
+def _delegate(on: Hierarchies) -> None:
+    """v2 hands a controller down only when every level above says so."""
+    wanted = " ".join(f"+{c}" for c in sorted(on.v2_controllers))
+    assert on.v2 is not None
+    _write(f"{on.v2}/cgroup.subtree_control", wanted)
+    parent = f"{on.v2}/{GROUP}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(parent)
+    _write(f"{parent}/cgroup.subtree_control", wanted)
+
+
+def _write(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def kill(planned: Plan) -> bool:
+    """Every process of the group at once; False where the kernel has no such file."""
+    if planned.v2_directory is None:
+        return False
+    try:
+        _write(f"{planned.v2_directory}/cgroup.kill", "1")
+    except OSError:
+        return False
+    return True
+
+
+def populated(planned: Plan) -> bool:
+    """Whether a process still lives in any of the group's directories."""
+    for directory in planned.directories:
+        try:
+            with open(f"{directory}/cgroup.procs") as file:
+                if file.read(1):
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def remove(planned: Plan) -> None:
+    """Remove the emptied group and, when we were the last, its parent. Blocks for at most 5 s."""
+    deadline = time.monotonic() + REMOVE_DEADLINE_S
+    for directory in planned.directories:
+        while True:
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                break
+            except OSError as exc:
+                if exc.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.0005)
+            else:
+                break
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(directory))
+
+
+def usage(on: Hierarchies, name: str, *, parent: str = GROUP) -> Usage:
+    """What the kernel counts; a file that is not there is a figure that is None."""
+
+    def at(controller: Controller) -> tuple[str | None, bool]:
+        if controller in on.v1:
+            return f"{on.v1[controller]}/{parent}/{name}", True
+        if on.v2 is not None and (controller in on.v2_controllers or controller == "cpuacct"):
+            return f"{on.v2}/{parent}/{name}", False
+        return None, False
+
+    memory, memory_v1 = at("memory")
+    pids, _ = at("pids")
+    cpu, cpu_v1 = at("cpuacct")
+    cpu_usec = _number(cpu, "cpuacct.usage") if cpu_v1 else _keyed(cpu, "cpu.stat", "usage_usec")
+    if cpu_v1 and cpu_usec is not None:
+        cpu_usec //= 1000
+    return Usage(
+        memory_bytes=_number(memory, "memory.usage_in_bytes" if memory_v1 else "memory.current"),
+        memory_peak_bytes=_number(
+            memory, "memory.max_usage_in_bytes" if memory_v1 else "memory.peak"
+        ),
+        memory_limit_bytes=_number(memory, "memory.limit_in_bytes" if memory_v1 else "memory.max"),
+        cpu_usec=cpu_usec,
+        pids=_number(pids, "pids.current"),
+        pids_limit=_number(pids, "pids.max"),
+        oom_kills=_keyed(
+            memory, "memory.oom_control" if memory_v1 else "memory.events", "oom_kill"
+        ),
+        pids_refused=_keyed(pids, "pids.events", "max"),
+    )
+
+
+def _number(directory: str | None, file: str) -> int | None:
+    if directory is None:
+        return None
+    try:
+        text = Path(directory, file).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _keyed(directory: str | None, file: str, key: str) -> int | None:
+    if directory is None:
+        return None
+    try:
+        text = Path(directory, file).read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.strip().isdigit():
+            return int(value)
+    return None

@@ -1,0 +1,173 @@
+"""Stopping and continuing a whole control group, and taking back the memory it can spare.
+
+The v1 freezer where it is mounted (a few tenths of a millisecond), else v2's `cgroup.freeze`. Which
+files that means is a pure mapping; effects block and raise OSError, or TimeoutError when a process
+does not stop. Knows nothing of sandboxes: `name` is one path component below `parent`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandkasten.linux.cgroup.cgroups import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sandkasten.linux.cgroup.cgroups import Hierarchies
+
+# A process stops when it next comes out of the kernel; one that waits for a dead disk never does,
+# and one that waits for a busy disk may take many seconds.
+FREEZE_DEADLINE_S = 30.0
+_PAUSE_S = 0.0002
+# The v1 freezer forgets a process that it met in the middle of `vfork`, as a Python is that starts
+# another program; told once more, it stops that one too.
+_AGAIN_S = 0.005
+_V1_STATE, _V1_STOP, _V1_GO = "freezer.state", "FROZEN", "THAWED"
+
+
+@dataclass(frozen=True, slots=True)
+class Freezer:
+    """One way to stop a group: what to write where, and the line that says it is done."""
+
+    directory: str
+    file: str
+    stop: str
+    go: str
+    state_file: str
+    stopped: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimer:
+    """One way to give memory back: `amount` is written, None means all there is."""
+
+    directory: str
+    file: str
+    usage_file: str
+    amount: str | None
+
+
+def freezers(on: Hierarchies, name: str, *, parent: str = GROUP) -> tuple[Freezer, ...]:
+    """Every way this layout has, best first. Pure."""
+    ways = []
+    if "freezer" in on.v1:
+        ways.append(
+            Freezer(
+                f"{on.v1['freezer']}/{parent}/{name}",
+                file=_V1_STATE,
+                stop=_V1_STOP,
+                go=_V1_GO,
+                state_file=_V1_STATE,
+                stopped=_V1_STOP,
+            )
+        )
+    if on.v2 is not None:
+        ways.append(
+            Freezer(
+                f"{on.v2}/{parent}/{name}",
+                file="cgroup.freeze",
+                stop="1",
+                go="0",
+                state_file="cgroup.events",
+                stopped="frozen 1",
+            )
+        )
+    return tuple(ways)
+
+
+def reclaimer(on: Hierarchies, name: str, *, parent: str = GROUP) -> Reclaimer | None:
+    """How this layout gives memory back; None where nobody counts it. Pure."""
+    if "memory" in on.v1:
+        # Page cache and whatever else has a home on disk; without swap nothing else can go.
+        return Reclaimer(
+            f"{on.v1['memory']}/{parent}/{name}",
+            file="memory.force_empty",
+            usage_file="memory.usage_in_bytes",
+            amount="0",
+        )
+    if on.v2 is not None and "memory" in on.v2_controllers:
+        return Reclaimer(
+            f"{on.v2}/{parent}/{name}",
+            file="memory.reclaim",
+            usage_file="memory.current",
+            amount=None,
+        )
+    return None
+
+
+def usable(ways: tuple[Freezer, ...]) -> Freezer | None:
+    """The first way whose group is there: one made before the freezer was used has only v2's."""
+    for way in ways:
+        if os.path.exists(f"{way.directory}/{way.file}"):
+            return way
+    return None
+
+
+def frozen(way: Freezer) -> bool:
+    return way.stopped in Path(way.directory, way.state_file).read_text().splitlines()
+
+
+def freeze(way: Freezer, *, deadline_s: float = FREEZE_DEADLINE_S) -> None:
+    """Nothing of the group runs when this returns; after a TimeoutError all of it runs again."""
+    _write(way, way.stop)
+    told = time.monotonic()
+    deadline = told + deadline_s
+    while not frozen(way):
+        now = time.monotonic()
+        if now > deadline:
+            _write(way, way.go)
+            raise TimeoutError
+        if now > told + _AGAIN_S:
+            _write(way, way.stop)
+            told = now
+        time.sleep(_PAUSE_S)
+
+
+def thaw(way: Freezer) -> None:
+    _write(way, way.go)
+
+
+def thaw_dying(directories: Iterable[str]) -> None:
+    """Let a killed group die: the v1 freezer, unlike v2's, holds even what has been killed.
+
+    Given its directories and not a way: who ends a group may see other mounts than who made it.
+    """
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            _put(f"{directory}/{_V1_STATE}", _V1_GO)
+
+
+def reclaim(way: Reclaimer) -> int:
+    """Bytes the host got back, as the group's own counter says."""
+    before = _used(way)
+    amount = way.amount if way.amount is not None else str(before)
+    try:
+        _put(f"{way.directory}/{way.file}", amount)
+    except OSError as exc:
+        # Less than all could be had, which is the usual case; the counter says how much.
+        if exc.errno not in (errno.EAGAIN, errno.EINTR):
+            raise
+    return max(0, before - _used(way))
+
+
+def _used(way: Reclaimer) -> int:
+    return int(Path(way.directory, way.usage_file).read_text())
+
+
+def _write(way: Freezer, value: str) -> None:
+    _put(f"{way.directory}/{way.file}", value)
+
+
+def _put(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)

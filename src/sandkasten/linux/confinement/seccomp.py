@@ -1,0 +1,134 @@
+"""Compiles the system-call lists to BPF, through libseccomp, for x86_64 and aarch64.
+
+Two filters, because libseccomp cannot say "this call, but not with that argument" in an
+allow-list: the first lists the calls, the second refuses certain arguments. The kernel takes the
+stricter answer. Compiled once per architecture and list, then read from a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import tempfile
+from errno import ENOSYS, EPERM
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.errors import BackendUnavailable
+from sandkasten.linux.confinement import syscalls
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+Arch = Literal["x86_64", "aarch64"]
+# Raised whenever the way filters are built changes, so that no stale file is used.
+_REVISION = 1
+_LOW_32 = 0xFFFF_FFFF
+
+
+def machine() -> Arch:
+    name = platform.machine()
+    if name in ("x86_64", "aarch64"):
+        return name  # type: ignore[return-value]  # narrowed by the test above
+    raise BackendUnavailable(
+        f"no system-call filter is known for {name}", hint="use x86_64 or aarch64"
+    )
+
+
+def _library() -> ModuleType:
+    try:
+        import pyseccomp
+    except (ImportError, RuntimeError, OSError) as exc:
+        raise BackendUnavailable(
+            f"libseccomp cannot be used: {exc}",
+            hint="apt-get install libseccomp2, and pip install 'sandkasten[server]'",
+        ) from exc
+    module: ModuleType = pyseccomp
+    return module
+
+
+def available() -> None:
+    """Raises BackendUnavailable when libseccomp is not there."""
+    _library()
+
+
+def _filter(lib: ModuleType, default: object, arch: Arch) -> object:
+    made = lib.SyscallFilter(defaction=default)
+    wanted = lib.Arch.X86_64 if arch == "x86_64" else lib.Arch.AARCH64
+    if platform.machine() != arch:
+        made.add_arch(wanted)
+        made.remove_arch(lib.Arch.NATIVE)
+    return made
+
+
+def compile_filters(arch: Arch) -> tuple[bytes, bytes]:
+    """(which calls, which arguments), as the kernel's struct sock_filter array."""
+    lib = _library()
+    return _export(_calls(lib, arch)), _export(_arguments(lib, arch))
+
+
+def _known(lib: ModuleType, arch: Arch, name: str) -> bool:
+    # Negative numbers are calls this architecture, or this libseccomp, has not got.
+    wanted = lib.Arch.X86_64 if arch == "x86_64" else lib.Arch.AARCH64
+    number: int = lib.resolve_syscall(wanted, name)
+    return number >= 0
+
+
+def _calls(lib: ModuleType, arch: Arch) -> object:
+    made = _filter(lib, lib.ERRNO(ENOSYS), arch)
+    for name in sorted(syscalls.ALLOWED):
+        if _known(lib, arch, name):
+            made.add_rule(lib.ALLOW, name)  # type: ignore[attr-defined]
+    for name in sorted(syscalls.REFUSED - {"personality"}):
+        if _known(lib, arch, name):
+            made.add_rule(lib.ERRNO(EPERM), name)  # type: ignore[attr-defined]
+    for value in syscalls.ALLOWED_PERSONALITIES:
+        made.add_rule(lib.ALLOW, "personality", lib.Arg(0, lib.EQ, value))  # type: ignore[attr-defined]
+    return made
+
+
+def _arguments(lib: ModuleType, arch: Arch) -> object:
+    made = _filter(lib, lib.ALLOW, arch)
+    refuse = lib.ERRNO(EPERM)
+    rule = made.add_rule  # type: ignore[attr-defined]
+    for flag in syscalls.CLONE_NEW_FLAGS:
+        rule(refuse, "clone", lib.Arg(0, lib.MASKED_EQ, flag, flag))
+    for request in syscalls.REFUSED_IOCTLS:
+        rule(refuse, "ioctl", lib.Arg(1, lib.MASKED_EQ, _LOW_32, request))
+    for family in range(syscalls.FAMILY_END):
+        if family not in syscalls.ALLOWED_FAMILIES:
+            rule(refuse, "socket", lib.Arg(0, lib.EQ, family))
+            rule(refuse, "socketpair", lib.Arg(0, lib.EQ, family))
+    rule(refuse, "socket", lib.Arg(0, lib.GE, syscalls.FAMILY_END))
+    rule(refuse, "socketpair", lib.Arg(0, lib.GE, syscalls.FAMILY_END))
+    return made
+
+
+def _export(made: object) -> bytes:
+    with tempfile.TemporaryFile() as file:
+        made.export_bpf(file)  # type: ignore[attr-defined]
+        file.seek(0)
+        return file.read()
+
+
+@cache
+def _fingerprint(arch: Arch) -> str:
+    text = repr((_REVISION, arch, sorted(syscalls.ALLOWED), sorted(syscalls.REFUSED)))
+    text += repr((syscalls.CLONE_NEW_FLAGS, syscalls.REFUSED_IOCTLS, syscalls.ALLOWED_FAMILIES))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def compiled(directory: Path) -> tuple[Path, Path]:
+    """Files holding the two filters for this machine, compiled at first use."""
+    arch = machine()
+    stem = f"{arch}-{_fingerprint(arch)}"
+    paths = (directory / f"{stem}-calls", directory / f"{stem}-arguments")
+    if not all(p.exists() for p in paths):
+        for path, program in zip(paths, compile_filters(arch), strict=True):
+            handle, temporary = tempfile.mkstemp(dir=directory)
+            with os.fdopen(handle, "wb") as file:
+                file.write(program)
+            os.rename(temporary, path)
+    return paths

@@ -1,0 +1,103 @@
+"""The same system-call lists as an OCI runtime wants them: `linux.seccomp` of a config.json. Pure.
+
+A runtime loads one filter, an allow-list, which cannot say "this call, but not with that argument".
+So what `seccomp` refuses by a second filter is turned round here: the arguments that remain are
+covered by masks, and each mask is a rule that allows.
+"""
+
+from __future__ import annotations
+
+from errno import ENOSYS, EPERM
+from typing import TYPE_CHECKING
+
+from sandkasten.linux.confinement import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sandkasten.linux.confinement.seccomp import Arch
+
+_ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
+_EQUAL, _AT_LEAST, _MASKED = "SCMP_CMP_EQ", "SCMP_CMP_GE", "SCMP_CMP_MASKED_EQ"
+_ALLOWED = {"action": _ALLOW}
+_REFUSE = {"action": _ERRNO, "errnoRet": EPERM}
+_LOW_32 = 0xFFFF_FFFF
+_NAMES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+_UNKNOWN = {"action": _ERRNO, "errnoRet": ENOSYS}
+# What programs try first, and do without where the kernel does not know it. Engines before Docker
+# 23 take no default errno and answer EPERM, at which glibc would make no thread.
+_TRIED_FIRST = ("clone3",)
+_BY_ARGUMENT = frozenset({"clone", "ioctl", "personality", "socket", "socketpair"})
+
+
+def profile(arch: Arch) -> dict[str, object]:
+    """What is in no list answers ENOSYS, what is refused EPERM, as in the compiled filters."""
+    new_namespaces = 0
+    for flag in syscalls.CLONE_NEW_FLAGS:
+        new_namespaces |= flag
+    rules: list[dict[str, object]] = [
+        {"names": sorted(syscalls.ALLOWED - _BY_ARGUMENT), "action": _ALLOW},
+        {"names": sorted(syscalls.REFUSED - _BY_ARGUMENT), **_REFUSE},
+        {"names": list(_TRIED_FIRST), **_UNKNOWN},
+        _rule("clone", _ALLOWED, 0, _MASKED, new_namespaces, 0),
+    ]
+    rules += [_rule("clone", _REFUSE, 0, _MASKED, flag, flag) for flag in syscalls.CLONE_NEW_FLAGS]
+    rules += [
+        _rule("ioctl", _ALLOWED, 1, _MASKED, mask, value)
+        for mask, value in all_but(syscalls.REFUSED_IOCTLS, bits=32)
+    ]
+    rules += [_rule("ioctl", _REFUSE, 1, _MASKED, _LOW_32, r) for r in syscalls.REFUSED_IOCTLS]
+    rules += [
+        _rule("personality", _ALLOWED, 0, _EQUAL, value) for value in syscalls.ALLOWED_PERSONALITIES
+    ]
+    rules += [
+        _rule("personality", _UNKNOWN, 0, _MASKED, mask, value)
+        for mask, value in all_but(syscalls.ALLOWED_PERSONALITIES, bits=32)
+    ]
+    for name in ("socket", "socketpair"):
+        for family in range(syscalls.FAMILY_END):
+            answer = _ALLOWED if family in syscalls.ALLOWED_FAMILIES else _REFUSE
+            rules.append(_rule(name, answer, 0, _EQUAL, family))
+        rules.append(_rule(name, _REFUSE, 0, _AT_LEAST, syscalls.FAMILY_END))
+    return {
+        "defaultAction": _ERRNO,
+        "defaultErrnoRet": ENOSYS,
+        "architectures": [_NAMES[arch]],
+        "syscalls": rules,
+    }
+
+
+def _rule(
+    name: str,
+    answer: Mapping[str, object],
+    index: int,
+    operator: str,
+    value: int,
+    wanted: int | None = None,
+) -> dict[str, object]:
+    argument: dict[str, object] = {"index": index, "value": value, "op": operator}
+    if wanted is not None:
+        argument["valueTwo"] = wanted
+    return {"names": [name], "args": [argument], **answer}
+
+
+def all_but(values: Iterable[int], *, bits: int) -> list[tuple[int, int]]:
+    """(mask, value) pairs that together match every number of `bits` bits except `values`.
+
+    Walks down from the highest bit: where a number leaves the path of every excluded one, the bits
+    so far are a mask.
+    """
+    found: list[tuple[int, int]] = []
+    paths = {0}
+    excluded = set(values)
+    for bit in reversed(range(bits)):
+        mask = ((1 << bits) - 1) >> bit << bit
+        kept = {value & mask for value in excluded}
+        found += [
+            (mask, step)
+            for path in sorted(paths)
+            for step in (path, path | 1 << bit)
+            if step not in kept
+        ]
+        paths = kept
+    return found

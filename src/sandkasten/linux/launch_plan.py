@@ -1,0 +1,108 @@
+"""What of a spec the launcher must put on the stage: the root, where to write, what is shown.
+
+Knows where things lie on the host; decides nothing about isolation. `refuse` raises before
+anything is made; the rest answers parts of the launcher's plan.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable, InvalidImage, UnsupportedByBackend
+from sandkasten.linux.host_requirements import loop_usable
+from sandkasten.linux.storage import quota_image
+from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, CellSpec, home
+from sandkasten.model.sandbox.policy import check_profile_on
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sandkasten.linux.state_layout import Layout
+
+
+def refuse(spec: CellSpec, *, root: bool) -> None:
+    """Raises what says why this spec cannot be had here; nothing was made yet."""
+    if spec.image.kind == "engine":
+        raise UnsupportedByBackend(
+            f"image {spec.image.name} is another engine's, and not in the store",
+            hint="bring it into the store (docker save, sandkasten image import)",
+        )
+    if spec.image.kind == "layers" and not spec.image.layers:
+        raise InvalidImage(f"image {spec.image.name} has no layers", hint="import it again")
+    bad = [name for name, value in spec.image.env.items() if not _sound(name, value)]
+    if bad:
+        raise InvalidImage(
+            f"image {spec.image.name} sets an environment name that nobody can use: {bad[0]!r}",
+            hint="rebuild the image without it",
+        )
+    check_profile_on(spec.profile, spec.image)
+    if spec.profile == "dev" and not root:
+        raise UnsupportedByBackend(
+            "the dev profile needs a range of ids, and an ordinary user has one",
+            hint="run as root, or use profile: hardened",
+            profile="dev",
+        )
+    volume = spec.workspace
+    if volume is not None and volume.kind == "image" and not loop_usable(root=root):
+        raise BackendUnavailable(
+            "the workspace is an ext4 image, and no loop device can be used here",
+            hint="run as root with /dev/loop-control, or use a workspace of kind directory",
+        )
+
+
+def _sound(name: str, value: str) -> bool:
+    return bool(name) and "=" not in name and "\0" not in name and "\0" not in value
+
+
+def root_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object] | None:
+    """None: the host image, which bubblewrap puts together itself."""
+    if spec.image.kind == "host":
+        return None
+    places = [
+        _place("/proc", 0o555), _place("/dev"), _place(TMP, 0o1777), _place("/run"),
+        _place(WORKSPACE), _place(home(spec), 0o700 if spec.profile == "dev" else 0o755),
+    ]  # fmt: skip
+    places += [_place(m.target, directory=os.path.isdir(m.source)) for m in spec.mounts]
+    writable = spec.profile == "dev"
+    return {
+        "layers": list(spec.image.layers),
+        "writable": writable,
+        # A workspace that outlives the sandbox must not be filled with changes to its root.
+        "volume": scratch(layout, cell, spec) if writable and spec.workspace is not None else None,
+        "places": places,
+    }
+
+
+def _place(path: str, mode: int = 0o755, *, directory: bool = True) -> dict[str, object]:
+    return {"path": path, "mode": mode, "directory": directory}
+
+
+def workspace_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
+    volume = spec.workspace
+    if volume is None:
+        return scratch(layout, cell, spec)
+    if volume.kind == "directory":
+        return {"kind": "directory", "path": volume.path}
+    return {"kind": "image", "path": volume.path, "keep": True}
+
+
+def scratch(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
+    """Somewhere to write that goes with the sandbox, of the size of its quota."""
+    size = spec.limits.workspace_bytes
+    if not loop_usable(root=os.geteuid() == 0):
+        return {"kind": "tmpfs", "bytes": size}
+    quota_image.copy_sparse(quota_image.template(layout.shared("templates"), size), cell / "volume")
+    return {"kind": "image", "path": os.fspath(cell / "volume")}
+
+
+def mount_name(index: int) -> str:
+    """What the launcher calls it on the stage: nothing of the host's names is seen inside."""
+    return f"m{index}"
+
+
+def mounts_plan(spec: CellSpec) -> list[dict[str, str]]:
+    return [
+        {"source": mount.source, "name": mount_name(index)}
+        for index, mount in enumerate(spec.mounts)
+    ]

@@ -1,0 +1,161 @@
+"""Ending a sandbox of this machine and taking everything of it away. Blocking.
+
+Works from what is on disk, so it does not matter who made the sandbox or how far they got. Raises
+BackendUnavailable when a process does not die or a file cannot be removed; the next try goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable
+from sandkasten.linux import processes
+from sandkasten.linux.cgroup import cgroups, freezer
+from sandkasten.linux.confinement import id_ranges
+from sandkasten.linux.delayed_close import close_later
+from sandkasten.linux.state_layout import CellState, Layout, read_pid, read_state
+from sandkasten.linux.storage import quota_image
+from sandkasten.model.sandbox.limits import Limits
+
+if TYPE_CHECKING:
+    from sandkasten.model.ids import SandboxId
+
+# Killing takes about a millisecond; a workspace with much unwritten data is flushed first.
+_DEATH_DEADLINE_S = 30.0
+
+
+def remove(layout: Layout, sandbox_id: SandboxId) -> None:
+    """End it and take away everything. Twice is fine; so is a half-made cell. Blocking."""
+    cell = layout.cell(sandbox_id)
+    if not cell.exists():
+        _release(sandbox_id)
+        return
+    state = read_state(cell) or _guess(sandbox_id)
+    _end(cell, sandbox_id, state)
+    if state.volume is not None and not _lived_in(layout, sandbox_id, state.volume):
+        quota_image.await_detached(state.volume, _DEATH_DEADLINE_S)
+    with contextlib.suppress(OSError):
+        cgroups.remove(_group(state))
+    if not _clear(cell):
+        raise BackendUnavailable(
+            f"the files of sandbox {sandbox_id} could not be removed",
+            hint=f"look at {cell}; the next sweep tries again",
+        )
+    if state.slot is not None:
+        # Last: until now the range could still have been in use.
+        id_ranges.release(id_ranges.HOST_DIRECTORY, state.slot, sandbox_id)
+
+
+def _release(sandbox_id: SandboxId) -> None:
+    """The id range of a sandbox whose remover was killed right before it gave that back."""
+    if os.geteuid() == 0:
+        slot = id_ranges.slot_of(id_ranges.HOST_DIRECTORY, sandbox_id)
+        if slot is not None:
+            id_ranges.release(id_ranges.HOST_DIRECTORY, slot, sandbox_id)
+
+
+def _clear(cell: Path) -> bool:
+    """Our own few files by name, because that is quickest; whatever else lies there, too."""
+    for name in ("socket", "pid", "volume", "state"):
+        with contextlib.suppress(OSError):
+            os.unlink(cell / name)
+    try:
+        os.rmdir(cell)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        shutil.rmtree(cell, ignore_errors=True)
+        return not cell.exists()
+    return True
+
+
+def _guess(sandbox_id: SandboxId) -> CellState:
+    """What the state must have been, from the id alone: it was damaged, or never written."""
+    root = os.geteuid() == 0
+    if not root:
+        return CellState(processes.boot_id(), None, (), None)
+    planned = cgroups.plan(cgroups.detect(), sandbox_id, Limits())
+    everywhere = cgroups.everywhere(Path("/proc/self/mountinfo").read_text(), sandbox_id)
+    slot = id_ranges.slot_of(id_ranges.HOST_DIRECTORY, sandbox_id)
+    return CellState(processes.boot_id(), slot, everywhere, planned.v2_directory)
+
+
+def _group(state: CellState) -> cgroups.Plan:
+    return cgroups.Plan(state.cgroups, v2_directory=state.v2_directory)
+
+
+def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
+    if state.boot_id != processes.boot_id():
+        return  # the machine was restarted: nothing of it can be alive
+    group = _group(state)
+    known = read_pid(cell)
+    pinned = processes.pin(*known) if known else None
+    volume = mounts = None
+    try:
+        if pinned is not None:
+            # Before the kill, because the way there goes with the first process. Held, so that its
+            # death need not wait for some thirty unmounts.
+            volume = quota_image.pin_volume(pinned.pid)
+            mounts = processes.hold_mounts(pinned.pid)
+        # Both: the group also holds a launcher that was interrupted, the pid works without groups.
+        killed = cgroups.kill(group)
+        if pinned is not None:
+            pinned.kill()
+        # After the kill, so that nothing inside gets another turn.
+        freezer.thaw_dying(state.cgroups)
+        if pinned is None:
+            if killed:
+                _await_empty(group)
+            return
+        if not pinned.wait(_DEATH_DEADLINE_S):
+            raise BackendUnavailable(
+                f"sandbox {sandbox_id} (pid {pinned.pid}) does not die",
+                hint="a process in uninterruptible sleep holds it; the next sweep tries again",
+            )
+    finally:
+        if state.volume is None:
+            # What it wrote is nobody's any more, so it is not written out either.
+            close_later(volume, after=quota_image.abandon)
+            close_later(mounts)
+        else:
+            # Whoever comes next must find it unmounted, so that is done here and now.
+            for held in (volume, mounts):
+                if held is not None:
+                    os.close(held)
+        if pinned is not None:
+            pinned.close()
+
+
+def _lived_in(layout: Layout, but: SandboxId, volume: str) -> bool:
+    """Whether a sandbox of any backend has the same workspace, and so keeps it mounted."""
+    for relative in layout.relatives():
+        for other in relative.cells():
+            if other != but and alive(relative, other):
+                state = read_state(relative.cell(other))
+                if state is not None and state.volume == volume:
+                    return True
+    return False
+
+
+def _await_empty(group: cgroups.Plan) -> None:
+    deadline = time.monotonic() + _DEATH_DEADLINE_S
+    while cgroups.populated(group) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def alive(layout: Layout, sandbox_id: SandboxId) -> bool:
+    """Whether the sandbox's first process lives, on this boot."""
+    cell = layout.cell(sandbox_id)
+    state, known = read_state(cell), read_pid(cell)
+    if state is None or known is None or state.boot_id != processes.boot_id():
+        return False
+    pinned = processes.pin(*known)
+    if pinned is None:
+        return False
+    pinned.close()
+    return True

@@ -1,0 +1,1 @@
+"""Disk images, named volumes, mounts and trees on the host."""

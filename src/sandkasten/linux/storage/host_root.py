@@ -1,0 +1,145 @@
+"""What of the machine's own file system the host image shows, found once and then a value.
+
+Only /usr (read-only) and a handful of public files of /etc; never /root, /home, /var or the rest
+of /etc. The sandbox's own /etc is a skeleton directory, written once per content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, USER_NAME
+
+_TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+# Public by nature: libraries' locations, certificates of authorities, which editor is vi.
+_ETC_SHARED = ("alternatives", "ld.so.cache", "mime.types", "ssl/certs", "ssl/openssl.cnf")
+# Entries of a fresh /proc that everybody may read and that tell of the host. What only host root
+# may open needs no mask. Each costs a mount, and bubblewrap's time grows with their square.
+_PROC_FILES = (
+    "cmdline", "config.gz", "interrupts", "kallsyms", "kcore", "keys", "latency_stats",
+    "sched_debug", "sysrq-trigger", "timer_list",
+)  # fmt: skip
+_PROC_DIRS = ("acpi", "asound", "fs", "pressure", "scsi")
+
+_FILES = {
+    "passwd": (
+        "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+        f"{USER_NAME}:x:{USER_ID}:{USER_ID}:{USER_NAME}:{HOME}:/bin/bash\n"
+        f"runner:x:{RUNNER_ID}:{RUNNER_ID}:runner:/:/usr/sbin/nologin\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "group": (
+        f"root:x:0:\n{USER_NAME}:x:{USER_ID}:\nrunner:x:{RUNNER_ID}:\ntty:x:5:\nnogroup:x:65534:\n"
+    ),
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
+    "hostname": "sandbox\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "resolv.conf": "",
+    "shells": "/bin/sh\n/bin/bash\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoot:
+    """`links` are top-level names that lead into /usr; `directories` are real ones to show."""
+
+    links: tuple[tuple[str, str], ...]
+    directories: tuple[str, ...]
+    proc_files: tuple[str, ...]
+    proc_dirs: tuple[str, ...]
+
+
+def look() -> HostRoot:
+    links, directories = [], []
+    for name in _TOP:
+        path = f"/{name}"
+        if os.path.islink(path):
+            links.append((name, os.readlink(path)))
+        elif os.path.isdir(path):
+            directories.append(name)
+    return HostRoot(
+        links=tuple(links),
+        directories=tuple(directories),
+        proc_files=tuple(n for n in _PROC_FILES if os.path.isfile(f"/proc/{n}")),
+        proc_dirs=tuple(n for n in _PROC_DIRS if os.path.isdir(f"/proc/{n}")),
+    )
+
+
+def root_skeleton(directory: Path, root: HostRoot) -> Path:
+    """The names of a root that lead elsewhere; what is mounted over is made when it is."""
+    links = {**dict(root.links), "work": "workspace", "var/tmp": "../tmp", "var/run": "../run"}
+    path = directory / hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:16]
+    if path.is_dir():
+        return path
+    making = Path(tempfile.mkdtemp(dir=directory))
+    making.chmod(0o755)
+    (making / "var").mkdir()
+    (making / "var").chmod(0o755)
+    for name, target in links.items():
+        (making / name).symlink_to(target)
+    return _settle(making, path)
+
+
+def etc_skeleton(directory: Path) -> Path:
+    """A directory to show as /etc: our own files, and copies of what is public on this machine.
+
+    Copies, because one mount is cheaper than six; named after what they were copied from, so that
+    an upgraded library cache or a new certificate makes a new one.
+    """
+    sources = [f"/etc/{name}" for name in _ETC_SHARED if os.path.exists(f"/etc/{name}")]
+    seen = [(s, os.stat(s).st_mtime_ns, os.stat(s).st_size) for s in sources]
+    zone = os.readlink("/etc/localtime") if os.path.islink("/etc/localtime") else ""
+    text = repr((sorted(_FILES.items()), seen, zone))
+    path = directory / hashlib.sha256(text.encode()).hexdigest()[:16]
+    if path.is_dir():
+        return path
+    making = Path(tempfile.mkdtemp(dir=directory))
+    making.chmod(0o755)
+    for name, content in _FILES.items():
+        (making / name).write_text(content)
+        (making / name).chmod(0o644)
+    (making / "os-release").symlink_to("../usr/lib/os-release")
+    if zone:
+        (making / "localtime").symlink_to(zone)
+    for source in sources:
+        _copy_public(source, making / source.removeprefix("/etc/"))
+    return _settle(making, path)
+
+
+def _settle(making: Path, path: Path) -> Path:
+    try:
+        making.rename(path)
+    except OSError:
+        # Another process was first; its directory has the same content by name.
+        shutil.rmtree(making)
+        if not path.is_dir():
+            raise
+    return path
+
+
+def _copy_public(source: str, target: Path) -> None:
+    """One level deep; symlinks stay symlinks; what not everybody may read is left out."""
+    target.parent.mkdir(mode=0o755, exist_ok=True)
+    target.parent.chmod(0o755)
+    if not os.path.isdir(source):
+        _copy_file(source, target)
+        return
+    target.mkdir(mode=0o755)
+    target.chmod(0o755)
+    for entry in os.scandir(source):
+        if entry.is_symlink():
+            (target / entry.name).symlink_to(os.readlink(entry.path))
+        elif entry.is_file():
+            _copy_file(entry.path, target / entry.name)
+
+
+def _copy_file(source: str, target: Path) -> None:
+    if os.stat(source).st_mode & stat.S_IROTH:
+        shutil.copyfile(source, target)
+        target.chmod(0o644)

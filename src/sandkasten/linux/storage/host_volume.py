@@ -1,0 +1,347 @@
+"""A workspace of exact size that a container engine on this machine can bind: mounted on the host.
+
+    <directory>/volume.img   the ext4 image, when it is the sandbox's own
+    <directory>/kept         which one it is, when it outlives the sandbox (JSON)
+    <directory>/mnt          where it is mounted, with `workspace` and `home` in it
+
+Each of these is there before what it tells of is done, so `release` needs nothing but the
+directory. No policy, and nothing of engines: whether one sees a mount of ours only it can say.
+Blocking; raises errors of ours alone. sandkasten-launch mounts, because it has the rules about
+loop devices already: one for each file, freed by its last user.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    IsolationRefused,
+    SandkastenError,
+    WorkspaceDamaged,
+)
+from sandkasten.linux import launcher
+from sandkasten.linux.host_requirements import loop_usable
+from sandkasten.linux.programs import Programs
+from sandkasten.linux.storage import ext4, mountinfo, quota_image, tree_removal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.model.sandbox.cell_spec import Volume
+
+_IMAGE: Final = "volume.img"
+_KEPT: Final = "kept"
+POINT: Final = "mnt"
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Ids of one user namespace of an engine, as /etc/subuid gives them out.
+_RANGE: Final = 65536
+# As long as the local backend gives a workspace with much unwritten data.
+_DEADLINE_S: Final = 30.0
+_LOOK_AGAIN_S: Final = 0.005
+_SYS_ADMIN: Final = 21
+# A loop device over these waits for a network or a program, and the whole machine's sync with it.
+_FOREIGN: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "virtiofs", "vfat")
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """Directories of the host, each no link and owned as was asked."""
+
+    workspace: Path
+    home: Path
+
+
+def make(
+    directory: Path,
+    size_bytes: int,
+    *,
+    owner: int,
+    templates: Path | None = None,
+    programs: Programs | None = None,
+) -> Mounted:
+    """A new one below `directory`, which nobody else may enter; `owner` is an id of the host.
+
+    `templates`: where images are kept to copy from; without it each is made anew. What fails
+    leaves nothing of it.
+    """
+    with _making(directory, "make a workspace") as real:
+        image = real / _IMAGE
+        if templates is None:
+            quota_image.template(real, size_bytes).rename(image)
+        else:
+            quota_image.copy_sparse(quota_image.template(templates, size_bytes), image)
+        (real / POINT).mkdir(mode=0o700)
+        volume = {"kind": "image", "path": os.fspath(image), "keep": False}
+        return _mount(real, volume, owner, 0, programs)
+
+
+def open_kept(
+    directory: Path,
+    volume: Volume,
+    *,
+    owner: int,
+    first_id: int = 0,
+    programs: Programs | None = None,
+) -> Mounted:
+    """One that outlives the sandbox, its home too; several sandboxes may have it at once.
+
+    `first_id`: where the ids of the engine's user namespace begin on the host. On disk are the ids
+    inside, so the mount shows them shifted.
+    """
+    if volume.kind == "image":
+        ext4.look(Path(volume.path))
+    with _making(directory, "open a workspace") as real:
+        _write(real / _KEPT, json.dumps({"path": volume.path, "kind": volume.kind}))
+        (real / POINT).mkdir(mode=0o700)
+        plan = {"kind": volume.kind, "path": volume.path, "keep": True}
+        return _mount(real, plan, owner, first_id, programs)
+
+
+def release(directory: Path, *, timeout_s: float = _DEADLINE_S) -> None:
+    """Unmount it and remove `directory` with all that is in it. Twice is fine; so is half-made.
+
+    Whoever uses it has ended before: what was the sandbox's own refuses everything from here on.
+    Returns when the loop device is gone, unless others have the same kept workspace. What still
+    holds it is named by BackendUnavailable; the next try goes on from there.
+    """
+    real = _real(directory)
+    with _translated("remove a workspace"), _turn(real, timeout_s) as there:
+        if there:
+            _unmount(real, timeout_s)
+            tree_removal.remove_tree(real)
+
+
+def supported(directory: Path, programs: Programs | None = None) -> str | None:
+    """Why volumes cannot be mounted below `directory`, or None. It need not exist yet.
+
+    From inside a container nobody can tell whether an engine outside sees our mounts: ask it.
+    """
+    if os.geteuid() != 0:
+        return "only root can mount an image"
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+        return "root of a user namespace cannot mount an image"
+    if not _effective() >> _SYS_ADMIN & 1:
+        return "this process may not mount (CAP_SYS_ADMIN)"
+    if not loop_usable(root=True):
+        return "no loop device can be used (/dev/loop-control)"
+    if quota_image.mkfs_program() is None:
+        return "mkfs.ext4 is not installed"
+    if not os.access(_launcher(programs), os.X_OK):
+        return "sandkasten-launch is not there"
+    at = Path(os.path.realpath(directory))
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    if not os.access(at, os.W_OK | os.X_OK):
+        return f"{at} cannot be written"
+    mount = mountinfo.covering(os.fspath(at))
+    if mount is None:
+        return f"nobody says what {at} lies on"
+    if mount.kind.partition(".")[0] in _FOREIGN:
+        return f"{at} lies on {mount.kind}, which cannot hold an image"
+    if not _passed_on(mount.tags):
+        return "this process has mounts of its own, which no engine outside of it sees"
+    return None
+
+
+# ---- making
+
+
+@contextmanager
+def _making(directory: Path, attempt: str) -> Iterator[Path]:
+    real = _real(directory)
+    with _translated(attempt):
+        with suppress(FileExistsError):
+            real.mkdir(mode=0o700)
+        seen = real.lstat()
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+            raise IsolationRefused(
+                f"{real} is not a directory that only we may enter",
+                hint="remove it, or give it to root with mode 0700",
+            )
+        if any(os.path.lexists(real / name) for name in (_IMAGE, _KEPT, POINT)):
+            raise Conflict(f"{real} holds a volume already", hint="release it first")
+        try:
+            yield real
+        except BaseException:
+            # What is ours alone: the caller's own files, if it has any there, tell it the rest.
+            with suppress(SandkastenError, OSError), _turn(real, _DEADLINE_S) as there:
+                if there:
+                    _unmount(real, _DEADLINE_S)
+                    for name in (_IMAGE, _KEPT):
+                        (real / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                real.rmdir()
+            raise
+
+
+def _mount(
+    real: Path, volume: dict[str, object], owner: int, first_id: int, programs: Programs | None
+) -> Mounted:
+    shifted = {"base": first_id, "count": _RANGE, "expect": owner} if first_id else None
+    plan = {
+        "volume": volume,
+        "directory": os.fspath(real),
+        "name": POINT,
+        "owner": owner - first_id,
+        "id_map": shifted,
+    }
+    launcher.launch(_launcher(programs), {"visible": plan})
+    mounted = Mounted(real / POINT / "workspace", real / POINT / "home")
+    for place in (mounted.workspace, mounted.home):
+        # An engine would follow a link here, as root and on the host.
+        if not stat.S_ISDIR(place.lstat().st_mode):
+            raise WorkspaceDamaged(
+                f"{place.name} of the workspace is no directory",
+                hint="restore the workspace from a copy, or delete it",
+            )
+    return mounted
+
+
+def _launcher(programs: Programs | None) -> Path:
+    return (programs or Programs.found(None, None)).launcher
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+# ---- removing
+
+
+def _unmount(real: Path, timeout_s: float) -> None:
+    """Nothing is mounted below it afterwards, and no device holds what was."""
+    point = real / POINT
+    image, kept = _image(real)
+    while any(mount.point == os.fspath(point) for mount in mountinfo.under(os.fspath(real))):
+        if not kept:
+            _abandon(point)
+        mountinfo.detach(os.fspath(point))
+    if left := mountinfo.under(os.fspath(real)):
+        raise BackendUnavailable(
+            f"something else is mounted on {left[0].point}",
+            hint=f"unmount it: umount {left[0].point}",
+        )
+    # Not only tidy: with its mount point, a mount goes from every other mount namespace too. Those
+    # that began while it was mounted have copies of it, which would keep the device.
+    with suppress(FileNotFoundError):
+        tree_removal.remove_tree(point)
+    if image is not None:
+        _await_device(image, timeout_s, shared=kept)
+
+
+def _image(real: Path) -> tuple[str | None, bool]:
+    """The image that was mounted, if any is known, and whether it outlives the sandbox."""
+    try:
+        raw = json.loads((real / _KEPT).read_bytes())
+        return (str(raw["path"]) if raw["kind"] == "image" else None), True
+    except FileNotFoundError:
+        return os.fspath(real / _IMAGE), False
+    except (ValueError, KeyError, TypeError):
+        return None, True
+
+
+def _abandon(point: Path) -> None:
+    with suppress(OSError):
+        root = os.open(point, _DIRECTORY)
+        try:
+            quota_image.abandon(root)
+        finally:
+            os.close(root)
+
+
+def _await_device(image: str, timeout_s: float, *, shared: bool) -> None:
+    device = quota_image.device_of(image)
+    if device is None or (shared and mountinfo.holders(device)):
+        return
+    if quota_image.await_detached(image, timeout_s):
+        return
+    pids = ", ".join(str(pid) for pid in mountinfo.holders(device))
+    raise BackendUnavailable(
+        f"loop device {device} still holds {image}",
+        hint=f"it is mounted in the mount namespace of process {pids}: see /proc/<pid>/mountinfo"
+        if pids
+        else "a file in it is open; the next release goes on once it is closed",
+    )
+
+
+# ---- both
+
+
+def _real(directory: Path) -> Path:
+    """As the kernel lists it; the last component is looked at by whoever opens it."""
+    return Path(os.path.realpath(directory.parent), directory.name)
+
+
+@contextmanager
+def _turn(real: Path, timeout_s: float) -> Iterator[bool]:
+    """Alone with the directory: a launcher whose caller was killed may still be at work there."""
+    try:
+        held = os.open(real, _DIRECTORY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BackendUnavailable(
+                        f"somebody is still at work in {real}", hint="try again in a moment"
+                    ) from None
+                time.sleep(_LOOK_AGAIN_S)
+        # Whoever had the turn before us may have removed it.
+        yield os.fstat(held).st_nlink > 0
+    finally:
+        os.close(held)
+
+
+@contextmanager
+def _translated(attempt: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if ext4.no_room(exc):
+            raise ext4.full(attempt) from exc
+        where = f" ({exc.filename})" if exc.filename else ""
+        raise BackendUnavailable(
+            f"could not {attempt}: {exc.strerror or exc}{where}",
+            hint="check free space and permissions below the data directory",
+            errno=exc.errno or errno.EIO,
+        ) from exc
+
+
+def _effective() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _passed_on(tags: tuple[str, ...]) -> bool:
+    """Whether the machine itself sees what we mount: its mount namespace is ours, or has peers."""
+    try:
+        # In the machine's own namespace for certain, and not to be seen from a container.
+        if Path("/proc/2/comm").read_text() != "kthreadd\n":
+            return True
+        if os.readlink("/proc/2/ns/mnt") == os.readlink("/proc/self/ns/mnt"):
+            return True
+    except OSError:
+        return True
+    shared = any(tag.startswith("shared:") for tag in tags)
+    return shared and not any(tag.startswith("master:") for tag in tags)

@@ -1,0 +1,369 @@
+"""Named workspaces on disk: `<root>/<name>/{meta.json, volume | tree}`.
+
+As root the volume is an ext4 image of its own size; an ordinary user, who cannot mount one, gets
+a directory whose size nobody holds. Each is made in a directory of its own that gets its name
+when it is whole and goes by losing it first, so a crash leaves something that `half_made` lists.
+The caller holds the lock of a name; who lives in a workspace is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import math
+import os
+import secrets
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    Cancelled,
+    Conflict,
+    InvalidRequest,
+    WorkspaceDamaged,
+    WorkspaceNotFound,
+)
+from sandkasten.linux.storage import ext4, quota_image, tree_copy
+from sandkasten.model.sandbox.cell_spec import Volume
+from sandkasten.model.sandbox.workspace import (
+    Measure,
+    StoredWorkspace,
+    VolumeKind,
+    checked_kept_name,
+    is_kept_name,
+    plain_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+_META: Final = "meta.json"
+_FILE: Final = "volume"
+_TREE: Final = "tree"
+_MAKING: Final = ".making-"
+_REMOVING: Final = ".removing-"
+_MAX_META: Final = 64 * 1024
+# The last unmount writes out what is still in memory before the loop device lets go.
+_SETTLE_S: Final = 20.0
+
+
+class Volumes:
+    """Implements `ports.Workspaces`. Safe for several threads and processes, one a name."""
+
+    def __init__(self, root: Path, *, images: bool | None = None) -> None:
+        self._root = root
+        self._images = os.geteuid() == 0 if images is None else images
+
+    async def names(self) -> Sequence[str]:
+        return await asyncio.to_thread(self._names)
+
+    async def get(self, name: str) -> StoredWorkspace:
+        return await asyncio.to_thread(self._get, name)
+
+    async def create(self, name: str, size_bytes: int, created_at: float) -> StoredWorkspace:
+        return await _finished(self._create, name, size_bytes, created_at)
+
+    async def open(self, name: str, *, in_use: bool) -> Volume:
+        return await _finished(self._open, name, in_use)
+
+    async def measure(self, name: str) -> Measure:
+        return await _finished(self._measure, name)
+
+    async def copy(self, source: str, target: str, created_at: float) -> StoredWorkspace:
+        return await _finished(self._copy, source, target, created_at)
+
+    async def resize(self, name: str, size_bytes: int) -> StoredWorkspace:
+        return await _finished(self._resize, name, size_bytes)
+
+    async def remove(self, name: str) -> None:
+        await _finished(self._remove, name)
+
+    async def half_made(self) -> Sequence[str]:
+        return await asyncio.to_thread(self._half_made)
+
+    async def clear(self, name: str) -> None:
+        await _finished(self._clear, name)
+
+    # ---- blocking, in a thread; `stop` is set when nobody waits any more
+
+    def _names(self) -> list[str]:
+        return sorted(name for name in self._entries() if not name.startswith("."))
+
+    def _half_made(self) -> list[str]:
+        return sorted({found for name in self._entries() if (found := _begun(name)) is not None})
+
+    def _entries(self) -> list[str]:
+        try:
+            with os.scandir(self._root) as entries:
+                found = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+        except OSError as exc:
+            raise _unusable(self._root, exc) from exc
+        return [name for name in found if _begun(name) is not None or is_kept_name(name)]
+
+    def _get(self, name: str) -> StoredWorkspace:
+        place = self._place(name)
+        try:
+            with (place / _META).open("rb") as file:
+                stored = _decoded(name, file.read(_MAX_META + 1))
+        except FileNotFoundError as exc:
+            if not place.is_dir():
+                raise WorkspaceNotFound(
+                    f"there is no workspace named {plain_name(name)}",
+                    hint="list them with: sandkasten workspace ls",
+                    workspace=plain_name(name),
+                ) from exc
+            raise _damaged(name, f"{_META} is missing") from exc
+        except (OSError, ValueError, RecursionError) as exc:
+            raise _damaged(name, f"{_META} cannot be used: {exc}") from exc
+        if not _content(place, stored).exists():
+            raise _damaged(name, f"its {_content(place, stored).name} is missing")
+        return stored
+
+    def _create(
+        self, name: str, size_bytes: int, created_at: float, stop: threading.Event
+    ) -> StoredWorkspace:
+        kind: VolumeKind = "image" if self._images else "directory"
+        size = max(size_bytes, ext4.MIN_BYTES) if self._images else size_bytes
+        stored = StoredWorkspace(name, kind, size, created_at)
+        with self._making(stored) as place:
+            if kind == "image":
+                ext4.make(place / _FILE, size, stop)
+            else:
+                (place / _TREE).mkdir(mode=0o700)
+        return stored
+
+    def _open(self, name: str, in_use: bool, stop: threading.Event) -> Volume:
+        stored = self._get(name)
+        content = _content(self._place(name), stored)
+        if stored.kind == "image" and not in_use:
+            self._settle(name, content, stop)
+            if not ext4.look(content).clean:
+                ext4.check(content, stop)
+        return Volume(os.fspath(content), stored.kind)
+
+    def _measure(self, name: str, stop: threading.Event) -> Measure:
+        stored = self._get(name)
+        content = _content(self._place(name), stored)
+        if stored.kind == "image":
+            allocated = content.stat().st_blocks * 512
+            return Measure(ext4.look(content).used_bytes, allocated)
+        used = allocated = 0
+        seen: set[tuple[int, int]] = set()
+        for entry in tree_copy.walk(content):
+            if stop.is_set():
+                break
+            if (entry.st_dev, entry.st_ino) not in seen:
+                seen.add((entry.st_dev, entry.st_ino))
+                used += entry.st_size
+                allocated += entry.st_blocks * 512
+        return Measure(used, allocated)
+
+    def _copy(
+        self, source: str, target: str, created_at: float, stop: threading.Event
+    ) -> StoredWorkspace:
+        found = self._get(source)
+        content = _content(self._place(source), found)
+        stored = StoredWorkspace(target, found.kind, found.size_bytes, created_at)
+        if found.kind == "image":
+            self._settle(source, content, stop)
+        with self._making(stored) as place:
+            if found.kind == "image":
+                tree_copy.copy_sparse(content, place / _FILE, stop)
+            else:
+                tree_copy.copy_tree(content, place / _TREE, stop)
+        return stored
+
+    def _resize(self, name: str, size_bytes: int, stop: threading.Event) -> StoredWorkspace:
+        stored = self._get(name)
+        if size_bytes < stored.size_bytes:
+            raise InvalidRequest(
+                f"workspace {plain_name(name)} has {stored.size_bytes} bytes "
+                "and cannot be made smaller",
+                hint="make a new one of that size and copy what you need",
+                field="workspace_mb",
+            )
+        place = self._place(name)
+        content = _content(place, stored)
+        grown = StoredWorkspace(name, stored.kind, size_bytes, stored.created_at)
+        with _translated(f"enlarge workspace {plain_name(name)}"):
+            if stored.kind == "image":
+                self._settle(name, content, stop)
+                ext4.grow(content, size_bytes, stop)
+            _write_meta(place, grown)
+        return grown
+
+    def _remove(self, name: str, stop: threading.Event) -> None:
+        place = self._place(name)
+        gone = self._root / f"{_REMOVING}{secrets.token_hex(4)}-{name}"
+        with _translated(f"delete workspace {plain_name(name)}"):
+            try:
+                place.rename(gone)
+            except FileNotFoundError as exc:
+                raise WorkspaceNotFound(
+                    f"there is no workspace named {plain_name(name)}",
+                    hint="list them with: sandkasten workspace ls",
+                    workspace=plain_name(name),
+                ) from exc
+            _sync(self._root)
+            tree_copy.remove_tree(gone)
+
+    def _clear(self, name: str, stop: threading.Event) -> None:
+        for entry in self._entries():
+            if _begun(entry) == name:
+                tree_copy.remove_tree(self._root / entry)
+
+    def _place(self, name: str) -> Path:
+        # Checked here too: this is where a name becomes a path.
+        return self._root / checked_kept_name(name)
+
+    @contextmanager
+    def _making(self, stored: StoredWorkspace) -> Iterator[Path]:
+        """A directory that gets its name at the end, or goes."""
+        place = self._place(stored.name)
+        half = self._root / f"{_MAKING}{secrets.token_hex(4)}-{stored.name}"
+        with _translated(f"make workspace {plain_name(stored.name)}"):
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            half.mkdir(mode=0o700)
+            try:
+                yield half
+                _write_meta(half, stored)
+                _rename_new(half, place)
+                _sync(self._root)
+            except BaseException:
+                tree_copy.remove_tree(half)
+                raise
+
+    def _settle(self, name: str, volume: Path, stop: threading.Event) -> None:
+        """Wait for the last unmount: a mounted image must be neither checked nor copied."""
+        deadline = time.monotonic() + _SETTLE_S
+        while quota_image.attached(os.fspath(volume)):
+            if time.monotonic() > deadline:
+                raise Busy(
+                    f"workspace {plain_name(name)} is still attached to a loop device",
+                    hint="a sandbox that is ending may still be writing; try again in a moment",
+                    workspace=plain_name(name),
+                )
+            if stop.wait(0.01):
+                raise Cancelled("nobody waits for it any more", hint="try again")
+
+
+async def _finished(work: Callable[..., T], *args: object) -> T:
+    """Run it in a thread that nobody leaves behind: cancelled, it is told to stop and waited for.
+
+    Whoever called holds the lock of a name, and lets go of it as soon as this returns.
+    """
+    stop = threading.Event()
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, stop))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                continue
+        task.exception()
+        raise
+
+
+def _rename_new(half: Path, place: Path) -> None:
+    """Only to a name that is free, whoever else tries at the same moment."""
+    try:
+        if place.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        half.rename(place)
+    except OSError as exc:
+        if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        raise Conflict(
+            f"there is a workspace named {plain_name(place.name)} already",
+            hint="choose another name, or delete it first",
+            workspace=plain_name(place.name),
+        ) from exc
+
+
+def _begun(entry: str) -> str | None:
+    """The workspace that a half-made or half-removed directory belongs to."""
+    for prefix in (_MAKING, _REMOVING):
+        if entry.startswith(prefix):
+            _, _, name = entry.removeprefix(prefix).partition("-")
+            return name if is_kept_name(name) else None
+    return None
+
+
+def _content(place: Path, stored: StoredWorkspace) -> Path:
+    return place / (_FILE if stored.kind == "image" else _TREE)
+
+
+def _decoded(name: str, data: bytes) -> StoredWorkspace:
+    if len(data) > _MAX_META:
+        raise ValueError("it is too large")
+    raw = json.loads(data)
+    if not isinstance(raw, dict) or raw.get("name") != name:
+        raise ValueError("it describes something else")
+    size, made, kind = raw.get("size_bytes"), raw.get("created_at"), raw.get("kind")
+    if kind not in ("image", "directory"):
+        raise ValueError("its kind is unknown")
+    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+        raise ValueError("its size is no number of bytes")
+    if isinstance(made, bool) or not isinstance(made, int | float) or not math.isfinite(made):
+        raise ValueError("its time is no time")
+    return StoredWorkspace(name, kind, size, float(made))
+
+
+def _write_meta(place: Path, stored: StoredWorkspace) -> None:
+    temporary = place / f".{_META}"
+    with temporary.open("wb") as file:
+        file.write(json.dumps(asdict(stored)).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(place / _META)
+    _sync(place)
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _translated(attempt: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if ext4.no_room(exc):
+            raise ext4.full(attempt) from exc
+        raise BackendUnavailable(
+            f"could not {attempt}: {exc.strerror or exc}",
+            hint="check free space and permissions below the data directory",
+        ) from exc
+
+
+def _damaged(name: str, what: str) -> WorkspaceDamaged:
+    return WorkspaceDamaged(
+        f"workspace {plain_name(name)} is damaged: {what[:200]}",
+        hint="restore the file beside its volume, or delete the workspace",
+        workspace=plain_name(name),
+    )
+
+
+def _unusable(root: Path, exc: OSError) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the workspaces in {root} cannot be listed: {exc.strerror or exc}",
+        hint="check the permissions of the data directory",
+    )

@@ -1,0 +1,186 @@
+"""Workspace images: a sparse ext4 file per sandbox, copied from a template of its size.
+
+The kernel enforces the size (ENOSPC, exactly); the copy is some 130 KB however large the
+workspace is, so it costs well under a millisecond. See docs/decisions for why not a project quota.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# 4 KiB blocks, because the loop device is told the same; no journal, because a crash loses the
+# sandbox anyway; lazy tables and no discard, because the file is new and already empty.
+_MKFS = (
+    "-q", "-F", "-m", "0", "-b", "4096", "-O", "^has_journal,^resize_inode",
+    "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0",
+)  # fmt: skip
+# Below this ext4 has no room for its own tables.
+MIN_BYTES = 4 * 1024 * 1024
+# One inode for 16 KiB, as mkfs does by itself, but never so few that a small project fails.
+_BYTES_PER_INODE = 16384
+_MIN_INODES = 4096
+
+
+def mkfs_program() -> str | None:
+    return shutil.which("mkfs.ext4", path="/usr/sbin:/sbin:/usr/bin:/bin")
+
+
+def template(directory: Path, size: int) -> Path:
+    """The template for this size, made at first use; several processes may do so at once."""
+    size = max(size, MIN_BYTES)
+    path = directory / f"ext4-{size}"
+    if path.exists():
+        return path
+    program = mkfs_program()
+    if program is None:
+        raise BackendUnavailable(
+            "mkfs.ext4 is not installed, so a workspace with a quota cannot be made",
+            hint="apt-get install e2fsprogs",
+        )
+    inodes = max(_MIN_INODES, size // _BYTES_PER_INODE)
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix="making-")
+    try:
+        os.ftruncate(handle, size)
+        subprocess.run(
+            [program, *_MKFS, "-N", str(inodes), temporary],
+            check=True,
+            capture_output=True,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+            timeout=60,
+        )
+        os.rename(temporary, path)
+    except (OSError, subprocess.SubprocessError) as exc:
+        os.unlink(temporary)
+        said = getattr(exc, "stderr", None) or str(exc).encode()
+        raise BackendUnavailable(
+            f"a workspace template of {size} bytes could not be made: {said.decode().strip()}",
+            hint="check free space below the data directory",
+        ) from exc
+    finally:
+        os.close(handle)
+    return path
+
+
+def copy_sparse(source: Path, target: Path) -> None:
+    """Only the data, holes stay holes. OSError (ENOSPC…) leaves no target."""
+    src = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        dst = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(src).st_size
+            os.ftruncate(dst, size)
+            _copy_extents(src, dst, size)
+        except OSError:
+            os.unlink(target)
+            raise
+        finally:
+            os.close(dst)
+    finally:
+        os.close(src)
+
+
+# <linux/ext4.h>: refuse everything from now on, and write nothing back.
+_EXT4_IOC_SHUTDOWN = 0x8004_587D
+_NO_LOG_FLUSH = 2
+# <linux/major.h>
+_LOOP_MAJOR = 7
+
+
+def pin_volume(pid: int) -> int | None:
+    """A descriptor of the sandbox's volume, seen through its first process, if there is one.
+
+    The path is ours: nobody inside can move a mount point or put something else there, also where
+    the root is writable.
+    """
+    try:
+        return os.open(
+            f"/proc/{pid}/root{WORKSPACE}",
+            os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+        )
+    except OSError:
+        return None
+
+
+def abandon(volume: int) -> None:
+    """Nothing that is still in memory is written back any more: nobody will read it again."""
+    # The same word to a file system of the host would end the host.
+    if os.major(os.fstat(volume).st_dev) != _LOOP_MAJOR:
+        return
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(volume, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+
+
+# <linux/loop.h>: the device and inode of the file come first.
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_INFO_BYTES = 232
+_LOOK_AGAIN_S = 0.002
+
+
+def attached(path: str) -> bool:
+    """Whether a loop device holds this file: it is mounted, or just being unmounted."""
+    return device_of(path) is not None
+
+
+def device_of(path: str) -> str | None:
+    """The number ("7:3") of the loop device that holds this file."""
+    try:
+        mine = os.stat(path)
+    except OSError:
+        return None
+    for name in os.listdir("/sys/block"):
+        if not name.startswith("loop") or not os.path.exists(f"/sys/block/{name}/loop"):
+            continue
+        try:
+            device = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            said = fcntl.ioctl(device, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
+            number = os.fstat(device).st_rdev
+        except OSError:
+            continue  # let go meanwhile
+        finally:
+            os.close(device)
+        if struct.unpack_from("=QQ", said) == (mine.st_dev, mine.st_ino):
+            return f"{os.major(number)}:{os.minor(number)}"
+    return None
+
+
+def await_detached(path: str, timeout_s: float) -> bool:
+    """True once everything written is in the file and nobody has it mounted any more."""
+    deadline = time.monotonic() + timeout_s
+    while attached(path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_AGAIN_S)
+    return True
+
+
+def _copy_extents(src: int, dst: int, size: int) -> None:
+    at = 0
+    while at < size:
+        try:
+            begin = os.lseek(src, at, os.SEEK_DATA)
+        except OSError:
+            return  # ENXIO: only a hole is left
+        end = os.lseek(src, begin, os.SEEK_HOLE)
+        while begin < end:
+            moved = os.copy_file_range(src, dst, end - begin, begin, begin)
+            if moved == 0:
+                return
+            begin += moved
+        at = end

@@ -1,0 +1,61 @@
+"""What a sandbox with a writable root has changed in it, read from the host.
+
+The changes lie on the sandbox's own volume, where no path leads; the volume is mounted once more
+for as long as somebody reads. UnsupportedByBackend where there is nothing to read or no way to it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import SandboxLost, UnsupportedByBackend
+from sandkasten.linux import processes
+from sandkasten.linux.confinement import id_ranges
+from sandkasten.linux.state_layout import Layout, read_pid, read_state
+from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage.mount_view import seen_again
+from sandkasten.model.sandbox.cell_spec import RootChanges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.model.ids import SandboxId
+
+# As the launcher lays it out.
+_UPPER = "over/upper"
+
+
+@contextmanager
+def changes_of(layout: Layout, sandbox_id: SandboxId) -> Iterator[RootChanges]:
+    """Blocking, but only for moments."""
+    cell = layout.cell(sandbox_id)
+    state, known = read_state(cell), read_pid(cell)
+    pinned = processes.pin(*known) if known else None
+    if state is None or pinned is None:
+        raise SandboxLost(f"sandbox {sandbox_id} is gone", hint="create a new one")
+    try:
+        volume = quota_image.pin_volume(pinned.pid)
+    finally:
+        pinned.close()
+    if volume is None or state.slot is None or state.volume is not None:
+        raise _nothing(sandbox_id)
+    try:
+        with seen_again(volume) as root:
+            upper = os.open(_UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+            try:
+                yield RootChanges(f"/proc/self/fd/{upper}/.", id_ranges.base_of(state.slot))
+            finally:
+                os.close(upper)
+    except FileNotFoundError as exc:
+        raise _nothing(sandbox_id) from exc
+    finally:
+        os.close(volume)
+
+
+def _nothing(sandbox_id: SandboxId) -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        f"the changes of sandbox {sandbox_id} to its root cannot be read",
+        hint="it must have the dev profile, and this machine loop devices (run doctor)",
+    )

@@ -1,0 +1,122 @@
+"""What a workspace holds, moved as a whole: sparse files and directory trees. Blocking.
+
+Only for what no sandbox has at the moment; nobody may change a tree while it is walked here.
+`stop` is set when nobody waits any more, and ends a copy with Cancelled.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import BackendUnavailable, Cancelled
+from sandkasten.linux.storage import tree_removal
+from sandkasten.linux.storage.ext4 import command, full
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Between two looks at `stop`.
+_CHUNK: Final = 16 * 1024 * 1024
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def copy_sparse(source: Path, target: Path, stop: threading.Event) -> None:
+    with source.open("rb") as src, target.open("xb") as dst:
+        size = os.fstat(src.fileno()).st_size
+        dst.truncate(size)
+        at = 0
+        while at < size:
+            try:
+                at = os.lseek(src.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break  # ENXIO: only a hole is left
+            end = os.lseek(src.fileno(), at, os.SEEK_HOLE)
+            while at < end:
+                if stop.is_set():
+                    raise Cancelled("the copy was ended half way", hint="try again")
+                part = min(end - at, _CHUNK)
+                moved = os.copy_file_range(src.fileno(), dst.fileno(), part, at, at)
+                if moved == 0:
+                    raise OSError(errno.EIO, "the file became shorter while it was copied")
+                at += moved
+        os.fsync(dst.fileno())
+
+
+def copy_tree(source: Path, target: Path, stop: threading.Event) -> None:
+    words = ("cp", "-a", "--reflink=auto", "-T", "--", os.fspath(source), os.fspath(target))
+    status, said = command(words, stop, 24 * 3600)
+    if status != 0:
+        if "No space left" in said:
+            raise full("copy a workspace")
+        raise BackendUnavailable(
+            f"a workspace could not be copied: {said[-200:]}",
+            hint="files that their own owner may not read cannot be copied",
+        )
+
+
+def walk(tree: Path) -> Iterator[os.stat_result]:
+    """Everything in it, links not followed; what cannot be looked at is left out.
+
+    One directory is open at a time, so neither depth nor the length of a path matters. When a
+    sandbox moves directories meanwhile, the walk may end early.
+    """
+    here = os.open(tree, _DIRECTORY)
+    levels: list[_Level] = []
+    try:
+        while True:
+            level = _Level(os.fstat(here))
+            levels.append(level)
+            yield level.itself
+            for name in os.listdir(here):
+                with suppress(OSError):
+                    seen = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    if stat.S_ISDIR(seen.st_mode):
+                        level.below.append(name)
+                    else:
+                        yield seen
+            while (inner := _next(here, levels[-1])) is None:
+                levels.pop()
+                if not levels:
+                    return
+                above = os.open("..", _DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = above
+                if not os.path.samestat(os.fstat(here), levels[-1].itself):
+                    return
+            os.close(here)
+            here = inner
+    finally:
+        os.close(here)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    itself: os.stat_result
+    below: list[str] = field(default_factory=list)
+
+
+def _next(here: int, level: _Level) -> int | None:
+    """The next directory of a level, opened; one that nobody could come back from is left out."""
+    while level.below:
+        with suppress(OSError):
+            inner = os.open(level.below.pop(), _DIRECTORY, dir_fd=here)
+            try:
+                os.stat("..", dir_fd=inner)
+            except OSError:
+                os.close(inner)
+                raise
+            return inner
+    return None
+
+
+def remove_tree(tree: Path) -> None:
+    """Whatever its former user left there; nothing there is fine."""
+    with suppress(FileNotFoundError):
+        tree_removal.remove_tree(tree)

@@ -1,0 +1,151 @@
+"""API keys: how one is made, read and narrowed. Pure rules but for the random numbers.
+
+A key is `sk-<id>-<secret>`. The id is public and names the key in lists and in the audit; the
+secret has 256 bits and is shown once. What is kept is the sha256 of the whole text: with that
+many random bits a slow hash would protect nothing more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import InvalidRequest, NotFound
+from sandkasten.model.access.tenancy import SCOPES, Scope, TenantQuota, checked_tenant
+from sandkasten.model.journal_rows import KeyRow
+from sandkasten.model.numbers import number, whole
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+# What somebody who runs agents needs. Images are everybody's, so changing them is not among it.
+DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"sessions", "files", "workspaces"})
+_ID_BYTES: Final = 6
+_SECRET_BYTES: Final = 32
+_KEY = re.compile(r"sk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}\Z")
+_KEY_ID = re.compile(r"key_[0-9a-f]{12}\Z")
+_MAX_NAME: Final = 100
+_MOST: Final = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    id: str
+    text: str = field(repr=False)
+    """Shown to whoever asked for it, and then forgotten."""
+    hashed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRequest:
+    """What somebody asks a new key to be."""
+
+    tenant: str | None = None
+    """Whose it is; the asker's when None."""
+    name: str = ""
+    scopes: Sequence[str] | None = None
+    expires_in_s: float | None = None
+    quota: Mapping[str, int | float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeKey:
+    row: KeyRow
+    text: str = field(repr=False)
+    """Shown once."""
+
+
+def new_row(request: KeyRequest, key: NewKey, now: float, tenant: str) -> KeyRow:
+    """What is kept of the key; InvalidRequest when the request makes no sense."""
+    ends = request.expires_in_s
+    if ends is not None:
+        ends = now + number("expires_in_seconds", ends, low=0.001, high=1e10)
+    return KeyRow(
+        id=key.id,
+        tenant=checked_tenant(tenant if request.tenant is None else request.tenant),
+        name=checked_key_name(request.name),
+        scopes=DEFAULT_SCOPES if request.scopes is None else parse_scopes(request.scopes),
+        created_at=now,
+        quota=parse_quota(request.quota),
+        expires_at=ends,
+    )
+
+
+def make_key() -> NewKey:
+    public = secrets.token_hex(_ID_BYTES)
+    text = f"sk-{public}-{secrets.token_urlsafe(_SECRET_BYTES)}"
+    return NewKey(id=f"key_{public}", text=text, hashed=hash_key(text))
+
+
+def hash_key(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def id_of_key(text: str) -> str | None:
+    """The id a key says it has, without knowing whether it is one that lives."""
+    found = _KEY.match(text)
+    return None if found is None else f"key_{found[1]}"
+
+
+def is_key_id(text: str) -> bool:
+    return _KEY_ID.match(text) is not None
+
+
+def no_such_key() -> NotFound:
+    return NotFound("there is no key with that id", hint="list them: sandkasten key ls")
+
+
+def parse_scopes(names: Iterable[str]) -> frozenset[Scope]:
+    """At least one, all of them known; InvalidRequest names the first that is not."""
+    found: set[Scope] = set()
+    for name in names:
+        known: list[Scope] = [one for one in SCOPES if one == name]
+        if not known:
+            raise InvalidRequest(
+                f"there is no scope {shown(name)}", hint=did_you_mean(name, SCOPES), field="scopes"
+            )
+        found.update(known)
+    if not found:
+        raise InvalidRequest(
+            "a key without a scope can do nothing",
+            hint="known: " + ", ".join(sorted(SCOPES)),
+            field="scopes",
+        )
+    return frozenset(found)
+
+
+def parse_quota(given: Mapping[str, int | float | None]) -> TenantQuota:
+    """By the names of TenantQuota; what is None or not named is not bounded."""
+    known = [one.name for one in fields(TenantQuota)]
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(
+                f"there is no quota {shown(name)}", hint=did_you_mean(name, known), field="quota"
+            )
+    counts = {
+        name: whole(f"quota.{name}", value, low=0, high=_MOST)
+        for name, value in given.items()
+        if value is not None and name != "requests_per_second"
+    }
+    rate = given.get("requests_per_second")
+    return TenantQuota(
+        **counts,
+        requests_per_second=None
+        if rate is None
+        else number("quota.requests_per_second", rate, low=0.001, high=1e6),
+    )
+
+
+def checked_key_name(text: str) -> str:
+    """A remark for people: short, and nothing a terminal would act upon."""
+    if len(text) > _MAX_NAME or not (text == "" or text.isprintable()):
+        raise InvalidRequest(
+            f"{shown(text)} cannot be the name of a key",
+            hint=f"at most {_MAX_NAME} printable characters",
+            field="name",
+        )
+    return text

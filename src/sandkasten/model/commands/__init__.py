@@ -1,0 +1,1 @@
+"""Commands: requests, results, kept output and the reason a command ended."""

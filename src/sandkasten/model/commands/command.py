@@ -1,0 +1,157 @@
+"""From what a caller asked to run to what will be run: validation and defaults, pure.
+
+Runs on the path of every command, so the innocent case touches each value once. Refusals
+are InvalidRequest or PayloadTooLarge and name the rule; nothing is clamped.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from sandkasten.model.commands.exec_values import ExecRequest, Pty
+from sandkasten.model.environment import checked_environment, text_bytes
+from sandkasten.model.files.sandbox_paths import working_directory
+from sandkasten.model.numbers import number, whole
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.policy import MAX_KEPT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_COMMAND_BYTES = MIB
+# execve refuses one argument over 128 KiB (MAX_ARG_STRLEN, its NUL included).
+MAX_ARGUMENT_BYTES = 128 * 1024 - 1
+_SHELL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Checked. Exactly one of `argv` and `text` is set; `text` goes to the shell named `shell`."""
+
+    argv: tuple[str, ...] | None
+    text: str | None
+    shell: str
+    cwd: str | None
+    env: Mapping[str, str]
+    stdin: bytes | None
+    keep_stdin_open: bool
+    timeout_s: float
+    stdout_cap: int
+    stderr_cap: int
+    pty: Pty | None
+    key: str | None
+    raw_output: bool
+
+
+def checked_command(request: ExecRequest, limits: Limits, shell_program: str) -> Command:
+    """What to run. `shell_program` is what a text runs in when it must not touch the session."""
+    argv, text = _what(request, shell_program)
+    timeout_s = limits.exec_timeout_s
+    if request.timeout_s is not None:
+        timeout_s = _timeout(request.timeout_s, limits)
+    stdout_cap, stderr_cap = limits.stdout_bytes, limits.stderr_bytes
+    if request.max_output_bytes is not None:
+        stdout_cap = stderr_cap = whole(
+            "max_output_bytes", request.max_output_bytes, low=0, high=MAX_KEPT_BYTES
+        )
+    if not _SHELL_NAME.match(request.shell):
+        raise InvalidRequest(
+            "the name of a shell is 1 to 64 letters, digits, '_', '.' or '-'",
+            hint="leave it out to use the default shell",
+            field="shell",
+        )
+    cwd = None if request.cwd is None else working_directory(request.cwd)
+    if cwd is None and argv is not None:
+        cwd = WORKSPACE
+    return Command(
+        argv=argv,
+        text=text,
+        shell=request.shell,
+        cwd=cwd,
+        env=checked_environment(request.env) if request.env else {},
+        stdin=request.stdin,
+        keep_stdin_open=request.keep_stdin_open,
+        timeout_s=timeout_s,
+        stdout_cap=stdout_cap,
+        stderr_cap=stderr_cap,
+        pty=None if request.pty is None else checked_pty(request.pty),
+        key=None if request.idempotency_key is None else _key(request.idempotency_key),
+        raw_output=request.raw_output,
+    )
+
+
+def checked_pty(pty: Pty) -> Pty:
+    return Pty(
+        rows=whole("rows", pty.rows, low=1, high=10_000),
+        cols=whole("cols", pty.cols, low=1, high=10_000),
+    )
+
+
+def _what(
+    request: ExecRequest, shell_program: str
+) -> tuple[tuple[str, ...], None] | tuple[None, str]:
+    command = request.command
+    if isinstance(command, str):
+        size = len(text_bytes("command", command))
+        if size > MAX_COMMAND_BYTES:
+            raise _too_large(size)
+        if request.stateful is not False:
+            return None, command
+        if size > MAX_ARGUMENT_BYTES:
+            raise PayloadTooLarge(
+                f"a command of {size} bytes cannot be one argument of {shell_program}",
+                hint=f"at most {MAX_ARGUMENT_BYTES} bytes outside the session's shell; "
+                "write it to a file and run the file",
+                limit=MAX_ARGUMENT_BYTES,
+            )
+        return (shell_program, "-c", command), None
+    if not isinstance(command, tuple | list) or not command or command[0] == "":
+        raise InvalidRequest(
+            "the command is empty",
+            hint='give a program and its arguments: ["ls", "-l"]',
+            field="cmd",
+        )
+    sizes = [len(text_bytes("an argument of the command", part)) for part in command]
+    if max(sizes) > MAX_ARGUMENT_BYTES or sum(sizes) > MAX_COMMAND_BYTES:
+        raise _too_large(sum(sizes))
+    if request.stateful:
+        return None, shlex.join(command)
+    return tuple(command), None
+
+
+def _too_large(size: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the command is {size} bytes long",
+        hint=f"at most {MAX_COMMAND_BYTES} bytes, {MAX_ARGUMENT_BYTES} in one argument; "
+        "write data to a file and name the file",
+        limit=MAX_COMMAND_BYTES,
+    )
+
+
+def _timeout(value: float, limits: Limits) -> float:
+    try:
+        return number("timeout_seconds", value, low=0.001, high=limits.max_exec_timeout_s)
+    except InvalidRequest as exc:
+        if isinstance(value, int | float) and value > limits.max_exec_timeout_s:
+            raise InvalidRequest(
+                f"a timeout of {value:g} s is over max_exec_timeout_seconds "
+                f"({limits.max_exec_timeout_s:g})",
+                hint="lower it, or start the command in the background and read its result later",
+                field="timeout_seconds",
+            ) from exc
+        raise
+
+
+def _key(value: str) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 256 or not value.isprintable():
+        raise InvalidRequest(
+            "an idempotency key is 1 to 256 printable characters",
+            hint="a UUID does well",
+            field="idempotency_key",
+        )
+    return value

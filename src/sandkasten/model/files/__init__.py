@@ -1,0 +1,1 @@
+"""Files inside a sandbox, paths that name them, and keys of the file store."""

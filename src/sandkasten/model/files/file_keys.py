@@ -1,0 +1,105 @@
+"""Keys of the file store, what one may look like, and the rules of the store. Pure.
+
+`f_<id>` is given by us; `runs/<run>/output/<name>`, `sessions/<id>/<name>` and whatever else a
+caller chooses are names with slashes. A key is never a path on the host: content lies by hash.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import FileNotFound, InvalidRequest
+from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_KEY_BYTES: Final = 512
+# Of a file whose content type nobody told.
+UNKNOWN_TYPE: Final = "application/octet-stream"
+_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+# Older programs write the keys we give as `files/f_…`.
+_OLD = re.compile(r"files/(f_[0-9A-Za-z]{8,64})\Z")
+_TYPE = re.compile(
+    r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}(;[\x20-\x7e]{0,200})?\Z"
+)
+_MAX_METADATA: Final = 32
+_MAX_METADATA_BYTES: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    max_bytes: int = 10 * 1024 * MIB
+    """Of one file: what a tenant may have in all is bound enough, unless an operator says less."""
+    max_total_bytes: int = 10 * 1024 * MIB
+    """Of all files of one tenant, each counted in full."""
+    ttl_s: float | None = None
+    """How long one is kept that says nothing of it; None: until it is deleted."""
+
+
+def new_file_key() -> str:
+    """48 bits of time and 80 of chance in Crockford's letters: sorts by age."""
+    figure = int(time.time() * 1000) << 80 | int.from_bytes(os.urandom(10), "big")
+    letters = []
+    for _ in range(26):
+        figure, rest = divmod(figure, 32)
+        letters.append(_ALPHABET[rest])
+    return "f_" + "".join(reversed(letters))
+
+
+def file_key(text: str) -> str:
+    """The key as it is kept; InvalidRequest when no key can look like that."""
+    old = _OLD.match(text)
+    if old is not None:
+        return old[1]
+    if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+        raise _bad(text, f"1 to {MAX_KEY_BYTES} bytes")
+    if any(unicodedata.category(one) in ("Cc", "Cs", "Cf", "Zl", "Zp") for one in text):
+        raise _bad(text, "no control characters")
+    if "\\" in text or any(part in ("", ".", "..") for part in text.split("/")):
+        raise _bad(text, "names with single slashes between them, none of them '.' or '..'")
+    return text
+
+
+def known_file_key(text: str) -> str:
+    """For reading: what cannot be a key answers like one that is not there."""
+    try:
+        return file_key(text)
+    except InvalidRequest as exc:
+        raise no_such_file(text) from exc
+
+
+def no_such_file(key: str) -> FileNotFound:
+    return FileNotFound(f"there is no stored file {shown(key)}", hint="list them with files ls")
+
+
+def checked_content_type(text: str) -> str:
+    if not _TYPE.match(text):
+        raise InvalidRequest(
+            f"{shown(text)} is no content type", hint="like text/plain", field="content_type"
+        )
+    return text
+
+
+def checked_metadata(given: Mapping[str, str]) -> dict[str, str]:
+    size = sum(
+        len(k.encode("utf-8", "replace")) + len(v.encode("utf-8", "replace"))
+        for k, v in given.items()
+    )
+    if len(given) > _MAX_METADATA or size > _MAX_METADATA_BYTES:
+        raise InvalidRequest(
+            "that is too much metadata",
+            hint=f"at most {_MAX_METADATA} names and {_MAX_METADATA_BYTES} bytes",
+            field="metadata",
+        )
+    return dict(given)
+
+
+def _bad(text: str, rule: str) -> InvalidRequest:
+    return InvalidRequest(f"{shown(text)} cannot be the key of a file", hint=rule, field="key")

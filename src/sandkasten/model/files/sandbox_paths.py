@@ -1,0 +1,68 @@
+"""How a path that a caller wrote names a file inside a sandbox. Lexical and pure.
+
+`x`, `/work/x` and `/workspace/x` are the same file. Symlinks are none of this module's
+business: the runner resolves them in the sandbox's own view and refuses there.
+"""
+
+from __future__ import annotations
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.environment import text_bytes
+from sandkasten.model.sandbox.cell_spec import HOME, TMP, WORKSPACE
+
+# The kernel's own bound, its NUL included.
+PATH_MAX = 4096
+WRITABLE = (WORKSPACE, TMP, HOME)
+_ALIAS = "/work"
+
+
+def sandbox_path(path: str) -> str:
+    """The absolute path meant, without `.` and doubled slashes; `..` is refused, not folded.
+
+    Folding `..` would be wrong as soon as the component before it is a symlink.
+    """
+    size = len(text_bytes("path", path))
+    if not path:
+        raise InvalidRequest(
+            "the path is empty", hint=f"name a file, or {WORKSPACE} itself", field="path"
+        )
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise InvalidRequest(
+            "the path contains '..'", hint="write the path it stands for", field="path"
+        )
+    if path.startswith("/"):
+        if parts and parts[0] == "work":
+            parts[0] = "workspace"
+        answer = "/" + "/".join(parts)
+    else:
+        answer = "/".join([WORKSPACE, *parts])
+    if size >= PATH_MAX or len(answer) >= PATH_MAX:
+        raise InvalidRequest(
+            f"the path is {size} bytes long", hint=f"at most {PATH_MAX - 1}", field="path"
+        )
+    return answer
+
+
+def workspace_member(path: str) -> str:
+    """As `sandbox_path`, for something that must lie in the workspace and be more than it."""
+    answer = sandbox_path(path)
+    if not answer.startswith(WORKSPACE + "/"):
+        raise InvalidRequest(
+            f"{path[:200]!r} does not lie in the workspace",
+            hint=f"give a path relative to {WORKSPACE}",
+            field="path",
+        )
+    return answer
+
+
+def working_directory(path: str) -> str:
+    """Where a command starts. `..` is fine here: the kernel resolves it in the sandbox's view."""
+    text_bytes("cwd", path)
+    if not path:
+        raise InvalidRequest("cwd is empty", hint="leave it out or name a directory", field="cwd")
+    if len(path) >= PATH_MAX:
+        raise InvalidRequest("cwd is too long", hint=f"at most {PATH_MAX - 1} bytes", field="cwd")
+    if path == _ALIAS or path.startswith(_ALIAS + "/"):
+        return WORKSPACE + path[len(_ALIAS) :]
+    return path if path.startswith("/") else f"{WORKSPACE}/{path}"

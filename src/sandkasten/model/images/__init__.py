@@ -1,0 +1,1 @@
+"""Images as values: names, resolved root file systems, store entries."""

@@ -1,0 +1,131 @@
+"""What the daemon remembers beyond the ledger: whose a session was, what ran, who did what.
+
+The ledger says what exists; these rows say whose it is and what became of it, and outlive it
+until their retention ends. Values only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.access.tenancy import Scope, TenantQuota
+
+SessionEnd = Literal["destroyed", "expired", "crashed", "lost"]
+"""Somebody destroyed it; its lease ran out; it died; the machine or its backend lost it."""
+ExecStatus = Literal["running", "completed", "timed_out", "killed", "lost"]
+
+
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """For how long what has ended is remembered."""
+
+    sessions_s: float = 7 * _DAY_S
+    execs_s: float = 7 * _DAY_S
+    audit_s: float = 90 * _DAY_S
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    id: str
+    tenant: str
+    image: str
+    backend: str
+    created_at: float
+    status: str = "creating"
+    """creating, running, or a SessionEnd."""
+    session_key: str | None = None
+    workspace_id: str | None = None
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    key_id: str | None = None
+    ended_at: float | None = None
+    reason: str = ""
+    """One sentence when it ended otherwise than by destroy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRow:
+    """One command; its output is the runner's while the session lives, and not kept here."""
+
+    id: str
+    session_id: str
+    tenant: str
+    command: str
+    """As asked, cut at 4 KiB."""
+    status: ExecStatus
+    started_at: float
+    exit_code: int | None = None
+    signal: int | None = None
+    duration_ms: int | None = None
+    cpu_ms: int | None = None
+    peak_memory_bytes: int | None = None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    why: str | None = None
+    """The code of what ended it."""
+    shell: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """An API key, without the key: only its hash is kept, and that not here."""
+
+    id: str
+    tenant: str
+    name: str
+    scopes: frozenset[Scope]
+    created_at: float
+    quota: TenantQuota
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    last_used_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One change that somebody made through the daemon."""
+
+    seq: int
+    at: float
+    tenant: str
+    key_id: str | None
+    action: str
+    """`session.create`, `key.revoke`, …"""
+    target: str
+    outcome: str
+    """ok, or the code of the error."""
+    request_id: str = ""
+    detail: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file of the file store."""
+
+    key: str
+    tenant: str
+    size_bytes: int
+    content_type: str
+    checksum: str
+    """`sha256:<hex>`"""
+    created_at: float
+    expires_at: float | None = None
+    metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A stored file that was put into a sandbox."""
+
+    path: str
+    """Where it lies in the sandbox, absolute."""
+    size_bytes: int
+    file_key: str
+    checksum: str

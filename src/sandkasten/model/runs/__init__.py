@@ -1,0 +1,1 @@
+"""Runs of agents and workflows, and the session keys they use."""

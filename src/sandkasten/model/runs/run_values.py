@@ -1,0 +1,166 @@
+"""Runs of agents and workflows: what was asked, how far it came, how it ended. Values only.
+
+A run is open until it has one of the ends. Whoever works on an open run holds its claim; an open
+run whose claim nobody holds was left by a process that died.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from sandkasten.model.access.tenancy import DEFAULT_TENANT, TenantQuota
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RunKind = Literal["agent", "workflow"]
+RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
+"""lost: the process that worked on it died, and it cannot be gone on with."""
+
+ENDS: Final = frozenset({"completed", "failed", "cancelled", "lost"})
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def new_run_id() -> str:
+    """A part of session keys, so letters and digits alone."""
+    return "run_" + secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class RunUsage:
+    """What a run took, with all it called."""
+
+    steps: int = 0
+    """Answers of a model, or steps of a workflow."""
+    tool_calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    id: str
+    kind: RunKind
+    name: str
+    """The agent's or the workflow's."""
+    created_at: float
+    tenant: str = DEFAULT_TENANT
+    status: RunStatus = "running"
+    input: Any = None
+    """JSON: `{"task": …, "variables": {…}}` of an agent, anything of a workflow."""
+    output: Any = None
+    """JSON, or a text where the agent has no schema for its output."""
+    error: Mapping[str, Any] | None = None
+    """code, message, hint; None unless it failed."""
+    ended_at: float | None = None
+    parent_id: str | None = None
+    """The run that asked for this one."""
+    workflow_run_id: str | None = None
+    key_id: str | None = None
+    quota: TenantQuota | None = None
+    """What its tenant might have when it began; also for what is gone on with after a crash."""
+    files: bool = True
+    """Whether whoever began it may use its tenant's stored files, and it too."""
+    usage: RunUsage = field(default_factory=RunUsage)
+    source: str = ""
+    """The file it was begun with, so that a change of the file does not change a run."""
+    state: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """JSON: what is needed to go on after a crash; empty when nothing is."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDS
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """One thing that happened, for those who watch and for the transcript. `seq` is from 1."""
+
+    seq: int
+    at: float
+    type: str
+    """run.started, agent.message, tool.called, tool.answered, step.started, step.ended, …"""
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRunRequest:
+    agent: str
+    """A name in the library."""
+    task: str = ""
+    variables: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """Values for the template. Nothing in them can name a run or a sandbox."""
+    tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
+    quota: TenantQuota | None = None
+    source: str | None = None
+    """The text of a prompt file, in place of one in the library."""
+    files: bool = True
+    """Whether whoever asks may use the stored files of the tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRunRequest:
+    workflow: str
+    """An id in the library."""
+    input: Any = None
+    tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
+    quota: TenantQuota | None = None
+    source: str | None = None
+    """The text of a workflow file, in place of one in the library."""
+    files: bool = True
+    """Whether whoever asks may use the stored files of the tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """An agent or a workflow of the library, described."""
+
+    kind: RunKind
+    name: str
+    description: str = ""
+    path: str = ""
+    source: str = ""
+    fields: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """JSON: model, mode, tools, input and output schema; or steps and graph."""
+    warnings: tuple[str, ...] = ()
+    error: Mapping[str, Any] | None = None
+    """code, message, hint, when the file cannot be used."""
+
+
+def public_run(row: RunRow) -> dict[str, Any]:
+    """The fields of a run in the public contract, but for its times."""
+    usage = row.usage
+    error = None if row.error is None else dict(row.error)
+    named = {f"{row.kind}_id": row.name, f"{row.kind}_name": row.name}
+    fields: dict[str, Any] = {
+        "id": row.id,
+        "run_id": row.id,
+        "kind": row.kind,
+        "name": row.name,
+        **named,
+        "status": row.status,
+        "done": row.ended,
+        "input": row.input,
+        "output": row.output,
+        "error": error,
+        "parent_id": row.parent_id,
+        "workflow_run_id": row.workflow_run_id,
+        "usage": {
+            "steps": usage.steps,
+            "tool_calls": usage.tool_calls,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        },
+    }
+    if row.kind == "agent" and isinstance(row.input, dict):
+        fields["task"] = row.input.get("task", "")
+        fields["variables"] = row.input.get("variables") or {}
+    if row.ended_at is not None:
+        fields["duration_ms"] = max(0, round((row.ended_at - row.created_at) * 1000))
+    return fields

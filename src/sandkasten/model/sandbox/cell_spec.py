@@ -1,0 +1,96 @@
+"""The one description of a sandbox that every backend renders in its own way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.model.sandbox.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.images.resolved_image import Image
+
+Profile = Literal["hardened", "dev"]
+Network = Literal["none"]
+
+WORKSPACE = "/workspace"
+HOME = "/home/sandbox"
+TMP = "/tmp"  # noqa: S108  (a path inside the sandbox, private and sized)
+USER_NAME = "sandbox"
+USER_ID = 1000
+RUNNER_ID = 999
+ROOT_HOME = "/root"
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A workspace that outlives its sandbox: an ext4 image, or a directory for ordinary users.
+
+    On disk it holds ids as they are inside (1000 is the user), whatever range a sandbox has.
+    """
+
+    path: str
+    kind: Literal["image", "directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostMount:
+    """A directory or file of the host shown read-only; only an operator's policy makes one."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellSpec:
+    """What isolation needs to know, and nothing about who asked or why."""
+
+    image: Image
+    limits: Limits = field(default_factory=Limits)
+    profile: Profile = "hardened"
+    network: Network = "none"
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    hostname: str = "sandbox"
+    workspace: Volume | None = None
+    """None: a fresh one that goes with the sandbox."""
+    mounts: tuple[HostMount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RootChanges:
+    """What was changed in a writable root, as overlayfs keeps it: a directory of this machine.
+
+    Ids in it are the sandbox's plus `first_id`. Written by strangers: never follow a link in it.
+    """
+
+    tree: str
+    first_id: int
+
+
+def user_id(spec: CellSpec) -> int:
+    """Who commands run as, inside."""
+    return 0 if spec.profile == "dev" else USER_ID
+
+
+def home(spec: CellSpec) -> str:
+    return ROOT_HOME if spec.profile == "dev" else HOME
+
+
+def base_environment(spec: CellSpec) -> dict[str, str]:
+    """What every command starts with: fixed names, then the image's, then the caller's."""
+    name = "root" if spec.profile == "dev" else USER_NAME
+    return {
+        "PATH": DEFAULT_PATH,
+        "HOME": home(spec),
+        "USER": name,
+        "LOGNAME": name,
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "TMPDIR": TMP,
+        **spec.image.env,
+        **spec.env,
+    }

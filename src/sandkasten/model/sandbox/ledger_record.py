@@ -1,0 +1,60 @@
+"""One row of the ledger: what must be known of a sandbox after everybody forgot it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.model.access.tenancy import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.host_mounts import Mounted
+    from sandkasten.model.sandbox.lifecycle import State
+    from sandkasten.model.sandbox.limits import Limits, Unenforced
+
+Acquired = Literal["cold", "pool", "spare", "internal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    id: SandboxId
+    state: State
+    backend: str
+    image: str
+    profile: str
+    limits: Limits
+    created_at: float
+    """Wall clock, for people."""
+    created_boottime: float
+    """Seconds since boot: TTLs count on this one, it cannot jump."""
+    boot_id: str
+    idle_timeout_s: float
+    lifetime_s: float
+    session_key: str | None = None
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env_names: tuple[str, ...] = ()
+    owner_pid: int = 0
+    """Who made it, with its start time: a row stuck in CREATING whose owner is gone is litter."""
+    owner_start: int = 0
+    unenforced: tuple[Unenforced, ...] = ()
+    warnings: tuple[str, ...] = ()
+    image_id: str = ""
+    """Which content of the store the image's name meant; keeps its layers from removal.
+
+    Empty for an image that only the backend has: the store would look for its layers in vain."""
+    workspace_id: str | None = None
+    workspace_shared: bool = False
+    acquired: Acquired = "cold"
+    """Made for whoever asked; or kept ready and claimed; or kept ready and nobody's yet;
+    or made to reach the files of a named workspace, and in nobody's list."""
+    mounts: tuple[Mounted, ...] = ()
+    tenant: str = DEFAULT_TENANT
+
+    @property
+    def hidden(self) -> bool:
+        """Ours, not somebody's session: in no list, no journal and no quota."""
+        return self.acquired in ("spare", "internal")

@@ -1,0 +1,82 @@
+"""One-shot compute: code in, answer and artifacts out. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from sandkasten.model.access.tenancy import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.model.commands.exec_values import Why
+    from sandkasten.model.sandbox.sandbox_requests import Number
+
+_NO_TEXT: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    code: str | bytes
+    runtime: str = "python"
+    """python, node, bash or sh (linux and shell mean bash)."""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
+    files: Mapping[str, str | bytes] = field(default_factory=lambda: MappingProxyType({}))
+    """Relative to the workspace, written before the code starts."""
+    stdin: bytes | None = None
+    timeout_s: float | None = None
+    artifacts: tuple[str, ...] = ()
+    """Globs relative to the workspace; `**` spans directories."""
+    image: str | None = None
+    limits: Mapping[str, Number] = field(default_factory=lambda: MappingProxyType({}))
+    profile: str | None = None
+    backend: str | None = None
+    isolation: str | None = None
+    network: str | None = None
+    workspace_id: str | None = None
+    """A workspace that outlives the run: what the code writes there stays."""
+    workspace_mode: str | None = None
+    mounts: tuple[str, ...] = ()
+    pip_packages: tuple[str, ...] = ()
+    npm_packages: tuple[str, ...] = ()
+    tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that matched. Without `data`, `omitted_reason` says why."""
+
+    path: str
+    """Relative to the workspace, as the globs are."""
+    size_bytes: int
+    data: bytes | None = None
+    omitted_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    ok: bool
+    runtime: str
+    exit_code: int | None
+    signal: int | None
+    duration_ms: int
+    stdout: bytes
+    stderr: bytes
+    output: bytes
+    truncated: bool
+    timed_out: bool
+    oom_killed: bool
+    artifacts: tuple[Artifact, ...]
+    limits: Mapping[str, Number]
+    """The caps this run was held to, by public name."""
+    image: str
+    sandbox_id: str
+    backend: str
+    error: str | None = None
+    """One sentence when not ok."""
+    why: Why | None = None
+    warnings: tuple[str, ...] = ()

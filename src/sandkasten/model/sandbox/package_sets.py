@@ -1,0 +1,151 @@
+"""Packages a sandbox is to have: which texts name one, and where the packages are seen inside.
+
+Pure. A package is named as its ecosystem names it, with a version at most: an option, an address,
+a path or a marker is InvalidRequest, because every one of these makes an installer do something
+else than fetch that package. What the operator does not allow is PolicyDenied.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from sandkasten.errors import InvalidRequest, PolicyDenied
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sandkasten.model.sandbox.cell_spec import HostMount
+
+Ecosystem = Literal["pip", "npm"]
+
+PYTHON_DIR: Final = "/opt/sandkasten/python"
+# At the root, because node looks for node_modules in every directory above a file: this is the
+# one place that both `require` and `import` find from anywhere.
+NODE_DIR: Final = "/node_modules"
+MOUNT_PREFIX: Final = "packages:"
+"""How the mount of a set is called in a sandbox's record; no mount of an operator can be."""
+MAX_PACKAGES: Final = 100
+_MAX_TEXT: Final = 200
+
+_VERSION: Final = r"[A-Za-z0-9][A-Za-z0-9._+!*-]*"
+_PIP: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
+    r"(?P<extras>\[[A-Za-z0-9._-]+(?:,[A-Za-z0-9._-]+)*\])?"
+    rf"(?P<versions>(?:===|==|~=|!=|<=|>=|<|>){_VERSION}"
+    rf"(?:,(?:===|==|~=|!=|<=|>=|<|>){_VERSION})*)?\Z"
+)
+_NPM: Final = re.compile(
+    r"(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-zA-Z0-9~][a-zA-Z0-9._~-]*)"
+    r"(?:@(?P<range>[A-Za-z0-9^~<>=.*|+ -]+))?\Z"
+)
+# pip takes a name with such an end for a file of the directory it stands in.
+_ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """Checked, without repetitions and in order: equal wishes are equal values."""
+
+    pip: tuple[str, ...] = ()
+    npm: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.pip or self.npm)
+
+    @property
+    def ecosystems(self) -> tuple[tuple[Ecosystem, tuple[str, ...]], ...]:
+        both: tuple[tuple[Ecosystem, tuple[str, ...]], ...] = (("pip", self.pip), ("npm", self.npm))
+        return tuple(one for one in both if one[1])
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSet:
+    """One installed set: where it lies here, where a sandbox sees it, and what is set there."""
+
+    key: str
+    mount: HostMount
+    path: str
+    """A directory of programs inside, for PATH."""
+    variable: str
+    """The variable that makes the interpreter look in `mount.target`."""
+
+
+def checked_packages(pip: object = (), npm: object = ()) -> Packages:
+    return Packages(
+        _checked("pip_packages", pip, _PIP, "name, or name==version; no option, URL or path"),
+        _checked("npm_packages", npm, _NPM, "name, or name@version; no option, URL or path"),
+    )
+
+
+def package_name(ecosystem: Ecosystem, spec: str) -> str:
+    """The name alone, as its index compares it."""
+    found = (_PIP if ecosystem == "pip" else _NPM).match(spec)
+    name = found["name"] if found else spec
+    return re.sub(r"[-_.]+", "-", name).lower() if ecosystem == "pip" else name
+
+
+def npm_range(spec: str) -> str:
+    found = _NPM.match(spec)
+    return (found["range"] if found else None) or "latest"
+
+
+def check_allowed(packages: Packages, allow: Iterable[str] | None) -> None:
+    """`allow` has names, or `pip:name` and `npm:name`; None allows every one."""
+    if allow is None:
+        return
+    known = set(allow)
+    for ecosystem, specs in packages.ecosystems:
+        for spec in specs:
+            name = package_name(ecosystem, spec)
+            if not known & {name, f"{ecosystem}:{name}"}:
+                raise PolicyDenied(
+                    f"package {name} ({ecosystem}) is not on the allow-list",
+                    hint=f"packages.allow: {', '.join(sorted(known)) or '(empty)'}",
+                    field=f"{ecosystem}_packages",
+                    package=name,
+                )
+
+
+def environment(sets: Iterable[PackageSet], path: str, asked: Mapping[str, str]) -> dict[str, str]:
+    """What to set beside what the caller asked for; `path` is the PATH it would have otherwise.
+
+    The caller's own PYTHONPATH and PATH stay, and his directories come first.
+    """
+    found: dict[str, str] = {}
+    programs = []
+    for one in sets:
+        mine = asked.get(one.variable)
+        found[one.variable] = f"{mine}:{one.mount.target}" if mine else one.mount.target
+        programs.append(one.path)
+    if programs:
+        theirs = asked.get("PATH")
+        joined = ":".join(programs)
+        found["PATH"] = f"{theirs}:{joined}" if theirs else f"{joined}:{path}"
+    return found
+
+
+def _checked(field: str, value: object, form: re.Pattern[str], wanted: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise InvalidRequest(f"{field} is a list of names", hint=f"each one: {wanted}", field=field)
+    if len(value) > MAX_PACKAGES:
+        raise InvalidRequest(
+            f"{field} has {len(value)} entries", hint=f"at most {MAX_PACKAGES}", field=field
+        )
+    for one in value:
+        if not isinstance(one, str) or len(one) > _MAX_TEXT or not _named(form, _tight(one)):
+            raise InvalidRequest(
+                f"{shown(str(one))} does not name a package", hint=f"write {wanted}", field=field
+            )
+    return tuple(sorted({_tight(one) for one in value}))
+
+
+def _named(form: re.Pattern[str], spec: str) -> bool:
+    return form.match(spec) is not None and (form is _NPM or _ARCHIVE.search(spec) is None)
+
+
+def _tight(spec: str) -> str:
+    """Without the spaces that people put around a comparison."""
+    return re.sub(r"\s*(===|==|~=|!=|<=|>=|<|>|,)\s*", r"\1", spec.strip())

@@ -1,0 +1,264 @@
+"""What the operator allows and what a request gets: pure rules, each refusal names its rule.
+
+Knows nothing of settings files, backends or clocks. Every function either answers a
+complete value or raises a class of `errors`; nothing is clamped silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.model.numbers import number, whole
+from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.workspace import WorkspaceRules
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import Profile
+    from sandkasten.model.sandbox.host_mounts import MountRule
+    from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Number
+
+DEFAULT_BLOCKED_PATHS = ("/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys", "/dev")
+
+# What a single stream may keep: the runner holds the output of finished commands in 8 MiB.
+MAX_KEPT_BYTES = 8 * MIB
+_TEBI_MB = 1024 * 1024
+_NO_CEILING: Mapping[str, Number] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The operator's rules for every sandbox of one engine."""
+
+    default_image: str = "host"
+    limits: Limits = field(default_factory=Limits)
+    """What a sandbox gets that asked for nothing."""
+    ttl_s: float = 1800.0
+    idle_timeout_s: float = 1800.0
+    lifetime_s: float = 4 * 3600.0
+    """Also the most a request may ask for."""
+    blocked_paths: tuple[str, ...] = DEFAULT_BLOCKED_PATHS
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What the operator lets in of its own environment; the caller's names win."""
+    workspaces: WorkspaceRules = field(default_factory=WorkspaceRules)
+    mounts: tuple[MountRule, ...] = ()
+    """What of the host may be shown, read-only; a request can only name one of these."""
+    reclaim_after_s: float | None = None
+    """Seconds of rest after which a sandbox gives back the memory it can spare; None: never."""
+    isolation: str | None = None
+    """What a request gets that names neither isolation nor backend; None: standard."""
+    isolation_minimum: str | None = None
+    """The weakest isolation a request may have; None: any."""
+    ceiling: Mapping[str, Number] = field(default_factory=lambda: _NO_CEILING)
+    """The most a request may ask for, by public names of limits; a name that is missing: any."""
+    allow_network: bool = False
+    """Whether an agent may ask for a network at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """One public name: the field it sets, its bounds in public units, the way there and back."""
+
+    field: str
+    low: float
+    high: float
+    inward: Callable[[float], Number] = float
+    outward: Callable[[Number], Number] = float
+    integral: bool = False
+    alias: bool = False
+
+
+def _mb(field_name: str, *, low: int = 1, alias: bool = False) -> _Limit:
+    return _Limit(
+        field_name,
+        low,
+        _TEBI_MB,
+        inward=lambda v: int(v * MIB),
+        outward=lambda v: v // MIB if isinstance(v, int) and v % MIB == 0 else v / MIB,
+        alias=alias,
+    )
+
+
+def _count(field_name: str, low: int, high: int, *, alias: bool = False) -> _Limit:
+    return _Limit(field_name, low, high, inward=int, outward=int, integral=True, alias=alias)
+
+
+_LIMITS: dict[str, _Limit] = {
+    "cpu_limit": _Limit("cpus", 0.01, 1024),
+    "cpu_millicores": _Limit(
+        "cpus", 10, 1_024_000, lambda v: v / 1000, lambda v: int(v * 1000), alias=True
+    ),
+    # Under 16 MB the runner and one shell have no room left to say what went wrong.
+    "mem_limit_mb": _mb("memory_bytes", low=16),
+    "memory_mb": _mb("memory_bytes", low=16, alias=True),
+    # The runner, a supervisor, a shell and one pipeline.
+    "pids_limit": _count("pids", 8, 4_194_304),
+    "workspace_mb": _mb("workspace_bytes"),
+    "tmp_mb": _mb("tmp_bytes"),
+    # Below it the launcher and the runner have no room for their own descriptors.
+    "max_open_files": _count("open_files", 128, 1_048_576),
+    "exec_timeout_seconds": _Limit("exec_timeout_s", 0.001, 86_400),
+    "max_exec_timeout_seconds": _Limit("max_exec_timeout_s", 0.001, 86_400),
+    "max_stdout_bytes": _count("stdout_bytes", 0, MAX_KEPT_BYTES),
+    "max_stderr_bytes": _count("stderr_bytes", 0, MAX_KEPT_BYTES),
+    "max_artifact_bytes": _count("artifact_bytes", 0, 1024 * MIB),
+    "max_file_size_bytes": _count("tool_file_bytes", 0, 1024 * MIB),
+    "max_files": _count("tool_files", 0, 1_000_000),
+}
+
+LIMIT_NAMES: tuple[str, ...] = tuple(_LIMITS)
+# Deadlines have a ceiling of their own, `max_exec_timeout_seconds`.
+CEILING_NAMES: tuple[str, ...] = tuple(
+    name for name, known in _LIMITS.items() if not known.alias and "timeout" not in name
+)
+
+
+def parse_limits(
+    asked: Mapping[str, Number], base: Limits, ceiling: Mapping[str, Number] = _NO_CEILING
+) -> Limits:
+    """`base` with what was asked laid over it; InvalidRequest for what is unknown or contradictory.
+
+    A request may lower `max_exec_timeout_seconds` and never raise it over the operator's. What
+    is over the ceiling is PolicyDenied, and names its setting.
+    """
+    if not asked:
+        return base
+    values: dict[str, Number] = {}
+    said_by: dict[str, str] = {}
+    for name, value in asked.items():
+        known = _LIMITS.get(name) if isinstance(name, str) else None
+        if known is None:
+            raise InvalidRequest(
+                f"there is no limit named {shown(str(name))}",
+                hint=did_you_mean(str(name), _LIMITS),
+                field="limits",
+            )
+        if known.integral:
+            checked: float = whole(name, value, low=int(known.low), high=int(known.high))
+        else:
+            checked = number(name, value, low=known.low, high=known.high)
+        figure = known.inward(checked)
+        if known.field in values and values[known.field] != figure:
+            raise InvalidRequest(
+                f"limits {said_by[known.field]} and {name} contradict each other",
+                hint="they name the same limit; give one of them",
+                field="limits",
+            )
+        values[known.field], said_by[known.field] = figure, name
+    _check_ceiling(values, said_by, ceiling)
+    limits = replace(base, **values)  # type: ignore[arg-type]
+    if limits.max_exec_timeout_s > base.max_exec_timeout_s:
+        raise InvalidRequest(
+            f"max_exec_timeout_seconds is at most {base.max_exec_timeout_s:g} here",
+            hint="the operator sets defaults.max_exec_timeout_ms",
+            field="limits",
+        )
+    if limits.exec_timeout_s > limits.max_exec_timeout_s:
+        if "exec_timeout_s" in values:
+            raise InvalidRequest(
+                f"exec_timeout_seconds is at most {limits.max_exec_timeout_s:g}",
+                hint="lower it, or run the command in the background",
+                field="limits",
+            )
+        limits = replace(limits, exec_timeout_s=limits.max_exec_timeout_s)
+    return limits
+
+
+def _check_ceiling(
+    values: Mapping[str, Number], said_by: Mapping[str, str], ceiling: Mapping[str, Number]
+) -> None:
+    for name, most in ceiling.items():
+        known = _LIMITS[name]
+        if known.field in values and values[known.field] > known.inward(most):
+            said = said_by[known.field]
+            raise PolicyDenied(
+                f"{said} is more than policy.max.{name} ({most:g}) allows",
+                hint="ask for less, or have the operator raise that setting",
+                rule=f"policy.max.{name}",
+                field=f"limits.{said}",
+            )
+
+
+def public_limits(limits: Limits) -> dict[str, Number]:
+    """The same figures under their public names and in public units."""
+    return {
+        name: known.outward(getattr(limits, known.field))
+        for name, known in _LIMITS.items()
+        if not known.alias
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """How long a sandbox lives: without activity, and at all."""
+
+    idle_timeout_s: float
+    lifetime_s: float
+
+
+def lease_for(request: CreateRequest, policy: Policy) -> Lease:
+    """The smallest idle time anybody named, within the operator's lifetime."""
+    lifetime = policy.lifetime_s
+    if request.lifetime_s is not None:
+        lifetime = number("lifetime_seconds", request.lifetime_s, low=1, high=policy.lifetime_s)
+    asked = [
+        number(name, value, low=1, high=policy.lifetime_s)
+        for name, value in (
+            ("ttl_seconds", request.ttl_s),
+            ("idle_timeout_seconds", request.idle_timeout_s),
+        )
+        if value is not None
+    ]
+    idle = min(asked) if asked else min(policy.ttl_s, policy.idle_timeout_s)
+    return Lease(idle_timeout_s=min(idle, lifetime), lifetime_s=lifetime)
+
+
+def checked_profile(profile: str | None) -> Profile:
+    if profile in (None, "hardened"):
+        return "hardened"
+    if profile == "dev":
+        return "dev"
+    raise InvalidRequest(
+        f"there is no profile named {shown(str(profile))}",
+        hint=did_you_mean(str(profile), ("hardened", "dev")),
+        field="profile",
+    )
+
+
+def check_profile_on(profile: Profile, image: Image) -> None:
+    """Root inside needs a root file system of its own; the machine's cannot be given away."""
+    if profile == "dev" and image.kind == "host":
+        raise UnsupportedByBackend(
+            "the dev profile needs an image: nothing can be installed into the machine's own /usr",
+            hint="name an image (sandkasten image ls), or use profile: hardened",
+            profile="dev",
+        )
+
+
+def check_network(network: str | None) -> None:
+    """Only `none` can be had; anything else is refused, never quietly closed or opened."""
+    if network in (None, "none"):
+        return
+    raise UnsupportedByBackend(
+        f"network {shown(str(network))} is not available on this backend",
+        hint="sandboxes have no network; leave the field out or say none",
+        network=str(network)[:80],
+    )
+
+
+def checked_session_key(key: str | None) -> str | None:
+    if key is None:
+        return None
+    if not isinstance(key, str) or not 1 <= len(key) <= 256 or not key.isprintable():
+        raise InvalidRequest(
+            "a session key is 1 to 256 printable characters",
+            hint="for instance workflow:<run>:<name>",
+            field="session_key",
+        )
+    return key

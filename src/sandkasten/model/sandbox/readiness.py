@@ -1,0 +1,48 @@
+"""What a backend says of itself before it is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sandkasten.model.sandbox.limits import Unenforced
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One line of `doctor`: what is needed, whether it is there, and what to do when it is not."""
+
+    name: str
+    ok: bool
+    state: str
+    remedy: str = ""
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    ready: bool
+    reason: str = ""
+    remedy: str = ""
+    requirements: tuple[Requirement, ...] = ()
+    unenforced: tuple[Unenforced, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One way to have sandboxes here: a backend with a kind of root and a profile."""
+
+    name: str
+    backend: str
+    ready: bool
+    image: str = ""
+    profile: str = ""
+    reason: str = ""
+    remedy: str = ""
+    default: bool = False
+    """What a request gets that asks for nothing."""
+    tried: bool = False
+    """Sandboxes were really made; without that, `ready` is what the machine looks like."""
+    create_ms: float | None = None
+    """The median of a few creates."""

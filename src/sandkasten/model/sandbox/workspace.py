@@ -1,0 +1,204 @@
+"""Named workspaces: what a name may be, what one is, and who may have it. Pure rules.
+
+Knows nothing of files, rows on disk or locks: `linux.volumes` keeps workspaces, the engine
+asks these functions with the lock of the name in hand. A refusal is a class of `errors`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded
+from sandkasten.model.access.tenancy import scoped, unscoped
+from sandkasten.model.numbers import number
+from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+
+# Neither a path nor an option, and the same on a file system that ignores case.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
+_KEPT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(@[a-z0-9][a-z0-9-]{0,31})?\Z")
+_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit"
+
+VolumeKind = Literal["image", "directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceRules:
+    """The operator's settings for named workspaces."""
+
+    default_bytes: int = 500 * MIB
+    """The size of one whose maker named none."""
+    max_bytes: int = 1024 * 1024 * MIB
+    max_count: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceWish:
+    """A workspace that a request names."""
+
+    name: str
+    """As it is kept."""
+    shared: bool = False
+    asked_bytes: int | None = None
+    """None: the size it has, or the operator's for a new one."""
+    must_exist: bool = False
+    """WorkspaceNotFound in place of a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWorkspace:
+    """What is written down beside a workspace."""
+
+    name: str
+    kind: VolumeKind
+    size_bytes: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a workspace takes; None where it cannot be told from outside."""
+
+    used_bytes: int | None
+    """By files, as a user inside would count them."""
+    allocated_bytes: int | None
+    """On the host's disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """One named workspace, described."""
+
+    name: str
+    kind: VolumeKind | None
+    """image: its size is held by the kernel; directory: its size is only a wish."""
+    size_bytes: int | None
+    created_at: float | None
+    used_bytes: int | None = None
+    allocated_bytes: int | None = None
+    used_by: tuple[str, ...] = ()
+    """The living sandboxes that have it."""
+    shared: bool = False
+    """Whether those share it."""
+    problem: str | None = None
+    """Why it cannot be used as it is; None when it can."""
+
+
+def checked_workspace_name(name: object) -> str:
+    """The name, or InvalidRequest. What passes can never be a path."""
+    if isinstance(name, str) and _NAME.match(name):
+        return name
+    said = shown(name) if isinstance(name, str) else f"a value of type {type(name).__name__}"
+    hint = f"a name is {_RULE}"
+    if isinstance(name, str) and _NAME.match(name.lower()):
+        hint = f"names are in lower case: {name.lower()}"
+    raise InvalidRequest(f"{said} cannot name a workspace", hint=hint, field="workspace_id")
+
+
+def is_kept_name(name: str) -> bool:
+    """Whether a workspace can be kept under it: a name, and of which tenant. Never a path."""
+    return _KEPT.match(name) is not None
+
+
+def checked_kept_name(name: str) -> str:
+    """A name as it is kept, or InvalidRequest; users never write one."""
+    return name if is_kept_name(name) else checked_workspace_name(name)
+
+
+def plain_name(kept: str) -> str:
+    """The name as its owner knows it."""
+    return unscoped(kept)[1]
+
+
+def checked_mode(mode: object, name: str | None) -> bool:
+    """Whether it is to be shared."""
+    if mode is None:
+        return False
+    if mode not in ("exclusive", "shared"):
+        raise InvalidRequest(
+            f"there is no workspace mode {shown(str(mode))}",
+            hint="exclusive (one sandbox at a time) or shared",
+            field="workspace_mode",
+        )
+    if name is None:
+        raise InvalidRequest(
+            f"workspace mode {mode} needs a workspace with a name",
+            hint="name it with workspace_id; without a name it is always the sandbox's own",
+            field="workspace_mode",
+        )
+    return mode == "shared"
+
+
+def workspace_wish(request: CreateRequest, rules: WorkspaceRules) -> WorkspaceWish | None:
+    """What a request says of its workspace; None when it names none."""
+    shared = checked_mode(request.workspace_mode, request.workspace_id)
+    if request.workspace_id is None:
+        return None
+    asked = request.limits.get("workspace_mb")
+    return WorkspaceWish(
+        scoped(request.tenant, checked_workspace_name(request.workspace_id)),
+        shared,
+        None if asked is None else checked_size(asked, rules),
+    )
+
+
+def checked_size(size_mb: object, rules: WorkspaceRules) -> int:
+    return int(number("workspace_mb", size_mb, low=1, high=rules.max_bytes / MIB) * MIB)
+
+
+def check_size(stored: StoredWorkspace, asked: int | None) -> None:
+    """A workspace has the size it was made with; asking for another is a mistake to be told of."""
+    if asked is None or asked == stored.size_bytes:
+        return
+    has, wants = f"{stored.size_bytes / MIB:g} MB", f"{asked / MIB:g} MB"
+    raise Conflict(
+        f"workspace {plain_name(stored.name)} has {has}, not {wants}",
+        hint="leave workspace_mb out; it cannot be made smaller"
+        if asked < stored.size_bytes
+        else "leave workspace_mb out, or enlarge it first: sandkasten workspace resize",
+        workspace=plain_name(stored.name),
+    )
+
+
+def check_count(there: int, rules: WorkspaceRules) -> None:
+    if there >= rules.max_count:
+        raise QuotaExceeded(
+            f"there are {there} workspaces already",
+            hint="delete some, or raise workspace.max_count",
+            limit=rules.max_count,
+        )
+
+
+def admit(name: str, shared: bool, holders: Sequence[Record]) -> None:
+    """Whether one more sandbox may have it beside its living holders; Conflict names them."""
+    if not holders:
+        return
+    if shared and all(one.workspace_shared for one in holders):
+        return
+    first, name = holders[0], plain_name(name)
+    how = "shared" if first.workspace_shared else "for itself"
+    raise Conflict(
+        f"workspace {name} is in use: sandbox {first.id} has it {how}",
+        hint="destroy that sandbox, or ask for mode shared in every sandbox that uses it",
+        workspace=name,
+        sandbox_id=first.id,
+    )
+
+
+def check_unused(name: str, attempt: str, holders: Sequence[Record]) -> None:
+    if holders:
+        ids, name = [one.id for one in holders], plain_name(name)
+        raise Conflict(
+            f"workspace {name} cannot be {attempt} while sandbox {ids[0]} has it",
+            hint="destroy the sandboxes that use it first",
+            workspace=name,
+            sandbox_ids=[str(one) for one in ids[:20]],
+        )

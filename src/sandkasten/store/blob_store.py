@@ -1,0 +1,332 @@
+"""Stored files: content on disk by its sha256, what it is called in rows of the database.
+
+Implements `ports.FileStore`. Content is synced and has its name before the row that leads to it
+is committed, so a row never leads nowhere; content that no row names is what a crash left, and
+goes at the next open. Several keys of several tenants may share content. Keys are never paths.
+Too much is PayloadTooLarge (one file) or QuotaExceeded (a tenant's files together, or the disk),
+and then nothing is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sandkasten.errors import (
+    Conflict,
+    InvalidRequest,
+    PayloadTooLarge,
+    QuotaExceeded,
+    SandkastenError,
+)
+from sandkasten.model.files.file_keys import (
+    UNKNOWN_TYPE,
+    FileRules,
+    checked_content_type,
+    checked_metadata,
+    file_key,
+    known_file_key,
+    new_file_key,
+    no_such_file,
+)
+from sandkasten.model.journal_rows import StoredFile
+from sandkasten.model.spelling import shown
+from sandkasten.store.content_files import Arrived, Content, pieces, told
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sandkasten.ports import Clock
+    from sandkasten.store.sqlite.database import Database
+
+    Files: TypeAlias = Sequence[StoredFile]
+
+log = logging.getLogger("sandkasten.store")
+_COLUMNS: Final = "key, tenant, size_bytes, content_type, sha256, created_at, expires_at, metadata"
+_PRUNE_AT_ONCE: Final = 500
+
+
+class BlobStore:
+    """Made by `open`."""
+
+    def __init__(self, root: Path, database: Database, clock: Clock, rules: FileRules) -> None:
+        self.rules = rules
+        self._content = Content(root)
+        self._database = database
+        self._clock = clock
+
+    @classmethod
+    async def open(
+        cls, root: Path, database: Database, clock: Clock, rules: FileRules | None = None
+    ) -> BlobStore:
+        """Removes what a crash left. The caller holds the lock of the data directory."""
+        one = cls(root, database, clock, rules if rules is not None else FileRules())
+        lost = await database.read(one._recover)
+        if lost:
+            # Somebody took the content away; a row without it would only fail later.
+            log.error("files.lost", extra={"sandkasten": {"count": len(lost), "first": lost[0]}})
+            await database.write(lambda connection: _forget(connection, lost), lasting=True)
+        return one
+
+    async def put(
+        self,
+        tenant: str,
+        key: str | None,
+        data: AsyncIterable[bytes],
+        *,
+        content_type: str = UNKNOWN_TYPE,
+        expires_at: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        expect_sha256: str | None = None,
+        overwrite: bool = False,
+    ) -> StoredFile:
+        now = self._clock.now()
+        if expires_at is None and self.rules.ttl_s is not None:
+            expires_at = now + self.rules.ttl_s
+        key = new_file_key() if key is None else file_key(key)
+        content_type = checked_content_type(content_type)
+        metadata = checked_metadata(metadata or {})
+        if not overwrite:
+            # Before the bytes come, and again when they have.
+            await self._database.read(
+                lambda connection: _must_be_free(connection, tenant, key, now)
+            )
+        arrived = await self._receive(tenant, data)
+        try:
+            _must_be(arrived.digest, expect_sha256)
+            row = StoredFile(
+                key=key,
+                tenant=tenant,
+                size_bytes=arrived.size_bytes,
+                content_type=content_type,
+                checksum=f"sha256:{arrived.digest}",
+                created_at=now,
+                expires_at=expires_at,
+                metadata=metadata,
+            )
+            replaced = await self._database.write(
+                lambda connection: self._insert(connection, row, arrived, overwrite=overwrite),
+                lasting=True,
+            )
+        except BaseException:
+            self._content.drop(arrived)
+            await self._collect([arrived.digest])
+            raise
+        if replaced is not None and replaced != arrived.digest:
+            await self._collect([replaced])
+        return row
+
+    async def get(self, tenant: str, key: str) -> StoredFile:
+        key = known_file_key(key)
+        now = self._clock.now()
+
+        def one(connection: sqlite3.Connection) -> StoredFile | None:
+            found = connection.execute(
+                f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND key = ?"  # noqa: S608
+                " AND (expires_at IS NULL OR expires_at > ?)",
+                (tenant, key, now),
+            ).fetchone()
+            return None if found is None else _row(found)
+
+        row = await self._database.read(one)
+        if row is None:
+            raise no_such_file(key)
+        return row
+
+    @asynccontextmanager
+    async def read(
+        self, tenant: str, key: str, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncIterator[tuple[StoredFile, AsyncIterator[bytes]]]:
+        """What it was when it was opened, also when it is replaced or deleted meanwhile."""
+        row = await self.get(tenant, key)
+        digest = row.checksum.removeprefix("sha256:")
+        with told("read the file"):
+            try:
+                fd = await asyncio.to_thread(self._content.open, digest)
+            except FileNotFoundError as exc:
+                raise no_such_file(key) from exc
+        try:
+            left = max(0, row.size_bytes - offset)
+            yield row, pieces(fd, offset, left if limit is None else min(left, limit))
+        finally:
+            os.close(fd)
+
+    async def list(
+        self, tenant: str, *, prefix: str = "", limit: int = 1000, after: str | None = None
+    ) -> Files:
+        """By key; `after` is the last key of the page before."""
+        now = self._clock.now()
+
+        def several(connection: sqlite3.Connection) -> Files:
+            found = connection.execute(
+                f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND key > ?"  # noqa: S608
+                " AND key >= ? AND substr(key, 1, ?) = ?"
+                " AND (expires_at IS NULL OR expires_at > ?) ORDER BY key LIMIT ?",
+                (tenant, after or "", prefix, len(prefix), prefix, now, limit),
+            )
+            return [_row(one) for one in found]
+
+        return await self._database.read(several)
+
+    async def delete(self, tenant: str, key: str) -> None:
+        key = known_file_key(key)
+        now = self._clock.now()
+
+        def remove(connection: sqlite3.Connection) -> tuple[str, float | None] | None:
+            found = connection.execute(
+                "DELETE FROM files WHERE tenant = ? AND key = ? RETURNING sha256, expires_at",
+                (tenant, key),
+            ).fetchall()
+            return found[0] if found else None
+
+        gone = await self._database.write(remove, lasting=True)
+        if gone is not None:
+            await self._collect([gone[0]])
+        if gone is None or (gone[1] is not None and gone[1] <= now):
+            raise no_such_file(key)
+
+    async def usage(self, tenant: str) -> int:
+        return await self._database.read(lambda connection: _used(connection, tenant))
+
+    async def prune(self, now: float) -> int:
+        def some(connection: sqlite3.Connection) -> Sequence[str]:
+            found = connection.execute(
+                "DELETE FROM files WHERE (tenant, key) IN"
+                " (SELECT tenant, key FROM files WHERE expires_at <= ? LIMIT ?) RETURNING sha256",
+                (now, _PRUNE_AT_ONCE),
+            ).fetchall()
+            return [row[0] for row in found]
+
+        gone = 0
+        while digests := await self._database.write(some):
+            gone += len(digests)
+            await self._collect(digests)
+        return gone
+
+    async def _receive(self, tenant: str, data: AsyncIterable[bytes]) -> Arrived:
+        used = await self.usage(tenant)
+        rules = self.rules
+
+        def allowed(size: int) -> None:
+            if size > rules.max_bytes:
+                raise PayloadTooLarge(
+                    f"the file is larger than {rules.max_bytes} bytes",
+                    hint="the operator's files.max_bytes says how large one may be",
+                    limit=rules.max_bytes,
+                )
+            if used + size > rules.max_total_bytes:
+                raise _full(rules)
+
+        return await self._content.receive(data, allowed)
+
+    def _insert(
+        self, connection: sqlite3.Connection, row: StoredFile, arrived: Arrived, *, overwrite: bool
+    ) -> str | None:
+        """The digest of what was replaced. Content gets its name here, on the one thread that also
+        removes it, so that nobody removes what somebody is about to name."""
+        if not overwrite:
+            _must_be_free(connection, row.tenant, row.key, row.created_at)
+        replaced = connection.execute(
+            "DELETE FROM files WHERE tenant = ? AND key = ? RETURNING sha256", (row.tenant, row.key)
+        ).fetchall()
+        if _used(connection, row.tenant) + row.size_bytes > self.rules.max_total_bytes:
+            raise _full(self.rules)
+        connection.execute(
+            f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+            (
+                row.key,
+                row.tenant,
+                row.size_bytes,
+                row.content_type,
+                arrived.digest,
+                row.created_at,
+                row.expires_at,
+                json.dumps(dict(row.metadata)),
+            ),
+        )
+        self._content.place(arrived)
+        return replaced[0][0] if replaced else None
+
+    async def _collect(self, digests: Sequence[str]) -> None:
+        """Remove content that no row names any more."""
+
+        def unlink(connection: sqlite3.Connection) -> None:
+            for digest in digests:
+                named = connection.execute("SELECT 1 FROM files WHERE sha256 = ?", (digest,))
+                if named.fetchone() is None:
+                    self._content.remove(digest)
+
+        try:
+            await self._database.read(unlink)
+        except SandkastenError as exc:
+            # The file is gone for everybody who asks; its bytes go at the next open.
+            log.warning("files.uncollected", extra={"sandkasten": {"trouble": str(exc)}})
+
+    def _recover(self, connection: sqlite3.Connection) -> Sequence[str]:
+        """The digests that are named and not there."""
+        present = self._content.prepare()
+        named = {row[0] for row in connection.execute("SELECT DISTINCT sha256 FROM files")}
+        for digest in present - named:
+            self._content.remove(digest)
+        return sorted(named - present)
+
+
+def _forget(connection: sqlite3.Connection, digests: Sequence[str]) -> None:
+    connection.executemany("DELETE FROM files WHERE sha256 = ?", [(one,) for one in digests])
+
+
+def _used(connection: sqlite3.Connection, tenant: str) -> int:
+    sql = "SELECT coalesce(sum(size_bytes), 0) FROM files WHERE tenant = ?"
+    return int(connection.execute(sql, (tenant,)).fetchone()[0])
+
+
+def _must_be_free(connection: sqlite3.Connection, tenant: str, key: str, now: float) -> None:
+    found = connection.execute(
+        "SELECT 1 FROM files WHERE tenant = ? AND key = ?"
+        " AND (expires_at IS NULL OR expires_at > ?)",
+        (tenant, key, now),
+    ).fetchone()
+    if found is not None:
+        raise Conflict(
+            f"there is a stored file {shown(key)} already",
+            hint="say overwrite, or choose another key",
+        )
+
+
+def _must_be(digest: str, expected: str | None) -> None:
+    if expected is not None and digest != expected.lower().removeprefix("sha256:"):
+        raise InvalidRequest(
+            "what arrived is not what was announced: its sha256 is another one",
+            hint="send it again",
+            field="checksum",
+            checksum=f"sha256:{digest}",
+        )
+
+
+def _row(found: tuple[Any, ...]) -> StoredFile:
+    key, tenant, size, content_type, digest, created, expires, metadata = found
+    return StoredFile(
+        key=key,
+        tenant=tenant,
+        size_bytes=size,
+        content_type=content_type,
+        checksum=f"sha256:{digest}",
+        created_at=created,
+        expires_at=expires,
+        metadata=MappingProxyType(json.loads(metadata)),
+    )
+
+
+def _full(rules: FileRules) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"the stored files of this tenant would take more than {rules.max_total_bytes} bytes",
+        hint="delete some; the operator's files.max_total_bytes is the limit",
+        quota="files",
+    )

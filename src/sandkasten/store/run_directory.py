@@ -1,0 +1,488 @@
+"""Runs of agents and workflows as files, shared by every process of one data directory.
+
+`<run>/row.json` is replaced by rename, so a reader sees the old row or the new. `events.jsonl`
+beside it only grows; a last line that a crash tore is cut when the next one is written. `claim` is
+locked by whoever works on the run, and the kernel lets go of it when that process ends. A call that
+returns is on the disk. A full disk is QuotaExceeded, a run that is not there RunNotFound, a file
+that cannot be read counts as none. Everything that blocks is done in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sandkasten.errors import Conflict, RunNotFound
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.runs.run_values import RunEvent, RunRow, RunUsage
+from sandkasten.store.ledger_directory import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sandkasten.model.runs.run_values import RunKind
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}\Z")
+_FIELDS: Final = frozenset(one.name for one in fields(RunRow))
+_USAGE: Final = frozenset(one.name for one in fields(RunUsage))
+# What is larger was not written by us.
+MAX_ROW_BYTES: Final = 64 << 20
+# Whoever watches a run of another process looks this often; one of this process is told at once.
+LOOK_EVERY_S: Final = 0.2
+# For each of so many who follow one run at a time, and so many runs.
+_MARKS: Final = 16
+_MARKED_RUNS: Final = 1000
+# Of one page: inputs and outputs may be large, and a page is in memory.
+_PAGE_BYTES: Final = 8 << 20
+# A directory without a row is one that is being made, unless it is as old as this.
+_MADE_WITHIN_S: Final = 300.0
+
+_PASSING: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.EINTR}
+)
+
+Rows: TypeAlias = "Sequence[RunRow]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """Which file was read: a replaced one has another inode."""
+
+    inode: int
+    changed_ns: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Brief:
+    """What a list is made by, so that it need not read what it leaves out."""
+
+    stamp: _Stamp
+    created_at: float
+    tenant: str
+    kind: str
+    status: str
+    ended_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """Where a file of events ended when we last wrote to it, and which number was the last."""
+
+    size: int
+    seq: int
+
+
+class RunDirectory:
+    """Implements `ports.Runs` below `root`, which is made with mode 0700 when first needed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._briefs: dict[str, _Brief] = {}
+        self._tails: dict[str, _Tail] = {}
+        self._changes: dict[str, asyncio.Event] = {}
+        self._marks: dict[str, dict[int, int]] = {}
+        """Where in a file the events after a number begin: who follows need not read it all."""
+
+    async def begin(self, row: RunRow) -> None:
+        _checked(row.id)
+        await asyncio.to_thread(self._begin, row)
+
+    async def save(self, row: RunRow) -> None:
+        _checked(row.id)
+        await asyncio.to_thread(self._save, row)
+        self._tell(row.id)
+
+    async def get(self, run_id: str) -> RunRow | None:
+        if not _ID.match(run_id):
+            return None
+        return await asyncio.to_thread(self._read, run_id)
+
+    async def list(
+        self,
+        tenant: str | None,
+        *,
+        kind: RunKind | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> Rows:
+        return await asyncio.to_thread(self._list, tenant, kind, status, limit, before)
+
+    async def note(self, run_id: str, type: str, data: Mapping[str, Any]) -> RunEvent:
+        _checked(run_id)
+        event = await asyncio.to_thread(self._note, run_id, type, data)
+        self._tell(run_id)
+        return event
+
+    async def events(
+        self, run_id: str, *, since_seq: int = 0, limit: int = 1000
+    ) -> Sequence[RunEvent]:
+        if not _ID.match(run_id):
+            return ()
+        return await asyncio.to_thread(self._events, run_id, since_seq, limit)
+
+    async def changed(self, run_id: str, since_seq: int, timeout_s: float) -> bool:
+        if not _ID.match(run_id):
+            return False
+        deadline = time.monotonic() + timeout_s
+        seen: object = None
+        while True:
+            # Before looking, so that nothing that happens meanwhile is missed.
+            told = self._changes.setdefault(run_id, asyncio.Event())
+            found = await asyncio.to_thread(self._stamps, run_id)
+            if found != seen:
+                seen = found
+                if await asyncio.to_thread(self._has_news, run_id, since_seq):
+                    return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, LOOK_EVERY_S)):
+                    await told.wait()
+
+    def claim(self, run_id: str) -> AbstractAsyncContextManager[bool]:
+        return _Claim(self._root / _checked(run_id) / "claim")
+
+    async def prune(self, before: float) -> int:
+        return await asyncio.to_thread(self._prune, before)
+
+    # ---- in threads
+
+    def _begin(self, row: RunRow) -> None:
+        place = self._root / row.id
+        with translated(f"begin run {row.id}"):
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                place.mkdir(mode=0o700)
+            except FileExistsError as exc:
+                raise Conflict(f"there is a run {row.id} already", hint="ask again") from exc
+            _replace(place / "row.json", _encoded(row))
+            _sync(self._root)
+
+    def _save(self, row: RunRow) -> None:
+        place = self._root / row.id
+        if not place.is_dir():
+            raise RunNotFound(f"there is no run {row.id}", hint="it may have been forgotten")
+        with translated(f"record run {row.id}"):
+            _replace(place / "row.json", _encoded(row))
+
+    def _read(self, run_id: str) -> RunRow | None:
+        try:
+            with (self._root / run_id / "row.json").open("rb") as file:
+                found = os.fstat(file.fileno())
+                row = _decoded(file.read(MAX_ROW_BYTES + 1))
+        except OSError as exc:
+            # A run that cannot be read just now is there all the same: for one that is not, its
+            # sandboxes and its files would go.
+            if exc.errno in _PASSING:
+                with translated(f"read run {run_id}"):
+                    raise
+            return None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if row.id != run_id:
+            return None
+        self._briefs[run_id] = _brief(row, found)
+        return row
+
+    def _known(self, run_id: str) -> _Brief | None:
+        try:
+            found = os.stat(self._root / run_id / "row.json")
+        except OSError:
+            self._briefs.pop(run_id, None)
+            return None
+        brief = self._briefs.get(run_id)
+        if brief is not None and brief.stamp == _stamp(found):
+            return brief
+        return self._briefs.get(run_id) if self._read(run_id) is not None else None
+
+    def _ids(self) -> Sequence[str]:
+        with translated("list the runs"):
+            try:
+                return [name for name in os.listdir(self._root) if _ID.match(name)]
+            except FileNotFoundError:
+                return ()
+
+    def _list(
+        self,
+        tenant: str | None,
+        kind: str | None,
+        status: str | None,
+        limit: int,
+        before: str | None,
+    ) -> Rows:
+        found: list[tuple[float, str]] = []
+        for run_id in self._ids():
+            brief = self._known(run_id)
+            if brief is None or (tenant is not None and brief.tenant != tenant):
+                continue
+            if kind in (None, brief.kind) and status in (None, brief.status):
+                found.append((brief.created_at, run_id))
+        found.sort(reverse=True)
+        if before is not None:
+            last = self._known(before) if _ID.match(before) else None
+            if last is None or (tenant is not None and last.tenant != tenant):
+                return ()
+            found = [one for one in found if one < (last.created_at, before)]
+        rows: list[RunRow] = []
+        size = 0
+        for _, run_id in found:
+            brief = self._briefs.get(run_id)
+            size += 0 if brief is None else brief.stamp.size
+            if len(rows) >= limit or (rows and size > _PAGE_BYTES):
+                break
+            row = self._read(run_id)
+            if row is not None:
+                rows.append(row)
+        return rows
+
+    def _note(self, run_id: str, type: str, data: Mapping[str, Any]) -> RunEvent:
+        path = self._root / run_id / "events.jsonl"
+        with translated(f"write down what run {run_id} does"):
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError as exc:
+                raise RunNotFound(
+                    f"there is no run {run_id}", hint="it may have been forgotten"
+                ) from exc
+            with os.fdopen(fd, "r+b", buffering=0) as file:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                size = os.fstat(fd).st_size
+                tail = self._tails.get(run_id)
+                if tail is None or tail.size != size:
+                    tail = _end_of(file.read())
+                    if tail.size != size:
+                        os.ftruncate(fd, tail.size)
+                event = RunEvent(tail.seq + 1, time.time(), type, data)
+                line = _line(event)
+                written = 0
+                try:
+                    while written < len(line):
+                        written += os.write(fd, line[written:])
+                    os.fsync(fd)
+                except OSError:
+                    # Half a line would be cut by the next writer anyway; sooner is better.
+                    with suppress(OSError):
+                        os.ftruncate(fd, tail.size)
+                    raise
+                self._tails[run_id] = _Tail(tail.size + len(line), event.seq)
+        return event
+
+    def _events(self, run_id: str, since_seq: int, limit: int) -> Sequence[RunEvent]:
+        found: list[RunEvent] = []
+        marks = self._marks.get(run_id, {})
+        at = marks.get(max((seq for seq in list(marks) if seq <= since_seq), default=0), 0)
+        with suppress(FileNotFoundError), (self._root / run_id / "events.jsonl").open("rb") as file:
+            # What is whole stays where it is; only a torn end is ever cut.
+            file.seek(at)
+            for line in file:
+                event = _event(line)
+                if event is None:
+                    break
+                at += len(line)
+                if event.seq > since_seq:
+                    found.append(event)
+                    if len(found) >= limit:
+                        break
+            if found:
+                self._mark(run_id, found[-1].seq, at)
+        return found
+
+    def _mark(self, run_id: str, seq: int, at: int) -> None:
+        marks = {**self._marks.get(run_id, {}), seq: at}
+        while len(marks) > _MARKS:
+            del marks[next(iter(marks))]
+        if run_id not in self._marks and len(self._marks) >= _MARKED_RUNS:
+            self._marks.clear()
+        self._marks[run_id] = marks
+
+    def _stamps(self, run_id: str) -> tuple[_Stamp | None, ...]:
+        found: list[_Stamp | None] = []
+        for name in ("row.json", "events.jsonl"):
+            try:
+                found.append(_stamp(os.stat(self._root / run_id / name)))
+            except OSError:
+                found.append(None)
+        return tuple(found)
+
+    def _has_news(self, run_id: str, since_seq: int) -> bool:
+        if self._events(run_id, since_seq, 1):
+            return True
+        brief = self._known(run_id)
+        return brief is None or brief.ended_at is not None
+
+    def _prune(self, before: float) -> int:
+        gone = 0
+        for run_id in self._ids():
+            brief = self._known(run_id)
+            if brief is None:
+                gone += self._unmade(run_id)
+            elif brief.ended_at is not None and brief.ended_at < before:
+                gone += self._forget(run_id)
+        return gone
+
+    def _unmade(self, run_id: str) -> int:
+        """One that was never begun whole, or whose row nobody can read."""
+        try:
+            age_s = time.time() - os.stat(self._root / run_id).st_mtime
+        except OSError:
+            return 0
+        return self._forget(run_id) if age_s > _MADE_WITHIN_S else 0
+
+    def _forget(self, run_id: str) -> int:
+        fd = _lock(self._root / run_id / "claim")
+        if fd is None:
+            return 0
+        try:
+            shutil.rmtree(self._root / run_id, ignore_errors=True)
+        finally:
+            os.close(fd)
+        for known in (self._briefs, self._tails, self._changes, self._marks):
+            known.pop(run_id, None)
+        return 1
+
+    def _tell(self, run_id: str) -> None:
+        """Wake those of this process who wait; each wait begins with an event of its own."""
+        waiting = self._changes.pop(run_id, None)
+        if waiting is not None:
+            waiting.set()
+
+
+class _Claim(AbstractAsyncContextManager[bool]):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    async def __aenter__(self) -> bool:
+        # One open and one flock that never waits: cheaper than a thread.
+        self._fd = _lock(self._path)
+        return self._fd is not None
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _lock(path: Path) -> int | None:
+    with translated("claim a run"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held, named = os.fstat(fd), os.stat(path)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(fd)
+        return None
+    # One that was forgotten between the two calls is nobody's any more.
+    if (held.st_dev, held.st_ino) != (named.st_dev, named.st_ino):
+        os.close(fd)
+        return None
+    return fd
+
+
+def _checked(run_id: str) -> str:
+    if not _ID.match(run_id):
+        raise RunNotFound("there is no such run", hint="an id is run_ and hexadecimal digits")
+    return run_id
+
+
+def _encoded(row: RunRow) -> bytes:
+    plain = {one.name: getattr(row, one.name) for one in fields(row)}
+    plain["usage"] = asdict(row.usage)
+    plain["quota"] = None if row.quota is None else asdict(row.quota)
+    return json.dumps(plain, ensure_ascii=False, default=_plain).encode("utf-8", "replace")
+
+
+def _decoded(raw: bytes) -> RunRow:
+    if len(raw) > MAX_ROW_BYTES:
+        raise ValueError("too large")
+    told = json.loads(raw)
+    known = {name: value for name, value in told.items() if name in _FIELDS}
+    usage = {name: value for name, value in told.get("usage", {}).items() if name in _USAGE}
+    quota = None if told.get("quota") is None else TenantQuota(**told["quota"])
+    return RunRow(**{**known, "usage": RunUsage(**usage), "quota": quota})
+
+
+def _line(event: RunEvent) -> bytes:
+    plain = {"seq": event.seq, "at": event.at, "type": event.type, "data": event.data}
+    text = json.dumps(plain, ensure_ascii=False, default=_plain)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _plain(value: object) -> object:
+    """Read-only mappings, and whatever else JSON does not know."""
+    if hasattr(value, "items"):
+        return dict(value.items())
+    if isinstance(value, tuple | set | frozenset):
+        return list(value)
+    return str(value)
+
+
+def _event(line: bytes) -> RunEvent | None:
+    """None for what a crash left half written."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        told = json.loads(line)
+        return RunEvent(int(told["seq"]), float(told["at"]), str(told["type"]), dict(told["data"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _end_of(raw: bytes) -> _Tail:
+    """Up to where the file is whole. JSON has no raw line break, so lines are events."""
+    size = seq = 0
+    while (end := raw.find(b"\n", size)) >= 0:
+        event = _event(raw[size : end + 1])
+        if event is None:
+            break
+        size, seq = end + 1, event.seq
+    return _Tail(size, seq)
+
+
+def _stamp(found: os.stat_result) -> _Stamp:
+    return _Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def _brief(row: RunRow, found: os.stat_result) -> _Brief:
+    ended_at = (row.ended_at or row.created_at) if row.ended else None
+    return _Brief(_stamp(found), row.created_at, row.tenant, row.kind, row.status, ended_at)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        half.replace(path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

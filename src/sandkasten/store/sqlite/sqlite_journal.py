@@ -1,0 +1,319 @@
+"""The journal in SQLite: sessions, commands, the audit, and how long each is kept.
+
+Implements `ports.Journal`. Does not own the database: closing writes what was noted, no more.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sandkasten.model.journal_rows import AuditRow, ExecRow, Retention, SessionRow
+from sandkasten.store.sqlite.write_behind import Behind
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.model.journal_rows import SessionEnd
+    from sandkasten.store.sqlite.database import Database
+
+# Rows of one transaction: others wait while they are deleted.
+_PRUNE_AT_ONCE: Final = 5000
+_COMMAND_BYTES: Final = 4096
+
+_SESSION = ", ".join(field.name for field in fields(SessionRow))
+_EXEC = ", ".join(field.name for field in fields(ExecRow))
+_AUDIT = ", ".join(field.name for field in fields(AuditRow))
+_SESSION_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(SessionRow))
+_EXEC_MARKS = ", ".join(f":{field.name}" for field in fields(ExecRow))
+_EXEC_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(ExecRow))
+
+# What comes late knows less: `running` never stands over an end, and nothing runs in a session
+# that has ended.
+_NOTE = f"""
+INSERT INTO execs ({_EXEC}) VALUES ({_EXEC_MARKS})
+ON CONFLICT (session_id, id) DO UPDATE SET {_EXEC_NEWER}
+WHERE excluded.status <> 'running' OR execs.status = 'running'
+"""  # noqa: S608  (names of fields)
+_LOSE = """
+UPDATE execs SET status = 'lost' WHERE session_id = ? AND status = 'running' AND EXISTS
+(SELECT 1 FROM sessions WHERE sessions.id = session_id AND ended_at IS NOT NULL)
+"""
+
+
+class SqliteJournal:
+    def __init__(self, database: Database, retention: Retention | None = None) -> None:
+        self._database = database
+        self._retention = retention if retention is not None else Retention()
+        self._behind: Behind[tuple[str, str], ExecRow] = Behind(database, _note)
+
+    # ---- sessions
+
+    async def begin_session(self, row: SessionRow) -> None:
+        values = _values(row)
+        marks = ", ".join("?" * len(values))
+
+        def begin(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                f"INSERT INTO sessions ({_SESSION}) VALUES ({marks})"  # noqa: S608
+                f" ON CONFLICT (id) DO UPDATE SET {_SESSION_NEWER} WHERE sessions.ended_at IS NULL",
+                values,
+            )
+
+        await self._database.write(begin)
+
+    async def session_runs(self, session_id: str) -> None:
+        def runs(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE sessions SET status = 'running' WHERE id = ? AND ended_at IS NULL",
+                (session_id,),
+            )
+
+        await self._database.write(runs)
+
+    async def end_session(
+        self, session_id: str, status: SessionEnd, at: float, reason: str = ""
+    ) -> None:
+        def end(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE sessions SET status = ?, ended_at = ?, reason = ?"
+                " WHERE id = ? AND ended_at IS NULL",
+                (status, at, _text(reason), session_id),
+            )
+            connection.execute(_LOSE, (session_id,))
+
+        # What was noted first: its running commands are lost with it.
+        self._behind.push()
+        await self._database.write(end)
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        def one(connection: sqlite3.Connection) -> SessionRow | None:
+            found = connection.execute(
+                f"SELECT {_SESSION} FROM sessions WHERE id = ?",  # noqa: S608
+                (session_id,),
+            ).fetchone()
+            return None if found is None else _session(found)
+
+        return await self._database.read(one)
+
+    async def sessions(
+        self,
+        tenant: str | None,
+        *,
+        status: str | None = None,
+        limit: int = 1000,
+        before: str | None = None,
+    ) -> Sequence[SessionRow]:
+        where = _Where()
+        where.equal("tenant", tenant)
+        where.equal("status", status)
+        if before is not None:
+            where.add(
+                "(created_at, id) < (SELECT created_at, id FROM sessions WHERE id = ?)", before
+            )
+        return await self._sessions(where, "ORDER BY created_at DESC, id DESC", limit)
+
+    async def open_sessions(self) -> Sequence[SessionRow]:
+        where = _Where()
+        where.add("ended_at IS NULL")
+        return await self._sessions(where, "ORDER BY created_at, id", -1)
+
+    async def _sessions(self, where: _Where, order: str, limit: int) -> Sequence[SessionRow]:
+        sql = f"SELECT {_SESSION} FROM sessions {where} {order} LIMIT ?"  # noqa: S608
+
+        def several(connection: sqlite3.Connection) -> Sequence[SessionRow]:
+            return [_session(row) for row in connection.execute(sql, (*where.values, limit))]
+
+        return await self._database.read(several)
+
+    # ---- commands
+
+    def note_exec(self, row: ExecRow) -> None:
+        self._behind.put((row.session_id, row.id), row)
+
+    async def execs(
+        self, session_id: str, *, limit: int = 256, before: str | None = None
+    ) -> Sequence[ExecRow]:
+        where = _Where()
+        where.equal("session_id", session_id)
+        if before is not None:
+            where.add(
+                "(started_at, id) < (SELECT started_at, id FROM execs"
+                " WHERE session_id = ? AND id = ?)",
+                session_id,
+                before,
+            )
+        sql = (
+            f"SELECT {_EXEC} FROM execs {where}"  # noqa: S608
+            " ORDER BY started_at DESC, id DESC LIMIT ?"
+        )
+
+        def several(connection: sqlite3.Connection) -> Sequence[ExecRow]:
+            return [ExecRow(*row) for row in connection.execute(sql, (*where.values, limit))]
+
+        self._behind.push()
+        return await self._database.read(several)
+
+    async def exec(self, session_id: str, exec_id: str) -> ExecRow | None:
+        def one(connection: sqlite3.Connection) -> ExecRow | None:
+            found = connection.execute(
+                f"SELECT {_EXEC} FROM execs WHERE session_id = ? AND id = ?",  # noqa: S608
+                (session_id, exec_id),
+            ).fetchone()
+            return None if found is None else ExecRow(*found)
+
+        self._behind.push()
+        return await self._database.read(one)
+
+    # ---- the audit
+
+    async def audit(self, row: AuditRow) -> None:
+        values = (
+            row.at,
+            row.tenant,
+            row.key_id,
+            row.action,
+            _text(row.target),
+            row.outcome,
+            _text(row.request_id),
+            _as_json(row.detail),
+        )
+
+        def add(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT INTO audit (at, tenant, key_id, action, target, outcome, request_id,"
+                " detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+
+        await self._database.write(add, lasting=True)
+
+    async def audited(
+        self,
+        tenant: str | None,
+        *,
+        since_seq: int = 0,
+        action: str | None = None,
+        target: str | None = None,
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[AuditRow]:
+        where = _Where()
+        where.add("seq > ?", since_seq)
+        where.equal("tenant", tenant)
+        where.equal("action", action)
+        where.equal("target", target)
+        order = "DESC" if newest else "ASC"
+        sql = f"SELECT {_AUDIT} FROM audit {where} ORDER BY seq {order} LIMIT ?"  # noqa: S608
+
+        def several(connection: sqlite3.Connection) -> Sequence[AuditRow]:
+            found = [_audited(row) for row in connection.execute(sql, (*where.values, limit))]
+            return found[::-1] if newest else found
+
+        return await self._database.read(several)
+
+    # ---- upkeep
+
+    async def flush(self) -> None:
+        await self._behind.flush()
+
+    async def prune(self, now: float) -> int:
+        keep = self._retention
+        gone = 0
+        for table, chosen, oldest in (
+            ("sessions", "id FROM sessions WHERE ended_at <", now - keep.sessions_s),
+            ("audit", "seq FROM audit WHERE at <", now - keep.audit_s),
+        ):
+            column = chosen.split()[0]
+            gone += await self._delete(
+                f"DELETE FROM {table} WHERE {column} IN (SELECT {chosen} ? LIMIT ?)",  # noqa: S608
+                oldest,
+            )
+        # Also those whose session is no longer remembered, whenever they began.
+        gone += await self._delete(
+            "DELETE FROM execs WHERE (session_id, id) IN (SELECT session_id, id FROM execs"
+            " WHERE started_at < ? AND status <> 'running' LIMIT ?)",
+            now - keep.execs_s,
+        )
+        return gone + await self._delete(
+            "DELETE FROM execs WHERE (session_id, id) IN (SELECT session_id, id FROM execs"
+            " WHERE started_at < ? AND NOT EXISTS"
+            " (SELECT 1 FROM sessions WHERE sessions.id = session_id) LIMIT ?)",
+            now - keep.sessions_s,
+        )
+
+    async def _delete(self, sql: str, oldest: float) -> int:
+        def some(connection: sqlite3.Connection) -> int:
+            return connection.execute(sql, (oldest, _PRUNE_AT_ONCE)).rowcount
+
+        gone = 0
+        while (now_gone := await self._database.write(some)) > 0:
+            gone += now_gone
+        return gone
+
+    async def aclose(self) -> None:
+        await self._behind.aclose()
+
+
+class _Where:
+    """A condition put together from texts of ours; what callers gave is only ever bound."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self.values: list[str | int] = []
+
+    def add(self, part: str, *values: str | int) -> None:
+        self._parts.append(part)
+        self.values += values
+
+    def equal(self, column: str, value: str | None) -> None:
+        if value is not None:
+            self.add(f"{column} = ?", value)
+
+    def __str__(self) -> str:
+        return "WHERE " + " AND ".join(self._parts) if self._parts else ""
+
+
+def _values(row: SessionRow) -> tuple[Any, ...]:
+    return tuple(
+        _as_json(row.labels) if field.name == "labels" else getattr(row, field.name)
+        for field in fields(row)
+    )
+
+
+def _session(found: tuple[Any, ...]) -> SessionRow:
+    named = dict(zip((field.name for field in fields(SessionRow)), found, strict=True))
+    return SessionRow(**{**named, "labels": _from_json(named["labels"])})
+
+
+def _audited(found: tuple[Any, ...]) -> AuditRow:
+    named = dict(zip((field.name for field in fields(AuditRow)), found, strict=True))
+    return AuditRow(**{**named, "detail": _from_json(named["detail"])})
+
+
+def _note(connection: sqlite3.Connection, rows: Sequence[ExecRow]) -> None:
+    for row in rows:
+        values = dict(zip((f.name for f in fields(row)), astuple(row), strict=True))
+        values["command"] = row.command.encode(errors="replace")[:_COMMAND_BYTES].decode(
+            errors="ignore"
+        )
+        values["why"] = None if row.why is None else _text(row.why)
+        connection.execute(_NOTE, values)
+        if row.status == "running":
+            connection.execute(_LOSE + " AND execs.id = ?", (row.session_id, row.id))
+
+
+def _text(value: str) -> str:
+    """Bytes of a sandbox that are no text are shown as such; the database holds text alone."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _as_json(value: Mapping[str, str]) -> str:
+    return json.dumps(dict(value), separators=(",", ":"))
+
+
+def _from_json(text: str) -> Mapping[str, str]:
+    return MappingProxyType(cast("dict[str, str]", json.loads(text)))

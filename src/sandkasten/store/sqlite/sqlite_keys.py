@@ -1,0 +1,150 @@
+"""API keys in SQLite, and the living ones in memory: a check touches no disk.
+
+Implements `ports.Keys`. A change is committed, and lasting, before memory follows; so a key that
+was acknowledged works, and one whose revocation was acknowledged does not, whatever happens then.
+When a key was last used is written behind, a minute's precision at most.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sandkasten.errors import Conflict
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.journal_rows import KeyRow
+from sandkasten.store.sqlite.write_behind import Behind
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Sequence
+
+    from sandkasten.model.access.tenancy import Scope
+    from sandkasten.store.sqlite.database import Database
+
+_USED_EVERY_S: Final = 60.0
+_COLUMNS: Final = (
+    "hashed, id, tenant, name, scopes, created_at, expires_at, revoked_at, last_used_at,"
+    " max_sessions, max_memory_bytes, max_disk_bytes, requests_per_second"
+)
+
+
+class SqliteKeys:
+    """Made by `open`."""
+
+    def __init__(self, database: Database, known: dict[bytes, KeyRow]) -> None:
+        self._database = database
+        self._by_hash = known
+        self._behind: Behind[str, KeyRow] = Behind(database, _used)
+
+    @classmethod
+    async def open(cls, database: Database) -> SqliteKeys:
+        def load(connection: sqlite3.Connection) -> dict[bytes, KeyRow]:
+            found = connection.execute(f"SELECT {_COLUMNS} FROM keys")  # noqa: S608
+            return {bytes(row[0]): _row(row) for row in found}
+
+        return cls(database, await database.read(load))
+
+    def check(self, hashed: bytes, now: float) -> KeyRow | None:
+        # Finding it by hash tells nothing of use: who can choose a hash that shares bytes with
+        # another has no text that makes it.
+        row = self._by_hash.get(hashed)
+        known = hashed if row is not None else bytes(len(hashed))
+        if not hmac.compare_digest(known, hashed) or row is None:
+            return None
+        if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+            return None
+        if row.last_used_at is None or now - row.last_used_at >= _USED_EVERY_S:
+            row = self._by_hash[hashed] = replace(row, last_used_at=now)
+            self._behind.put(row.id, row)
+        return row
+
+    def any_living(self, now: float) -> bool:
+        return any(
+            row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
+            for row in self._by_hash.values()
+        )
+
+    def any_made(self) -> bool:
+        return bool(self._by_hash)
+
+    async def add(self, row: KeyRow, hashed: bytes) -> None:
+        quota = row.quota
+        values = (
+            hashed,
+            row.id,
+            row.tenant,
+            row.name,
+            " ".join(sorted(row.scopes)),
+            row.created_at,
+            row.expires_at,
+            row.revoked_at,
+            row.last_used_at,
+            quota.max_sessions,
+            quota.max_memory_bytes,
+            quota.max_disk_bytes,
+            quota.requests_per_second,
+        )
+        marks = ", ".join("?" * len(values))
+
+        def insert(connection: sqlite3.Connection) -> None:
+            taken = connection.execute(
+                "SELECT 1 FROM keys WHERE id = ? OR hashed = ?", (row.id, hashed)
+            ).fetchone()
+            if taken is not None:
+                raise Conflict(f"there is a key {row.id} already", hint="make another")
+            connection.execute(
+                f"INSERT INTO keys ({_COLUMNS}) VALUES ({marks})",  # noqa: S608
+                values,
+            )
+
+        await self._database.write(insert, lasting=True)
+        self._by_hash[hashed] = row
+
+    async def revoke(self, key_id: str, at: float) -> KeyRow | None:
+        """The row with its end; the first revocation counts. None when there is no such key."""
+        found = [(h, row) for h, row in self._by_hash.items() if row.id == key_id]
+        if not found:
+            return None
+        hashed, row = found[0]
+        if row.revoked_at is not None:
+            return row
+
+        def end(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?", (at, key_id)
+            )
+
+        await self._database.write(end, lasting=True)
+        revoked = self._by_hash[hashed] = replace(self._by_hash[hashed], revoked_at=at)
+        return revoked
+
+    async def list(self, tenant: str | None = None) -> Sequence[KeyRow]:
+        rows = [row for row in self._by_hash.values() if tenant is None or row.tenant == tenant]
+        return sorted(rows, key=lambda row: (row.created_at, row.id))
+
+    async def aclose(self) -> None:
+        """Writes when keys were last used."""
+        await self._behind.aclose()
+
+
+def _used(connection: sqlite3.Connection, rows: Sequence[KeyRow]) -> None:
+    connection.executemany(
+        "UPDATE keys SET last_used_at = ? WHERE id = ?", [(r.last_used_at, r.id) for r in rows]
+    )
+
+
+def _row(found: tuple[Any, ...]) -> KeyRow:
+    (_, key_id, tenant, name, scopes, created, expires, revoked, used, *quota) = found
+    return KeyRow(
+        id=key_id,
+        tenant=tenant,
+        name=name,
+        scopes=cast("frozenset[Scope]", frozenset(scopes.split())),
+        created_at=created,
+        quota=TenantQuota(*quota),
+        expires_at=expires,
+        revoked_at=revoked,
+        last_used_at=used,
+    )
