@@ -36,7 +36,7 @@ def _refused(work: object, *codes: str) -> SandkastenError:
 @pytest.mark.parametrize(
     "path", ["", "a\0b", "../x", "/workspace/../etc/passwd", "x" * 5000, "\ud800"]
 )
-def test_a_malformed_path_is_named(path, data_dir, make):
+def test_a_malformed_path_is_a_typed_error(path, data_dir, make):
     with make() as box:
         _refused(lambda: box.write(path, "x"), "INVALID_REQUEST")
         for verb in (box.read, box.stat, box.remove, box.ls, box.mkdir):
@@ -47,20 +47,20 @@ def test_a_malformed_path_is_named(path, data_dir, make):
 @pytest.mark.parametrize(
     "path", ["/etc/passwd", "/proc/self/environ", "/dev/null", "/root/x", "/sys/x"]
 )
-def test_a_blocked_path_is_named(path, data_dir, make):
+def test_a_blocked_path_is_a_typed_error(path, data_dir, make):
     with make() as box:
         _refused(lambda: box.read(path), "FORBIDDEN", "FILE_NOT_FOUND")
         _refused(lambda: box.write(path, "x"), "FORBIDDEN")
 
 
-def test_a_write_outside_the_places_for_files_is_named(data_dir, make):
+def test_a_write_outside_the_writable_directories_is_a_typed_error(data_dir, make):
     with make() as box:
         for path in ("/usr/x", "/etc/x", "/x", "/var/x"):
             _refused(lambda path=path: box.write(path, "x"), "FORBIDDEN")
 
 
 @pytest.mark.parametrize("cmd", ["", [], "a\0b", ["a\0b"], [""], "\ud800"])
-def test_a_malformed_command_is_named(cmd, data_dir, make):
+def test_a_malformed_command_is_a_typed_error(cmd, data_dir, make):
     with make() as box:
         if cmd == "":
             assert box.exec(cmd).exit_code == 0  # a command that does nothing
@@ -87,13 +87,13 @@ def test_a_malformed_command_is_named(cmd, data_dir, make):
     ],
     ids=str,
 )
-def test_a_limit_that_makes_no_sense_is_named(limits, data_dir, make):
+def test_an_invalid_limit_is_a_typed_error(limits, data_dir, make):
     _refused(lambda: make(limits=limits), "INVALID_REQUEST")
     assert leftovers(data_dir) == []
 
 
 @pytest.mark.parametrize("timeout", [-1, 0, float("inf"), float("nan"), 10**9, True, "soon"])
-def test_a_timeout_that_makes_no_sense_is_named(timeout, data_dir, make):
+def test_an_invalid_timeout_is_a_typed_error(timeout, data_dir, make):
     with make() as box:
         _refused(lambda: box.exec("true", timeout_seconds=timeout), "INVALID_REQUEST")
         assert box.exec("echo ok").output == "ok\n"
@@ -102,14 +102,14 @@ def test_a_timeout_that_makes_no_sense_is_named(timeout, data_dir, make):
 @pytest.mark.parametrize(
     "name", ["", "1A", "A B", "A=B", "A\0", "ü", "A-B", "BASH_FUNC_x%%", "A" * 300, "\n"]
 )
-def test_a_bad_name_of_a_variable_is_named(name, data_dir, make):
+def test_an_invalid_variable_name_is_named_in_the_error(name, data_dir, make):
     _refused(lambda: make(env={name: "x"}), "INVALID_REQUEST")
     with make() as box:
         _refused(lambda: box.exec("true", env={name: "x"}), "INVALID_REQUEST")
         _refused(lambda: box.exec(["true"], env={name: "x"}), "INVALID_REQUEST")
 
 
-def test_a_bad_value_of_a_variable_is_named(data_dir, make):
+def test_an_invalid_variable_value_is_named_in_the_error(data_dir, make):
     with make() as box:
         _refused(lambda: box.exec("true", env={"A": "x\0y"}), "INVALID_REQUEST")
         _refused(lambda: box.exec("true", env={"A": 3}), "INVALID_REQUEST")
@@ -117,7 +117,7 @@ def test_a_bad_value_of_a_variable_is_named(data_dir, make):
 
 
 @pytest.mark.slow_loop
-def test_code_of_fifty_megabytes_is_refused_by_name(data_dir, make):
+def test_fifty_megabytes_of_code_are_a_typed_error(data_dir, make):
     code = "x = '" + "a" * (50 * MIB) + "'"
     error = _refused(lambda: sandkasten.run(code, data_dir=data_dir), "PAYLOAD_TOO_LARGE")
     assert "file" in error.hint
@@ -128,7 +128,7 @@ def test_code_of_fifty_megabytes_is_refused_by_name(data_dir, make):
 
 
 @pytest.mark.slow_loop
-def test_a_workspace_over_its_quota_is_named(data_dir, make):
+def test_a_workspace_over_its_quota_is_a_typed_error(data_dir, make):
     with make(limits={"workspace_mb": 8}) as box:
         box.write("kept", b"old")
         error = _refused(lambda: box.write("kept", bytes(20 * MIB)), "QUOTA_EXCEEDED")
@@ -139,7 +139,7 @@ def test_a_workspace_over_its_quota_is_named(data_dir, make):
         assert result.why.code == "QUOTA"
 
 
-def test_a_missing_interpreter_is_named(data_dir, make):
+def test_a_missing_interpreter_is_a_typed_error(data_dir, make):
     with make() as box:
         _refused(lambda: box.exec(["no-such-interpreter", "x"]), "COMMAND_NOT_FOUND")
         _refused(lambda: box.run("x", runtime="cobol"), "INVALID_REQUEST")
@@ -157,7 +157,7 @@ def test_a_missing_interpreter_is_named(data_dir, make):
 
 
 @pytest.mark.parametrize("image", ["--privileged", "-v", "no/such:image", "", "a b", "../x", "x\0"])
-def test_an_image_that_is_not_there_is_named(image, data_dir, make):
+def test_a_missing_image_is_a_typed_error(image, data_dir, make):
     _refused(
         lambda: make(image=image), "INVALID_IMAGE", "INVALID_REQUEST", "UNSUPPORTED_BY_BACKEND"
     )
@@ -168,7 +168,7 @@ def test_an_image_that_is_not_there_is_named(image, data_dir, make):
     [{"network": "host"}, {"profile": "dev"}, {"profile": "root"}, {"backend": "other"}],
     ids=str,
 )
-def test_what_cannot_be_had_is_refused_and_not_downgraded(options, data_dir, make):
+def test_unavailable_isolation_is_refused_and_not_downgraded(options, data_dir, make):
     _refused(
         lambda: make(**options),
         "UNSUPPORTED_BY_BACKEND",
@@ -177,7 +177,7 @@ def test_what_cannot_be_had_is_refused_and_not_downgraded(options, data_dir, mak
     )
 
 
-def test_bubblewrap_missing_is_named(ruin, monkeypatch):
+def test_missing_bubblewrap_is_a_typed_error(ruin, monkeypatch):
     from sandkasten.backends.local import backend, probe
 
     for module in (backend, probe):
@@ -188,7 +188,7 @@ def test_bubblewrap_missing_is_named(ruin, monkeypatch):
     assert leftovers(ruin) == []
 
 
-def test_programs_missing_is_named(tmp_path):
+def test_missing_programs_are_a_typed_error(tmp_path):
     import asyncio
 
     from sandkasten.backends.local import LocalBackend
@@ -258,7 +258,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="spoils a mount namesp
 
 @needs_root
 @pytest.mark.parametrize("ordinary", [False, True], ids=["root", "ordinary user"])
-def test_on_a_good_host_the_same_attempt_works(ordinary, ruin):
+def test_the_same_request_works_on_a_complete_host(ordinary, ruin):
     answer = _elsewhere("", ruin, ordinary=ordinary)
     assert answer["ok"] == "ok\n"
     lost = [line[0] for line in answer["unenforced"]]  # type: ignore[attr-defined]
@@ -271,7 +271,7 @@ def test_on_a_good_host_the_same_attempt_works(ordinary, ruin):
 
 @pytest.mark.promise("P26")
 @needs_root
-def test_no_access_to_cgroups_is_a_reported_loss(ruin):
+def test_cgroups_without_access_are_reported_as_unenforced(ruin):
     script = (
         "for d in /sys/fs/cgroup /sys/fs/cgroup/*/; do "
         'mountpoint -q "$d" && mount -o remount,bind,ro "$d"; done; '
@@ -284,7 +284,7 @@ def test_no_access_to_cgroups_is_a_reported_loss(ruin):
 
 
 @needs_root
-def test_no_cgroups_at_all_is_a_reported_loss(ruin):
+def test_missing_cgroups_are_reported_as_unenforced(ruin):
     script = "umount -l /sys/fs/cgroup/* 2>/dev/null; umount -l /sys/fs/cgroup 2>/dev/null; true;"
     answer = _elsewhere(script, ruin)
     assert answer.get("ok") == "ok\n", answer
@@ -298,7 +298,7 @@ def test_no_loop_devices_still_gives_a_workspace_with_a_quota(ruin):
 
 
 @needs_root
-def test_user_namespaces_forbidden_is_named(ruin):
+def test_forbidden_user_namespaces_are_a_typed_error(ruin):
     """In a user namespace whose own limit on further ones is nought; the host's is not touched."""
     script = textwrap.dedent(
         """
@@ -337,7 +337,7 @@ def test_user_namespaces_forbidden_is_named(ruin):
 
 
 @needs_root
-def test_a_data_directory_that_cannot_be_written_is_named(ruin):
+def test_a_read_only_data_directory_is_a_typed_error(ruin):
     blocked = ruin / "file"
     blocked.write_text("")
     _refused(
@@ -349,7 +349,7 @@ def test_a_data_directory_that_cannot_be_written_is_named(ruin):
 
 
 @needs_root
-def test_a_full_disk_under_the_data_directory_is_named(ruin):
+def test_a_full_disk_under_the_data_directory_is_a_typed_error(ruin):
     """A file system of 300 KB: no room for a workspace image; then room again, and it works."""
     script = f"mount -t tmpfs -o size=300k small {ruin};"
     answer = _elsewhere(script, ruin)

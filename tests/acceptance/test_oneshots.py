@@ -90,7 +90,7 @@ def _id(program: subprocess.Popen[str]) -> str:
     return program.stdout.readline().strip()
 
 
-def test_the_third_and_later_are_claimed_and_each_sandbox_is_used_once(data_dir: Path):
+def test_later_one_shots_claim_a_prepared_sandbox_and_each_is_used_once(data_dir: Path):
     code = """
 import os
 seen = [p for p in ("/workspace/a", "/tmp/b", os.path.expanduser("~/c")) if os.path.exists(p)]
@@ -113,7 +113,7 @@ print(json.dumps([len(set(ids)), claimed, sorted(said)]))
     assert sandkasten("ls", "--all", "--json").document == []
 
 
-def test_other_limits_and_another_environment_get_a_sandbox_of_their_own(data_dir: Path):
+def test_a_one_shot_with_other_limits_or_environment_gets_its_own_sandbox(data_dir: Path):
     answer = _program("""
 run("1"); run("1")
 one = spare()
@@ -126,7 +126,7 @@ print(json.dumps([one in (small.sandbox_id, named.sandbox_id), named.stdout,
     assert leftovers(data_dir) == []
 
 
-def test_fifty_at_once_have_fifty_sandboxes(data_dir: Path):
+def test_fifty_concurrent_one_shots_have_fifty_sandboxes(data_dir: Path):
     answer = _program("""
 from concurrent.futures import ThreadPoolExecutor
 run("1"); run("1"); spare()
@@ -140,7 +140,7 @@ print(json.dumps([len({r.sandbox_id for r in results}),
     assert leftovers(data_dir) == []
 
 
-def test_loops_that_end_leave_nothing(data_dir: Path):
+def test_event_loops_that_end_leave_no_prepared_sandbox(data_dir: Path):
     answer = _program("""
 import asyncio, threading
 from sandkasten import run_async
@@ -159,7 +159,7 @@ print(json.dumps([*after, rows("spare")]))
     assert leftovers(data_dir) == []
 
 
-def test_a_fork_neither_uses_nor_removes_the_spare_of_its_parent(data_dir: Path):
+def test_a_forked_process_neither_uses_nor_removes_the_warm_sandbox_of_its_parent(data_dir: Path):
     answer = _program("""
 run("1"); run("1")
 one = spare()
@@ -176,7 +176,7 @@ print(json.dumps([status, run("print(6)").sandbox_id == one]))
     assert leftovers(data_dir) == []
 
 
-def test_a_spare_is_not_listed_and_rm_all_takes_it(parked: subprocess.Popen[str]):
+def test_a_warm_sandbox_is_not_listed_and_rm_all_removes_it(parked: subprocess.Popen[str]):
     spare = _id(parked)
     assert sandkasten("ls", "--json").document == []
     assert spare not in sandkasten("ls").out
@@ -188,7 +188,7 @@ def test_a_spare_is_not_listed_and_rm_all_takes_it(parked: subprocess.Popen[str]
     assert sandkasten("ls", "--all", "--json").document == []
 
 
-def test_after_kill_9_the_next_command_removes_the_spare(
+def test_after_kill_9_the_next_command_removes_the_warm_sandbox(
     parked: subprocess.Popen[str], data_dir: Path
 ):
     spare = _id(parked)
@@ -201,7 +201,7 @@ def test_after_kill_9_the_next_command_removes_the_spare(
 
 
 @pytest.mark.parametrize("lease_s", [3.0], indirect=True)
-def test_after_kill_9_the_spare_ends_itself(parked: subprocess.Popen[str], data_dir: Path):
+def test_after_kill_9_the_warm_sandbox_ends_itself(parked: subprocess.Popen[str], data_dir: Path):
     spare = _id(parked)
     parked.send_signal(signal.SIGKILL)
     parked.wait(PATIENCE_S)
@@ -214,7 +214,7 @@ def test_after_kill_9_the_spare_ends_itself(parked: subprocess.Popen[str], data_
     assert leftovers(data_dir) == []
 
 
-def test_a_spare_that_was_killed_from_outside_is_replaced(data_dir: Path):
+def test_a_warm_sandbox_that_was_killed_is_replaced(data_dir: Path):
     answer = _program("""
 import signal
 run("1"); run("1")
@@ -231,7 +231,9 @@ print(json.dumps([said, first.sandbox_id == one, again.sandbox_id == second]))
     assert leftovers(data_dir) == []
 
 
-def test_without_the_setting_none_is_kept(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_setting_no_warm_sandbox_is_kept(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("SANDKASTEN_POOL_ONESHOT_SPARES", "0")
     answer = _program("""
 for _ in range(4):

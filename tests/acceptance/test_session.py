@@ -19,13 +19,13 @@ def test_the_shell_remembers(data_dir, make):
         assert box.exec("echo $A; pwd").output == "1\n/tmp\n"
 
 
-async def test_the_asynchronous_twin_remembers_too(data_dir):
+async def test_the_asynchronous_sandbox_remembers_too(data_dir):
     async with AsyncSandbox(data_dir=data_dir) as box:
         await box.exec("cd /tmp && export A=1")
         assert (await box.exec("echo $A; pwd")).output == "1\n/tmp\n"
 
 
-def test_one_command_line_computes(data_dir):
+def test_a_one_shot_from_the_command_line_computes(data_dir):
     said = sandkasten("run", "-c", "print(6*7)")
     assert (said.status, said.out) == (0, "42\n")
 
@@ -46,7 +46,7 @@ def test_state_persists_over_a_thousand_commands(data_dir, make):
 
 
 @pytest.mark.slow_loop
-def test_fifty_megabytes_of_json_in_summed_and_out(data_dir, make):
+def test_fifty_megabytes_of_json_are_uploaded_summed_and_downloaded(data_dir, make):
     rng = random.Random(7)
     rows = [{"id": n, "value": rng.randrange(10**9), "text": "x" * 60} for n in range(500_000)]
     whole = json.dumps(rows).encode()
@@ -85,13 +85,13 @@ def test_code_of_each_runtime_runs(runtime, code, wanted, data_dir, make):
     assert (said.out, said.status) == (wanted, 0)
 
 
-def test_the_exit_status_of_the_command_line_is_the_codes(data_dir):
+def test_the_command_line_exits_with_the_status_of_the_code(data_dir):
     assert sandkasten("run", "-c", "raise SystemExit(42)").status == 42
     assert sandkasten("run", "--runtime", "bash", "-c", "kill -9 $$").status == 137
     assert sandkasten("run", "--timeout", "1", "-c", "while True: pass").status == 124
 
 
-def test_code_fails_as_a_result_and_not_as_an_error(data_dir, make):
+def test_failing_code_is_a_result_and_not_an_error(data_dir, make):
     with make() as box:
         result = box.run("1/0")
         assert (result.ok, result.exit_code) == (False, 1)

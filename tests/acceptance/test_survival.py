@@ -50,7 +50,7 @@ def _make_and_kill(how: str, wait_for: str | None = None) -> tuple[str, str]:
 
 
 @pytest.mark.promise("P28")
-def test_after_kill_9_of_its_maker_the_command_line_goes_on_in_the_same_shell(data_dir: Path):
+def test_after_kill_9_of_the_creator_the_command_line_continues_in_the_same_shell(data_dir: Path):
     sandbox_id, shell = _make_and_kill("idle")
     listed = sandkasten("ls", "--json")
     assert listed.status == 0, listed
@@ -68,7 +68,7 @@ def test_after_kill_9_of_its_maker_the_command_line_goes_on_in_the_same_shell(da
     assert sandbox_id not in sandkasten("ls").out
 
 
-def test_the_python_object_goes_on_too(data_dir: Path):
+def test_after_kill_9_of_the_creator_a_python_object_continues(data_dir: Path):
     sandbox_id, shell = _make_and_kill("idle")
     assert sandbox_id in [info.id for info in Sandbox.list(data_dir=data_dir)]
     with Sandbox.attach(
@@ -77,7 +77,7 @@ def test_the_python_object_goes_on_too(data_dir: Path):
         assert box.exec("echo $$; pwd").output == f"{shell}\n/workspace/a b\n"
 
 
-def test_a_command_that_ran_meanwhile_runs_to_its_end(data_dir: Path):
+def test_a_command_running_during_kill_9_runs_to_its_end(data_dir: Path):
     sandbox_id, shell = _make_and_kill("busy", wait_for="/tmp/begun")
     with Sandbox.attach(
         sandbox_id, data_dir=os.environ["SANDKASTEN_DATA_DIR"], destroy_on_exit=True

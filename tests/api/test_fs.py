@@ -52,7 +52,7 @@ async def test_each_spelling_of_a_write_is_understood(daemon, box):
         assert (read["encoding"], read["truncated"], read["size_bytes"]) == ("utf-8", False, 6)
 
 
-async def test_an_empty_file_is_a_file(daemon, box):
+async def test_an_empty_file_can_be_written_and_read(daemon, box):
     for given in ({"contents": ""}, {"content_base64": ""}):
         reply = await daemon.ask("POST", f"{box}/write", {"path": "empty", **given})
         assert (reply.status, reply.json["size_bytes"]) == (200, 0)

@@ -42,11 +42,11 @@ def seen(daemon: Served) -> dict[str, Any]:
     return found
 
 
-def test_it_is_the_published_package(seen):
+def test_the_tested_client_is_the_published_package(seen):
     assert seen["version"] == "0.3.0"
 
 
-def test_sessions_are_made_found_listed_and_described(seen):
+def test_sessions_are_created_found_listed_and_described(seen):
     assert seen["listed"] is True
     assert seen["info"] == ["running", "/workspace", "str", None]
 
@@ -79,7 +79,7 @@ def test_uploads_arrive_byte_for_byte(seen):
     assert seen["upload_to"] == ["/workspace/d/y"]
 
 
-def test_stats_have_the_figures_it_reads(seen):
+def test_stats_have_the_numbers_the_published_client_reads(seen):
     assert seen["stats"] == [True, True]
 
 
@@ -89,7 +89,7 @@ def test_workspaces_outlive_sessions_and_are_deleted(seen):
     assert (seen["workspaces"], seen["deleted"]) == (["compat-space"], [])
 
 
-def test_failures_have_the_status_and_code_it_knows(seen):
+def test_failures_have_the_status_and_code_the_published_client_knows(seen):
     assert seen["missing"] == [404, "FILE_NOT_FOUND"]
     assert seen["unknown"] == [404, "SESSION_NOT_FOUND"]
     assert seen["gone"] in ([404, "SESSION_NOT_FOUND"], [410, "SESSION_EXPIRED"])

@@ -135,7 +135,7 @@ async def test_a_large_tree_streams_both_ways(box: Box):
     ],
     ids=lambda one: f"{one.name}-{one.type!r}-{one.linkname}",
 )
-async def test_members_that_lead_outside_are_blocked(box: Box, bad: tarfile.TarInfo):
+async def test_archive_members_that_lead_outside_are_refused(box: Box, bad: tarfile.TarInfo):
     archive = packed((member("before"), b"x"), (bad, b""), (member("after"), b"x"))
     with pytest.raises(PolicyDenied):
         await box.ask("fs.tar_in", path="in/here", data=archive)
@@ -143,7 +143,7 @@ async def test_members_that_lead_outside_are_blocked(box: Box, bad: tarfile.TarI
     assert names <= {"in", "here", "before"}
 
 
-async def test_a_link_that_is_already_there_does_not_lead_outside(box: Box):
+async def test_an_existing_link_does_not_lead_outside(box: Box):
     await box.run("mkdir in out; ln -s ../out in/door")
     archive = packed((member("door/f"), b"x"))
     with pytest.raises(SandkastenError):
@@ -157,7 +157,7 @@ async def test_set_id_bits_are_dropped(box: Box):
     assert (await box.stat("suid")).mode == 0o755
 
 
-async def test_bombs_are_refused_by_count_and_by_size(box: Box):
+async def test_archive_bombs_are_refused_by_count_and_by_size(box: Box):
     archive = packed(*((member(f"f{number}"), b"12345") for number in range(10)))
     with pytest.raises(PayloadTooLarge):
         await box.ask("fs.tar_in", path="a", max_entries=9, data=archive)
@@ -168,7 +168,7 @@ async def test_bombs_are_refused_by_count_and_by_size(box: Box):
 
 
 @pytest.mark.parametrize("data", [b"not a tar archive" * 100, b"x" * 512])
-async def test_what_is_no_archive_is_invalid(box: Box, data: bytes):
+async def test_input_that_is_not_an_archive_is_invalid(box: Box, data: bytes):
     with pytest.raises(InvalidRequest):
         await box.ask("fs.tar_in", path="in", data=data)
 
@@ -179,7 +179,7 @@ async def test_an_archive_cut_short_is_invalid(box: Box):
         await box.ask("fs.tar_in", path="in", data=archive[:2000])
 
 
-async def test_packing_what_is_not_there_is_file_not_found(box: Box):
+async def test_packing_a_missing_path_is_file_not_found(box: Box):
     with pytest.raises(FileNotFound):
         await box.ask("fs.tar_out", path="nope")
 
@@ -188,7 +188,7 @@ async def test_an_archive_with_nothing_in_it_unpacks_to_nothing(box: Box):
     assert await box.ask("fs.tar_in", path="in", data=packed()) == {"entries": 0, "bytes": 0}
 
 
-async def test_the_callers_rules_hold_for_archives(box: Box):
+async def test_the_callers_path_rules_apply_to_archives(box: Box):
     await box.mkdir("in")
     archive = packed((member("f"), b"x"))
     with pytest.raises(PolicyDenied):

@@ -19,7 +19,7 @@ from sandkasten.wire.messages import decode_execs
 from tests.conformance.box import Box
 
 
-async def test_a_command_answers_its_output_and_its_status(box: Box):
+async def test_a_command_returns_its_output_and_status(box: Box):
     ran = await box.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert ran.stdout == b"out\n"
     assert ran.stderr == b"err\n"
@@ -34,12 +34,12 @@ async def test_a_command_answers_its_output_and_its_status(box: Box):
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 42, 126, 127, 255])
-async def test_every_exit_status_is_told_as_it_is(box: Box, status: int):
+async def test_every_exit_status_is_reported_unchanged(box: Box, status: int):
     ran = await box.run(["sh", "-c", f"exit {status}"])
     assert (ran.reply.state, ran.exit_code) == ("exited", status)
 
 
-async def test_true_and_false(box: Box):
+async def test_true_and_false_return_their_status(box: Box):
     assert (await box.run(["true"])).exit_code == 0
     assert (await box.run(["false"])).exit_code == 1
 
@@ -79,7 +79,7 @@ async def test_a_missing_cwd_is_an_error_and_not_a_result(box: Box):
         await box.run(["true"], cwd="file")
 
 
-async def test_env_is_laid_over_the_base_environment(box: Box):
+async def test_env_overrides_the_base_environment(box: Box):
     ran = await box.run(["sh", "-c", 'echo "$X" "${PATH:-none}"'], env={"X": "a b=c"})
     first, path = ran.stdout.decode().rsplit(" ", 1)
     assert first == "a b=c"
@@ -184,7 +184,7 @@ async def test_a_command_that_ignores_its_stdin_still_ends(box: Box):
     assert (ran.stdout, ran.exit_code) == (b"done\n", 0)
 
 
-async def test_stdin_can_be_sent_later_by_its_own_verb(box: Box):
+async def test_stdin_can_be_sent_later_by_a_separate_request(box: Box):
     exec_id = await box.begin(["cat"], stdin="stream")
     assert await box.ask("exec.stdin", exec_id=exec_id, data=b"first ") == {"bytes": 6}
     await box.prints(exec_id, b"first ")
@@ -194,25 +194,25 @@ async def test_stdin_can_be_sent_later_by_its_own_verb(box: Box):
     assert (await box.output(exec_id)).stdout == b"first second"
 
 
-async def test_stdin_of_a_command_that_has_none_is_closed(box: Box):
+async def test_sending_stdin_to_a_command_without_stdin_is_refused(box: Box):
     exec_id = await box.begin(["sleep", "1000"])
     with pytest.raises(Conflict):
         await box.ask("exec.stdin", exec_id=exec_id, data=b"x")
 
 
-async def test_without_follow_the_answer_comes_at_once(box: Box):
+async def test_without_follow_the_answer_is_immediate(box: Box):
     reply = await box.ask("exec.start", **box.fields(["sleep", "1000"], follow=False))
     assert reply["state"] == "running"
     assert reply["exit_code"] is None
 
 
-async def test_wait_answers_running_when_its_time_is_over(box: Box):
+async def test_wait_returns_running_when_its_timeout_is_over(box: Box):
     exec_id = await box.begin(["sleep", "1000"])
     reply = await box.wait(exec_id, timeout_ms=50)
     assert (reply.state, reply.exit_code, reply.ended) == ("running", None, False)
 
 
-async def test_wait_answers_the_result_when_it_ends(box: Box):
+async def test_wait_returns_the_result_when_the_command_ends(box: Box):
     exec_id = await box.begin(["sh", "-c", "read x; exit 5"], stdin="stream")
     waiting = asyncio.create_task(box.wait(exec_id))
     await asyncio.sleep(0)
@@ -221,7 +221,7 @@ async def test_wait_answers_the_result_when_it_ends(box: Box):
     assert reply.state == "exited"
 
 
-async def test_an_unknown_exec_is_not_found_by_any_verb(box: Box):
+async def test_an_unknown_exec_is_not_found_by_any_request(box: Box):
     for verb, more in (
         ("exec.wait", {}),
         ("exec.output", {}),
@@ -313,6 +313,6 @@ async def test_both_streams_of_a_pty_command_come_as_one(box: Box):
 
 
 @pytest.mark.timeout(600)
-async def test_five_hundred_quick_commands_in_turn_all_answer(box: Box):
+async def test_five_hundred_quick_commands_in_a_row_all_return(box: Box):
     for number in range(500):
         assert (await box.run(["echo", str(number)])).stdout == b"%d\n" % number

@@ -95,7 +95,7 @@ async def test_a_deadline_spares_earlier_background_jobs_of_the_shell(box: Box):
     await eventually(spared, wanted)
 
 
-async def test_a_shell_that_loops_in_itself_is_replaced_at_its_deadline(box: Box):
+async def test_a_shell_in_an_endless_loop_is_replaced_at_its_deadline(box: Box):
     ran = await box.run("while true; do :; done", **SOON)
     assert (ran.reply.timed_out, ran.reply.shell_reset) == (True, True)
     assert (await box.run("echo back")).stdout == b"back\n"
@@ -122,7 +122,7 @@ async def test_the_next_command_in_the_queue_runs_after_a_deadline(box: Box):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-async def test_a_signal_ends_a_command_and_is_told(box: Box, number: int):
+async def test_a_signal_ends_a_command_and_is_reported(box: Box, number: int):
     exec_id = await box.begin(["sleep", "1008"])
     assert await box.ask("exec.signal", exec_id=exec_id, signal=int(number)) == {}
     reply = await box.wait(exec_id)
@@ -155,14 +155,14 @@ async def test_a_signal_to_a_shell_command_ends_what_it_started(box: Box):
     assert (await box.run("echo back")).stdout == b"back\n"
 
 
-async def test_a_signal_to_a_command_that_ended_is_quiet(box: Box):
+async def test_a_signal_to_a_finished_command_succeeds(box: Box):
     exec_id = (await box.run(["true"])).reply.exec_id
     assert await box.ask("exec.signal", exec_id=exec_id, signal=15) == {}
     assert (await box.wait(exec_id)).exit_code == 0
 
 
 @pytest.mark.parametrize("number", [0, -1, 65, 9999, "TERM", None])
-async def test_a_number_that_is_no_signal_is_invalid(box: Box, number: object):
+async def test_an_invalid_signal_number_is_refused(box: Box, number: object):
     exec_id = await box.begin(["sleep", "1012"])
     with pytest.raises(InvalidRequest):
         await box.ask("exec.signal", exec_id=exec_id, signal=number)
@@ -175,7 +175,7 @@ async def test_a_command_killed_from_inside_is_signaled(box: Box):
 
 
 @pytest.mark.needs_kernel("sessions and double forks are the kernel's")
-async def test_a_deadline_finds_what_left_the_process_group(box: Box):
+async def test_a_deadline_kills_processes_that_left_the_process_group(box: Box):
     daemon = "trap '' TERM HUP; sleep 1013"
     ran = await box.run(["sh", "-c", f'setsid sh -c "{daemon}" & sleep 1014'], **SOON)
     assert ran.reply.timed_out
@@ -189,6 +189,6 @@ async def test_a_stopped_command_dies_at_its_deadline(box: Box):
 
 
 @pytest.mark.needs_kernel("the memory backend has no runner process to hit")
-async def test_killing_everything_from_inside_leaves_the_runner(box: Box):
+async def test_killing_everything_from_inside_does_not_kill_the_runner(box: Box):
     await box.run("kill -9 -1")
     assert (await box.run(["echo", "alive"])).stdout == b"alive\n"

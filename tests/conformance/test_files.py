@@ -52,7 +52,7 @@ async def test_a_file_is_written_and_read_back(box: Box):
 
 
 @pytest.mark.promise("P11")
-async def test_a_command_sent_behind_a_file_finds_it_written(box: Box):
+async def test_a_command_sent_after_a_file_finds_it_written(box: Box):
     for number in range(50):
         fields = {"path": f"code{number}.sh", "size": 7}
         # Neither waits for an answer: only the order on the connection says which is first.
@@ -62,7 +62,7 @@ async def test_a_command_sent_behind_a_file_finds_it_written(box: Box):
         assert (await ran).stdout == b"ok\n"
 
 
-async def test_an_empty_file_is_a_file(box: Box):
+async def test_an_empty_file_can_be_written_and_read(box: Box):
     assert (await box.write("empty", b"")).size == 0
     assert await box.read("empty") == b""
 
@@ -82,7 +82,7 @@ async def test_any_name_survives_the_round_trip(box: Box, name: str):
     assert await box.remove(name) == 1
 
 
-async def test_a_file_made_by_a_command_is_seen_and_the_other_way_round(box: Box):
+async def test_commands_and_file_requests_see_each_others_files(box: Box):
     await box.run("printf inside > made")
     assert await box.read("made") == b"inside"
     await box.write("given", b"outside")
@@ -104,7 +104,7 @@ async def test_stat_tells_files_directories_links_and_fifos_apart(box: Box):
     assert (await box.stat("p")).type == "fifo"
 
 
-async def test_stat_of_what_is_not_there_is_file_not_found(box: Box):
+async def test_stat_of_a_missing_path_is_file_not_found(box: Box):
     with pytest.raises(FileNotFound):
         await box.stat("nope")
     await box.run("ln -s nowhere dangling")
@@ -126,7 +126,7 @@ async def test_a_path_through_a_file_is_not_a_directory(box: Box):
 
 
 @pytest.mark.parametrize("path", ["", "nul\0", 5, None, {"b64": "!!"}, {"b64": "AA=="}, []])
-async def test_a_malformed_path_is_invalid_for_every_verb(box: Box, path: object):
+async def test_a_malformed_path_is_invalid_for_every_request(box: Box, path: object):
     for verb in ("fs.stat", "fs.list", "fs.read", "fs.write", "fs.mkdir", "fs.remove"):
         with pytest.raises(InvalidRequest):
             await box.ask(verb, path=path, data=b"")
@@ -158,7 +158,7 @@ async def test_a_range_is_read(box: Box):
     assert await box.read("f", limit=0) == b""
 
 
-async def test_read_tells_the_entry_first_and_the_sizes_last(box: Box):
+async def test_read_sends_the_entry_first_and_the_sizes_last(box: Box):
     await box.write("f", b"0123456789")
     async with box.channel.stream("fs.read", {"path": "f", "offset": 4}) as call:
         items = [item async for item in call]
@@ -171,7 +171,7 @@ async def test_read_tells_the_entry_first_and_the_sizes_last(box: Box):
     assert result == {"size": 10, "bytes": 6}
 
 
-async def test_more_than_the_most_allowed_is_too_large(box: Box):
+async def test_a_file_over_the_read_limit_is_too_large(box: Box):
     await box.write("f", b"0123456789")
     assert await box.read("f", max=10) == b"0123456789"
     with pytest.raises(PayloadTooLarge):
@@ -180,7 +180,7 @@ async def test_more_than_the_most_allowed_is_too_large(box: Box):
     assert await box.read("f", max=1, limit=5) == b"01234"
 
 
-async def test_reading_what_is_no_regular_file_is_refused_at_once(box: Box):
+async def test_reading_a_special_file_is_refused_at_once(box: Box):
     await box.run("mkdir d; mkfifo p")
     with pytest.raises((IsADirectory, NotRegular)):
         await box.read("d")
@@ -202,7 +202,7 @@ async def test_a_read_left_early_does_not_disturb_the_channel(box: Box):
     assert (await box.run(["echo", "fine"])).stdout == b"fine\n"
 
 
-async def test_a_slow_reader_holds_nobody_else(box: Box):
+async def test_a_slow_reader_does_not_block_others(box: Box):
     await box.write("large", bytes(8_000_000))
     async with box.channel.stream("fs.read", {"path": "large"}, window=1) as call:
         for number in range(20):
@@ -225,14 +225,14 @@ async def test_writing_replaces_and_keeps_the_old_mode(box: Box):
     assert await box.read("f") == b"newer"
 
 
-async def test_not_overwriting_is_held(box: Box):
+async def test_an_existing_file_is_kept_when_overwriting_is_off(box: Box):
     await box.write("f", b"first", overwrite=False)
     with pytest.raises(FileExists):
         await box.write("f", b"second", overwrite=False)
     assert await box.read("f") == b"first"
 
 
-async def test_missing_parents_are_made_unless_forbidden(box: Box):
+async def test_missing_parents_are_created_unless_forbidden(box: Box):
     assert (await box.write("a/b/c", b"x")).path == box.path("a/b/c")
     with pytest.raises(FileNotFound):
         await box.write("no/b/c", b"x", parents=False)
@@ -255,7 +255,7 @@ async def test_writing_over_a_directory_or_a_fifo_is_refused(box: Box):
         await box.write("p", b"x")
 
 
-async def test_writing_where_the_user_may_not_is_refused(box: Box):
+async def test_writing_without_permission_is_refused(box: Box):
     with pytest.raises((FilePermission, SandkastenError)):
         await box.write("/proc/mine", b"x")
     with pytest.raises(FileNotFound):
@@ -266,7 +266,7 @@ async def names(box: Box) -> list[str]:
     return [entry.name for entry in (await box.list()).entries]
 
 
-async def test_a_cancelled_write_leaves_the_old_file_and_nothing_else(box: Box):
+async def test_a_cancelled_write_leaves_only_the_old_file(box: Box):
     await box.write("f", b"old")
     async with box.channel.stream("fs.write", {"path": "f"}) as call:
         await call.send(b"x" * 500_000)
@@ -275,7 +275,7 @@ async def test_a_cancelled_write_leaves_the_old_file_and_nothing_else(box: Box):
     assert await box.read("f") == b"old"
 
 
-async def test_a_lost_connection_in_a_write_leaves_the_old_file_and_nothing_else(box: Box):
+async def test_a_write_whose_connection_is_lost_leaves_only_the_old_file(box: Box):
     await box.write("f", b"old")
     other = await Box.open(box.cell)
     async with other.channel.stream("fs.write", {"path": "f"}) as call:
@@ -287,7 +287,7 @@ async def test_a_lost_connection_in_a_write_leaves_the_old_file_and_nothing_else
     assert await box.read("f") == b"old"
 
 
-async def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(box: Box):
+async def test_a_reader_sees_the_old_file_until_the_new_one_is_complete(box: Box):
     await box.write("f", b"old")
     async with box.channel.stream("fs.write", {"path": "f"}) as call:
         await call.send(b"n" * 300_000)
@@ -300,7 +300,7 @@ async def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(box: Box):
 # ---- mkdir, move, remove
 
 
-async def test_directories_are_made_with_their_parents(box: Box):
+async def test_directories_are_created_with_their_parents(box: Box):
     entry = await box.mkdir("a/b/c", mode=0o700)
     assert (entry.path, entry.type, entry.mode) == (box.path("a/b/c"), "directory", 0o700)
     assert (await box.mkdir("a/b/c")).path == box.path("a/b/c")
@@ -338,7 +338,7 @@ async def test_a_move_overwrites_only_when_asked_and_never_a_directory(box: Box)
     assert (await box.list("d")).entries == ()
 
 
-async def test_a_directory_is_moved_with_what_is_in_it_and_not_into_itself(box: Box):
+async def test_a_directory_is_moved_with_its_contents_and_not_into_itself(box: Box):
     await box.write("d/e/f", b"deep")
     await box.move("d", "moved")
     assert await box.read("moved/e/f") == b"deep"
@@ -358,7 +358,7 @@ async def test_a_move_between_file_systems_copies_and_removes(box: Box):
     await box.remove("/tmp/conformance-moved", recursive=True)
 
 
-async def test_remove_counts_what_went(box: Box):
+async def test_remove_returns_the_number_of_removed_entries(box: Box):
     await box.run("mkdir -p d/e; touch d/f d/e/g; ln -s / d/link")
     with pytest.raises(DirectoryNotEmpty):
         await box.remove("d")
@@ -369,7 +369,7 @@ async def test_remove_counts_what_went(box: Box):
     assert (await box.stat("/dev")).type == "directory"
 
 
-async def test_remove_takes_the_link_and_never_its_target(box: Box):
+async def test_remove_deletes_the_link_and_never_its_target(box: Box):
     await box.write("kept/f", b"x")
     await box.run("ln -s kept link")
     assert await box.remove("link", recursive=True) == 1
@@ -381,12 +381,12 @@ async def test_an_empty_directory_is_removed_without_recursion(box: Box):
     assert await box.remove("d") == 1
 
 
-async def test_a_tree_of_closed_directories_is_removed(box: Box):
+async def test_a_tree_of_directories_without_permissions_is_removed(box: Box):
     await box.run("mkdir -p d/e/f; touch d/e/f/g; chmod 000 d/e/f; chmod 000 d/e; chmod 000 d")
     assert await box.remove("d", recursive=True) == 4
 
 
-async def test_a_tree_two_thousand_deep_is_made_listed_and_removed(box: Box):
+async def test_a_tree_two_thousand_deep_is_created_listed_and_removed(box: Box):
     for start in range(0, 2000, 500):
         await box.mkdir("/".join(["d"] * (start + 500)))
     page = await box.list(recursive=True, limit=5000)
@@ -424,12 +424,12 @@ async def test_denied_prefixes_are_refused_after_links_are_resolved(box: Box):
     assert await box.read("secret/f") == b"s"
 
 
-async def test_a_denied_prefix_is_whole_names_only(box: Box):
+async def test_a_denied_prefix_matches_whole_names_only(box: Box):
     await box.write("secretary", b"fine")
     assert await box.read("secretary", deny=[box.path("secret")]) == b"fine"
 
 
-async def test_writes_stay_within_what_is_allowed(box: Box):
+async def test_writes_outside_the_allowed_directories_are_refused(box: Box):
     await box.mkdir("in")
     await box.mkdir("out")
     await box.run("ln -s ../out in/escape; ln -s ../out/f in/link")

@@ -57,7 +57,7 @@ async def test_without_recursion_only_the_directory_itself_is_listed(box: Box):
     assert [entry.path for entry in (await box.list("d")).entries] == [box.path("d/e")]
 
 
-async def test_a_directory_comes_before_what_is_in_it(box: Box):
+async def test_a_directory_is_listed_before_its_contents(box: Box):
     for name in ["a/x", "a/b/y", "a.txt", "a-b", "c"]:
         await box.write(name, b"")
     paths = [entry.path for entry in (await box.list(recursive=True)).entries]
@@ -81,7 +81,7 @@ async def test_pages_hold_every_entry_exactly_once(box: Box, recursive: bool):
     assert len(whole) == len(set(whole)) == (122 if recursive else 42)
 
 
-async def test_an_entry_that_is_there_all_the_time_is_listed_once_under_change(box: Box):
+async def test_a_permanent_entry_is_listed_once_while_others_change(box: Box):
     for number in range(30):
         await box.write(f"stay-{number:02}", b"")
         await box.write(f"gone-{number:02}", b"")
@@ -110,12 +110,12 @@ async def test_a_page_ends_before_its_answer_grows_too_large(box: Box):
     assert [entry.name for page in pages for entry in page] == names
 
 
-async def test_a_limit_above_the_most_is_cut_and_not_refused(box: Box):
+async def test_a_page_limit_above_the_maximum_is_reduced_and_not_refused(box: Box):
     await box.write("f", b"")
     assert len((await box.list(limit=1_000_000)).entries) == 1
 
 
-async def test_listing_what_is_no_directory_is_refused(box: Box):
+async def test_listing_a_path_that_is_not_a_directory_is_refused(box: Box):
     await box.write("f", b"")
     with pytest.raises(NotADirectory):
         await box.list("f")

@@ -87,14 +87,14 @@ async def test_the_default_cap_is_two_hundred_thousand_bytes(box: Box):
     assert len((await box.output(exec_id)).stdout) == 200_000
 
 
-async def test_a_flood_is_counted_and_ends_when_its_reader_does(box: Box):
+async def test_an_output_flood_is_counted_and_ends_with_its_reader(box: Box):
     ran = await box.run("yes | head -c 20000000")
     assert ran.reply.stdout_bytes == 20_000_000
     assert len((await box.output(ran.reply.exec_id)).stdout) == 200_000
     assert (await box.run("echo usable")).stdout == b"usable\n"
 
 
-async def test_nobody_reading_does_not_hold_the_command(box: Box):
+async def test_a_command_without_a_reader_is_not_blocked(box: Box):
     asked = box.fields("yes | head -c 8000000; echo end >&2")
     async with box.channel.stream("exec.start", asked, window=1) as call:
         # Not a byte is taken, far more than the credit is printed, and still it ends.
@@ -118,7 +118,7 @@ async def test_a_reader_that_fell_behind_sees_the_gap(box: Box):
     assert at == 8_000_000
 
 
-async def test_replay_since_a_number_gives_only_what_is_newer(box: Box):
+async def test_replay_since_a_number_returns_only_newer_output(box: Box):
     ran = await box.run("echo one; sleep 0.05; echo two; sleep 0.05; echo three")
     assert ran.stdout == b"one\ntwo\nthree\n"
     exec_id = ran.reply.exec_id
@@ -131,7 +131,7 @@ async def test_replay_since_a_number_gives_only_what_is_newer(box: Box):
     assert (await box.output(exec_id, since_seq=10**6)).chunks == ()
 
 
-async def test_output_of_a_running_command_is_answered_at_once(box: Box):
+async def test_output_of_a_running_command_is_returned_at_once(box: Box):
     exec_id = await box.begin(["sh", "-c", "echo so far; sleep 1000"])
     await box.prints(exec_id, b"so far")
     now = await box.output(exec_id)
@@ -165,7 +165,7 @@ async def test_the_same_exec_id_runs_once_and_is_followed(box: Box):
     assert first.reply.started_ms == again.reply.started_ms
 
 
-async def test_the_same_key_runs_once_even_at_the_same_time(box: Box):
+async def test_concurrent_requests_with_one_key_run_once(box: Box):
     ran = await asyncio.gather(
         *(box.run(["sh", "-c", "echo x >> log; echo out"], key="order-7") for _ in range(8))
     )
@@ -180,7 +180,7 @@ async def test_different_keys_run_separately(box: Box):
     assert await box.read("log") == b"x\nx\n"
 
 
-async def test_a_key_holds_for_shell_commands_that_still_wait(box: Box):
+async def test_an_idempotency_key_applies_to_queued_shell_commands(box: Box):
     blocked = await box.begin("read x", stdin="stream")
     first = await box.begin("echo x >> log", key="k")
     second = await box.begin("echo x >> log", key="k")

@@ -29,7 +29,7 @@ async def _able(verb: Callable[[], Awaitable[object]]) -> bool:
 
 
 @pytest.mark.promise("P05")
-async def test_a_cell_that_says_it_pauses_stands_still_or_gives_a_reason(cell: Cell, box: Box):
+async def test_a_cell_pauses_or_gives_the_reason_why_it_cannot(cell: Cell, box: Box):
     if not isinstance(cell, Pausable):
         return
     if not await _able(cell.pause):
@@ -58,6 +58,6 @@ async def test_a_paused_cell_can_be_destroyed(cell: Cell):
         await cell.destroy()
 
 
-async def test_a_cell_that_gives_memory_back_counts_it_or_gives_a_reason(cell: Cell):
+async def test_a_cell_reclaims_memory_or_gives_the_reason_why_it_cannot(cell: Cell):
     if isinstance(cell, Reclaims) and await _able(cell.reclaim):
         assert await cell.reclaim() >= 0

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, Cell
 
 
-async def test_probe_says_ready_and_names_what_it_needs(backend: Backend):
+async def test_probe_reports_ready_and_names_its_requirements(backend: Backend):
     readiness = await backend.probe()
     assert readiness.ready
     assert readiness.reason == ""
     assert all(one.ok for one in readiness.requirements if one.required)
 
 
-async def test_create_answers_a_cell_whose_runner_says_hello(cell: Cell):
+async def test_create_returns_a_cell_whose_runner_answers(cell: Cell):
     channel = await Channel.open(await cell.dial())
     assert channel.hello.generation == GENERATION
     assert await channel.call("ping", timeout_s=PATIENCE_S) == {}
@@ -37,9 +37,7 @@ async def test_create_answers_a_cell_whose_runner_says_hello(cell: Cell):
     assert channel.closed
 
 
-async def test_owned_lists_what_was_made_and_nothing_after_destroy(
-    backend: Backend, spec: CellSpec
-):
+async def test_owned_lists_created_cells_until_they_are_destroyed(backend: Backend, spec: CellSpec):
     ids = sorted([new_sandbox_id(), new_sandbox_id()])
     cells = [await backend.create(one, spec) for one in ids]
     assert sorted(await backend.owned()) == ids
@@ -64,7 +62,7 @@ async def test_create_that_fails_leaves_nothing(backend: Backend, backend_name: 
     assert list(await backend.owned()) == []
 
 
-async def test_create_twice_with_one_id_spares_the_first(backend: Backend, spec: CellSpec):
+async def test_creating_an_id_twice_keeps_the_first_cell(backend: Backend, spec: CellSpec):
     sandbox_id = new_sandbox_id()
     first = await backend.create(sandbox_id, spec)
     with pytest.raises(SandkastenError):
@@ -89,20 +87,20 @@ async def test_create_cancelled_midway_leaves_nothing(backend: Backend, spec: Ce
     assert list(await backend.owned()) == []
 
 
-async def test_destroy_twice_is_quiet(backend: Backend, spec: CellSpec):
+async def test_destroying_a_cell_twice_succeeds(backend: Backend, spec: CellSpec):
     cell = await backend.create(new_sandbox_id(), spec)
     await cell.destroy()
     await cell.destroy()
     assert list(await backend.owned()) == []
 
 
-async def test_destroy_from_two_tasks_at_once_is_quiet(backend: Backend, spec: CellSpec):
+async def test_destroying_a_cell_from_two_tasks_succeeds(backend: Backend, spec: CellSpec):
     cell = await backend.create(new_sandbox_id(), spec)
     await asyncio.gather(cell.destroy(), cell.destroy(), cell.destroy())
     assert list(await backend.owned()) == []
 
 
-async def test_destroy_ends_calls_that_are_under_way(backend: Backend, spec: CellSpec):
+async def test_destroy_ends_calls_in_progress(backend: Backend, spec: CellSpec):
     cell = await backend.create(new_sandbox_id(), spec)
     box = await Box.open(cell)
     exec_id = await box.begin(["sleep", "1000"])
@@ -121,7 +119,7 @@ async def test_dial_after_destroy_is_sandbox_lost(backend: Backend, spec: CellSp
         await cell.dial()
 
 
-async def test_attach_finds_the_same_place(backend: Backend, spec: CellSpec):
+async def test_attach_finds_the_same_cell(backend: Backend, spec: CellSpec):
     sandbox_id = new_sandbox_id()
     made = await Box.open(await backend.create(sandbox_id, spec))
     await made.run("x=remembered")
@@ -131,7 +129,7 @@ async def test_attach_finds_the_same_place(backend: Backend, spec: CellSpec):
     await found.aclose()
 
 
-async def test_a_cell_got_by_attach_can_be_destroyed(backend: Backend, spec: CellSpec):
+async def test_an_attached_cell_can_be_destroyed(backend: Backend, spec: CellSpec):
     sandbox_id = new_sandbox_id()
     made = await backend.create(sandbox_id, spec)
     await (await backend.attach(sandbox_id)).destroy()
@@ -153,7 +151,7 @@ async def test_attach_after_destroy_is_sandbox_lost(backend: Backend, spec: Cell
         await backend.attach(sandbox_id)
 
 
-async def test_many_dials_at_once_all_answer(cell: Cell):
+async def test_many_concurrent_dials_all_succeed(cell: Cell):
     async def one(number: int) -> bytes:
         box = await Box.open(cell)
         try:
@@ -165,7 +163,7 @@ async def test_many_dials_at_once_all_answer(cell: Cell):
     assert answers == [b"%d\n" % number for number in range(16)]
 
 
-async def test_a_hundred_dials_in_turn_leave_no_connection(cell: Cell):
+async def test_a_hundred_dials_leave_no_connection_open(cell: Cell):
     for _ in range(100):
         await (await cell.dial()).aclose()
     box = await Box.open(cell)
@@ -177,7 +175,7 @@ async def test_a_hundred_dials_in_turn_leave_no_connection(cell: Cell):
     await box.aclose()
 
 
-async def test_two_places_do_not_see_each_other(backend: Backend, spec: CellSpec):
+async def test_two_cells_do_not_see_each_other(backend: Backend, spec: CellSpec):
     one = await Box.open(await backend.create(new_sandbox_id(), spec))
     other = await Box.open(await backend.create(new_sandbox_id(), spec))
     await one.write("mine", b"secret")
@@ -187,7 +185,7 @@ async def test_two_places_do_not_see_each_other(backend: Backend, spec: CellSpec
     await other.aclose()
 
 
-async def test_usage_counts_or_says_none(cell: Cell):
+async def test_usage_returns_numbers_or_none(cell: Cell):
     usage = await cell.usage()
     assert isinstance(usage, Usage)
     for figure in (usage.memory_bytes, usage.cpu_usec, usage.pids, usage.oom_kills):

@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
 MIB = 1024 * 1024
 
 
-async def test_the_process_list_names_commands_and_whose_they_are(box: Box):
+async def test_the_process_list_names_commands_and_their_execs(box: Box):
     exec_id = await box.begin(["sleep", "2001"])
 
     async def sleeping() -> int:
@@ -51,7 +51,7 @@ async def test_a_process_that_ended_is_not_listed(box: Box):
     assert [one for one in listed.processes if one.cmdline == ("sleep", "2002")] == []
 
 
-async def test_stats_count_what_runs(box: Box):
+async def test_stats_count_running_commands(box: Box):
     # Whoever made the place may have left it a moment ago.
     await eventually(lambda: counted(box), (0, 0, 1))
     before = decode_stats(await box.ask("stats"))
@@ -68,7 +68,7 @@ async def counted(box: Box) -> tuple[int, int, int]:
     return seen.running, seen.shells, seen.connections
 
 
-async def test_stats_tell_the_disk_of_the_workspace(box: Box):
+async def test_stats_include_the_disk_usage_of_the_workspace(box: Box):
     disks = decode_stats(await box.ask("stats")).disk
     assert box.workspace in disks
     disk = disks[box.workspace]
@@ -76,7 +76,7 @@ async def test_stats_tell_the_disk_of_the_workspace(box: Box):
     assert disk.free <= disk.total
 
 
-async def test_a_full_workspace_is_a_typed_error_and_heals(limited):
+async def test_a_full_workspace_is_a_typed_error_until_space_is_freed(limited):
     box = await limited(Limits(workspace_bytes=16 * MIB))
     try:
         await box.write("big", bytes(64 * MIB))
@@ -98,7 +98,7 @@ async def test_a_full_workspace_is_a_typed_error_and_heals(limited):
     assert (await box.write("more", bytes(4 * MIB))).size == 4 * MIB
 
 
-async def test_a_full_workspace_does_not_touch_a_neighbour(limited):
+async def test_a_full_workspace_does_not_affect_another_cell(limited):
     full = await limited(Limits(workspace_bytes=16 * MIB))
     neighbour = await limited(Limits(workspace_bytes=16 * MIB))
     await full.run("head -c 67108864 /dev/zero > big")
@@ -106,7 +106,7 @@ async def test_a_full_workspace_does_not_touch_a_neighbour(limited):
 
 
 @pytest.mark.needs_python("the server it talks to is written in Python")
-async def test_a_port_inside_is_reached_and_talks_both_ways(box: Box):
+async def test_a_port_inside_is_reached_in_both_directions(box: Box):
     port = await box.echo_server()
     async with asyncio.timeout(PATIENCE_S):
         async with box.channel.stream("port.connect", {"port": port}) as call:
@@ -125,7 +125,7 @@ async def test_a_port_inside_is_reached_and_talks_both_ways(box: Box):
 
 
 @pytest.mark.needs_python("the server it talks to is written in Python")
-async def test_much_data_through_a_port_arrives_whole(box: Box):
+async def test_large_data_through_a_port_arrives_completely(box: Box):
     port = await box.echo_server()
     data = bytes(range(256)) * 12_000
     async with asyncio.timeout(PATIENCE_S):
@@ -145,24 +145,24 @@ async def test_much_data_through_a_port_arrives_whole(box: Box):
     assert got == data
 
 
-async def test_a_port_that_nobody_serves_is_refused(box: Box):
+async def test_a_port_without_a_server_is_refused(box: Box):
     with pytest.raises(ConnectionRefused):
         await box.ask("port.connect", port=9)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, "80", None])
-async def test_a_number_that_is_no_port_is_invalid(box: Box, port: object):
+async def test_an_invalid_port_number_is_refused(box: Box, port: object):
     with pytest.raises(InvalidRequest):
         await box.ask("port.connect", port=port)
 
 
-async def test_an_unknown_verb_is_unsupported_and_the_channel_lives(box: Box):
+async def test_an_unknown_request_is_unsupported_and_the_channel_stays_open(box: Box):
     with pytest.raises((UnsupportedByBackend, InvalidRequest)):
         await box.ask("no.such.verb")
     assert await box.ask("ping") == {}
 
 
-async def test_two_hundred_and_fifty_six_streams_fit_and_one_more_is_busy(box: Box):
+async def test_the_257th_concurrent_stream_is_refused_as_busy(box: Box):
     exec_id = await box.begin(["sleep", "2004"])
     waits = [asyncio.create_task(box.wait(exec_id)) for _ in range(256)]
     await asyncio.sleep(0)
@@ -192,14 +192,14 @@ async def test_a_cancelled_wait_frees_its_stream(box: Box):
     assert (await box.run(["echo", "fine"])).stdout == b"fine\n"
 
 
-async def test_a_lifetime_ends_the_place(box: Box):
+async def test_a_lifetime_ends_the_cell(box: Box):
     await box.ask("lease", lifetime_ms=150)
     await lost(box)
     assert box.channel.ending == "lifetime"
 
 
 @pytest.mark.promise("P30")
-async def test_an_idle_place_ends_and_a_busy_one_does_not(box: Box):
+async def test_an_idle_cell_ends_and_a_busy_one_does_not(box: Box):
     # At work before it has a lease: the next call may be later than the idle time.
     exec_id = await box.begin(["cat"], stdin="stream")
     await box.ask("lease", idle_ms=300)

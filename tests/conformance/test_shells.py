@@ -20,19 +20,19 @@ async def test_a_shell_starts_in_the_workspace(box: Box):
     assert (ran.reply.kind, ran.reply.shell, ran.reply.cwd) == ("shell", "default", box.workspace)
 
 
-async def test_directory_variables_and_exports_stay(box: Box):
+async def test_directory_variables_and_exports_persist(box: Box):
     await box.run("mkdir sub && cd sub && export A=1 && b=2")
     ran = await box.run("echo $A $b; pwd; sh -c 'echo ${A:-no} ${b:-no}'")
     assert ran.stdout.decode() == f"1 2\n{box.path('sub')}\n1 no\n"
     assert ran.reply.cwd == box.path("sub")
 
 
-async def test_the_status_of_the_last_command_stays(box: Box):
+async def test_the_status_of_the_last_command_persists(box: Box):
     assert (await box.run("false")).exit_code == 1
     assert (await box.run("(exit 9)")).exit_code == 9
 
 
-async def test_unset_forgets(box: Box):
+async def test_unset_removes_a_variable(box: Box):
     await box.run("export A=1")
     await box.run("unset A")
     assert (await box.run("echo ${A:-gone}")).stdout == b"gone\n"
@@ -52,7 +52,7 @@ async def test_a_missing_program_is_the_shells_own_127(box: Box):
 
 
 @pytest.mark.parametrize("text", ["echo 'open", 'echo "open', "echo $(", "( echo a", "if true"])
-async def test_open_syntax_is_an_error_at_once_and_the_shell_lives(box: Box, text: str):
+async def test_incomplete_syntax_is_an_error_at_once_and_the_shell_goes_on(box: Box, text: str):
     await box.run("kept=yes")
     ran = await box.run(text)
     assert ran.exit_code == 2
@@ -62,7 +62,7 @@ async def test_open_syntax_is_an_error_at_once_and_the_shell_lives(box: Box, tex
     assert after.stdout == (b"reset\n" if ran.reply.shell_reset else b"yes\n")
 
 
-async def test_quotes_variables_and_operators(box: Box):
+async def test_quotes_variables_and_operators_work(box: Box):
     ran = await box.run(
         """x='a  b'; echo "$x" $x '$x' "it's"; false || echo or; true && echo and"""
     )
@@ -81,7 +81,7 @@ async def test_pipes_end_when_their_reader_does(box: Box):
     assert ran.stdout == b"y\ny\ny\n100000\n"
 
 
-async def test_exit_is_a_result_and_the_next_command_gets_a_fresh_shell(box: Box):
+async def test_exit_is_a_result_and_the_next_command_gets_a_new_shell(box: Box):
     await box.run("mkdir d; cd d; export KEPT=1; lost=1")
     ran = await box.run("exit 7")
     assert (ran.exit_code, ran.reply.shell_reset) == (7, True)
@@ -97,7 +97,7 @@ async def test_a_shell_that_kills_itself_is_replaced(box: Box):
     assert (await box.run("echo back")).stdout == b"back\n"
 
 
-async def test_exec_replaces_the_shell_and_a_fresh_one_follows(box: Box):
+async def test_exec_replaces_the_shell_and_a_new_one_follows(box: Box):
     ran = await box.run("exec false")
     assert (ran.exit_code, ran.reply.shell_reset) == (1, True)
     assert (await box.run("echo back")).stdout == b"back\n"
@@ -114,7 +114,7 @@ async def test_stdin_of_a_shell_command_can_be_streamed(box: Box):
     assert (await box.run("cat; echo done")).stdout == b"done\n"
 
 
-async def test_cwd_and_env_given_with_a_command_stay(box: Box):
+async def test_cwd_and_env_of_a_shell_command_persist(box: Box):
     await box.mkdir("there")
     ran = await box.run("pwd; echo $NEW", cwd=box.path("there"), env={"NEW": "it's"})
     assert ran.stdout.decode() == f"{box.path('there')}\nit's\n"
@@ -158,7 +158,7 @@ async def test_named_shells_run_in_parallel_and_share_nothing(box: Box):
     assert await through("two", "echo ${v:-none}") == b"2\n"
 
 
-async def test_the_list_of_shells_tells_their_state(box: Box):
+async def test_the_list_of_shells_includes_their_state(box: Box):
     assert decode_shells(await box.ask("shell.list")) == ()
     exec_id = await box.begin("echo up; read x", stdin="stream")
     await box.prints(exec_id, b"up")
@@ -196,7 +196,7 @@ async def test_closing_an_unknown_shell_is_not_found(box: Box):
         await box.ask("shell.close", name="never")
 
 
-async def test_a_background_job_does_not_hold_the_command(box: Box):
+async def test_a_background_job_does_not_block_the_command(box: Box):
     ran = await box.run("sleep 1000 & echo started")
     assert ran.stdout == b"started\n"
     # The job is there, but need not have become `sleep` yet.
@@ -225,7 +225,7 @@ async def test_a_malformed_shell_name_is_invalid(box: Box, name: object):
         await box.ask("exec.start", **{**box.fields("true"), "shell": name})
 
 
-async def test_a_directory_of_any_name_is_reported_exactly(box: Box):
+async def test_a_directory_with_any_name_is_reported_exactly(box: Box):
     for name in [
         "new\nline",
         "quo'te",
@@ -260,7 +260,7 @@ async def test_a_function_that_shadows_a_builtin_changes_no_result(box: Box, nam
 
 @pytest.mark.needs_kernel("set -e and set -u need a real shell")
 @pytest.mark.parametrize("text", ["set -e; false", "set -u; : $nope"])
-async def test_a_shell_that_ends_by_its_own_rules_is_replaced(box: Box, text: str):
+async def test_a_shell_that_ends_through_its_own_options_is_replaced(box: Box, text: str):
     ran = await box.run(text)
     assert ran.reply.shell_reset
     assert ran.exit_code not in (0,)

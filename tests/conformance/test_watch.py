@@ -46,7 +46,7 @@ async def until(call: Call, change: str | tuple[str, ...], path: str) -> Event:
     raise AssertionError(f"no {wanted} of {path}; seen {seen}")
 
 
-async def test_creation_change_and_removal_are_told(box: Box):
+async def test_creation_change_and_removal_are_reported(box: Box):
     async with watched(box) as call:
         await box.run("echo one > f")
         event = await until(call, "created", box.path("f"))
@@ -57,14 +57,14 @@ async def test_creation_change_and_removal_are_told(box: Box):
         await until(call, "deleted", box.path("f"))
 
 
-async def test_changes_deep_in_the_tree_are_told(box: Box):
+async def test_changes_deep_in_the_tree_are_reported(box: Box):
     await box.mkdir("a/b")
     async with watched(box) as call:
         await box.run("touch a/b/deep")
         await until(call, "created", box.path("a/b/deep"))
 
 
-async def test_directories_made_while_watching_are_watched_too(box: Box):
+async def test_directories_created_during_the_watch_are_watched_too(box: Box):
     async with watched(box) as call:
         await box.run("mkdir new")
         event = await until(call, "created", box.path("new"))
@@ -73,13 +73,13 @@ async def test_directories_made_while_watching_are_watched_too(box: Box):
         await until(call, ("created", "modified"), box.path("new/inside"))
 
 
-async def test_a_file_written_through_the_protocol_is_told(box: Box):
+async def test_a_file_written_through_the_protocol_is_reported(box: Box):
     async with watched(box) as call:
         await box.write("given", b"x")
         await until(call, ("created", "modified", "moved"), box.path("given"))
 
 
-async def test_a_move_is_told(box: Box):
+async def test_a_move_is_reported(box: Box):
     await box.write("from", b"")
     async with watched(box) as call:
         await box.move("from", "to")
@@ -99,19 +99,19 @@ async def test_without_recursion_only_the_directory_itself_is_watched(box: Box):
                     break
 
 
-async def test_names_of_any_bytes_are_told_exactly(box: Box):
+async def test_names_of_any_bytes_are_reported_exactly(box: Box):
     name = b"raw\xff\n".decode("utf-8", "surrogateescape")
     async with watched(box) as call:
         await box.write(name, b"")
         await until(call, ("created", "modified", "moved"), box.path(name))
 
 
-async def test_watching_what_is_not_there_is_file_not_found(box: Box):
+async def test_watching_a_missing_path_is_file_not_found(box: Box):
     with pytest.raises(FileNotFound):
         await box.ask("fs.watch", path="nope")
 
 
-async def test_leaving_ends_the_watch_and_not_the_channel(box: Box):
+async def test_closing_a_watch_does_not_close_the_channel(box: Box):
     for _ in range(50):
         async with watched(box):
             pass
@@ -120,7 +120,7 @@ async def test_leaving_ends_the_watch_and_not_the_channel(box: Box):
 
 
 @pytest.mark.not_on("gvisor", reason="gVisor keeps every event, however many; none is lost")
-async def test_a_watcher_that_does_not_read_loses_events_and_is_told(box: Box):
+async def test_a_slow_watcher_loses_events_and_gets_an_overflow(box: Box):
     async with watched(box) as call:
         for batch in range(10):
             await box.run(f"for i in $(seq 1500); do : > n$i; done; echo {batch} > /dev/null")

@@ -51,7 +51,7 @@ def of_sessions(host: Host) -> list[str]:
 
 
 @pytest.mark.promise("P56")
-def test_everything_of_a_session_works_in_a_daemon_that_is_a_container(standing):
+def test_a_session_works_completely_in_a_daemon_that_is_a_container(standing):
     with sandbox(standing) as box:
         assert box.id in standing.engine.reached.containers()
         assert box.exec("cd /tmp && export A=1").exit_code == 0
@@ -73,7 +73,7 @@ def test_everything_of_a_session_works_in_a_daemon_that_is_a_container(standing)
 
 
 @pytest.mark.promise("P56")
-def test_a_plain_bind_of_the_daemons_path_fails_and_ours_does_not(standing):
+def test_a_plain_bind_of_the_daemons_path_fails_and_a_session_works(standing):
     """What a daemon in a container meets when it offers the engine a directory of its own."""
     path = f"/tmp/station-sandboxes/sbx_{secrets.token_hex(8)}"
     standing.docker("exec", "sandkasten", "mkdir", "-p", path)
@@ -122,7 +122,7 @@ def test_sessions_outlive_the_container_of_their_daemon(standing):
 
 
 @pytest.mark.promise("P58")
-def test_down_takes_sessions_along_and_nothing_that_is_not_its_own(standing):
+def test_down_removes_its_sessions_and_nothing_else(standing):
     standing.docker("create", "--name", "bystander", DEBIAN, "true")
     standing.docker("volume", "create", "theirs")
     foreign = {"sandkasten": "cell", "sandkasten.owner": "somebody-else"}
@@ -148,7 +148,7 @@ def test_down_takes_sessions_along_and_nothing_that_is_not_its_own(standing):
 
 @pytest.mark.promise("P58")
 @pytest.mark.in_full(reason="the same ends as of a daemon that is there")
-def test_down_finds_sessions_whose_daemon_is_gone_already(standing):
+def test_down_removes_sessions_whose_daemon_is_already_gone(standing):
     box = sandbox(standing)
     box.exec("true")
     name = box.detach()
@@ -160,7 +160,7 @@ def test_down_finds_sessions_whose_daemon_is_gone_already(standing):
 
 
 @pytest.mark.promise("P60")
-def test_a_key_is_made_told_once_and_kept(host, daemon_image):
+def test_a_key_is_created_shown_once_and_kept(host, daemon_image):
     made = host.up("--json", SANDKASTEN_API_KEY="")
     assert made.status == 0, made
     key = made.document["api_key"]
@@ -174,7 +174,7 @@ def test_a_key_is_made_told_once_and_kept(host, daemon_image):
 
 
 @pytest.mark.promise("P60")
-def test_without_files_of_sandboxes_the_daemon_is_no_root(host, daemon_image):
+def test_the_daemon_is_not_root_when_it_has_no_sandbox_files(host, daemon_image):
     assert host.up("--workspace", "volume").status == 0
     assert host.docker("exec", "sandkasten", "id", "-u").stdout == "10001\n"
     with sandbox(host) as box:
@@ -189,7 +189,7 @@ def test_without_files_of_sandboxes_the_daemon_is_no_root(host, daemon_image):
 
 
 @pytest.mark.in_full(reason="every day the suites run on an engine elsewhere")
-def test_a_daemon_that_uses_an_engine_elsewhere(host, daemon_image):
+def test_a_daemon_can_use_a_remote_engine(host, daemon_image):
     reached = host.engine.reached
     engine = ("--engine", reached.host, "--engine-certs", reached.certificates)
     spoken = host.up("--mode", "remote", *engine)
@@ -205,7 +205,7 @@ def test_a_daemon_that_uses_an_engine_elsewhere(host, daemon_image):
 
 @pytest.mark.promise("P56")
 @pytest.mark.in_full(reason="every day the compose file with an engine of its own is brought up")
-def test_a_daemon_with_an_engine_of_its_own_beside_it(host, daemon_image):
+def test_a_daemon_can_use_a_sidecar_engine(host, daemon_image):
     """By the commands of a dry run: where this machine lacks a capability, it can give none away,
     and what `--privileged` stands for must be said piece by piece."""
     mode = ("--mode", "sidecar", "--engine-image", built.sidecar(host), "--json")

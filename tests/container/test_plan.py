@@ -60,7 +60,7 @@ def shown(plan: Plan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_plan_is_the_one_that_was_agreed(case):
+def test_a_plan_equals_its_snapshot(case):
     assert shown(plan_of(*CASES[case])) == json.loads((SNAPSHOTS / f"{case}.json").read_text())
 
 
@@ -83,20 +83,20 @@ def test_capabilities_go_to_root_alone(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_variable_is_one_that_the_daemon_reads(case):
+def test_every_variable_of_a_plan_is_a_setting_of_the_daemon(case):
     known = {name for _, variables, _ in documented() for name in variables}
     pairs = plan_of(*CASES[case]).daemon.body["Env"]
     assert {pair.partition("=")[0] for pair in pairs} <= known
 
 
-def test_no_secret_is_in_what_an_engine_shows():
+def test_no_secret_is_visible_through_the_engine():
     plan = plan_of(*CASES["remote"])
     said = json.dumps(shown(plan)) + repr(plan) + repr(CASES["remote"])
     assert "secret key" not in said
     assert b"the secret key" in plan.daemon.files.values()
 
 
-def test_the_mark_changes_with_what_was_asked_for_and_with_nothing_else():
+def test_the_plans_mark_changes_only_with_the_request():
     wish, found = CASES["socket"]
     mark = plan_of(wish, found).mark
     assert plan_of(wish, found).mark == mark
@@ -123,14 +123,14 @@ def test_the_mark_changes_with_what_was_asked_for_and_with_nothing_else():
         ),
     ],
 )
-def test_a_mode_without_what_it_needs_is_refused(wish, said, hint):
+def test_a_mode_without_its_requirements_is_refused(wish, said, hint):
     with pytest.raises(InvalidRequest) as refused:
         plan_of(wish, Found())
     assert said in refused.value.message
     assert hint in refused.value.hint
 
 
-def test_files_belong_to_the_daemon_alone():
+def test_files_are_accessible_to_the_daemon_only():
     archive = packed({"/data/key": b"k", "/data/certs/ca.pem": b"c"}, "/data", User(7, 8))
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         found = [(one.name, one.isdir(), oct(one.mode), one.uid, one.gid) for one in opened]

@@ -29,7 +29,7 @@ def failed(spoken, code: str) -> dict[str, str]:
 
 
 @pytest.mark.promise("P60")
-def test_an_engine_that_is_not_there_is_told_with_a_remedy(host):
+def test_a_missing_engine_is_reported_with_a_remedy(host):
     told = failed(
         host.up("--json", DOCKER_HOST="unix:///nonexistent/docker.sock"), "BACKEND_UNAVAILABLE"
     )
@@ -38,7 +38,7 @@ def test_an_engine_that_is_not_there_is_told_with_a_remedy(host):
 
 
 @pytest.mark.promise("P60")
-def test_an_image_that_is_not_there_is_told_with_a_remedy(host):
+def test_a_missing_image_is_reported_with_a_remedy(host):
     told = failed(host.up("--json", image="nothing:here"), "INVALID_IMAGE")
     assert "nothing:here" in told["message"]
     assert "make image" in told["hint"]
@@ -46,7 +46,7 @@ def test_an_image_that_is_not_there_is_told_with_a_remedy(host):
     assert host.mine() == ([], [])
 
 
-def test_a_mode_that_is_none_is_refused_before_anybody_is_asked(host):
+def test_an_unknown_mode_is_refused_before_the_engine_is_contacted(host):
     spoken = host.up("--mode", "docker", DOCKER_HOST="unix:///nonexistent/docker.sock")
     assert spoken.status == 125
     assert "there is no mode 'docker'" in spoken.err
@@ -54,7 +54,7 @@ def test_a_mode_that_is_none_is_refused_before_anybody_is_asked(host):
 
 
 @pytest.mark.promise("P60")
-def test_a_container_of_somebody_elses_with_our_name_is_left_alone(host):
+def test_a_foreign_container_with_our_name_is_not_touched(host):
     host.docker("create", "--name", "sandkasten", BUSYBOX, "true")
     for words in (("up", "--image", BUSYBOX), ("down",), ("up", "--status")):
         told = failed(host.cli(*words, "--json"), "CONFLICT")
@@ -63,7 +63,7 @@ def test_a_container_of_somebody_elses_with_our_name_is_left_alone(host):
 
 
 @pytest.mark.promise("P60")
-def test_a_port_that_a_program_here_has_is_told_before_anything_is_made(host):
+def test_a_port_used_by_a_local_program_is_reported_before_anything_is_created(host):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         spoken = host.cli("up", "--image", BUSYBOX, "--listen", f"127.0.0.1:{port}", "--json")
@@ -74,7 +74,7 @@ def test_a_port_that_a_program_here_has_is_told_before_anything_is_made(host):
 
 
 @pytest.mark.promise("P60")
-def test_a_port_that_another_container_has_is_told_with_its_name(host):
+def test_a_port_used_by_another_container_is_reported_with_its_name(host):
     published = ("--publish", f"{host.listen}:80")
     host.docker("run", "--detach", "--name", "other", *published, BUSYBOX, "sleep", "1000")
     told = failed(host.up("--json", image=BUSYBOX), "CONFLICT")
@@ -83,7 +83,7 @@ def test_a_port_that_another_container_has_is_told_with_its_name(host):
 
 
 @pytest.mark.promise("P60")
-def test_a_port_that_only_the_engine_knows_to_be_taken_leaves_nothing_half_made(host):
+def test_a_port_that_the_engine_refuses_leaves_nothing_half_made(host):
     """A program on the engine's machine has it, and that is not this one."""
     address, port = host.listen.split(":")
     serve = f"import socket; s = socket.create_server(({address!r}, {port})); print(1); s.accept()"
@@ -104,7 +104,7 @@ def test_a_port_that_only_the_engine_knows_to_be_taken_leaves_nothing_half_made(
 
 
 @pytest.mark.promise("P60")
-def test_a_socket_that_the_engines_machine_has_not_is_told_with_a_remedy(host):
+def test_a_missing_socket_on_the_engines_host_is_reported_with_a_remedy(host):
     image = _ending(host)
     told = failed(host.up("--json", "--socket", "/nowhere.sock", image=image), "INVALID_REQUEST")
     assert "bind source path does not exist: /nowhere.sock" in told["message"]
@@ -113,7 +113,7 @@ def test_a_socket_that_the_engines_machine_has_not_is_told_with_a_remedy(host):
 
 
 @pytest.mark.promise("P60")
-def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(host):
+def test_a_daemon_that_exits_at_once_is_reported_with_its_last_output(host):
     image = _ending(host)
     spoken = host.up(image=image)
     assert spoken.status == 125
@@ -125,7 +125,7 @@ def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(host):
     assert host.mine() == ([], [])
 
 
-def test_a_dry_run_needs_no_engine_and_makes_nothing(host):
+def test_a_dry_run_needs_no_engine_and_creates_nothing(host):
     spoken = host.up("--dry-run", "--json", DOCKER_HOST="unix:///nonexistent/docker.sock")
     assert spoken.status == 0, spoken.err
     assert [one["name"] for one in spoken.document["containers"]] == ["sandkasten"]
@@ -138,7 +138,7 @@ def test_a_dry_run_needs_no_engine_and_makes_nothing(host):
 
 
 @pytest.mark.promise("P56")
-def test_what_a_dry_run_says_to_type_makes_a_daemon_that_is_ours(host, daemon_image):
+def test_the_commands_of_a_dry_run_create_the_same_daemon(host, daemon_image):
     drawn = host.up("--dry-run", "--json").document
     for line in drawn["commands"]:
         host.run(*shlex.split(line), env={"SANDKASTEN_API_KEY": KEY})
@@ -150,7 +150,7 @@ def test_what_a_dry_run_says_to_type_makes_a_daemon_that_is_ours(host, daemon_im
 
 
 @pytest.mark.promise("P58")
-def test_removing_data_is_never_done_unasked(host):
+def test_data_is_removed_only_on_request(host):
     spoken = host.cli("down", "--volumes", "--json")
     assert "--yes" in failed(spoken, "INVALID_REQUEST")["hint"]
     both = host.cli("down", "--volumes", "--keep-sessions", "--yes", "--json")

@@ -84,7 +84,7 @@ async def over(http, url: str, run_id: str) -> dict:
 
 
 @pytest.mark.promise("P69")
-async def test_a_killed_daemon_goes_on_with_workflows_and_gives_up_agents(scene):
+async def test_a_killed_daemon_continues_workflows_and_abandons_agents(scene):
     data_dir, environ, script = scene
     async with aiohttp.ClientSession() as http, running(data_dir, environ=environ) as daemon:
         flow = {"workflow_id": "flow", "input": {"text": "hang"}}
@@ -116,7 +116,7 @@ async def test_a_killed_daemon_goes_on_with_workflows_and_gives_up_agents(scene)
 
 
 @pytest.mark.promise("P69")
-async def test_a_daemon_that_is_told_to_stop_leaves_workflows_to_the_next(scene):
+async def test_a_stopped_daemon_leaves_workflows_to_the_next_one(scene):
     data_dir, environ, script = scene
     environ = {**environ, "SANDKASTEN_DRAIN_SECONDS": "0.2"}
     async with aiohttp.ClientSession() as http, running(data_dir, environ=environ) as daemon:
@@ -184,7 +184,7 @@ async def test_a_killed_command_leaves_a_sandbox_that_ends_by_itself_within_a_mi
 
 
 @pytest.mark.promise("P64")
-async def test_a_daemon_settles_what_a_killed_command_left(scene):
+async def test_a_daemon_cleans_up_after_a_killed_command(scene):
     data_dir, environ, _ = scene
     process = await command(data_dir, environ, "agent", "run", "writer", "hang")
     run_id = await only_run(data_dir)
@@ -200,7 +200,7 @@ async def test_a_daemon_settles_what_a_killed_command_left(scene):
         await until(gone, "sessions that are left")
 
 
-async def test_a_workflow_of_a_killed_command_goes_on_in_the_same_sandbox_when_resumed(scene):
+async def test_a_resumed_workflow_of_a_killed_command_continues_in_the_same_sandbox(scene):
     data_dir, environ, script = scene
     given = json.dumps({"text": "hang"})
     process = await command(data_dir, environ, "workflow", "run", "flow", "--input", given)
@@ -243,7 +243,7 @@ async def test_an_interrupted_command_cancels_its_run_and_leaves_nothing(scene, 
     assert json.loads(out) == []
 
 
-async def test_a_run_left_to_the_daemon_is_followed_and_cancelled_from_the_command_line(scene):
+async def test_a_detached_run_is_followed_and_cancelled_from_the_command_line(scene):
     data_dir, environ, _ = scene
     async with running(data_dir, environ=environ) as daemon:
         begun = await through(daemon, environ, "agent", "run", "writer", "hang", "--detach")
@@ -265,7 +265,7 @@ async def through(daemon: DaemonProcess, environ, *words: str) -> str:
 
 
 @pytest.mark.promise("P42")
-async def test_a_daemon_without_the_libraries_of_agents_serves_everything_else(tmp_path):
+async def test_a_daemon_without_the_agent_libraries_serves_everything_else(tmp_path):
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "jsonschema.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'jsonschema'\", name='jsonschema')\n"

@@ -30,7 +30,7 @@ def commands(directory: Path) -> Path:
 
 
 @pytest.mark.timeout(300)
-async def test_the_guide_does_what_it_says(tmp_path):
+async def test_every_command_of_the_guide_works_as_written(tmp_path):
     blocks = BLOCK.findall(GUIDE.read_text())
     assert len(blocks) == GUIDE.read_text().count("```bash") > 5
     script = "set -eu\n" + f"\necho '{CUT}'\n".join(shell for shell, _ in blocks)

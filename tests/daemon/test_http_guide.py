@@ -18,7 +18,7 @@ CUT = "=== end of a block ==="
 
 
 @pytest.mark.timeout(300)
-async def test_the_guide_does_what_it_says(tmp_path):
+async def test_every_command_of_the_guide_works_as_written(tmp_path):
     blocks = BLOCK.findall(GUIDE.read_text())
     assert len(blocks) == GUIDE.read_text().count("```bash") > 6
     script = "set -eu\n" + f"\necho '{CUT}'\n".join(shell for shell, _ in blocks)

@@ -21,7 +21,7 @@ _POOL = min(32, (os.cpu_count() or 1) + 4)
 
 
 @pytest.mark.timeout(300)
-async def test_idle_sessions_cost_little_and_the_daemon_stays_as_it_is(tmp_path, capsys):
+async def test_idle_sessions_cost_little_and_the_daemon_does_not_grow(tmp_path, capsys):
     async with running(tmp_path / "data") as daemon, aiohttp.ClientSession() as http:
         start = Level.of(daemon.pid)
         sessions = await Load(daemon.url, http).sessions(SESSIONS)

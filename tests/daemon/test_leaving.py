@@ -14,7 +14,7 @@ ASKED = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50
 BROKEN = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n\0\0\0\r\n\r\n"
 
 
-async def test_clients_that_leave_in_the_midst_of_answers_are_no_failures(tmp_path):
+async def test_clients_that_disconnect_mid_response_cause_no_failures(tmp_path):
     async with running(tmp_path / "data") as daemon, aiohttp.ClientSession() as http:
         port = int(daemon.url.rpartition(":")[2])
         for n in range(24):

@@ -22,7 +22,7 @@ _KEPT_MIB = 24.0
 
 
 @pytest.mark.timeout(600)
-async def test_many_clients_at_once_get_what_they_ask_for(tmp_path, capsys):
+async def test_many_concurrent_clients_get_correct_answers(tmp_path, capsys):
     timeout = aiohttp.ClientTimeout(total=2 * FAR_TOO_LATE_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with (

@@ -70,7 +70,7 @@ async def test_an_address_others_can_reach_needs_a_key(tmp_path):
 
 
 @pytest.mark.promise("P43")
-async def test_the_socket_in_the_data_directory_is_the_operators(tmp_path):
+async def test_the_socket_in_the_data_directory_is_for_the_operator_only(tmp_path):
     environ = {"SANDKASTEN_API_KEY": "sk-0123456789abcdef"}
     async with running(tmp_path / "data", environ=environ):
         path = tmp_path / "data" / "daemon.sock"
@@ -97,7 +97,7 @@ async def test_loopback_is_open_until_the_first_key_is_made_and_never_again(tmp_
         assert (await ask(http, "GET", url))[0] == 401
 
 
-async def test_tls_with_a_certificate_of_ones_own(tmp_path):
+async def test_tls_works_with_a_self_signed_certificate(tmp_path):
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
             "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
             "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]  # fmt: skip
@@ -110,7 +110,7 @@ async def test_tls_with_a_certificate_of_ones_own(tmp_path):
         assert (status, health["status"]) == (200, "ok")
 
 
-async def test_init_writes_settings_that_serve_takes(tmp_path):
+async def test_init_writes_settings_that_serve_accepts(tmp_path):
     config = tmp_path / "sandkasten.yaml"
     status, complaint = await told(
         "--data-dir", str(tmp_path / "data"), "init", "--config", str(config)
@@ -131,7 +131,7 @@ async def test_init_writes_settings_that_serve_takes(tmp_path):
     assert "--force" in again[1]
 
 
-async def test_a_port_in_use_is_told_by_name(tmp_path):
+async def test_a_port_in_use_is_a_typed_error(tmp_path):
     async with running(tmp_path / "one") as daemon:
         address = daemon.url.removeprefix("http://")
         status, complaint = await told(

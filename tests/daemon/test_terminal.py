@@ -58,7 +58,7 @@ async def tmux(tmp_path):
 
 
 @pytest.mark.timeout(300)
-async def test_vim_lives_through_a_resize_and_a_killed_daemon(tmp_path, tmux):
+async def test_vim_survives_a_resize_and_a_killed_daemon(tmp_path, tmux):
     data_dir = tmp_path / "data"
     async with running(data_dir) as daemon, aiohttp.ClientSession() as http:
         _, made = await ask(http, "POST", daemon.url + "/v1/sessions", {})

@@ -59,7 +59,7 @@ async def one_session(backend: DockerBackend, image: Image) -> None:
 
 
 @pytest.mark.parametrize("mode", ["bind", "volume", "archive"])
-async def test_a_session_needs_no_call_that_the_guide_does_not_list(
+async def test_a_session_needs_only_the_calls_listed_in_the_guide(
     engine: Docker, image: Image, tmp_path: Path, mode: WorkspaceMode
 ) -> None:
     proxy = Proxy(engine.socket, listed())

@@ -70,7 +70,7 @@ def test_a_missing_group_of_the_socket_is_named() -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_the_daemon_is_closed_off_and_comes_back_by_itself(file: str) -> None:
+def test_the_daemon_is_confined_and_restarts_by_itself(file: str) -> None:
     service = shown(file)["services"]["sandkasten"]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -194,7 +194,7 @@ def in_engine(engine: Docker, *prefix: str) -> dict[str, list[str]]:
     return {"containers": containers.split(), "volumes": volumes.split()}
 
 
-def test_by_the_socket_sandboxes_have_volumes_of_their_own_and_leave_nothing(
+def test_with_the_socket_sandboxes_have_their_own_volumes_and_leave_nothing(
     engine: Docker,
     daemon_image: str,
     runtime_images: tuple[str, ...],
@@ -205,7 +205,7 @@ def test_by_the_socket_sandboxes_have_volumes_of_their_own_and_leave_nothing(
         assert in_engine(engine) == NOTHING
 
 
-def test_in_a_shared_volume_sandboxes_are_made_and_leave_nothing(
+def test_with_a_shared_volume_sandboxes_work_and_leave_nothing(
     engine: Docker,
     daemon_image: str,
     runtime_images: tuple[str, ...],
@@ -218,7 +218,7 @@ def test_in_a_shared_volume_sandboxes_are_made_and_leave_nothing(
         assert left.stdout == ""
 
 
-def test_beside_a_sidecar_sandboxes_are_in_its_engine_and_not_in_the_machines(
+def test_with_a_sidecar_sandboxes_run_in_its_engine_and_not_in_the_hosts(
     engine: Docker,
     daemon_image: str,
     sidecar_image: str,

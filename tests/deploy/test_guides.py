@@ -55,9 +55,7 @@ def settings_in(value: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("kind", "text"), SNIPPETS)
-def test_a_snippet_can_be_read_and_gives_the_daemon_an_engine_and_a_key(
-    kind: str, text: str
-) -> None:
+def test_a_snippet_is_valid_and_gives_the_daemon_an_engine_and_a_key(kind: str, text: str) -> None:
     settings = settings_in(read(kind, text))
     assert settings.keys() <= KNOWN
     mode = settings["SANDKASTEN_DOCKER_ENGINE_MODE"]
@@ -80,10 +78,10 @@ def test_there_is_a_snippet_for_every_platform_of_the_matrix() -> None:
 
 
 @pytest.mark.parametrize("path", SHOWN, ids=lambda path: path.name)
-def test_every_variable_that_is_named_is_one(path: Path) -> None:
+def test_every_variable_in_the_guides_is_a_setting(path: Path) -> None:
     named = set(re.findall(r"\bSANDKASTEN_[A-Z_]+\b", path.read_text()))
     assert named - KNOWN - OF_COMPOSE == set()
 
 
-def test_a_variable_that_is_none_would_be_found() -> None:
+def test_the_check_detects_an_unknown_variable() -> None:
     assert {"SANDKASTEN_DOCKER_ENGINE"} - KNOWN - OF_COMPOSE

@@ -36,7 +36,7 @@ def inside(engine: Docker, image: str, script: str) -> str:
 
 
 @pytest.mark.promise("P60")
-def test_the_image_says_how_it_is_to_be_run(engine: Docker, daemon_image: str) -> None:
+def test_the_image_declares_how_to_run_it(engine: Docker, daemon_image: str) -> None:
     config = config_of(engine, daemon_image)
     environment = dict(one.split("=", 1) for one in config["Env"])
     assert config["User"] == "10001:10001"
@@ -56,7 +56,7 @@ def test_the_image_says_how_it_is_to_be_run(engine: Docker, daemon_image: str) -
     }
 
 
-def test_the_image_has_both_names(engine: Docker, daemon_image: str) -> None:
+def test_the_image_has_both_tags(engine: Docker, daemon_image: str) -> None:
     found = engine.docker("image", "inspect", "-f", "{{.Id}}", daemon_image, "sandkasten:latest")
     assert len(set(found.stdout.split())) == 1
 
@@ -82,7 +82,7 @@ def test_the_image_holds_the_daemon_and_no_tools_to_build_it(
 
 
 @pytest.mark.promise("P43")
-def test_without_a_key_it_does_not_start_and_says_what_to_set(
+def test_without_a_key_the_image_does_not_start_and_names_the_setting(
     engine: Docker, daemon_image: str
 ) -> None:
     said = engine.docker("run", "--rm", "--network", "none", *HARDENED, daemon_image, check=False)
@@ -125,7 +125,7 @@ def until_healthy(engine: Docker, name: str) -> None:
 
 
 @pytest.mark.promise("P60")
-def test_with_the_socket_it_is_healthy_as_nobody_special_on_a_read_only_root(
+def test_with_the_socket_the_image_is_healthy_as_an_ordinary_user_on_a_read_only_root(
     engine: Docker, served: str
 ) -> None:
     until_healthy(engine, served)
@@ -160,7 +160,7 @@ def test_a_daemon_that_no_longer_answers_is_unhealthy(engine: Docker, served: st
 
 
 @pytest.mark.promise("P60")
-def test_told_to_stop_it_leaves_in_peace(engine: Docker, served: str) -> None:
+def test_the_container_stops_cleanly(engine: Docker, served: str) -> None:
     until_healthy(engine, served)
     engine.docker("stop", "--time", "40", served)
     assert state_of(engine, served)["ExitCode"] == 0

@@ -28,7 +28,7 @@ def inside(engine: Docker, image: str, script: str) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_its_programs_work_where_nothing_is_allowed(
+def test_programs_of_a_runtime_image_work_in_a_confined_container(
     engine: Docker, runtime_images: tuple[str, ...], name: str
 ) -> None:
     said = inside(engine, f"sandbox-runtime:{name}", " && ".join(PROGRAMS[name]))
@@ -36,7 +36,7 @@ def test_its_programs_work_where_nothing_is_allowed(
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_belongs_to_an_ordinary_user_and_brings_no_runner(
+def test_a_runtime_image_has_an_ordinary_user_and_no_runner(
     engine: Docker, runtime_images: tuple[str, ...], name: str
 ) -> None:
     image = f"sandbox-runtime:{name}"
@@ -54,7 +54,9 @@ def test_it_belongs_to_an_ordinary_user_and_brings_no_runner(
     assert said == "1000\n1000\n/var/lib/apt/lists:\n\n/workspace:\n"
 
 
-def test_python_and_node_stand_on_the_base(engine: Docker, runtime_images: tuple[str, ...]) -> None:
+def test_the_python_and_node_images_share_the_base_layers(
+    engine: Docker, runtime_images: tuple[str, ...]
+) -> None:
     shown = [
         json.loads(engine.docker("image", "inspect", image).stdout)[0]["RootFS"]["Layers"]
         for image in runtime_images

@@ -14,36 +14,36 @@ SECURE = Options(
 )
 
 
-def test_a_socket():
+def test_a_socket_path_is_a_valid_address():
     assert address_of(Options(host="unix:///run/x.sock")) == Address(
         "unix", "/run/x.sock", "/run/x.sock"
     )
 
 
-def test_an_engine_over_tls_has_the_usual_port():
+def test_an_engine_over_tls_has_the_default_port():
     found = address_of(SECURE)
     assert (found.kind, found.host, found.port) == ("tcp", "engine.example", 2376)
     assert found.tls == Tls("/c/ca.pem", "/c/cert.pem", "/c/key.pem")
 
 
-def test_loopback_and_a_sidecar_may_be_spoken_to_in_the_clear():
+def test_plain_tcp_is_allowed_to_loopback_and_a_sidecar():
     assert address_of(Options(host="tcp://127.0.0.1:2375")).tls is None
     assert address_of(Options(host="tcp://[::1]:2375")).host == "::1"
     assert address_of(Options(host="tcp://engine", engine="sidecar")).port == 2375
     assert address_of(Options(host="tcp://engine:2375", insecure=True)).port == 2375
 
 
-def test_anybody_else_is_not_spoken_to_in_the_clear():
+def test_plain_tcp_to_any_other_host_is_refused():
     with pytest.raises(InvalidConfiguration, match="without TLS"):
         address_of(Options(host="tcp://engine.example:2375"))
 
 
-def test_half_of_the_certificates_is_a_mistake():
+def test_an_incomplete_set_of_certificates_is_refused():
     with pytest.raises(InvalidConfiguration, match="all three"):
         address_of(Options(host="tcp://engine.example", tls_ca="/c/ca.pem"))
 
 
-def test_ssh_with_user_port_and_socket():
+def test_an_ssh_address_has_user_port_and_socket():
     found = address_of(Options(host="ssh://deploy@box:2222/run/user/1000/docker.sock"))
     assert found == Address(
         "ssh", "ssh://deploy@box:2222", "/run/user/1000/docker.sock", "box", 2222, "deploy"
@@ -75,7 +75,7 @@ def test_ssh_with_user_port_and_socket():
         "tcp://host?x=1",
     ],
 )
-def test_what_is_no_address_is_refused_by_name(host: str):
+def test_an_invalid_address_is_refused_by_name(host: str):
     with pytest.raises(InvalidConfiguration) as caught:
         address_of(Options(host=host))
     assert caught.value.hint
@@ -87,7 +87,7 @@ def test_a_password_is_refused_and_not_repeated():
     assert "hunter2" not in str(caught.value)
 
 
-def test_without_any_address_and_any_socket_the_remedy_is_named(monkeypatch, tmp_path):
+def test_without_address_and_socket_the_error_names_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "sandkasten.backends.docker.engine.engine_address._SOCKET", str(tmp_path / "none")
     )

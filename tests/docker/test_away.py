@@ -48,9 +48,7 @@ class Client:
         assert took_s < FAR_TOO_LATE_S, f"{method} {path} took {took_s:.1f} s"
 
 
-async def test_an_engine_that_is_away_or_hangs_costs_its_own_sessions_patience_and_no_more(
-    lasting, data, monkeypatch
-):
+async def test_an_unavailable_engine_affects_only_its_own_sessions(lasting, data, monkeypatch):
     variables = environment(lasting.reached, docker_timeout_seconds=PATIENT)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -127,7 +125,7 @@ async def test_an_engine_that_is_away_or_hangs_costs_its_own_sessions_patience_a
         assert await nothing_left(lasting.reached, data) == []
 
 
-async def test_the_daemon_tells_that_sessions_died_with_their_engine(mortal, data, monkeypatch):
+async def test_the_daemon_reports_sessions_that_died_with_their_engine(mortal, data, monkeypatch):
     for name, value in environment(mortal.reached).items():
         monkeypatch.setenv(name, value)
     async with running(data) as daemon, aiohttp.ClientSession() as http:

@@ -54,12 +54,12 @@ def snapshot(mode: str) -> Path:
 
 
 @pytest.mark.parametrize("mode", PLACES)
-def test_a_container_is_as_it_was_agreed(mode: str):
+def test_a_container_equals_its_snapshot(mode: str):
     assert made(mode) == json.loads(snapshot(mode).read_text())
 
 
 @pytest.mark.parametrize("mode", PLACES)
-def test_nothing_is_kept_but_what_the_runner_needs(mode: str):
+def test_only_the_capabilities_the_runner_needs_are_kept(mode: str):
     host = made(mode)["HostConfig"]
     assert host["CapDrop"] == ["ALL"]
     kept = {f"CAP_{name}" for name in host["CapAdd"]}
@@ -76,7 +76,7 @@ def test_nothing_is_kept_but_what_the_runner_needs(mode: str):
 
 
 @pytest.mark.parametrize("mode", PLACES)
-def test_every_limit_is_told(mode: str):
+def test_every_limit_is_passed_to_the_engine(mode: str):
     limits = Limits(cpus=0.5, memory_bytes=64 << 20, pids=17, tmp_bytes=1 << 20, open_files=99)
     host = made(mode, CellSpec(image=Image("python"), limits=limits))["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == 64 << 20
@@ -98,7 +98,7 @@ def test_the_root_is_read_only_and_what_is_written_to_is_mounted(mode: str):
     assert {"/tmp", "/run", resource_names.STATE_DIR, resource_names.LISTEN_DIR} <= everywhere
 
 
-def test_no_engine_socket_and_no_device_is_ever_handed_in():
+def test_no_engine_socket_and_no_device_is_mounted():
     for mode in PLACES:
         text = json.dumps(made(mode))
         assert "docker.sock" not in text
@@ -106,7 +106,7 @@ def test_no_engine_socket_and_no_device_is_ever_handed_in():
         assert "Binds" not in text
 
 
-def test_a_session_on_a_shared_volume_gets_its_own_directory_and_never_the_whole():
+def test_a_session_on_a_shared_volume_gets_only_its_own_directory():
     sources = [
         one["Source"] for one in made("shared")["HostConfig"]["Mounts"] if one["Type"] == "bind"
     ]
@@ -114,7 +114,7 @@ def test_a_session_on_a_shared_volume_gets_its_own_directory_and_never_the_whole
     assert all(source.startswith(f"{PLACES['shared'].engine}/{ID}/") for source in sources)
 
 
-def test_a_named_volume_is_not_filled_with_what_the_image_has_there():
+def test_a_named_volume_is_not_filled_from_the_image():
     volumes = [one for one in made("volume")["HostConfig"]["Mounts"] if one["Type"] == "volume"]
     assert len(volumes) == 3
     assert all(one["VolumeOptions"]["NoCopy"] for one in volumes)
@@ -127,7 +127,7 @@ def test_the_dev_profile_is_root_with_what_package_managers_need():
     assert "--user-capabilities" in told["Entrypoint"]
 
 
-def test_an_id_from_a_label_is_one_of_ours_or_none():
+def test_a_label_is_a_valid_sandbox_id_or_ignored():
     assert resource_names.id_in("sbx_0123456789abcdef") == ID
     for text in ("", "sbx_", "../etc", "sbx_0123456789abcdeg", "sbx_0123456789abcdef\n", "x" * 99):
         assert resource_names.id_in(text) is None

@@ -65,7 +65,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.promise("P73")
-async def test_a_sandbox_is_two_calls_and_a_way_in_and_one_call_and_its_volumes(
+async def test_a_sandbox_takes_few_engine_calls_to_create_and_destroy(
     backend: DockerBackend, calls: list[str]
 ):
     image = await backend.find_image([stock.reference("busybox")])
@@ -93,7 +93,7 @@ async def test_a_sandbox_is_two_calls_and_a_way_in_and_one_call_and_its_volumes(
 
 
 @pytest.mark.promise("P58")
-async def test_what_lost_its_record_is_found_by_its_labels(
+async def test_a_sandbox_without_a_record_is_found_by_its_labels(
     backend: DockerBackend, engine: Reached, tmp_path: Path
 ):
     cell = await backend.create(ID, SPEC)
@@ -103,7 +103,7 @@ async def test_what_lost_its_record_is_found_by_its_labels(
 
 
 @pytest.mark.promise("P58")
-async def test_volumes_whose_container_a_stranger_removed_are_still_ours(
+async def test_volumes_of_a_container_removed_by_another_program_are_still_found(
     engine: Reached, tmp_path: Path
 ):
     backend = opened(engine, tmp_path, "volume")
@@ -117,7 +117,7 @@ async def test_volumes_whose_container_a_stranger_removed_are_still_ours(
 
 
 @pytest.mark.promise("P59")
-async def test_an_image_that_was_removed_from_the_engine_is_given_to_it_again(
+async def test_an_image_removed_from_the_engine_is_loaded_again(
     engine: Reached, tmp_path: Path, calls: list[str]
 ):
     image = grounds.image_named("busybox")
@@ -144,7 +144,7 @@ async def test_an_image_that_was_removed_from_the_engine_is_given_to_it_again(
 
 @pytest.mark.promise("P09")
 @pytest.mark.parametrize("mode", ["bind", "volume"])
-async def test_a_runner_that_ends_at_once_is_told_with_its_last_words(
+async def test_a_runner_that_exits_at_once_is_reported_with_its_last_output(
     engine: Reached, tmp_path: Path, mode: str
 ):
     broken = tmp_path / "runner"
@@ -161,7 +161,7 @@ async def test_a_runner_that_ends_at_once_is_told_with_its_last_words(
 
 
 @pytest.mark.promise("P09")
-async def test_what_the_engine_says_in_place_of_the_runner_is_not_taken_for_it(
+async def test_an_engine_message_is_not_mistaken_for_the_runners_answer(
     engine: Reached, tmp_path: Path
 ):
     own = tmp_path / "runner"

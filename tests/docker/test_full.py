@@ -42,7 +42,7 @@ def small(tmp_path_factory):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-async def test_a_full_disk_of_the_engine_is_named_and_costs_nobody_a_sandbox(small, data):
+async def test_a_full_engine_disk_is_a_typed_error_and_no_sandbox_is_lost(small, data):
     engine = small.reached
     async with opened(data, engine) as sand:
         greedy, modest = [(await sand.create(FAR)).id for _ in range(2)]
@@ -73,7 +73,7 @@ async def test_a_full_disk_of_the_engine_is_named_and_costs_nobody_a_sandbox(sma
 
 
 @pytest.mark.parametrize("mode", ["volume", "bind"] if LONG else ["volume"])
-async def test_of_many_creates_at_once_those_that_are_given_up_leave_nothing(engine, data, mode):
+async def test_cancelled_concurrent_creates_leave_nothing(engine, data, mode):
     async with opened(data, engine, mode) as sand:
         first = (await sand.create(FAR)).id
         making = [asyncio.create_task(sand.create(FAR)) for _ in range(20)]

@@ -51,7 +51,7 @@ async def refused(sand: Engine, image: str, kind: type[SandkastenError]) -> Sand
     return told.value
 
 
-async def test_an_image_that_nobody_has_is_named(engine, data):
+async def test_an_image_that_exists_nowhere_is_a_typed_error(engine, data):
     async with opened(data, engine) as sand:
         await refused(sand, "nobody/has-this:1", InvalidImage)
     # Nobody listens there.
@@ -62,7 +62,9 @@ async def test_an_image_that_nobody_has_is_named(engine, data):
     assert await nothing_left(engine, data) == []
 
 
-async def test_what_a_registry_has_is_pulled_and_what_it_refuses_is_named(mortal, data, tmp_path):
+async def test_an_image_is_pulled_from_a_registry_and_a_refusal_is_a_typed_error(
+    mortal, data, tmp_path
+):
     engine = mortal.reached
     with (
         _registry(mortal, tmp_path / "open") as free,
@@ -116,7 +118,7 @@ def _registry(engine: Dockerd, folder: Path, users: str = "") -> Iterator[str]:
         serving.wait()
 
 
-async def test_an_image_that_is_removed_between_plan_and_create_is_named(engine, data, monkeypatch):
+async def test_an_image_removed_between_plan_and_create_is_a_typed_error(engine, data, monkeypatch):
     engine.docker("tag", IMAGE, "brief:1")
     _load(engine, "brief:2", {"Labels": {"brief": "yes"}})
     async with opened(data, engine) as sand:
@@ -140,7 +142,7 @@ async def test_an_image_that_is_removed_between_plan_and_create_is_named(engine,
     assert await nothing_left(engine, data) == []
 
 
-async def test_an_image_for_another_machine_says_so(engine, data):
+async def test_an_image_for_another_architecture_is_a_typed_error(engine, data):
     await asyncio.to_thread(engine.docker, "load", "-i", str(imagekit.foreign_archive()))
     async with opened(data, engine) as sand:
         error = await refused(sand, "foreign:1", InvalidImage)
@@ -184,7 +186,7 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.promise("P52")
 @pytest.mark.parametrize("mode", ["volume", "bind"])
-async def test_nothing_that_an_image_says_of_itself_opens_its_sandbox(engine, data, mode):
+async def test_nothing_that_an_image_declares_weakens_its_sandbox(engine, data, mode):
     _load(engine, "hostile:1", HOSTILE)
     async with opened(data, engine, mode) as sand:
         the_id = (await sand.create(far("hostile:1"))).id
@@ -212,7 +214,7 @@ async def test_nothing_that_an_image_says_of_itself_opens_its_sandbox(engine, da
         assert await nothing_left(engine, data) == []
 
 
-async def test_volumes_of_an_image_are_refused_where_there_can_be_none(engine, data):
+async def test_image_volumes_are_refused_where_volumes_are_not_possible(engine, data):
     _load(engine, "voluminous:1", {"Volumes": {"/data": {}}})
     async with opened(data, engine, "archive") as sand:
         await refused(sand, "voluminous:1", UnsupportedByBackend)
@@ -222,7 +224,7 @@ async def test_volumes_of_an_image_are_refused_where_there_can_be_none(engine, d
 
 
 @pytest.mark.promise("P52")
-async def test_a_link_of_an_image_leads_no_volume_over_the_runner(engine, data):
+async def test_an_image_link_cannot_mount_a_volume_over_the_runner(engine, data):
     # Mounted after ours, because it has more parts; with what the image has there in it.
     evil = b"#!/bin/sh\nexec sleep 100\n"
     planted = imagekit.layer(
@@ -240,7 +242,7 @@ async def test_a_link_of_an_image_leads_no_volume_over_the_runner(engine, data):
 @pytest.mark.parametrize(
     "path", ["/run/sandkasten", "/home", "/run/sandkasten/listen/x", "/proc/x", "/sys/fs"]
 )
-async def test_an_image_that_wants_our_own_places_is_refused_by_name(engine, data, path):
+async def test_an_image_with_a_volume_at_a_reserved_path_is_refused(engine, data, path):
     _load(engine, "greedy:1", {"Volumes": {path: {}}})
     async with opened(data, engine) as sand:
         error = await refused(sand, "greedy:1", InvalidImage)
@@ -249,7 +251,7 @@ async def test_an_image_that_wants_our_own_places_is_refused_by_name(engine, dat
 
 
 @pytest.mark.parametrize("odd", ["BIG=" + "x" * 200_000, "=x"], ids=["long", "nameless"])
-async def test_an_image_whose_environment_no_program_can_have_is_refused(engine, data, odd):
+async def test_an_image_with_an_invalid_environment_is_refused(engine, data, odd):
     _load(engine, "wordy:1", {"Env": [odd]})
     async with opened(data, engine) as sand:
         await refused(sand, "wordy:1", InvalidImage)

@@ -72,7 +72,7 @@ def spec(profile: str = "hardened", image: str = "busybox") -> CellSpec:
     )
 
 
-async def test_an_engine_that_maps_ids_gets_volumes_and_its_sandboxes_other_ids(mapped, mapping):
+async def test_an_engine_with_user_namespaces_gets_volumes_and_mapped_ids(mapped, mapping):
     cell = await mapped.create(new_sandbox_id(), spec())
     assert cell.place.mode == "volume"
     box = await Box.open(cell)
@@ -86,7 +86,7 @@ async def test_an_engine_that_maps_ids_gets_volumes_and_its_sandboxes_other_ids(
     assert seen.things(mapping, cell.id) == []
 
 
-async def test_the_dev_profile_is_root_there_and_nobody_on_the_host(mapped, mapping):
+async def test_the_dev_profile_is_root_inside_and_unprivileged_on_the_host(mapped, mapping):
     cell = await mapped.create(new_sandbox_id(), spec("dev"))
     box = await Box.open(cell)
     found = await box.run("id -u; echo made > /etc/made && cat /etc/made; echo $HOME")
@@ -97,7 +97,7 @@ async def test_the_dev_profile_is_root_there_and_nobody_on_the_host(mapped, mapp
     assert seen.things(mapping, cell.id) == []
 
 
-async def test_where_ids_are_not_mapped_the_dev_profile_is_refused(engine, tmp_path):
+async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_path):
     backend = DockerBackend(tmp_path, Options(host=engine.host))
     with pytest.raises(UnsupportedByBackend, match="root of the engine's own machine"):
         await backend.create(new_sandbox_id(), spec("dev"))
@@ -106,7 +106,7 @@ async def test_where_ids_are_not_mapped_the_dev_profile_is_refused(engine, tmp_p
 
 
 @pytest.mark.parametrize("mode", ["volume", "bind", "archive"])
-async def test_an_image_without_a_shell_runs_what_it_has(mode, bare, tmp_path):
+async def test_an_image_without_a_shell_runs_its_own_programs(mode, bare, tmp_path):
     backend = DockerBackend(tmp_path, Options(host=bare.host, workspace=mode))
     cell = await backend.create(new_sandbox_id(), spec(image="empty"))
     box = await Box.open(cell)

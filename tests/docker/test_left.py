@@ -30,7 +30,7 @@ async def backend(engine, data):
     await made.aclose()
 
 
-async def test_volumes_of_a_create_that_crashed_are_owned_and_go(backend, engine, data):
+async def test_volumes_of_a_crashed_create_are_found_and_removed(backend, engine, data):
     cell = await backend.create(new_sandbox_id(), SPEC)
     await cell.destroy()
     whose = (data / "docker" / "owner").read_text()
@@ -47,9 +47,7 @@ async def test_volumes_of_a_create_that_crashed_are_owned_and_go(backend, engine
     assert left(engine, data) == []
 
 
-async def test_what_somebody_who_was_killed_left_of_his_looks_is_cleared_away(
-    backend, engine, data
-):
+async def test_leftovers_of_a_killed_engine_probe_are_removed(backend, engine, data):
     cell = await backend.create(new_sandbox_id(), SPEC)
     whose = (data / "docker" / "owner").read_text()
     told = {resource_names.LABEL: resource_names.PROBE, resource_names.LABEL_OWNER: whose}
@@ -65,7 +63,7 @@ async def test_what_somebody_who_was_killed_left_of_his_looks_is_cleared_away(
 
 
 @pytest.mark.promise("P29")
-async def test_something_foreign_under_our_name_is_a_conflict_and_stays_as_it_is(
+async def test_a_foreign_container_or_volume_with_our_name_is_a_conflict_and_kept(
     backend, engine, data
 ):
     the_id = new_sandbox_id()
@@ -89,7 +87,9 @@ async def test_something_foreign_under_our_name_is_a_conflict_and_stays_as_it_is
         engine.docker(what, "rm", name)
 
 
-async def test_one_that_somebody_stopped_or_removed_is_lost_and_leaves_nothing(engine, data):
+async def test_a_container_stopped_or_removed_by_another_program_is_lost_and_leaves_nothing(
+    engine, data
+):
     async with opened(data, engine) as sand:
         ids = [(await sand.create(FAR)).id for _ in range(2)]
         for the_id in ids:
@@ -105,7 +105,9 @@ async def test_one_that_somebody_stopped_or_removed_is_lost_and_leaves_nothing(e
 
 
 @pytest.mark.parametrize("mode", ["volume", "bind"])
-async def test_one_that_somebody_paused_says_so_and_goes_on_later(engine, data, mode, monkeypatch):
+async def test_a_container_paused_by_another_program_is_reported_and_continues_later(
+    engine, data, mode, monkeypatch
+):
     async with opened(data, engine, mode) as sand:
         the_id, other = [(await sand.create(FAR)).id for _ in range(2)]
         await sh(sand, the_id, "X=kept")
@@ -129,7 +131,7 @@ async def test_one_that_somebody_paused_says_so_and_goes_on_later(engine, data, 
 
 
 @pytest.mark.promise("P59")
-async def test_a_runner_that_was_cleared_away_or_damaged_is_put_there_again(engine, data):
+async def test_a_removed_or_damaged_runner_volume_is_restored(engine, data):
     async with opened(data, engine) as sand:
 
         async def works() -> None:
@@ -189,7 +191,7 @@ class _holding:
         self._engine.docker("rm", self._made)
 
 
-async def test_a_system_prune_takes_nothing_that_lives(mortal, data):
+async def test_a_system_prune_removes_nothing_that_is_in_use(mortal, data):
     engine = mortal.reached
     async with opened(data, engine) as sand:
         the_id = (await sand.create(FAR)).id
@@ -203,7 +205,7 @@ async def test_a_system_prune_takes_nothing_that_lives(mortal, data):
 
 
 @pytest.mark.promise("P29")
-async def test_two_installations_on_one_engine_never_touch_each_others(engine, tmp_path):
+async def test_two_installations_on_one_engine_do_not_touch_each_other(engine, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     async with opened(one, engine) as mine, opened(two, engine) as theirs:
         ours = (await mine.create(FAR)).id
@@ -222,7 +224,7 @@ async def test_two_installations_on_one_engine_never_touch_each_others(engine, t
     assert await nothing_left(engine, one, two) == []
 
 
-async def test_labels_that_make_no_sense_are_nobodys_id(backend, engine, data):
+async def test_containers_with_invalid_labels_are_ignored(backend, engine, data):
     cell = await backend.create(new_sandbox_id(), SPEC)
     whose = (data / "docker" / "owner").read_text()
     made = []

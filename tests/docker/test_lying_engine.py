@@ -109,7 +109,7 @@ async def _usage(backend: DockerBackend) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-async def test_an_answer_that_makes_no_sense_has_a_name(
+async def test_a_nonsensical_engine_answer_is_a_typed_error(
     seed: int, liar: Liar, backend: DockerBackend
 ):
     chance = random.Random(seed)
@@ -123,7 +123,7 @@ async def test_an_answer_that_makes_no_sense_has_a_name(
     "body",
     [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b'"' + b"x" * 1000 + b'"'],
 )
-async def test_an_answer_that_is_no_json_has_a_name(
+async def test_an_engine_answer_that_is_not_json_is_a_typed_error(
     body: bytes, liar: Liar, backend: DockerBackend
 ):
     liar.says(".* /(info|containers|volumes|images)", body)
@@ -137,7 +137,9 @@ async def _endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         await writer.drain()
 
 
-async def test_an_endless_answer_ends_and_costs_little_memory(liar: Liar, client: EngineClient):
+async def test_an_endless_engine_answer_is_cut_off_in_bounded_memory(
+    liar: Liar, client: EngineClient
+):
     liar.says("GET /containers/json", _endless)
     liar.says("GET /containers/[^/]+/logs", _endless)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -148,7 +150,7 @@ async def test_an_endless_answer_ends_and_costs_little_memory(liar: Liar, client
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 160 * 1024
 
 
-async def test_nobody_is_followed_to_another_address(liar: Liar, client: EngineClient):
+async def test_redirects_of_an_engine_are_not_followed(liar: Liar, client: EngineClient):
     async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answered(b"", "307 Temporary Redirect", "Location: /elsewhere"))
         await writer.drain()
@@ -159,7 +161,7 @@ async def test_nobody_is_followed_to_another_address(liar: Liar, client: EngineC
     assert not any("elsewhere" in one for one in liar.asked)
 
 
-async def test_a_failing_engine_that_says_nothing_useful_has_a_name(
+async def test_an_engine_failure_without_a_message_is_a_typed_error(
     liar: Liar, backend: DockerBackend
 ):
     async def failing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,7 +187,7 @@ async def _opened(client: EngineClient) -> ExecStream:
     return ExecStream(await client.run_stream(ID, ["x"], "999:999"))
 
 
-async def test_a_piece_that_claims_four_gigabytes_is_handed_on_as_it_comes(
+async def test_a_stream_frame_of_four_gigabytes_is_forwarded_in_pieces(
     liar: Liar, client: EngineClient
 ):
     async def huge(writer: asyncio.StreamWriter) -> None:
@@ -206,7 +208,7 @@ async def test_a_piece_that_claims_four_gigabytes_is_handed_on_as_it_comes(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 
 
-async def test_pieces_cut_anywhere_are_put_together_again(liar: Liar, client: EngineClient):
+async def test_stream_frames_split_anywhere_are_reassembled(liar: Liar, client: EngineClient):
     whole = struct.pack(">BxxxL", 1, 5) + b"hello" + struct.pack(">BxxxL", 2, 3) + b"err"
     whole += struct.pack(">BxxxL", 1, 0) + struct.pack(">BxxxL", 1, 1) + b"!"
 
@@ -225,7 +227,7 @@ async def test_pieces_cut_anywhere_are_put_together_again(liar: Liar, client: En
     assert (found, stream.told) == (b"hello!", "err")
 
 
-async def test_words_of_an_engine_are_not_taken_for_the_runners(liar: Liar, backend: DockerBackend):
+async def test_engine_output_is_not_mistaken_for_the_runners(liar: Liar, backend: DockerBackend):
     """An engine that cannot start a command says so where its output would be."""
     said = b"OCI runtime exec failed: exec failed: cannot exec in a stopped container"
 
@@ -239,7 +241,7 @@ async def test_words_of_an_engine_are_not_taken_for_the_runners(liar: Liar, back
         await cell.dial()
 
 
-async def test_endless_complaints_end_with_the_time_for_a_first_word(
+async def test_endless_error_output_ends_with_the_hello_timeout(
     liar: Liar, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
 ):
     async def complain(writer: asyncio.StreamWriter) -> None:

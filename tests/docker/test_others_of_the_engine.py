@@ -141,7 +141,7 @@ async def run(channel: Channel, command: str) -> str:
 
 
 @pytest.mark.promise("P59")
-async def test_an_image_whose_run_leads_into_the_workspace_is_refused(
+async def test_an_image_whose_run_directory_links_into_the_workspace_is_refused(
     opened: Callable[..., DockerBackend], changed: Callable[..., str]
 ):
     backend = opened()
@@ -153,7 +153,7 @@ async def test_an_image_whose_run_leads_into_the_workspace_is_refused(
 
 
 @pytest.mark.promise("P59")
-async def test_where_there_are_no_volumes_the_runner_cannot_be_replaced_either(
+async def test_without_volumes_the_runner_cannot_be_replaced_either(
     opened: Callable[..., DockerBackend], changed: Callable[..., str]
 ):
     backend = opened("archive")
@@ -187,7 +187,7 @@ def fill(engine: Reached, volume: str, content: bytes, data_dir: Path) -> None:
 
 
 @pytest.mark.promise("P59")
-async def test_another_program_of_the_same_length_is_not_taken_for_the_runner(
+async def test_a_program_of_the_same_length_is_not_mistaken_for_the_runner(
     engine: Reached, opened: Callable[..., DockerBackend], data_dir: Path
 ):
     volume = await asyncio.to_thread(runner_volume, engine)
@@ -206,7 +206,7 @@ async def test_another_program_of_the_same_length_is_not_taken_for_the_runner(
 
 
 @pytest.mark.promise("P59")
-async def test_a_runner_volume_that_lies_elsewhere_is_refused(
+async def test_a_runner_volume_at_another_path_is_refused(
     engine: Reached, opened: Callable[..., DockerBackend], data_dir: Path
 ):
     volume = await asyncio.to_thread(runner_volume, engine)
@@ -226,7 +226,7 @@ async def test_a_runner_volume_that_lies_elsewhere_is_refused(
 
 
 @pytest.mark.promise("P58")
-async def test_nobody_is_told_that_a_sandbox_is_gone_while_another_still_removes_it(
+async def test_concurrent_removals_return_only_when_the_container_is_gone(
     engine: Reached, opened: Callable[..., DockerBackend]
 ):
     backend = opened("bind")

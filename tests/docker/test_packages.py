@@ -24,7 +24,7 @@ def engine() -> Reached:
     return lent.engine("local", "debian")
 
 
-async def test_packages_are_shown_where_the_engine_sees_our_files_and_refused_where_not(
+async def test_packages_are_mounted_on_a_local_engine_and_refused_on_a_remote_one(
     engine: Reached, tmp_path: Path
 ):
     wheel(tmp_path / "w", "epsilon", "5.0")

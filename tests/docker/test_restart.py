@@ -44,7 +44,7 @@ async def _counted(sand: Ours, the_id: str, counting: str, more_than: int) -> bo
     return len((await sand.exec_get(the_id, counting)).stdout.split()) > more_than
 
 
-async def test_sessions_of_an_engine_that_lets_them_live_are_found_again(lasting, data):
+async def test_sessions_survive_an_engine_restart_with_live_restore(lasting, data):
     async with AsyncExitStack() as stack:
         sessions = await begun(stack, data, lasting)
         await asyncio.to_thread(lasting.restart)

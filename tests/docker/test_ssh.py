@@ -35,9 +35,7 @@ def far() -> Iterator[tuple[Engine, Ssh]]:
             yield engine, ssh
 
 
-async def test_a_sandbox_is_had_through_ssh_and_outlives_a_tunnel_that_broke(
-    far, tmp_path, monkeypatch
-):
+async def test_a_sandbox_over_ssh_survives_a_broken_tunnel(far, tmp_path, monkeypatch):
     engine, ssh = far
     monkeypatch.setenv("PATH", f"{ssh.programs}{os.pathsep}{os.environ['PATH']}")
     backend = DockerBackend(tmp_path, Options(host=ssh.host))
@@ -62,7 +60,7 @@ async def test_a_sandbox_is_had_through_ssh_and_outlives_a_tunnel_that_broke(
     assert await asyncio.to_thread(seen.things, engine.reached, cell.id) == []
 
 
-async def test_a_machine_whose_key_nobody_knows_is_not_spoken_to(far, tmp_path, monkeypatch):
+async def test_an_ssh_host_with_an_unknown_key_is_refused(far, tmp_path, monkeypatch):
     _, ssh = far
     # The user's own ssh, which has never seen that machine.
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -64,7 +64,7 @@ def shared(tmp_path_factory):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["volume", "bind"])
-async def test_nothing_is_lost_and_nothing_left_when_the_daemon_is_killed(
+async def test_no_session_is_lost_and_nothing_is_left_when_the_daemon_is_killed(
     shared, mode, monkeypatch, capsys
 ):
     engine, place = shared

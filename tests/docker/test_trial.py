@@ -54,7 +54,7 @@ def seen(**changed: Any) -> dict[str, Any]:
     return made
 
 
-def test_what_is_closed_is_closed():
+def test_a_confined_trial_container_has_no_deviations():
     assert deviations(GOOD) == []
 
 
@@ -83,12 +83,12 @@ def test_what_is_closed_is_closed():
         ({"mountinfo": ""}, "/sys is not hidden"),
     ],
 )
-def test_one_thing_opened_is_named(opened: dict[str, Any], told: str):
+def test_a_single_deviation_is_named(opened: dict[str, Any], told: str):
     found = deviations(seen(**opened))
     assert any(told in line for line in found), found
 
 
-def test_a_container_without_volumes_may_write_to_its_own_layer_and_no_further():
+def test_a_container_without_volumes_can_write_only_to_its_own_layer():
     open_root = MOUNTS.replace("/ / ro,", "/ / rw,").replace("hosts ro,", "hosts rw,")
     assert deviations(seen(mountinfo=open_root), writable_root=True) == []
     assert deviations(seen(mountinfo=open_root))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def test_a_socket_that_a_killed_ssh_left_is_no_way(
+async def test_a_stale_socket_of_a_killed_ssh_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     program = tmp_path / "ssh"

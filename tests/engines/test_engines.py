@@ -70,13 +70,13 @@ def test_an_engine_changes_nothing_of_the_machine(engine):
     assert engine.docker("run", "--rm", "--network", "none", stock.reference("empty"), "/prog", "a")
 
 
-def test_it_sees_our_directories_and_we_reach_a_socket_that_is_bound_there(engine, tmp_path):
+def test_an_engine_shares_directories_and_sockets_with_the_host(engine, tmp_path):
     words = ["run", "--rm", "--network", "none", "-v", f"{tmp_path}:/here"]
     engine.docker(*words, stock.reference("busybox"), "/bin/sh", "-c", "echo seen >/here/file")
     assert (tmp_path / "file").read_text() == "seen\n"
 
 
-def test_what_we_mount_later_in_a_shared_directory_appears_there(tmp_path):
+def test_a_later_mount_in_a_shared_directory_is_visible_to_the_engine(tmp_path):
     with Engine(shares=tmp_path) as engine:
         stock.put(engine.reached, "busybox")
         inner = tmp_path / "inner"
@@ -92,7 +92,7 @@ def test_what_we_mount_later_in_a_shared_directory_appears_there(tmp_path):
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_one_that_is_far_away_has_nothing_of_our_scratch_and_wants_a_certificate(far, tmp_path):
+def test_a_remote_engine_does_not_see_our_files_and_requires_a_certificate(far, tmp_path):
     mount = f"type=bind,source={tmp_path},target=/here"
     words = ("run", "--rm", "--network", "none", "--mount", mount)
     refused = far.reached.run_docker(*words, stock.reference("busybox"), "/bin/true")
@@ -102,7 +102,7 @@ def test_one_that_is_far_away_has_nothing_of_our_scratch_and_wants_a_certificate
     assert done.returncode != 0
 
 
-def test_ssh_leads_to_the_machine_of_its_engine(far):
+def test_ssh_reaches_the_host_of_its_engine(far):
     with Ssh(far) as ssh:
         path = f"{ssh.programs}{os.pathsep}{os.environ['PATH']}"
         told = subprocess.run(
@@ -116,7 +116,7 @@ def test_ssh_leads_to_the_machine_of_its_engine(far):
         assert told.stdout.strip() == far.ask("GET", "/info")["ID"]
 
 
-def test_a_container_of_ours_has_the_socket_and_not_our_scratch(engine, tmp_path):
+def test_a_container_with_the_socket_does_not_see_our_files(engine, tmp_path):
     stock.put(engine.reached, "debian")
     code = f"""
     import os
@@ -181,7 +181,7 @@ def _starter() -> Iterator[tuple[subprocess.Popen[str], Path, str, int]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_engine_goes_with_whoever_started_it(number):
+def test_an_engine_ends_with_the_process_that_started_it(number):
     with _starter() as (starter, folder, cgroup, _):
         assert _of(folder, cgroup)
         starter.send_signal(number)
@@ -189,7 +189,7 @@ def test_an_engine_goes_with_whoever_started_it(number):
         _eventually("what a killed run left", lambda: _of(folder, cgroup))
 
 
-def test_the_next_run_takes_away_what_was_killed_together_with_its_keeper():
+def test_the_next_run_removes_an_engine_that_was_killed_with_its_supervisor():
     with _starter() as (starter, folder, cgroup, watching):
         os.kill(watching, signal.SIGKILL)
         starter.kill()
@@ -199,14 +199,14 @@ def test_the_next_run_takes_away_what_was_killed_together_with_its_keeper():
         _eventually("what the sweep left", lambda: _of(folder, cgroup))
 
 
-def test_a_sweep_leaves_those_alone_that_somebody_holds(engine):
+def test_a_sweep_keeps_engines_that_are_in_use(engine):
     assert engine.folder not in sweep()
     assert engine.ask("GET", "/_ping", raw=True) == b"OK"
     assert engine.folder.parent == PLACE
     assert engine.folder.name.startswith(PREFIX)
 
 
-def test_a_machine_is_gone_with_its_link_and_its_cgroup():
+def test_a_machine_is_removed_with_its_network_link_and_cgroup():
     with Machine(network=True) as machine:
         link = f"sk{machine.token}"
         assert Path(f"/sys/class/net/{link}").exists()

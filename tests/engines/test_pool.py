@@ -42,7 +42,7 @@ async def _on(tmp_path: Path, sandbox_id: SandboxId, *commands: str) -> list[byt
         await box.aclose()
 
 
-async def test_a_place_that_is_used_again_is_as_it_was(pool, tmp_path):
+async def test_a_reused_cell_is_reset_completely(pool, tmp_path):
     made = await asyncio.to_thread(pool, True)
     first = await asyncio.to_thread(made.take)
     spoil = "echo a >/workspace/.a; mkdir -p ~/b/c; chmod 0 ~/b; echo t >/tmp/t; chmod 700 ."
@@ -60,7 +60,7 @@ async def test_a_place_that_is_used_again_is_as_it_was(pool, tmp_path):
     await asyncio.to_thread(made.close)
 
 
-async def test_a_place_that_cannot_be_put_back_is_thrown_away(pool, tmp_path):
+async def test_a_cell_that_cannot_be_reset_is_discarded(pool, tmp_path):
     made = await asyncio.to_thread(pool, True)
     first = await asyncio.to_thread(made.take)
     # Nothing that the reset knows of: a file that was there is gone.
@@ -73,7 +73,7 @@ async def test_a_place_that_cannot_be_put_back_is_thrown_away(pool, tmp_path):
     await asyncio.to_thread(made.close)
 
 
-async def test_one_that_its_test_has_ended_is_replaced(pool, tmp_path):
+async def test_a_cell_destroyed_by_its_test_is_replaced(pool, tmp_path):
     made = await asyncio.to_thread(pool, True)
     first = await asyncio.to_thread(made.take)
     await (await open_backend(GROUND, tmp_path).attach(first)).destroy()
@@ -84,7 +84,7 @@ async def test_one_that_its_test_has_ended_is_replaced(pool, tmp_path):
     await asyncio.to_thread(made.close)
 
 
-async def test_what_is_made_ahead_is_used_once(pool, tmp_path):
+async def test_a_cell_created_in_advance_is_used_once(pool, tmp_path):
     made = await asyncio.to_thread(pool, False)
     first = await asyncio.to_thread(made.take)
     made.give_back(first)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.root
-def test_the_agents_of_the_examples_do_what_they_are_for_and_leave_nothing(tmp_path):
+def test_the_example_agents_work_and_leave_nothing(tmp_path):
     done = subprocess.run(
         [ROOT / "scripts" / "demo-agents.sh"],
         env={**os.environ, "TMPDIR": str(tmp_path)},

@@ -70,7 +70,7 @@ def test_a_foreign_process_is_not_ours(planted):
     assert [line for line in lines if f" {foreign.pid}@" in line] == []
 
 
-def test_a_process_named_like_the_runner_is_ours_whatever_its_environment(planted, tmp_path):
+def test_a_process_named_like_the_runner_is_ours_in_any_environment(planted, tmp_path):
     named = tmp_path / "sandkasten-runner"
     named.symlink_to("/bin/sleep")
     before = snapshot.take(planted)
@@ -95,7 +95,7 @@ def test_a_changed_canary_is_reported(planted):
 
 
 @pytest.mark.parametrize("part", ["mounts", "loops", "cgroups", "links", "firewall", "sysctls"])
-def test_what_came_went_or_changed_is_reported_for_every_kernel_object(planted, part):
+def test_added_removed_and_changed_kernel_objects_are_reported(planted, part):
     clean = snapshot.take(planted)
     old = dataclasses.replace(clean, **{part: {"a": "1", "b": "1"}})
     new = dataclasses.replace(clean, **{part: {"b": "2", "c": "1"}})
@@ -117,7 +117,7 @@ def test_a_new_file_in_a_shared_folder_is_reported(planted):
     assert f"files: new: {litter}: left behind" in lines
 
 
-def test_the_watch_waits_for_what_is_on_its_way_out(planted):
+def test_the_watch_waits_for_processes_that_are_ending(planted):
     clean = snapshot.take(planted)
     dirty = dataclasses.replace(clean, cgroups={**clean.cgroups, "/x/sandkasten": "cgroup"})
     looks = iter([dirty, dirty, clean])
@@ -214,7 +214,7 @@ def test_the_watch_around_several_programs_names_what_they_left(tmp_path):
 
 
 @pytest.mark.slow_loop
-async def test_a_blocking_call_in_a_coroutine_is_noticed():
+async def test_a_blocking_call_in_a_coroutine_is_reported():
     loopwatch.drain()
     await asyncio.sleep(0)
     # More than the limit by what the thread may have waited for a processor just before.
@@ -224,13 +224,13 @@ async def test_a_blocking_call_in_a_coroutine_is_noticed():
     assert "Task" in noticed
 
 
-async def test_waiting_properly_is_not_noticed():
+async def test_awaiting_is_not_reported():
     loopwatch.drain()
     await asyncio.sleep(loopwatch.LIMIT_S + 0.1)
     assert loopwatch.drain() == []
 
 
-async def test_what_a_tests_own_tools_waited_for_is_not_noticed():
+async def test_blocking_calls_of_test_tools_are_not_reported():
     @loopwatch.of_the_test
     def tool() -> None:
         time.sleep(loopwatch.LIMIT_S + 0.1)

@@ -72,7 +72,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
-def test_a_member_that_leads_outside_is_blocked(name, format, box):
+def test_an_archive_member_that_leads_outside_is_refused(name, format, box):
     box.mkdir("/workspace/in")
     with pytest.raises(PolicyDenied):
         box.tar_in("/workspace/in", _archive(*HOSTILE[name], data=b"evil", format=format))
@@ -83,7 +83,7 @@ def test_a_member_that_leads_outside_is_blocked(name, format, box):
         assert b"root:x:0:0" in box.read("/etc/passwd")
 
 
-def test_a_member_behind_a_link_that_was_there_before_does_not_follow_it(box):
+def test_an_archive_member_does_not_follow_an_existing_link(box):
     box.exec(
         "mkdir /workspace/in /dev/shm/out; cd /workspace/in;"
         "ln -s /dev/shm/out d; ln -s /dev/shm/out/f f"
@@ -94,7 +94,7 @@ def test_a_member_behind_a_link_that_was_there_before_does_not_follow_it(box):
         assert box.exec(["ls", "-A", "/dev/shm/out"]).text == ""
 
 
-def test_an_innocent_archive_is_unpacked_whole(box):
+def test_an_ordinary_archive_is_unpacked_completely(box):
     members = [
         _member("d", tarfile.DIRTYPE, mode=0o755),
         _member("d/f", size=4),
@@ -113,7 +113,7 @@ def test_set_id_bits_are_dropped(box):
     assert box.stat("/workspace/in/tool").mode == 0o755
 
 
-def test_owners_in_an_archive_are_not_taken(box):
+def test_owners_in_an_archive_are_ignored(box):
     info = _member("f", size=4)
     info.uid = info.gid = 4242
     info.uname = info.gname = "games"
@@ -122,7 +122,7 @@ def test_owners_in_an_archive_are_not_taken(box):
 
 
 @pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
-def test_a_bomb_of_bytes_meets_the_quota(box, neighbour):
+def test_an_archive_bomb_of_bytes_hits_the_quota(box, neighbour):
     with pytest.raises(QuotaExceeded):
         box.tar_in("/workspace/in", _huge(box.limits.workspace_bytes + 10_000_000))
     neighbour.write("/workspace/fine", bytes(100_000))
@@ -134,7 +134,7 @@ def _huge(size: int) -> bytes:
     return _archive(_member("big", size=size), data=bytes(size))
 
 
-def test_a_bomb_of_entries_meets_its_limit(box):
+def test_an_archive_bomb_of_entries_hits_its_limit(box):
     archive = _archive(*[_member(f"d{n}", tarfile.DIRTYPE, mode=0o755) for n in range(3000)])
     with pytest.raises((PayloadTooLarge, PolicyDenied, QuotaExceeded)):
         box.tar_in("/workspace/in", archive, max_entries=1000)
@@ -142,7 +142,7 @@ def test_a_bomb_of_entries_meets_its_limit(box):
         box.tar_in("/workspace/in", _huge(2_000_000), max_bytes=1_000_000)
 
 
-def test_an_archive_of_the_deepest_names_is_survived(box):
+def test_an_archive_with_the_deepest_possible_names_does_no_harm(box):
     info = _member("/".join(["d"] * 1500) + "/f", size=4)
     with contextlib.suppress(SandkastenError):
         box.tar_in("/workspace/in", _archive(info, data=b"deep"))
@@ -195,19 +195,19 @@ def _outcome(box: Box, archive: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_archive_is_answered_and_survived(name, box):
+def test_a_broken_archive_is_an_error_and_the_runner_survives(name, box):
     assert _outcome(box, BROKEN[name]) not in ("INTERNAL_ERROR", "QUOTA_EXCEEDED")
     box.answers()
 
 
-def test_a_compressed_archive_is_refused_and_not_guessed(box):
+def test_a_compressed_archive_is_refused(box):
     import gzip
 
     with pytest.raises((InvalidRequest, SandkastenError)):
         box.tar_in("/workspace/in", gzip.compress(_archive(_member("f", size=4), data=b"fine")))
 
 
-def test_an_archive_out_holds_no_set_id_file_of_somebody_else(box):
+def test_a_downloaded_archive_has_no_set_id_file_of_another_user(box):
     box.exec("mkdir /workspace/d; cd /workspace/d; mkfifo fifo; echo x >f; chmod 000 f")
     raw = _or_none(box, "/workspace/d")
     if raw is not None:

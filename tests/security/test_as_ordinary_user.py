@@ -98,14 +98,14 @@ class Outcome:
 @pytest.mark.root
 @pytest.mark.timeout(TIMEOUT_S + 100)
 @pytest.mark.parametrize("name", RUNS)
-def test_the_same_holds_for_an_ordinary_user(name, runs):
+def test_the_security_suite_passes_for_an_ordinary_user(name, runs):
     outcome = runs[name].result()
     assert outcome.status == 0, outcome.text[-6000:]
     assert outcome.left == []
 
 
 @pytest.mark.root
-def test_what_was_found_is_written_down(runs):
+def test_results_of_the_ordinary_user_are_recorded(runs):
     for ground, part in EVERY_DAY.items():
         found = [runs[name].result().found for name, run in RUNS.items() if run.ground == ground]
         record.put(f"user {ground}", "security", _together(found), every_day=part)
@@ -132,7 +132,7 @@ def _together(found: list[Found | None]) -> Found:
 
 
 @pytest.mark.root
-def test_nothing_of_the_ordinary_user_is_left(runs):
+def test_nothing_of_the_ordinary_user_is_left_behind(runs):
     for run in runs.values():
         run.result()
     poll("processes", lambda: _processes_of(THROW_AWAY_ID))

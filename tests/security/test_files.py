@@ -111,7 +111,7 @@ def test_a_special_file_is_refused_at_once(path, shared_box):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/workspace/fifo", "/workspace/socket"])
-def test_what_is_not_a_regular_file_says_so(path, box):
+def test_reading_a_special_file_names_its_kind(path, box):
     box.exec("mkfifo /workspace/fifo")
     box.exec([PYTHON, "-c", "import socket; socket.socket(1).bind('/workspace/socket')"])
     with pytest.raises(NotRegular):
@@ -126,7 +126,7 @@ def test_what_is_not_a_regular_file_says_so(path, box):
         box.write("/workspace/link", b"x")
 
 
-def test_a_fifo_with_somebody_at_the_other_end_does_not_hold_the_runner(box):
+def test_a_fifo_with_a_peer_does_not_block_the_runner(box):
     box.exec("mkfifo /workspace/f; (sleep 100 >/workspace/f &) ; (sleep 100 </workspace/f &)")
     with pytest.raises(NotRegular):
         box.read("/workspace/f")
@@ -166,7 +166,7 @@ def test_a_directory_is_never_written_or_removed_as_a_file(path, shared_box):
 
 
 @pytest.mark.parametrize("path", ["/", "/workspace", "/usr", "/etc", ".."])
-def test_removing_a_root_recursively_removes_no_more_than_the_user_could(path, box, neighbour):
+def test_removing_the_root_removes_only_what_the_user_could_remove(path, box, neighbour):
     box.write("/workspace/mine", b"x")
     with contextlib.suppress(SandkastenError):
         box.remove(path, recursive=True, within=WITHIN)
@@ -203,7 +203,7 @@ def test_blocked_paths_hold_after_links_are_resolved(box):
 @pytest.mark.parametrize(
     "destination", ["/dev/shm/x", "/workspace/shm/x", "/run/sandkasten/x", "/var/x", "/x"]
 )
-def test_writing_verbs_stay_within_what_is_allowed(destination, box):
+def test_writes_stay_within_the_allowed_directories(destination, box):
     box.exec("ln -s /dev/shm /workspace/shm")
     box.write("/workspace/source", b"x")
     box.write("/workspace/d/f", b"x")
@@ -219,7 +219,7 @@ def test_writing_verbs_stay_within_what_is_allowed(destination, box):
     assert box.read("/workspace/source") == b"x"
 
 
-def test_a_sparse_terabyte(box):
+def test_a_sparse_terabyte_is_read_in_part_and_refused_as_a_whole(box):
     box.exec(["truncate", "-s", "1099511627776", "/workspace/sparse"])
     if box.exec(["stat", "-c", "%s", "/workspace/sparse"]).text != f"{2**40}\n":
         pytest.skip("this file system has no file so large")
@@ -232,7 +232,7 @@ def test_a_sparse_terabyte(box):
     box.answers()
 
 
-def test_a_sparse_terabyte_in_an_archive_can_be_left_half_way(box):
+def test_downloading_a_sparse_terabyte_as_an_archive_can_be_stopped(box):
     box.exec(["truncate", "-s", "1099511627776", "/workspace/sparse"])
 
     async def some() -> int:
@@ -320,7 +320,7 @@ ODD_NAMES = [
 
 @pytest.mark.promise("P20")
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_an_odd_name_makes_an_exact_round_trip(name, box):
+def test_an_unusual_file_name_makes_an_exact_round_trip(name, box):
     path = b"/workspace/" + name
     entry = box.write(path, b"content of " + name)
     assert os.fsencode(entry.name) == name
@@ -339,7 +339,7 @@ def test_an_odd_name_makes_an_exact_round_trip(name, box):
 
 @pytest.mark.promise("P19")
 @pytest.mark.needs_program("python3")
-def test_a_reader_sees_the_old_file_or_the_new_never_half(box):
+def test_a_reader_sees_the_old_file_or_the_new_one_and_never_a_part(box):
     size = 300_000
     box.write("/workspace/f", b"0" * size)
     code = f"""
@@ -360,7 +360,7 @@ print(len(seen))
     assert answer.code == 0, answer.stderr
 
 
-def test_a_write_that_is_broken_off_leaves_the_old_file_and_no_other(box):
+def test_an_aborted_write_leaves_only_the_old_file(box):
     box.write("/workspace/f", b"old")
 
     async def half(*, end_channel: bool) -> None:
@@ -412,7 +412,7 @@ def test_a_shrinking_file_does_not_hang_a_reader(box):
     assert flip.result(FAR_TOO_LATE_S).code == 0
 
 
-def test_closed_trees_can_be_removed(box):
+def test_trees_without_permissions_can_be_removed(box):
     box.exec("cd /workspace; mkdir -p a/b/c; echo x >a/b/c/f; chmod 000 a/b/c a/b a")
     assert box.remove("/workspace/a", recursive=True) == 4
 
@@ -424,7 +424,7 @@ def test_modes_of_written_files_carry_no_set_id(box):
     assert box.exec(["sh", "-c", "id -u"]).text == f"{box.uid}\n"
 
 
-def test_a_watch_on_a_storm_is_bounded(box):
+def test_a_watch_during_many_changes_is_bounded(box):
     """Events nobody reads must not fill anybody's memory; many of them are told all the same."""
 
     async def storm() -> int:
@@ -498,7 +498,7 @@ def _stop(box: Box) -> None:
 
 
 @pytest.mark.needs_program("python3")
-def test_the_swap_does_lead_outside_where_no_rule_forbids_it(swapped):
+def test_the_path_swap_escapes_when_no_rule_forbids_it(swapped):
     """The control of the cases below: the race is real and is lost without the rules."""
     seen: set[bytes] = set()
     deadline = time.monotonic() + PATIENCE_S
@@ -541,7 +541,7 @@ VERBS = [
         for verb in VERBS
     ],
 )
-def test_a_path_that_is_swapped_all_the_time_never_leads_outside(verb, swapped):
+def test_a_constantly_swapped_path_never_leads_outside(verb, swapped):
     """The rules name what is outside; the kernel's own walk would follow the link happily."""
     box = swapped
     swaps = paced(15_000, box.ground)

@@ -67,13 +67,13 @@ def test_a_dangerous_call_is_refused_without_killing(name, seen):
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
 @pytest.mark.parametrize("name", AS_AN_OLDER_KERNEL)
-def test_what_no_list_knows_answers_as_an_older_kernel_would(name, seen):
+def test_an_unlisted_system_call_fails_with_enosys(name, seen):
     assert seen[f"plain:{name}"] == {"result": -1, "errno": errno.ENOSYS}
 
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-def test_the_probe_itself_can_make_a_call_that_is_allowed(seen):
+def test_the_probe_can_make_an_allowed_call(seen):
     assert seen["plain:getpid"]["result"] > 0
     assert seen["plain:personality_query"]["result"] >= 0
 
@@ -81,7 +81,7 @@ def test_the_probe_itself_can_make_a_call_that_is_allowed(seen):
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
 @pytest.mark.parametrize("name", NAMESPACES)
-def test_clone_makes_no_namespace(name, seen):
+def test_clone_cannot_create_a_namespace(name, seen):
     assert seen[f"clone:{name}"] == {"result": -1, "errno": errno.EPERM}
 
 
@@ -94,13 +94,13 @@ def test_clone_without_a_namespace_works(seen):
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
 @pytest.mark.parametrize("name", TERMINAL_TRICKS)
-def test_nothing_types_into_a_terminal_whatever_the_high_bits(name, seen):
+def test_terminal_injection_is_refused_whatever_the_high_bits(name, seen):
     assert seen[f"ioctl:{name}"] == {"result": -1, "errno": errno.EPERM}
 
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-def test_an_innocent_terminal_request_works(seen):
+def test_an_ordinary_terminal_request_works(seen):
     assert seen["ioctl:TIOCGWINSZ"] == {"result": 0, "errno": 0}
 
 
@@ -115,7 +115,7 @@ def test_a_socket_family_beyond_the_four_is_refused(family, high, seen):
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
 @pytest.mark.parametrize("family", ALLOWED_FAMILIES, ids=ALLOWED_FAMILIES.get)
-def test_an_allowed_family_does_not_come_back_through_high_bits(family, seen):
+def test_a_socket_family_with_high_bits_set_is_refused(family, seen):
     """The kernel cuts the family to 32 bits; the filter must not be fooled into another answer."""
     assert set(seen[f"family:{family}+high"].values()) == {errno.EPERM}
 
@@ -133,7 +133,7 @@ def test_the_four_families_work_and_raw_sockets_do_not(family, seen):
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
 @pytest.mark.parametrize("name", ["x32", "x32 getpid", "i386 unshare", "i386 getpid"])
-def test_the_other_doors_of_x86_64_are_shut(name, seen):
+def test_other_system_call_abis_of_x86_64_are_refused(name, seen):
     answer = seen[f"abi:{name}"]
     refused = answer.get("errno") in (errno.EPERM, errno.ENOSYS)
     assert (
@@ -252,7 +252,7 @@ TOOLS = [
         for words in TOOLS
     ],
 )
-def test_an_attackers_tool_fails(command, shared_box):
+def test_an_attack_tool_fails(command, shared_box):
     assert shared_box.exec(["which", command[0]]).code == 0
     answer = shared_box.exec(command)
     # These say what they could not do, and go on.
@@ -268,7 +268,7 @@ def test_a_fifo_can_still_be_made(shared_box):
 
 
 @pytest.mark.needs_program("python3")
-def test_a_set_id_program_gives_no_other_identity(shared_box):
+def test_a_set_id_program_does_not_change_the_identity(shared_box):
     """A copy of `id` with both bits set runs as we are, and so do the machine's own programs."""
     code = """
 import json, os, shutil, subprocess
@@ -301,7 +301,7 @@ _SHOWN = {
 
 
 @pytest.mark.needs_program("python3")
-def test_user_code_may_not_touch_the_first_process(shared_box):
+def test_user_code_cannot_touch_the_first_process(shared_box):
     code = """
 import ctypes, errno, json, os, resource, signal
 seen = {}
@@ -345,7 +345,7 @@ print(json.dumps(seen))
 
 
 @pytest.mark.needs_program("python3")
-def test_the_probe_of_the_first_process_can_read_its_own(shared_box):
+def test_the_probe_can_read_its_own_process(shared_box):
     code = "import json, os; print(json.dumps(os.readlink('/proc/self/exe')))"
     assert "python" in shared_box.python(code)
 
@@ -370,5 +370,5 @@ print(json.dumps([set_filter, libc.unshare(0x10000000), ctypes.get_errno()]))
     assert box.python(code) == [0, -1, errno.EPERM]
 
 
-def test_python_inside_is_the_machines_own():
+def test_python_in_the_sandbox_is_the_python_of_the_host():
     assert os.path.exists(PYTHON)

@@ -79,7 +79,9 @@ def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, ne
 
 
 @pytest.mark.timeout(600)
-def test_a_maker_killed_at_any_moment_leaves_nothing_that_cannot_be_removed(loop, tmp_path, ground):
+def test_a_creator_killed_at_any_point_leaves_nothing_that_cannot_be_removed(
+    loop, tmp_path, ground
+):
     """kill -9 in the middle of create, at spread moments; what is left is found and removed."""
     data_dir = tmp_path / "d"
     backend: Any = open_backend(ground, data_dir)
@@ -179,7 +181,7 @@ def test_after_a_restart_of_the_machine_a_sandbox_counts_as_lost(box):
 
 
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
-def test_what_is_left_of_an_earlier_boot_is_removed_and_no_pid_is_signalled(box):
+def test_leftovers_of_an_earlier_boot_are_removed_without_signalling_a_pid(box):
     """The pid in the file may be anybody's by now: here it is an innocent process of ours."""
     real = (box.directory / "pid").read_text()
     with subprocess.Popen(["sleep", "600"]) as innocent:
@@ -200,7 +202,7 @@ def test_what_is_left_of_an_earlier_boot_is_removed_and_no_pid_is_signalled(box)
 
 
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
-def test_a_pid_that_was_given_to_somebody_else_is_not_signalled(box):
+def test_a_reused_pid_is_not_signalled(box):
     with subprocess.Popen(["sleep", "600"]) as innocent:
         try:
             box.loop.run(box.channel.aclose())
@@ -255,7 +257,7 @@ def _tidy(box: Box, pinned: int) -> None:
         id_ranges.release(id_ranges.HOST_DIRECTORY, box.state["slot"], box.id)
 
 
-def test_destroying_twice_and_destroying_the_dead_is_quiet(box):
+def test_destroying_twice_or_destroying_a_dead_sandbox_succeeds(box):
     os.kill(box.host_pid, signal.SIGKILL)
     poll("the sandbox", lambda: box.host_pid in box._living())
     box.destroy()
@@ -268,7 +270,7 @@ def _until_it_fails(box: Box) -> None:
         box.exec(["true"])
 
 
-def test_a_dead_sandbox_says_that_it_is_lost(box):
+def test_a_dead_sandbox_is_reported_as_lost(box):
     os.kill(box.host_pid, signal.SIGKILL)
     with pytest.raises(SandboxLost):
         _until_it_fails(box)
@@ -303,7 +305,7 @@ def _is_found(box: Box) -> bool:
         "d=/workspace; for i in $(seq 300); do d=$d/deeper; mkdir $d; done; cd $d; sleep 1000 &",
     ],
 )
-def test_a_spoilt_workspace_does_not_keep_a_sandbox_from_being_removed(spoil, box):
+def test_a_damaged_workspace_does_not_prevent_removal_of_the_sandbox(spoil, box):
     box.exec(["sh", "-c", spoil], timeout_s=60)
     box.destroy()
     poll("the sandbox", box.leftovers)

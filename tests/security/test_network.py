@@ -253,7 +253,7 @@ print(json.dumps(seen))
         assert seen == [errno.EPERM] * 5
 
 
-def test_a_port_is_dialled_inside_the_sandbox_and_not_on_the_host(box):
+def test_a_port_connects_inside_the_sandbox_and_not_on_the_host(box):
     """The one way to a port goes through the runner, which is in there too."""
     from sandkasten.errors import ConnectionRefused, SandkastenError
 

@@ -33,7 +33,7 @@ def _rss_of_runner(box: Box) -> int:
 @pytest.mark.slow_loop
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", ["argv", "shell"])
-def test_a_gigabyte_of_output_is_counted_and_nobodys_memory_grows(way, box):
+def test_a_gigabyte_of_output_is_counted_and_memory_stays_flat(way, box):
     size = GIB
     box.exec(["true"])
     box.exec("true")
@@ -64,14 +64,14 @@ def test_head_and_tail_are_kept_byte_for_byte(box):
 
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 1002, 65536, 65537])
-def test_the_edge_of_the_cap_is_exact(size, box):
+def test_the_output_cap_is_exact_to_the_byte(size, box):
     answer = box.exec(["head", "-c", str(size), "/dev/zero"], exec_id="edge", cap=1000)
     assert answer.reply.stdout_bytes == size
     assert answer.reply.truncated == (size > 1000)
     assert len(box.kept("edge").stdout) == min(size, 1000)
 
 
-def test_both_streams_flooded_at_once(box):
+def test_flooding_both_streams_at_once_keeps_both(box):
     size = 64 * MIB
     script = f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait"
     answer = box.exec(["sh", "-c", script], timeout_s=60, cap=1000)
@@ -79,14 +79,14 @@ def test_both_streams_flooded_at_once(box):
 
 
 @pytest.mark.needs_program("python3")
-def test_one_byte_at_a_time(box):
+def test_output_of_one_byte_at_a_time_is_kept(box):
     code = "import os\nfor n in range(30000): os.write(1, b'x')"
     answer = box.exec([PYTHON, "-I", "-c", code], timeout_s=60)
     assert answer.reply.stdout_bytes == 30_000
     assert answer.stdout == b"x" * 30_000
 
 
-def test_a_flood_that_nobody_reads_does_not_stop_the_others(box):
+def test_a_flood_without_a_reader_does_not_stop_other_commands(box):
     exec_id = box.start(["yes"], timeout_s=110)
     for _ in range(20):
         assert box.exec(["echo", "x"]).stdout == b"x\n"
@@ -108,7 +108,7 @@ def test_many_floods_at_once_stay_within_the_runners_memory(box):
 
 
 @pytest.mark.timeout(600)
-def test_a_thousand_finished_commands_do_not_fill_the_runner(box):
+def test_a_thousand_finished_commands_do_not_fill_the_runners_memory(box):
     for n in range(paced(sized(400, 3000), box.ground)):
         box.exec(["head", "-c", "100000", "/dev/zero"], exec_id=f"many{n}")
     assert _rss_of_runner(box) < 32 * MIB

@@ -54,7 +54,7 @@ def _until_named(box: Box, name: str) -> int:
 
 @pytest.mark.not_on("gvisor", reason=OWN_PROCESSES)
 @pytest.mark.parametrize("how", ["argv", "shell", "pty", "background", "double fork"])
-def test_every_way_of_running_a_program_is_as_closed_as_the_others(how, box):
+def test_every_way_of_running_a_program_is_equally_isolated(how, box):
     match how:
         case "argv":
             box.start(["sleep", "777"])
@@ -72,7 +72,7 @@ def test_every_way_of_running_a_program_is_as_closed_as_the_others(how, box):
 
 
 @pytest.mark.not_on("gvisor", reason=OWN_PROCESSES)
-def test_the_shell_itself_is_as_closed_but_for_its_private_descriptors(box):
+def test_the_shell_is_equally_isolated_except_for_its_private_descriptors(box):
     box.exec("true")
     pid = _until_named(box, "bash" if box.ground.has("bash") else "sh")
     seen = box.deviations(pid)
@@ -80,7 +80,7 @@ def test_the_shell_itself_is_as_closed_but_for_its_private_descriptors(box):
 
 
 @pytest.mark.only_on("gvisor", reason="the other backends have no process of their own outside")
-def test_gvisors_own_processes_are_closed_in(box):
+def test_gvisors_own_processes_are_isolated(box):
     """The kernel and its gofer, while it runs something in every way."""
     box.start(["sleep", "777"])
     box.start(["sleep", "777"], pty=True)
@@ -147,7 +147,7 @@ def test_two_sandboxes_share_no_namespace_and_no_id(box, neighbour):
 
 
 @pytest.mark.not_on("engine's image", reason=AS_IT_IS)
-def test_identity_inside(shared_box):
+def test_user_and_group_inside_are_the_documented_ones(shared_box):
     number, name = ("0", "root") if shared_box.dev else ("1000", "sandbox")
     status = shared_box.exec(["cat", "/proc/self/status"]).text
     ids = dict(re.findall(r"^(Uid|Gid|Groups):[ \t]*(.*)$", status, re.MULTILINE))
@@ -220,7 +220,7 @@ def test_nothing_below_proc_sys_and_sys_is_writable(top, shared_box):
 
 
 @pytest.mark.needs_program("python3")
-def test_the_walk_does_find_what_is_writable(shared_box):
+def test_the_search_for_writable_files_finds_one(shared_box):
     shared_box.write("/tmp/mine", b"")
     assert "/tmp/mine" in shared_box.python(WALK, "/tmp")
 
@@ -228,7 +228,7 @@ def test_the_walk_does_find_what_is_writable(shared_box):
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("dev", reason=ROOT_INSIDE)
 @pytest.mark.timeout(600)
-def test_what_is_writable_anywhere_is_known(shared_box):
+def test_writable_paths_are_the_documented_ones(shared_box):
     skip = ["/proc", "/workspace", "/home/sandbox", "/tmp", "/dev/shm", "/dev/pts"]
     found = set(shared_box.python(WALK, "/", *skip, timeout_s=500))
     if shared_box.gvisor:
@@ -243,7 +243,7 @@ def test_what_is_writable_anywhere_is_known(shared_box):
 
 
 @pytest.mark.needs_program("python3")
-def test_proc_offers_nothing_writable_but_ones_own_processes(shared_box):
+def test_only_own_processes_are_writable_in_proc(shared_box):
     found = shared_box.python(WALK, "/proc", "/proc/self", "/proc/thread-self", timeout_s=100)
     assert [path for path in found if not re.match(r"/proc/\d+(/|$)", path)] == []
 
@@ -312,11 +312,11 @@ def test_etc_holds_no_secret_and_no_host_identity(shared_box):
 @pytest.mark.parametrize(
     "path", ["/root", "/var/lib", "/boot", "/opt", "/srv", "/mnt", "/var/tmp/x"]
 )
-def test_host_directories_are_not_there(path, shared_box):
+def test_host_directories_do_not_exist_inside(path, shared_box):
     assert shared_box.exec(["ls", path]).code != 0
 
 
-def test_the_canary_cannot_be_seen(canary, canary_secret, shared_box):
+def test_the_hosts_canary_file_cannot_be_seen(canary, canary_secret, shared_box):
     assert shared_box.exec(["ls", str(canary)]).code != 0
     # /var/tmp inside is another place, the sandbox's own.
     assert canary.name not in shared_box.exec(["ls", "/var/tmp"]).text
@@ -358,7 +358,7 @@ def test_mounts_are_private_nosuid_and_nodev(shared_box):
 
 
 @pytest.mark.not_on("docker", reason=VOLUME_NAMES)
-def test_mountinfo_tells_only_the_documented_host_paths(shared_box, data_dir):
+def test_mountinfo_shows_only_the_documented_host_paths(shared_box, data_dir):
     """Visible: /usr, public files of /etc, the names of two files below the data directory by
     opaque names, and which loop device it is. Never the sandbox's id nor anybody's home."""
     text = shared_box.exec(["cat", "/proc/self/mountinfo"]).text
@@ -402,7 +402,7 @@ MASKED = """
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_PROC)
 @pytest.mark.parametrize("name", [n for n in MASKED if os.path.exists(f"/proc/{n}")])
-def test_an_entry_of_proc_that_tells_of_the_host_is_masked(name, shared_box):
+def test_a_proc_entry_that_reveals_the_host_is_masked(name, shared_box):
     code = f"""
 import json, os
 try:
@@ -424,7 +424,7 @@ print(json.dumps([said, os.access("/proc/{name}", os.W_OK) and not null]))
     "name", [n for n in ("acpi", "asound", "fs", "scsi")
              if os.path.isdir(f"/proc/{n}")]
 )  # fmt: skip
-def test_a_directory_of_proc_that_reaches_into_the_host_is_empty(name, shared_box):
+def test_a_proc_directory_that_affects_the_host_is_empty(name, shared_box):
     code = f"import json, os; print(json.dumps(os.listdir('/proc/{name}')))"
     assert shared_box.python(code) == []
 
@@ -456,7 +456,7 @@ print(json.dumps(found.decode(errors="replace")))
     assert "PATH=" in said
 
 
-def test_the_first_process_tells_nothing_of_how_it_was_started(shared_box, data_dir):
+def test_the_first_process_does_not_reveal_how_it_was_started(shared_box, data_dir):
     said = shared_box.exec(["cat", "/proc/1/cmdline"]).text.split("\0")
     assert said[0] == shared_box.runner
     text = " ".join(said)
@@ -466,7 +466,7 @@ def test_the_first_process_tells_nothing_of_how_it_was_started(shared_box, data_
     assert "bwrap" not in names
 
 
-def test_the_hostname_is_not_the_machines(shared_box):
+def test_the_hostname_is_not_that_of_the_host(shared_box):
     assert shared_box.exec(["uname", "-n"]).text == "sandbox\n"
     assert socket.gethostname() != "sandbox"
 
@@ -497,7 +497,7 @@ def test_the_runner_cannot_be_replaced_or_removed(shared_box):
 
 
 @pytest.mark.not_on("dev", reason=ROOT_INSIDE)
-def test_the_state_directory_of_the_runner_is_not_the_users(shared_box):
+def test_the_runners_state_directory_is_not_accessible_to_the_user(shared_box):
     shared_box.exec("true")
     answer = shared_box.exec(["sh", "-c", "touch /run/sandkasten/state/x"])
     if ROOT:

@@ -43,14 +43,14 @@ def _others(box: Box) -> list[tuple[int, str]]:
 
 
 @pytest.mark.needs_program("python3")
-def test_a_daemon_that_ignores_everything_is_gone_at_the_timeout(box):
+def test_a_daemon_that_ignores_signals_is_dead_at_the_timeout(box):
     answer = box.exec([PYTHON, "-I", "-c", DAEMON, "stay"], timeout_s=1.5, grace_s=0.5)
     assert answer.reply.timed_out
     poll("the daemon", lambda: _others(box))
 
 
 @pytest.mark.needs_program("python3")
-def test_a_daemon_of_the_shells_foreground_is_gone_at_the_timeout(box):
+def test_a_daemon_started_by_a_shell_command_is_dead_at_its_timeout(box):
     box.write("/workspace/daemon.py", DAEMON.encode())
     box.exec("sleep 555 &")
     answer = box.exec(f"{PYTHON} -I /workspace/daemon.py stay", timeout_s=1.5, grace_s=0.5)
@@ -60,7 +60,7 @@ def test_a_daemon_of_the_shells_foreground_is_gone_at_the_timeout(box):
         assert _others(box) != []
 
 
-def test_what_a_shell_command_started_is_gone_at_its_deadline_and_earlier_jobs_are_spared(box):
+def test_a_shell_deadline_kills_what_the_command_started_and_spares_earlier_jobs(box):
     box.exec("sleep 555 &")
     answer = box.exec("(trap '' TERM; exec sleep 999) & sleep 50", timeout_s=1, grace_s=0.3)
     assert answer.reply.timed_out
@@ -79,7 +79,7 @@ def _replaced(box: Box, answer: Answer) -> bool:
 
 
 @pytest.mark.needs_program("python3")
-def test_a_daemon_that_was_let_go_is_gone_with_the_sandbox(box):
+def test_a_detached_daemon_ends_with_the_sandbox(box):
     box.exec([PYTHON, "-I", "-c", DAEMON])
     before = len(box.host_processes())
     assert before >= 2
@@ -179,7 +179,7 @@ def test_a_signal_to_a_tree_reaches_its_daemons(box):
     poll("the tree", lambda: _others(box))
 
 
-def test_the_process_list_is_only_of_the_sandbox(box):
+def test_the_process_list_shows_only_the_sandbox(box):
     box.start(["sleep", "777"])
     # Begun is not yet become: for an instant it has the name of what started it.
     poll("no sleep", lambda: all(p.name != "sleep" for p in box.processes()))
@@ -189,7 +189,7 @@ def test_the_process_list_is_only_of_the_sandbox(box):
 
 
 @pytest.mark.needs_program("python3")
-def test_hostile_names_in_the_process_list_are_shown_as_they_are(box):
+def test_hostile_process_names_are_listed_unchanged(box):
     code = """
 import ctypes, time
 ctypes.CDLL(None).prctl(15, b") R 1 1 \\n\\xff", 0, 0, 0)

@@ -81,7 +81,7 @@ def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(wa
 
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
-def test_a_fork_bomb_that_was_let_go_can_be_ended_by_the_command_it_came_from(box, neighbour):
+def test_a_detached_fork_bomb_can_be_killed_through_its_command(box, neighbour):
     calm = box.usage().pids if ROOT else 0
     answer = box.exec(["sh", "-c", FORK_BOMB], exec_id="bomb")
     assert answer.reply.ended
@@ -106,7 +106,7 @@ def test_listing_processes_beside_a_fork_bomb_works(box):
 
 @pytest.mark.only_on("gvisor", reason="elsewhere a bomb does not end its sandbox")
 @pytest.mark.parametrize("bomb", ["processes", "memory"])
-def test_a_bomb_ends_its_sandbox_at_worst_and_nobody_else_notices(bomb, make_box, neighbour):
+def test_a_bomb_ends_at_most_its_own_sandbox(bomb, make_box, neighbour):
     memory = ["sh", "-c", "tail /dev/zero"]
     with make_box() as box:
         command = ["sh", "-c", FORK_BOMB + "; sleep 60"] if bomb == "processes" else memory
@@ -131,7 +131,7 @@ def _several(box: Box) -> None:
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
-def test_a_full_process_table_is_an_error_with_a_name_and_not_a_result(box):
+def test_a_full_process_table_is_a_typed_error_and_not_a_result(box):
     many = "for i in $(seq 600); do sleep 100 & done; wait"
     box.start(["sh", "-c", many], exec_id="full", timeout_s=100)
     poll("room", lambda: box.usage().pids < box.limits.pids - 1 and box.usage().pids)
@@ -170,7 +170,7 @@ def test_a_memory_bomb_dies_and_the_session_lives(way, box, neighbour):
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
-def test_a_memory_bomb_of_many_processes_leaves_the_runner(box, neighbour):
+def test_a_memory_bomb_of_many_processes_does_not_kill_the_runner(box, neighbour):
     """None of them is larger than the runner's shell by much; the runner must not be the victim."""
     code = f"""
 import os, time
@@ -193,7 +193,7 @@ for n in range(20): os.wait()
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
-def test_small_processes_that_fill_the_memory_leave_the_runner(box, neighbour):
+def test_small_processes_that_fill_the_memory_do_not_kill_the_runner(box, neighbour):
     """Each is as small as can be (a sleeping dash with a full environment)."""
     script = (
         "x=$(head -c 900000 /dev/zero | tr '\\0' x); while :; do sh -c 'sleep 100; :' \"$1\" & done"
@@ -251,14 +251,14 @@ def test_a_full_workspace_is_a_typed_error_and_leaves_the_old_file(box, neighbou
 
 
 @pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
-def test_a_full_home_is_the_same_quota(box):
+def test_the_home_directory_counts_in_the_workspace_quota(box):
     answer = box.exec("head -c 1073741824 /dev/zero >~/full; stat -c %s ~/full", timeout_s=60)
     assert int(answer.text) <= box.limits.workspace_bytes
 
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
-def test_using_up_the_inodes_is_survived(box, neighbour):
+def test_a_session_survives_using_up_the_inodes(box, neighbour):
     code = """
 import json, os
 os.makedirs("/workspace/many")
@@ -284,7 +284,7 @@ except OSError as exc:
 
 
 @pytest.mark.needs_program("python3")
-def test_using_up_the_descriptors_hurts_only_the_process_itself(box):
+def test_using_up_the_descriptors_affects_only_that_process(box):
     code = """
 import json, os
 held = []
@@ -297,7 +297,7 @@ except OSError as exc:
     assert box.exec("ulimit -n 1000000 || echo no").text == "no\n"
 
 
-def test_a_cpu_burn_leaves_the_neighbour_its_share(box, neighbour):
+def test_a_busy_sandbox_leaves_its_neighbour_its_share_of_the_processor(box, neighbour):
     """By what each has used in the same time: what others do on this machine counts in both."""
     burn = box.start(["sh", "-c", "for i in 1 2 3 4 5 6; do (while :; do :; done) & done; wait"])
     before = [one.usage().cpu_usec for one in (box, neighbour)] if ROOT else []
@@ -315,7 +315,7 @@ def test_a_cpu_burn_leaves_the_neighbour_its_share(box, neighbour):
 
 
 @pytest.mark.root
-def test_processor_time_is_held_to_its_limit(make_box):
+def test_processor_time_stays_within_its_limit(make_box):
     with make_box(Limits(cpus=0.3, workspace_bytes=16 * MIB)) as box:
         box.answers()
         before, began = box.usage().cpu_usec, time.monotonic()
@@ -327,7 +327,7 @@ def test_processor_time_is_held_to_its_limit(make_box):
 
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.needs_program("python3")
-def test_pipe_buffers_and_many_pipes(box, neighbour):
+def test_many_full_pipes_do_not_affect_the_session(box, neighbour):
     code = """
 import fcntl, json, os
 held = []
@@ -369,7 +369,7 @@ __import__("time").sleep(float(__import__("sys").argv[2]))
 @pytest.mark.needs_program("python3")
 @pytest.mark.root
 @pytest.mark.not_on("docker", reason=ONE_USER)
-def test_one_sandbox_cannot_use_up_everybodys_inotify_instances(box, neighbour):
+def test_one_sandbox_cannot_use_up_the_hosts_inotify_instances(box, neighbour):
     started = box.start([PYTHON, "-I", "-c", INOTIFY, "100000", "90"], timeout_s=100)
     poll("the hoarder", lambda: not box.kept(started).stdout)
     assert neighbour.python(INOTIFY, "10", "0") == 10
@@ -393,7 +393,7 @@ time.sleep(float(sys.argv[3]))
 
 
 @pytest.mark.needs_program("python3")
-def test_one_sandbox_cannot_use_up_everybodys_asynchronous_requests(box, neighbour):
+def test_one_sandbox_cannot_use_up_the_hosts_asynchronous_requests(box, neighbour):
     """fs.aio-max-nr is one number for the machine: a database on the host lives by it."""
     with open("/proc/sys/fs/aio-nr") as file:
         before = int(file.read())
@@ -422,7 +422,7 @@ time.sleep(float(__import__("sys").argv[2]))
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("docker", reason=ITS_TERMINALS)
-def test_one_sandbox_cannot_use_up_everybodys_terminals(box, neighbour):
+def test_one_sandbox_cannot_use_up_the_hosts_terminals(box, neighbour):
     started = box.start([PYTHON, "-I", "-c", PTYS, "4000", "90"], timeout_s=100)
     poll("the hoarder", lambda: not box.kept(started).stdout)
     assert neighbour.exec(["echo", "ok"], pty=True).stdout == b"ok\r\n"
@@ -474,6 +474,6 @@ def test_the_verdict_on_a_deadline_is_timeout(sdk_box):
 
 
 @pytest.mark.only_on("host", reason="the public object is asked on the files of the machine")
-def test_an_innocent_failure_has_no_verdict(sdk_box):
+def test_an_ordinary_failure_has_no_verdict(sdk_box):
     result = sdk_box.exec("false")
     assert (result.exit_code, result.why, result.oom_killed) == (1, None, False)

@@ -28,7 +28,7 @@ def _works(box: Box, *, shell: str = "default") -> None:
         "\x1b]133;D;0\x07",
     ],
 )
-def test_what_looks_like_a_marker_is_plain_output(text, box):
+def test_output_that_looks_like_a_marker_is_plain_output(text, box):
     box.write("/workspace/said", text.encode())
     answer = box.exec("cat /workspace/said; cat /workspace/said >&2; false")
     assert (answer.stdout, answer.stderr, answer.code) == (text.encode(), text.encode(), 1)
@@ -48,7 +48,9 @@ def test_what_looks_like_a_marker_is_plain_output(text, box):
         ("trap 'exit 8' EXIT; exit 3", 8),
     ],
 )
-def test_a_command_that_ends_the_shell_gives_its_code_and_a_fresh_shell_there(command, code, box):
+def test_a_command_that_ends_the_shell_returns_its_code_and_the_shell_is_replaced(
+    command, code, box
+):
     box.exec("mkdir -p /tmp/here && cd /tmp/here && export KEPT=yes")
     answer = box.exec(command)
     if code == 127 and not box.ground.has("bash"):
@@ -95,7 +97,7 @@ def test_a_shell_that_kills_itself_is_replaced(signal, box):
         "echo \\",
     ],
 )
-def test_an_unfinished_command_ends_at_once_and_takes_nothing_of_the_next(command, box):
+def test_an_incomplete_command_fails_at_once_and_does_not_consume_the_next(command, box):
     box.exec("cd /tmp; kept=1")
     answer = box.exec(command)
     assert not answer.reply.timed_out
@@ -125,7 +127,7 @@ def test_an_unfinished_command_ends_at_once_and_takes_nothing_of_the_next(comman
         ),
     ],
 )  # fmt: skip
-def test_a_program_that_reads_finds_the_end_and_not_the_next_command(command, code, box):
+def test_a_program_that_reads_stdin_finds_its_end_and_not_the_next_command(command, code, box):
     first = box.begin(command)
     second = box.exec("echo second")
     answer = first.result(FAR_TOO_LATE_S)
@@ -160,7 +162,7 @@ def test_stty_of_one_command_does_not_reach_the_next(box):
     assert " icanon" in said
 
 
-def test_what_a_command_says_on_a_terminal_arrives_whole(box):
+def test_output_on_a_terminal_arrives_completely(box):
     wanted = "".join(f"{n}\r\n" for n in range(1, 1001)).encode()
     for command in ("seq 1000", ["seq", "1000"]):
         for _ in range(25):
@@ -176,7 +178,7 @@ def test_a_background_job_returns_at_once_and_is_seen_later(box):
     assert box.exec("kill %1; wait; echo gone").text == "gone\n"
 
 
-def test_a_background_flood_does_not_spoil_the_foreground(box):
+def test_a_background_flood_does_not_affect_the_foreground(box):
     box.exec("yes flood & echo")
     for code in (3, 0, 5):
         answer = box.exec(f"/bin/sh -c 'exit {code}'", cap=4000)
@@ -199,7 +201,7 @@ def test_a_shell_that_stops_itself_is_dead_at_the_deadline(box):
 
 
 @pytest.mark.parametrize("way", ["shell", "argv"])
-def test_a_command_that_ignores_every_polite_signal_is_dead_at_deadline_and_grace(way, box):
+def test_a_command_that_ignores_signals_is_dead_after_deadline_and_grace_period(way, box):
     script = "trap '' TERM INT HUP QUIT; while :; do sleep 1000; done"
     if way == "shell":
         answer = box.exec(script, timeout_s=1, grace_s=0.5)
@@ -254,7 +256,7 @@ def test_output_before_the_deadline_is_kept(box):
     assert (answer.stdout, answer.reply.timed_out) == (b"before\n", True)
 
 
-def test_kill_of_everything_leaves_the_runner(box):
+def test_killing_every_process_does_not_kill_the_runner(box):
     pid = box.host_pid
     box.exec("sleep 500 &")
     # The kernel spares the caller itself, so the shell lives to say so.
@@ -269,13 +271,13 @@ def test_kill_of_everything_leaves_the_runner(box):
 
 
 @pytest.mark.parametrize("signal", [9, 15, 2, 1, 19, 3, 13, 10])
-def test_kill_of_the_first_process_does_nothing(signal, box):
+def test_killing_the_first_process_has_no_effect(signal, box):
     box.exec(f"for i in 1 2 3; do kill -{signal} 1; done; true")
     box.exec(["sh", "-c", f"kill -{signal} 1"])
     _works(box)
 
 
-def test_kill_of_every_other_process_by_number_leaves_a_session(box):
+def test_killing_every_other_pid_leaves_a_working_session(box):
     """Supervisors and shells of ours included: what it hits is its own."""
     script = (
         "for p in /proc/[0-9]*; do p=${p#/proc/};"
@@ -287,7 +289,7 @@ def test_kill_of_every_other_process_by_number_leaves_a_session(box):
     _next_is_right_or_flagged(box)
 
 
-def test_exact_bytes_without_a_final_newline(box):
+def test_output_without_a_final_newline_is_exact(box):
     data = bytes(range(1, 256)) * 3
     box.write("/workspace/bytes", data)
     for command in ("cat /workspace/bytes", ["cat", "/workspace/bytes"]):
@@ -326,7 +328,7 @@ def test_control_characters_in_a_command_are_data(pty, box):
     _works(box)
 
 
-def test_a_deleted_cwd_is_survived(box):
+def test_a_shell_survives_the_deletion_of_its_cwd(box):
     box.exec("mkdir -p /tmp/gone/deep && cd /tmp/gone/deep")
     assert box.exec("rm -rf /tmp/gone; echo removed").text == "removed\n"
     answer = box.exec("echo still")
@@ -335,7 +337,7 @@ def test_a_deleted_cwd_is_survived(box):
     _works(box)
 
 
-def test_a_shell_replaced_in_a_deleted_cwd_starts_somewhere_real(box):
+def test_a_shell_replaced_in_a_deleted_cwd_starts_in_an_existing_directory(box):
     box.exec("mkdir -p /tmp/gone && cd /tmp/gone")
     answer = box.exec("rmdir /tmp/gone; exit 4")
     assert (answer.code, answer.reset) == (4, True)
@@ -348,7 +350,7 @@ def test_a_shell_replaced_in_a_deleted_cwd_starts_somewhere_real(box):
     [b"new\nline", b"quo'te\"s", b"inv\xff\xfealid", b"-dash", b"sp ace", b"$(id)", b"\\back",
      b"declare -x A=1"],
 )  # fmt: skip
-def test_a_strange_cwd_is_told_exactly_and_survives_a_reset(name, box):
+def test_an_unusual_cwd_is_reported_exactly_and_survives_a_reset(name, box):
     path = b"/workspace/" + name
     box.mkdir(path)
     answer = box.exec("true", cwd=path)
@@ -373,7 +375,7 @@ def test_two_commands_on_one_shell_run_strictly_in_order(box):
 
 
 @pytest.mark.promise("P11")
-def test_shells_of_two_names_run_side_by_side(box):
+def test_shells_with_different_names_run_in_parallel(box):
     slow = box.start("sleep 600", shell="slow", timeout_s=100)
     assert box.exec("echo quick", shell="quick").text == "quick\n"
     assert box.wait(slow, 0).state == "running"
@@ -383,7 +385,7 @@ def test_shells_of_two_names_run_side_by_side(box):
 
 @pytest.mark.promise("P16")
 @pytest.mark.own_cell(NAMED)
-def test_a_key_used_twice_runs_once(box):
+def test_an_idempotency_key_used_twice_runs_once(box):
     box.exec("echo run >>/tmp/runs", key="same")
     box.exec("echo run >>/tmp/runs", key="same")
     box.exec(["sh", "-c", "echo run >>/tmp/runs"], key="same")
@@ -391,7 +393,7 @@ def test_a_key_used_twice_runs_once(box):
 
 
 @pytest.mark.own_cell(NAMED)
-def test_a_client_that_goes_away_loses_nothing(box):
+def test_a_client_that_disconnects_loses_no_output(box):
     async def start_and_leave() -> None:
         from sandkasten.wire.channel import Channel
 
@@ -408,14 +410,14 @@ def test_a_client_that_goes_away_loses_nothing(box):
     assert box.kept("left-alone").stdout == b"finished\n"
 
 
-def test_a_command_whose_client_went_away_keeps_its_deadline(box):
+def test_a_command_keeps_its_deadline_after_its_client_disconnects(box):
     exec_id = box.start("sleep 1000", timeout_s=0.5, grace_s=0.5)
     reply = box.wait(exec_id)
     assert reply.timed_out
     poll("the command", lambda: [p for p in box.processes() if p.name == "sleep"])
 
 
-def test_garbage_on_every_descriptor_of_the_shell_is_survived(box):
+def test_the_runner_survives_garbage_on_every_descriptor_of_the_shell(box):
     """The shell's own private way to answer, filled with what it was not meant for."""
     box.exec("true")
     flood = (

@@ -86,33 +86,33 @@ def _flagged(answer: Answer) -> bool:
     "body", ["/bin/echo SHADOW; return 0", "/bin/echo SHADOW; return 3", "/bin/cat"],
     ids=["zero", "three", "swallows"],
 )  # fmt: skip
-def test_a_function_of_a_builtins_name(name, body, shared_box):
+def test_a_function_named_like_a_builtin_changes_no_result(name, body, shared_box):
     _spoil(shared_box, f"function {name} {{ {body}; }}")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exported_function_of_a_builtins_name(name, shared_box):
+def test_an_exported_function_named_like_a_builtin_changes_no_result(name, shared_box):
     _spoil(shared_box, f"function {name} {{ /bin/echo SHADOW; }}; export -f {name}", "exit 1")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_alias_of_a_builtins_name(name, shared_box):
+def test_an_alias_named_like_a_builtin_changes_no_result(name, shared_box):
     _spoil(shared_box, f"shopt -s expand_aliases\nalias {name}='/bin/echo SHADOW; false'", "true")
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_a_disabled_builtin(name, shared_box):
+def test_a_disabled_builtin_changes_no_result(name, shared_box):
     _spoil(shared_box, f"enable -n {name}")
 
 
-def test_every_builtin_disabled_at_once(shared_box):
+def test_disabling_every_builtin_changes_no_result(shared_box):
     _spoil(
         shared_box,
         "for b in $(compgen -b | grep -v enable); do enable -n $b; done; enable -n enable",
     )
 
 
-def test_every_name_shadowed_at_once(shared_box):
+def test_shadowing_every_name_changes_no_result(shared_box):
     _spoil(shared_box, "\n".join(f"function {n} {{ /bin/echo SHADOW; return 0; }}" for n in NAMES))
 
 
@@ -138,7 +138,7 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("name", _cases(TRAPS))
-def test_a_trap(name, shared_box):
+def test_a_trap_changes_no_result(name, shared_box):
     _spoil(shared_box, TRAPS[name])
 
 
@@ -172,7 +172,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", _cases(OPTIONS))
-def test_an_option(name, shared_box):
+def test_a_shell_option_changes_no_result(name, shared_box):
     _spoil(shared_box, OPTIONS[name])
 
 
@@ -217,11 +217,11 @@ VARIABLES = {
 
 
 @pytest.mark.parametrize("name", _cases(VARIABLES))
-def test_a_variable(name, shared_box):
+def test_a_shell_variable_changes_no_result(name, shared_box):
     _spoil(shared_box, VARIABLES[name])
 
 
-def test_variables_of_the_loop_itself(shared_box):
+def test_changing_the_loops_own_variables_changes_no_result(shared_box):
     """Whatever names the loop uses: each is set, made readonly, made an array, one shell each."""
     shell = "looks"
     names = shared_box.exec("compgen -v", shell=shell).text.split()
@@ -277,12 +277,12 @@ DESCRIPTORS = {
 
 
 @pytest.mark.parametrize("name", _cases(DESCRIPTORS))
-def test_a_trick(name, shared_box):
+def test_a_descriptor_trick_changes_no_result(name, shared_box):
     _spoil(shared_box, DESCRIPTORS[name])
 
 
 @pytest.mark.promise("P10")
-def test_the_matrix_does_notice_an_invented_code(shared_box):
+def test_the_matrix_detects_an_invented_exit_code(shared_box):
     """The guard's own control: a shell whose every command lies is not what we call right."""
     with pytest.raises(AssertionError):
         _lying(shared_box)
