@@ -50,6 +50,13 @@ async def room_of(call: Call, store: FileStore) -> int | None:
     return max(0, most - await call.engine.disk_of(tenant) - await store.usage(tenant))
 
 
+async def stored_bytes(call: Call) -> int:
+    """Return the bytes of the tenant's stored files; read only if its disk is limited."""
+    if call.server.files is None or call.principal.quota.max_disk_bytes is None:
+        return 0
+    return await call.server.files.usage(call.principal.tenant)
+
+
 def expiry_of(call: Call, ttl_s: float | None) -> float | None:
     return None if ttl_s is None else call.server.clock.now() + ttl_s
 

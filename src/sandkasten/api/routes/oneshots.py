@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, StrictFloat, StrictInt
 
+from sandkasten.api.files.stored_file import stored_bytes
 from sandkasten.api.response.exec_json import why_fields
 from sandkasten.api.response.json_response import answer, bytes_fields
 from sandkasten.api.route import Answer, Body, Route
@@ -135,8 +136,12 @@ async def run(call: Call) -> Response:
         pip_packages=tuple(body.pip_packages),
         npm_packages=tuple(body.npm_packages),
         tenant=call.principal.tenant,
+        key_id=call.principal.key_id,
     )
-    return answer(run_fields(await call.engine.run(request)))
+    result = await call.engine.run(
+        request, call.principal.quota, other_disk_bytes=await stored_bytes(call)
+    )
+    return answer(run_fields(result))
 
 
 def run_fields(result: RunResult) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictFloat, StrictInt
 
+from sandkasten.api.files.stored_file import stored_bytes
 from sandkasten.api.response.json_response import answer, moment
 from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.errors import (
@@ -148,16 +149,9 @@ async def create(call: Call) -> Response:
         key_id=call.principal.key_id,
     )
     info = await call.engine.create(
-        request, call.principal.quota, other_disk_bytes=await _stored_bytes(call)
+        request, call.principal.quota, other_disk_bytes=await stored_bytes(call)
     )
     return answer(session_fields(info), 201)
-
-
-async def _stored_bytes(call: Call) -> int:
-    """What the tenant's stored files take of its disk; asked only where there is a limit."""
-    if call.server.files is None or call.principal.quota.max_disk_bytes is None:
-        return 0
-    return await call.server.files.usage(call.principal.tenant)
 
 
 async def describe(call: Call) -> Response:

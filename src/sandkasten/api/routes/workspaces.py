@@ -9,6 +9,7 @@ from pydantic import Field, StrictFloat
 
 from sandkasten.api.files.file_locations import Spot
 from sandkasten.api.files.file_names import name_fields
+from sandkasten.api.files.stored_file import stored_bytes
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.api.routes.fs import file_routes
@@ -107,7 +108,11 @@ async def create(call: Call) -> Response:
             "the workspace needs one name", hint="send name", field="name", http_status=422
         )
     made = await call.engine.workspaces.create(
-        name, size_mb=body.size_mb, tenant=call.principal.tenant
+        name,
+        size_mb=body.size_mb,
+        tenant=call.principal.tenant,
+        quota=call.principal.quota,
+        other_disk_bytes=await stored_bytes(call),
     )
     return answer(workspace_fields(made), 201)
 
@@ -115,7 +120,11 @@ async def create(call: Call) -> Response:
 async def copy(call: Call) -> Response:
     body = await call.body(CopyBody)
     made = await call.engine.workspaces.copy(
-        call.path("id"), body.name, tenant=call.principal.tenant
+        call.path("id"),
+        body.name,
+        tenant=call.principal.tenant,
+        quota=call.principal.quota,
+        other_disk_bytes=await stored_bytes(call),
     )
     return answer(workspace_fields(made), 201)
 
@@ -123,7 +132,11 @@ async def copy(call: Call) -> Response:
 async def resize(call: Call) -> Response:
     body = await call.body(ResizeBody)
     one = await call.engine.workspaces.resize(
-        call.path("id"), body.size_mb, tenant=call.principal.tenant
+        call.path("id"),
+        body.size_mb,
+        tenant=call.principal.tenant,
+        quota=call.principal.quota,
+        other_disk_bytes=await stored_bytes(call),
     )
     return answer(workspace_fields(one))
 
