@@ -32,7 +32,7 @@ def asked(**fields):
         ({"network": {"allow": ["example.org"]}}, "policy.allow_network"),
     ],
 )
-def test_asking_for_more_is_denied_by_the_name_of_the_rule(fields, rule):
+def test_a_request_over_the_limit_is_denied_and_names_the_rule(fields, rule):
     with pytest.raises(PolicyDenied) as caught:
         check_wish(asked(**fields), POLICY)
     assert caught.value.details["rule"] == rule
@@ -40,7 +40,7 @@ def test_asking_for_more_is_denied_by_the_name_of_the_rule(fields, rule):
     assert caught.value.hint
 
 
-def test_asking_for_as_much_as_is_allowed_is_fine():
+def test_a_request_at_the_limit_is_allowed():
     check_wish(
         asked(
             timeout_seconds=3600,
@@ -57,6 +57,6 @@ def test_asking_for_as_much_as_is_allowed_is_fine():
     check_wish(asked(), Policy())
 
 
-def test_a_network_that_is_allowed_and_cannot_be_had_is_told_as_such():
+def test_an_allowed_but_unavailable_network_is_reported():
     with pytest.raises(UnsupportedByBackend):
         check_wish(asked(allow_network=True), Policy(allow_network=True))

@@ -48,7 +48,7 @@ async def failure(*answers: Answer, request: ChatRequest = HELLO, **others: obje
 
 @pytest.mark.promise("P66")
 @pytest.mark.parametrize("cut", [None, 1, 2, 3, 7, 64])
-async def test_a_stream_cut_anywhere_is_put_together(cut):
+async def test_a_stream_split_anywhere_is_reassembled(cut):
     answer = Answer(
         text="Grüße, 世界 👋",
         calls=[Call("one", {"path": "ä/👋"}, "a"), Call("two", {"n": [1, 2]}, "b")],
@@ -68,18 +68,18 @@ async def test_a_stream_cut_anywhere_is_put_together(cut):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_in_one_piece_is_the_same_answer(stream):
+async def test_a_response_without_streaming_gives_the_same_answer(stream):
     answer = Answer(text="hi", calls=[Call("one", {}, ""), Call("one", {}, "")], stream=False)
     assert await asked(answer, stream=stream) == Reply(
         "hi", (ToolCall("", "one", "{}"), ToolCall("", "one", "{}")), "tool_calls", "", 10, 5
     )
 
 
-async def test_without_a_count_nothing_is_counted():
+async def test_missing_token_usage_counts_as_zero():
     assert await asked(Answer(text="x", usage=None)) == Reply("x", (), "stop")
 
 
-async def test_what_is_sent_is_what_the_endpoint_knows():
+async def test_the_request_has_the_fields_the_endpoint_knows():
     tool = {"type": "function", "function": {"name": "one", "parameters": {"type": "object"}}}
     request = ChatRequest(HELLO.messages, [tool], {"type": "json_object"}, {"temperature": 0.5})
     async with ScriptedModel([GOOD]) as model, ChatModel() as chat:
@@ -97,20 +97,20 @@ async def test_what_is_sent_is_what_the_endpoint_knows():
     }
 
 
-async def test_a_long_conversation_arrives_whole():
+async def test_a_long_conversation_arrives_completely():
     long = ChatRequest([{"role": "user", "content": "ü" * (1 << 20)}])
     async with ScriptedModel([GOOD]) as model, ChatModel() as chat:
         assert await chat.ask(settings_of(model), long) == GOOD_REPLY
     assert model.requests[0].user == "ü" * (1 << 20)
 
 
-async def test_half_a_character_of_a_tool_does_not_stop_the_request():
+async def test_an_unpaired_surrogate_does_not_prevent_the_request():
     assert await asked(GOOD, request=ChatRequest([{"role": "user", "content": "\udc80"}])) == (
         GOOD_REPLY
     )
 
 
-async def test_one_connection_serves_several_questions():
+async def test_one_connection_serves_several_requests():
     async with ScriptedModel([GOOD] * 3) as model, ChatModel() as chat:
         for _ in range(3):
             await chat.ask(settings_of(model), HELLO)
@@ -124,18 +124,18 @@ async def test_one_connection_serves_several_questions():
 
 @pytest.mark.promise("P66")
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 529])
-async def test_what_passes_is_tried_again(status):
+async def test_a_transient_failure_is_retried(status):
     assert await asked(Answer(status=status, raw=b"later"), GOOD) == GOOD_REPLY
 
 
 @pytest.mark.parametrize("fault", ["hang", "silent", "drop"])
-async def test_a_connection_that_fails_before_a_word_is_tried_again(fault):
+async def test_a_connection_that_fails_before_the_first_word_is_retried(fault):
     # Half of an answer of no text is a piece without a word.
     first = Answer(fault=fault)
     assert await asked(first, GOOD, GOOD, GOOD, timeout_s=0.4) == GOOD_REPLY
 
 
-async def test_the_pause_that_is_asked_for_is_kept_and_told():
+async def test_the_requested_retry_delay_is_respected_and_reported():
     told: list[float] = []
 
     async def retried(reason: str, pause_s: float) -> None:
@@ -147,7 +147,7 @@ async def test_the_pause_that_is_asked_for_is_kept_and_told():
     assert told == [0.05, 0.05]
 
 
-async def test_a_pause_longer_than_we_wait_ends_it_at_once():
+async def test_a_retry_delay_over_the_limit_fails_at_once():
     told = await failure(Answer(status=429, headers={"Retry-After": "3600"}, raw=b"{}"), GOOD)
     assert isinstance(told, ModelUnavailable)
 
@@ -161,7 +161,7 @@ async def test_retries_are_counted():
 
 
 @pytest.mark.promise("P66")
-async def test_nothing_is_tried_again_after_a_word_came():
+async def test_nothing_is_retried_after_the_first_word():
     dropped = Answer(text="a" * 50, fault="drop")
     async with ScriptedModel([dropped, GOOD]) as model, ChatModel() as chat:
         with pytest.raises(ModelUnavailable, match="in the middle of its answer"):
@@ -169,7 +169,7 @@ async def test_nothing_is_tried_again_after_a_word_came():
     assert len(model.requests) == 1
 
 
-async def test_nobody_there_is_an_error_that_names_the_address():
+async def test_an_unreachable_endpoint_is_an_error_that_names_the_address():
     settings = ModelSettings("http://127.0.0.1:1/v1", KEY, "m", max_retries=1, first_pause_s=0.001)
     async with ChatModel() as chat:
         with pytest.raises(ModelUnavailable, match=r"http://127\.0\.0\.1:1/v1 failed"):
@@ -189,7 +189,7 @@ async def test_nobody_there_is_an_error_that_names_the_address():
         ({"Retry-After": "9" * 400}, 0.0),
     ],
 )
-def test_the_pause_is_read_in_all_its_ways(headers, seconds):
+def test_the_retry_delay_is_read_in_every_format(headers, seconds):
     assert pause_s(headers, 10.0) == seconds
 
 
@@ -223,7 +223,7 @@ def _error(status: int, **fields: object) -> Answer:
         (Answer(status=400, raw=b'{"error": [[[]]]}'), RunFailed, "refuses the request"),
     ],
 )
-async def test_what_will_not_pass_is_not_tried_again(answer, kind, words):
+async def test_a_permanent_failure_is_not_retried(answer, kind, words):
     async with ScriptedModel([answer, GOOD]) as model, ChatModel() as chat:
         with pytest.raises(kind, match=words) as caught:
             await chat.ask(settings_of(model), HELLO)
@@ -240,7 +240,7 @@ async def test_what_will_not_pass_is_not_tried_again(answer, kind, words):
         ("Use 'max_completion_tokens' in place of it", "max_tokens", "max_completion_tokens"),
     ],
 )
-async def test_an_endpoint_that_knows_less_is_asked_without_it(message, gone, there):
+async def test_an_unsupported_request_field_is_left_out_and_retried(message, gone, there):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
     request = ChatRequest(HELLO.messages, (), schema, {"max_tokens": 9})
     async with ScriptedModel([_error(400, message=message), GOOD]) as model, ChatModel() as chat:
@@ -294,7 +294,7 @@ def _delta(text: bytes) -> bytes:
     ],
     ids=lambda raw: repr(raw[:60]),
 )
-async def test_a_stream_that_makes_no_sense_is_an_error_of_the_endpoint(raw):
+async def test_a_malformed_stream_is_an_error_of_the_endpoint(raw):
     answer = Answer(raw=raw, content_type="text/event-stream")
     assert isinstance(await failure(answer, GOOD), ModelUnavailable)
 
@@ -303,16 +303,16 @@ async def test_a_stream_that_makes_no_sense_is_an_error_of_the_endpoint(raw):
     "raw", [b"", b"<html>Sign in</html>", b"{}", b"[]", b'{"choices": []}', b'"' + b"x" * 99]
 )
 @pytest.mark.parametrize("kind", ["text/html", "application/json"])
-async def test_a_whole_answer_that_makes_no_sense_is_an_error_of_the_endpoint(raw, kind):
+async def test_a_malformed_answer_is_an_error_of_the_endpoint(raw, kind):
     assert isinstance(await failure(Answer(raw=raw, content_type=kind), GOOD), ModelUnavailable)
 
 
-async def test_a_packed_answer_is_not_unpacked():
+async def test_a_compressed_answer_is_not_decompressed():
     answer = Answer(raw=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
     assert isinstance(await failure(answer, GOOD), ModelUnavailable)
 
 
-async def test_an_error_inside_a_stream_is_told():
+async def test_an_error_inside_a_stream_is_reported():
     event = b'data: {"error": {"message": "overloaded", "code": "busy"}}\n\n'
     told = await failure(Answer(raw=event, content_type="text/event-stream"), max_retries=0)
     assert isinstance(told, ModelUnavailable)
@@ -321,7 +321,7 @@ async def test_an_error_inside_a_stream_is_told():
 
 @pytest.mark.promise("P66")
 @pytest.mark.parametrize("fault", ["endless", "huge_line"])
-async def test_an_answer_without_end_ends(fault, monkeypatch, full_size):
+async def test_an_endless_answer_is_cut_off(fault, monkeypatch, full_size):
     if not full_size:
         monkeypatch.setattr("sandkasten.agents.chat.chat_client.MOST_BYTES", 2 << 20)
         monkeypatch.setattr(chat_wire, "MOST_LINE_BYTES", 1 << 20)
@@ -330,14 +330,14 @@ async def test_an_answer_without_end_ends(fault, monkeypatch, full_size):
     assert "longer than" in told.message
 
 
-async def test_a_silence_in_the_middle_ends_by_the_idle_deadline():
+async def test_a_silent_stream_ends_at_the_idle_deadline():
     told = await failure(Answer(text="x" * 99, fault="silent"), idle_s=0.5)
     assert isinstance(told, ModelUnavailable)
     assert "in the middle of its answer" in told.message
 
 
 @pytest.mark.promise("P66")
-async def test_an_endpoint_that_speaks_no_http_is_an_error():
+async def test_an_endpoint_that_does_not_speak_http_is_an_error():
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(lines.pop())
@@ -361,7 +361,7 @@ async def test_an_endpoint_that_speaks_no_http_is_an_error():
 
 
 @pytest.mark.promise("P66")
-async def test_an_endpoint_whose_certificate_nobody_signed_gets_no_key(tmp_path):
+async def test_an_endpoint_with_an_untrusted_certificate_does_not_get_the_key(tmp_path):
     certificates.make(tmp_path / "own", "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "own/server.pem", tmp_path / "own/server-key.pem")
@@ -388,7 +388,7 @@ async def test_a_password_for_the_host_in_netrc_is_not_used(tmp_path, monkeypatc
     assert model.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_other_machines_are_asked_through_the_proxy_of_the_environment(monkeypatch):
+async def test_remote_endpoints_are_reached_through_the_proxy_of_the_environment(monkeypatch):
     async with ScriptedModel([GOOD]) as model, ChatModel() as chat:
         proxy = model.base_url.removesuffix("/v1").replace("://", "://me:pw@")
         monkeypatch.setenv("http_proxy", proxy)
@@ -402,14 +402,14 @@ async def test_other_machines_are_asked_through_the_proxy_of_the_environment(mon
 
 
 @pytest.mark.promise("P66")
-async def test_a_key_that_the_endpoint_says_is_not_handed_on():
+async def test_a_key_repeated_by_the_endpoint_is_not_passed_on():
     answer = Answer(text=f"your key is {KEY}", calls=[Call("one", {"key": KEY})], piece=3)
     reply = await asked(answer)
     assert reply.text == "your key is ***"
     assert reply.tool_calls[0].arguments == '{"key": "***"}'
 
 
-async def test_cancelled_it_hangs_up():
+async def test_cancelling_closes_the_connection():
     async with ScriptedModel([Answer(text="x" * 99, fault="silent")]) as model, ChatModel() as chat:
         task = asyncio.create_task(chat.ask(settings_of(model), HELLO))
         await _until(lambda: len(model.requests) == 1)
@@ -429,7 +429,7 @@ async def _until(seen) -> None:
 # ---- pieces
 
 
-def test_pieces_without_an_index_are_told_apart_by_id_and_name():
+def test_call_pieces_without_an_index_are_separated_by_id_and_name():
     found = Assembly()
     for call in (
         {"id": "a", "function": {"name": "one", "arguments": '{"x"'}},
@@ -445,7 +445,7 @@ def test_pieces_without_an_index_are_told_apart_by_id_and_name():
     )
 
 
-def test_calls_that_all_have_the_same_index_are_told_apart_by_their_ids():
+def test_calls_with_the_same_index_are_separated_by_id():
     found = Assembly()
     for call in (
         {"index": 0, "id": "a", "function": {"name": "one", "arguments": ""}},
@@ -465,21 +465,21 @@ def test_calls_are_in_the_order_of_their_index():
     assert [call.id for call in found.reply().tool_calls] == ["0", "1", "2"]
 
 
-def test_more_calls_than_are_taken_are_refused():
+def test_too_many_calls_are_refused():
     calls = [{"id": f"{n}", "function": {"name": "one"}} for n in range(65)]
     piece = json.dumps({"choices": [{"delta": {"tool_calls": calls}}]}).encode()
     with pytest.raises(Unreadable, match="more than 64 tool calls"):
         Assembly().add_piece(piece)
 
 
-def test_halves_of_a_character_are_joined_and_a_half_alone_is_replaced():
+def test_surrogate_pairs_are_joined_and_lone_surrogates_replaced():
     found = Assembly()
     for half in (r"\ud83d", r"\udc4b", r"\ud83d"):
         found.add_piece(b'{"choices": [{"delta": {"content": "%s"}}]}' % half.encode())
     assert found.reply().text == "👋\ufffd"
 
 
-def test_events_are_read_as_the_standard_has_them():
+def test_server_sent_events_are_read_as_in_the_standard():
     text = (
         b": comment\r\nevent: x\r\ndata: one\r\n\r\ndata:two\ndata: more\n\n\n\nid: 7\ndata: last"
     )
@@ -488,7 +488,7 @@ def test_events_are_read_as_the_standard_has_them():
     assert [*found, *events.end()] == [b"one", b"two\nmore", b"last"]
 
 
-def test_a_line_without_end_is_refused_before_it_is_kept():
+def test_an_endless_line_is_refused_before_it_is_kept():
     events = Events()
     for _ in range(4):
         assert list(events.feed(b"x" * (1 << 20))) == []
@@ -514,12 +514,12 @@ _AWAY = ModelSettings("https://models.example/v1", "sk-away-key", model="away")
         ("far", "http://localhost:11434/v1/chat/completions", "far"),
     ],
 )
-def test_a_name_leads_to_an_endpoint(name, url, model):
+def test_a_model_name_selects_its_endpoint(name, url, model):
     found = Models(_HOME, {"far": _AWAY}).for_name(name)
     assert (found.url, found.model) == (url, model)
 
 
-def test_a_router_is_asked_by_the_whole_name():
+def test_a_router_gets_the_full_model_name():
     router = ModelSettings("http://localhost/v1", strip_provider=False)
     assert Models(router).for_name("openai/gpt-4o").model == "openai/gpt-4o"
 
@@ -532,7 +532,7 @@ def test_a_router_is_asked_by_the_whole_name():
         (Models(ModelSettings("http://localhost/v1")), "", "name a model"),
     ],
 )
-def test_a_name_that_leads_nowhere_says_what_to_set(models, name, words):
+def test_a_model_name_without_an_endpoint_names_the_setting(models, name, words):
     with pytest.raises(InvalidConfiguration, match=words) as caught:
         models.for_name(name)
     assert "SANDKASTEN_MODELS_" in caught.value.hint
@@ -551,7 +551,7 @@ def test_a_name_that_leads_nowhere_says_what_to_set(models, name, words):
         ("http://host/v1", "secret\r\nX-Other: 1"),
     ],
 )
-def test_an_endpoint_that_cannot_be_one_is_refused_without_repeating_it(url, key):
+def test_an_invalid_endpoint_is_refused_without_repeating_it(url, key):
     with pytest.raises(InvalidConfiguration) as caught:
         ModelSettings(url, key)
     assert "secret" not in str(caught.value)

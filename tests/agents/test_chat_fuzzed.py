@@ -57,7 +57,7 @@ def _made(dice: random.Random, shape: Any) -> Any:
     return dice.choice((0, 0, 0, 1, 2))
 
 
-def test_pieces_of_any_shape_are_an_answer_or_unreadable(full_size):
+def test_pieces_of_any_shape_give_an_answer_or_an_error(full_size):
     dice = random.Random(6)
     came = {"answers": 0, "refused": 0}
     for _ in range(LONG_ROUNDS if full_size else ROUNDS):
@@ -78,7 +78,7 @@ def test_pieces_of_any_shape_are_an_answer_or_unreadable(full_size):
     assert min(came.values()) > 100, came
 
 
-def test_bytes_cut_anywhere_are_the_same_events():
+def test_bytes_split_anywhere_give_the_same_events():
     dice = random.Random(7)
     words = (b"data: ", b"data:", b"\n", b"\r\n", b"\n\n", b"{}", b":", b"\xc3", b"\xbc", b"id: 7")
     for _ in range(2000):

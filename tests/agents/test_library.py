@@ -24,7 +24,7 @@ def names(library: Library) -> list[str]:
     return [one.name for one in library.definitions("agent")]
 
 
-def test_agents_are_listed_with_what_there_is_to_know_of_them():
+def test_agents_are_listed_with_their_description():
     first, *_ = [
         one for one in Library([PROMPTS]).definitions("agent") if one.name == "Log Analyzer"
     ]
@@ -49,7 +49,7 @@ def test_an_agent_is_found_by_the_name_of_its_file_too(tmp_path):
     assert library.agent("one_file") is library.agent("another-name")
 
 
-def test_an_unknown_agent_is_told_with_the_nearest_name():
+def test_an_unknown_agent_is_reported_with_the_nearest_name():
     with pytest.raises(AgentNotFound) as caught:
         Library([PROMPTS]).agent("log-analyser")
     assert caught.value.message == "there is no agent named 'log-analyser'"
@@ -63,7 +63,7 @@ def test_without_any_agent_the_hint_names_the_setting(tmp_path):
 
 
 @pytest.mark.promise("P61")
-def test_a_broken_file_is_listed_with_its_error_and_hurts_no_other(tmp_path):
+def test_a_broken_file_is_listed_with_its_error_and_does_not_affect_others(tmp_path):
     write(tmp_path / "bad.prompt", "---\na: *b\n---\nHi.")
     (tmp_path / "bytes.prompt").write_bytes(b"\xff")
     write(tmp_path / "good.prompt")
@@ -82,7 +82,7 @@ def test_a_broken_file_is_listed_with_its_error_and_hurts_no_other(tmp_path):
     assert library.agent("good").template == "Hello."
 
 
-def test_a_change_is_seen_and_what_did_not_change_is_not_read_again(tmp_path):
+def test_changed_files_are_read_again_and_others_are_not(tmp_path):
     changing = write(tmp_path / "a.prompt", "One.")
     write(tmp_path / "b.prompt", "Same.")
     library = Library([tmp_path])
@@ -94,7 +94,7 @@ def test_a_change_is_seen_and_what_did_not_change_is_not_read_again(tmp_path):
     assert names(library) == ["b"]
 
 
-def test_directories_are_taken_one_level_deep(tmp_path):
+def test_directories_are_searched_one_level_deep(tmp_path):
     write(tmp_path / "a.prompt")
     write(tmp_path / "team" / "b.prompt")
     write(tmp_path / "team" / "deeper" / "c.prompt")
@@ -102,7 +102,7 @@ def test_directories_are_taken_one_level_deep(tmp_path):
     assert names(Library([tmp_path])) == ["a", "b"]
 
 
-def test_the_first_of_two_with_one_name_counts(tmp_path):
+def test_of_two_agents_with_one_name_the_first_is_used(tmp_path):
     write(tmp_path / "mine" / "a.prompt", "Mine.")
     write(tmp_path / "yours" / "a.prompt", "Yours.")
     library = Library([tmp_path / "mine", tmp_path / "yours"])
@@ -111,7 +111,7 @@ def test_the_first_of_two_with_one_name_counts(tmp_path):
 
 
 @pytest.mark.promise("P61")
-def test_a_link_that_leads_out_is_not_read(tmp_path):
+def test_a_link_that_leads_outside_is_not_read(tmp_path):
     secret = write(tmp_path / "outside" / "secret.prompt", "s3cret")
     inside = tmp_path / "agents"
     write(inside / "real.prompt", "Real.")
@@ -126,7 +126,7 @@ def test_a_link_that_leads_out_is_not_read(tmp_path):
     assert library.agent("within").template == "Real."
 
 
-def test_what_is_no_regular_file_holds_nobody(tmp_path):
+def test_a_special_file_does_not_block_the_library(tmp_path):
     os.mkfifo(tmp_path / "pipe.prompt")
     (tmp_path / "dir.prompt").mkdir()
     (tmp_path / "gone.prompt").symlink_to(tmp_path / "nowhere")
@@ -136,7 +136,7 @@ def test_what_is_no_regular_file_holds_nobody(tmp_path):
     assert [name for name, error in found.items() if error is None] == ["good"]
 
 
-def test_a_large_file_is_refused_and_not_read_whole(tmp_path):
+def test_a_large_file_is_refused_without_reading_it_completely(tmp_path):
     with (tmp_path / "big.prompt").open("wb") as file:
         file.truncate(10**12)
     [big] = Library([tmp_path]).definitions("agent")

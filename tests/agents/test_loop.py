@@ -89,7 +89,7 @@ async def test_an_agent_writes_runs_and_reads_back(desk):
 
 
 @pytest.mark.promise("P63")
-async def test_calls_of_one_answer_run_at_once_and_are_answered_in_order(desk):
+async def test_calls_of_one_answer_run_concurrently_and_are_answered_in_order(desk):
     # Each waits for a file that the other writes: one after the other, neither would end.
     wait = "touch {mine}; until [ -e {other} ]; do sleep 0.01; done; echo {mine}"
     calls = [
@@ -103,7 +103,7 @@ async def test_calls_of_one_answer_run_at_once_and_are_answered_in_order(desk):
     assert [json.loads(one["content"])["stdout"].strip() for one in told] == ["a", "b"]
 
 
-async def test_a_long_answer_of_a_tool_is_shortened_for_the_model_and_says_so(desk):
+async def test_a_long_tool_answer_is_shortened_and_marked_for_the_model(desk):
     command = "echo first; head -c 400000 /dev/zero | tr '\\0' x; echo; echo last"
     script = [Answer(calls=[Call("sandbox_exec", {"command": command})]), Answer("done")]
     async with staged(desk, script) as stage:
@@ -120,7 +120,7 @@ async def test_a_long_answer_of_a_tool_is_shortened_for_the_model_and_says_so(de
 
 
 @pytest.mark.promise("P68")
-async def test_cancelled_in_the_middle_of_a_command_it_leaves_nothing(desk):
+async def test_cancelling_during_a_command_leaves_nothing(desk):
     script = [Answer(calls=[Call("sandbox_exec", {"command": "touch begun; sleep 1000"})])]
     async with staged(desk, script) as stage:
         task = asyncio.create_task(stage.run(CODER))
@@ -208,7 +208,7 @@ async def test_an_agent_calls_another_one_in_the_same_workflow(desk):
     await desk.toolbox.finish("workflow", "run_flow")
 
 
-async def test_a_called_agent_with_no_keeper_leaves_no_sandbox(desk):
+async def test_a_called_agent_without_a_run_store_leaves_no_sandbox(desk):
     writer = agent(CODE, says="You write.", name="writer")
     lead = agent("agents: [writer]", says="You lead.", name="lead")
 
@@ -252,7 +252,7 @@ async def test_cancelling_a_caller_ends_the_called_agent_and_its_sandbox(desk):
 
 
 @pytest.mark.promise("P67")
-async def test_agents_that_call_one_another_come_to_an_end(memory_desk):
+async def test_agents_that_call_each_other_are_stopped(memory_desk):
     one = agent("agents: [two]", says="I am one.", name="one")
     two = agent("agents: [one]", says="I am two.", name="two")
 
@@ -272,7 +272,7 @@ async def test_agents_that_call_one_another_come_to_an_end(memory_desk):
     assert [one["ok"] for one in told] == [False, True, True, True]
 
 
-async def test_what_fails_in_a_called_agent_is_told_to_its_caller(memory_desk):
+async def test_a_failure_of_a_called_agent_is_reported_to_its_caller(memory_desk):
     below = agent("max_steps: 1", says="below", name="below")
     lead = agent("agents: [below]", says="lead", name="lead")
 
@@ -290,7 +290,7 @@ async def test_what_fails_in_a_called_agent_is_told_to_its_caller(memory_desk):
 
 
 @pytest.mark.parametrize("arguments", [{"task": 7}, {"task": "x", "variables": []}])
-async def test_a_task_of_the_wrong_kind_is_told_to_the_caller(memory_desk, arguments):
+async def test_a_task_of_the_wrong_type_is_reported_to_the_caller(memory_desk, arguments):
     lead = agent("agents: [tester]", name="lead")
     script = [Answer(calls=[Call("agent_tester", arguments)]), Answer("end")]
     async with staged(memory_desk, script, PLAIN) as stage:
@@ -299,7 +299,7 @@ async def test_a_task_of_the_wrong_kind_is_told_to_the_caller(memory_desk, argum
 
 
 @pytest.mark.promise("P67")
-async def test_tokens_of_a_called_agent_are_its_callers_too(memory_desk):
+async def test_tokens_of_a_called_agent_count_for_its_caller(memory_desk):
     below = agent(says="below", name="below")
     lead = agent("agents: [below]\nmax_tokens: 40", says="lead", name="lead")
 
@@ -321,7 +321,7 @@ async def test_tokens_of_a_called_agent_are_its_callers_too(memory_desk):
 
 
 @pytest.mark.promise("P67")
-async def test_the_step_limit_ends_a_run_and_keeps_what_was_said(memory_desk):
+async def test_the_step_limit_ends_a_run_and_keeps_the_transcript(memory_desk):
     async with staged(memory_desk, lambda _: FOREVER) as stage:
         with pytest.raises(RunLimitReached, match="within 3 steps") as caught:
             await stage.run(agent("max_steps: 3"))
@@ -341,7 +341,7 @@ async def test_the_token_limit_ends_a_run_that_would_go_on(memory_desk):
         assert (await stage.run(agent("max_tokens: 20"))).text == "done"
 
 
-async def test_a_conversation_that_grows_without_end_ends(memory_desk):
+async def test_an_endlessly_growing_conversation_is_ended(memory_desk):
     said = Answer("x" * 1000, calls=[Call("nowhere", {})])
     small = LoopLimits(conversation_chars=3000)
     async with staged(memory_desk, lambda _: said, limits=small) as stage:
@@ -359,7 +359,7 @@ async def test_a_conversation_that_grows_without_end_ends(memory_desk):
         ("timeout_seconds: 600000", "timeout_seconds"),
     ],
 )
-async def test_a_file_cannot_ask_for_more_than_the_ceilings(memory_desk, line, rule):
+async def test_a_file_cannot_exceed_the_operators_limits(memory_desk, line, rule):
     async with staged(memory_desk, [], limits=LoopLimits(most_tokens=5)) as stage:
         with pytest.raises(PolicyDenied) as caught:
             await stage.run(agent(line))
@@ -410,7 +410,7 @@ async def test_a_conversation_too_long_for_the_model_is_a_failure_with_a_hint(me
         (Call("sandbox_exec", ""), "cmd"),
     ],
 )
-async def test_a_wrong_call_is_told_to_the_model_in_words(memory_desk, call, words):
+async def test_an_invalid_call_is_explained_to_the_model(memory_desk, call, words):
     async with staged(memory_desk, [Answer(calls=[call]), Answer("sorry")]) as stage:
         assert (await stage.run(CODER)).text == "sorry"
     *_, assistant, told = stage.model.requests[1].messages
@@ -423,7 +423,7 @@ async def test_a_wrong_call_is_told_to_the_model_in_words(memory_desk, call, wor
     assert function["name"].replace("_", "").isalnum()
 
 
-async def test_ids_that_are_missing_or_twice_there_are_made_one_of_each(memory_desk):
+async def test_missing_and_duplicate_call_ids_are_made_unique(memory_desk):
     calls = [Call("a", {}, id) for id in ("", "x", "x", "call_1_0")]
     async with staged(memory_desk, [Answer(calls=calls), Answer("end")]) as stage:
         await stage.run(CODER)
@@ -433,7 +433,7 @@ async def test_ids_that_are_missing_or_twice_there_are_made_one_of_each(memory_d
     assert len(set(ids)) == 4
 
 
-async def test_a_call_cut_off_is_told_as_such(memory_desk):
+async def test_a_truncated_call_is_reported_to_the_model(memory_desk):
     cut = Answer(calls=[Call("sandbox_exec", '{"comm')], finish_reason="length")
     async with staged(memory_desk, [cut, Answer("end")]) as stage:
         await stage.run(CODER)
@@ -462,7 +462,7 @@ async def test_json_without_a_schema_is_any_value(memory_desk):
 
 
 @pytest.mark.promise("P63")
-async def test_an_answer_that_does_not_fit_is_corrected(memory_desk):
+async def test_an_answer_that_violates_its_schema_is_corrected(memory_desk):
     script = [Answer('{"n": "seven"}'), Answer("seven"), Answer('{"n": 7}')]
     async with staged(memory_desk, script) as stage:
         assert (await stage.run(COUNTER)).output == {"n": 7}
@@ -474,7 +474,7 @@ async def test_an_answer_that_does_not_fit_is_corrected(memory_desk):
 
 
 @pytest.mark.promise("P63")
-async def test_an_answer_that_never_fits_is_a_failure_that_says_why(memory_desk):
+async def test_an_answer_that_never_fits_its_schema_fails_with_the_reason(memory_desk):
     async with staged(memory_desk, lambda _: Answer('{"m": 1}')) as stage:
         with pytest.raises(RunFailed, match="in 3 tries: .*'n'") as caught:
             await stage.run(COUNTER)
@@ -482,7 +482,7 @@ async def test_an_answer_that_never_fits_is_a_failure_that_says_why(memory_desk)
     assert len(stage.model.requests) == 3
 
 
-async def test_a_refusal_is_the_answer_unless_a_value_was_asked_for(memory_desk):
+async def test_a_refusal_is_the_answer_unless_a_schema_is_required(memory_desk):
     async with staged(memory_desk, [Answer(refusal="I will not.")] * 2) as stage:
         assert (await stage.run(PLAIN)).text == "I will not."
         with pytest.raises(RunFailed, match="refuses to answer: I will not"):
@@ -500,14 +500,14 @@ async def test_a_refusal_is_the_answer_unless_a_value_was_asked_for(memory_desk)
         ("sandbox: {mode: code}\ntools: [sandbox_exex]", InvalidAgent),
     ],
 )
-async def test_an_agent_that_cannot_work_is_refused_at_once(memory_desk, text, kind):
+async def test_an_agent_that_cannot_run_is_refused_at_once(memory_desk, text, kind):
     async with staged(memory_desk, []) as stage:
         with pytest.raises(kind):
             await stage.run(agent(text))
     assert (stage.model.requests, stage.notes) == ([], [])
 
 
-async def test_an_agent_has_the_tools_of_its_list_alone(memory_desk):
+async def test_an_agent_has_only_the_tools_of_its_list(memory_desk):
     few = agent(f"{CODE}\ntools: [sandbox_exec]")
     script = [Answer(calls=[Call("sandbox_open", {})]), Answer("end")]
     async with staged(memory_desk, script) as stage:
@@ -517,7 +517,7 @@ async def test_an_agent_has_the_tools_of_its_list_alone(memory_desk):
     assert "no tool named" in stage.model.requests[1].messages[-1]["content"]
 
 
-async def test_settings_of_the_file_go_to_the_model_and_nothing_else(memory_desk):
+async def test_only_known_settings_of_the_file_are_sent_to_the_model(memory_desk):
     config = "config: {temperature: 0.5, maxOutputTokens: 9, topK: 3, stopSequences: [x]}"
     async with staged(memory_desk, [Answer("end")]) as stage:
         await stage.run(agent(config))
@@ -531,7 +531,7 @@ async def test_settings_of_the_file_go_to_the_model_and_nothing_else(memory_desk
     }
 
 
-async def test_without_an_endpoint_nothing_begins(memory_desk):
+async def test_without_an_endpoint_no_run_starts(memory_desk):
     from sandkasten.agents.chat.model_settings import Models
     from sandkasten.agents.loop.agent_loop import AgentLoop
 
@@ -543,14 +543,14 @@ async def test_without_an_endpoint_nothing_begins(memory_desk):
 # ---- the model fails
 
 
-async def test_a_model_that_passes_its_trouble_is_noted_and_gone_on_with(memory_desk):
+async def test_a_retried_model_call_is_recorded_and_the_run_continues(memory_desk):
     async with staged(memory_desk, [Answer(status=503, raw=b"busy"), Answer("end")]) as stage:
         assert (await stage.run(PLAIN)).text == "end"
     (told,) = stage.noted("model.retried")
     assert "busy" in told["reason"]
 
 
-async def test_a_model_that_fails_in_the_middle_fails_the_run_and_keeps_what_was_used(memory_desk):
+async def test_a_model_failure_fails_the_run_and_keeps_the_token_usage(memory_desk):
     spent = Spent()
     async with staged(memory_desk, [FOREVER, Answer("x" * 99, fault="drop")]) as stage:
         with pytest.raises(ModelUnavailable):
@@ -559,7 +559,7 @@ async def test_a_model_that_fails_in_the_middle_fails_the_run_and_keeps_what_was
     assert len(stage.noted("tool.answered")) == 1
 
 
-async def test_a_transcript_that_cannot_be_kept_ends_the_run(memory_desk):
+async def test_a_transcript_that_cannot_be_written_ends_the_run(memory_desk):
     async def full(type, data):
         if type == "tool.answered":
             raise QuotaExceeded("the disk is full")
@@ -569,7 +569,7 @@ async def test_a_transcript_that_cannot_be_kept_ends_the_run(memory_desk):
             await stage.loop.run(PLAIN, "x", {}, memory_desk.context, full)
 
 
-async def test_a_tool_of_the_other_mode_is_told_how_to_be_had(memory_desk):
+async def test_calling_a_tool_of_another_mode_explains_how_to_get_it(memory_desk):
     async with staged(memory_desk, []) as stage:
         with pytest.raises(InvalidAgent) as caught:
             await stage.run(agent("sandbox: python\ntools: [sandbox_exec]"))

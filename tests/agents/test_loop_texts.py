@@ -11,7 +11,7 @@ from sandkasten.agents.loop.tool_messages import fitted, gapped, json_of, slug
 from sandkasten.errors import InvalidAgent
 
 
-def test_what_fits_is_not_touched():
+def test_a_short_answer_is_not_changed():
     answer = {"ok": True, "stdout": "ü" * 50}
     assert json.loads(fitted(answer, 100)) == answer
 
@@ -25,7 +25,7 @@ def test_what_fits_is_not_touched():
         {str(n): n for n in range(9000)},
     ],
 )
-def test_what_does_not_fit_is_cut_to_valid_json_that_says_so(answer):
+def test_a_long_answer_is_cut_to_valid_json_that_says_so(answer):
     found = fitted(answer, 5000)
     # Quotes and backslashes of a text inside a text take twice their room.
     assert len(found) <= 5000 * 2
@@ -53,17 +53,17 @@ def test_a_gap_keeps_the_beginning_and_more_of_the_end():
         ('{"a": "```"}', {"a": "```"}),
     ],
 )
-def test_json_is_found_where_models_put_it(text, value):
+def test_json_is_found_in_the_places_models_use(text, value):
     assert json_of(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "  ", "no", '{"a": NaN}', "```json\n```", "[" * 100_000])
-def test_where_there_is_no_json_it_is_said_why(text):
+def test_a_missing_json_value_is_reported_with_the_reason(text):
     with pytest.raises(ValueError, match="the answer is no JSON: ."):
         json_of(text)
 
 
-def test_a_hostile_answer_costs_no_time():
+def test_parsing_a_hostile_answer_is_fast():
     with pytest.raises(ValueError, match="no JSON"):
         json_of("```\n" + " " * (4 << 20))
 
@@ -71,7 +71,7 @@ def test_a_hostile_answer_costs_no_time():
 @pytest.mark.parametrize(
     ("name", "short"), [("code-fixer", "code-fixer"), ("a b/c", "a_b_c"), ("ä", "unnamed")]
 )
-def test_names_are_made_fit_for_endpoints(name, short):
+def test_names_are_made_valid_for_endpoints(name, short):
     assert slug(name) == short
     assert len(slug("x" * 999)) == 64
 
@@ -88,13 +88,13 @@ def test_names_are_made_fit_for_endpoints(name, short):
         {"reasoningEffort": 3},
     ],
 )
-def test_a_setting_of_the_wrong_kind_is_refused_by_name(config):
+def test_a_setting_of_the_wrong_type_is_refused_by_name(config):
     (name,) = config
     with pytest.raises(InvalidAgent, match=f"config.{name}"):
         wire_config(config)
 
 
-def test_what_is_no_setting_of_a_completion_is_not_sent():
+def test_unknown_completion_settings_are_not_sent():
     assert wire_config({"apiKey": "x", "topK": 3, "version": "1", "stop": "a", "seed": None}) == {
         "stop": ["a"]
     }

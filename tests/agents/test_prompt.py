@@ -26,7 +26,7 @@ def refusal(text: str | bytes) -> InvalidAgent:
 
 
 @pytest.mark.promise("P41")
-def test_the_published_compute_example_is_read_as_it_stands():
+def test_the_published_compute_example_is_read_unchanged():
     found = parse_agent((PROMPTS / "log-analyzer.prompt").read_bytes(), "log-analyzer")
     assert (found.name, found.slug, found.model) == (
         "Log Analyzer",
@@ -51,7 +51,7 @@ def test_the_published_compute_example_is_read_as_it_stands():
 
 
 @pytest.mark.promise("P41")
-def test_the_published_code_example_is_read_as_it_stands():
+def test_the_published_code_example_is_read_unchanged():
     found = parse_agent((PROMPTS / "python-developer.prompt").read_bytes(), "x")
     assert found.name == "Python Developer"
     assert found.wish == SandboxWish(
@@ -65,7 +65,7 @@ def test_the_published_code_example_is_read_as_it_stands():
 
 
 @pytest.mark.promise("P41")
-def test_the_published_design_example_is_read_as_it_stands():
+def test_the_published_design_example_is_read_unchanged():
     found = parse_agent((PROMPTS / "code-developer.prompt").read_bytes(), "x")
     assert found.wish == SandboxWish(
         mode="code",
@@ -142,7 +142,7 @@ def test_a_file_without_frontmatter_is_an_agent_without_a_sandbox():
     assert (found.name, found.template, found.wish) == ("greeter", "Say hello.", None)
 
 
-def test_a_licence_may_stand_before_the_frontmatter():
+def test_a_licence_comment_may_precede_the_frontmatter():
     found = parse_agent("# Copyright\n\n---\nmodel: m\n---\n\nHi.\n", "it")
     assert (found.model, found.template, found.first_line) == ("m", "Hi.", 7)
 
@@ -155,11 +155,11 @@ def test_windows_line_ends_are_read():
     ("frontmatter", "name"),
     [("metadata: {name: Ä b}\nname: c", "Ä b"), ("name: c", "c"), ("model: m", "it")],
 )
-def test_the_name_is_the_metadatas_or_its_own_or_the_files(frontmatter, name):
+def test_the_name_comes_from_the_metadata_the_field_or_the_file(frontmatter, name):
     assert agent(frontmatter).name == name
 
 
-def test_a_name_is_looked_up_without_case_and_with_dashes_for_spaces():
+def test_a_name_is_matched_without_case_and_with_dashes_for_spaces():
     assert slug(" Log  Analyzer ") == slug("log-analyzer") == "log-analyzer"
     assert slug("a_b") != slug("a-b")
 
@@ -174,7 +174,7 @@ def test_an_unknown_field_warns_with_the_nearest_spelling():
     )
 
 
-def test_warnings_of_the_sandbox_are_the_agents():
+def test_warnings_about_the_sandbox_field_are_reported_with_the_agent():
     assert agent("sandbox: {modes: code}").warnings == (
         "sandbox has no field 'modes' (did you mean mode?)",
     )
@@ -223,7 +223,7 @@ def test_a_frontmatter_without_an_end_is_refused_with_its_line():
     assert found.details == {"line": 2}
 
 
-def test_trouble_in_the_template_is_told_with_the_line_of_the_file():
+def test_an_error_in_the_template_is_reported_with_the_line_of_the_file():
     found = refusal("---\nmodel: m\n---\n\nHi\n{{#if a}}\n")
     assert found.message == "the template is wrong on line 6: unclosed block"
     assert found.details == {"line": 6}
@@ -235,7 +235,7 @@ def test_a_file_of_ten_megabytes_is_refused():
     )
 
 
-def test_a_frontmatter_of_many_bytes_is_refused_though_the_file_is_not():
+def test_an_oversized_frontmatter_is_refused_in_a_file_of_allowed_size():
     assert refusal("---\na: " + "x" * 70_000 + "\n---\nHi").message == (
         "the frontmatter of agent 'it' is larger than 65536 bytes"
     )
@@ -245,17 +245,17 @@ def test_a_file_that_is_not_utf8_is_refused_with_the_offset():
     assert refusal(b"---\nmodel: \xff\n---\n").details == {"offset": 11, "line": 2}
 
 
-def test_a_json_schema_without_a_type_is_one_all_the_same():
+def test_a_json_schema_without_a_type_is_accepted():
     found = agent("output: {schema: {anyOf: [{type: string}, {type: 'null'}]}}")
     assert found.output_schema == {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 
-def test_an_output_of_anything_is_any_json():
+def test_an_output_of_type_any_accepts_any_json():
     assert agent("output: {schema: any}").output_schema == {}
 
 
 @given(st.text(max_size=300), st.booleans())
-def test_any_text_is_an_agent_or_is_refused(text, framed):
+def test_any_text_is_parsed_as_an_agent_or_refused(text, framed):
     source = f"---\n{text}\n---\n{text}" if framed else text
     try:
         found = parse_agent(source, "it")
@@ -264,12 +264,12 @@ def test_any_text_is_an_agent_or_is_refused(text, framed):
     assert found.name
 
 
-def test_a_template_that_says_nothing_is_warned_of():
+def test_an_empty_template_is_a_warning():
     (warning,) = parse_agent("---\nmodel: m\n---\n \n", "x").warnings
     assert warning == "the template is empty: the model is told the task and nothing else"
 
 
-def test_a_wrong_type_in_picoschema_is_told_the_right_ones():
+def test_an_unknown_picoschema_type_is_reported_with_the_valid_ones():
     with pytest.raises(InvalidAgent) as caught:
         agent("input: {schema: {days: int}}")
     assert "string, number, integer, boolean, null, any" in caught.value.hint

@@ -43,7 +43,7 @@ def overrun(template: str, **variables) -> str:
 
 
 @pytest.mark.promise("P41")
-def test_the_published_compute_example_shows_its_variable_and_is_told_its_task():
+def test_the_published_compute_example_renders_its_variable_and_task():
     agent = parse_agent((PROMPTS / "log-analyzer.prompt").read_bytes(), "x")
     system, user = render(agent, "Analyze.", {"log_data": "ERROR one\nINFO two"})
     assert system["role"] == "system"
@@ -52,7 +52,7 @@ def test_the_published_compute_example_shows_its_variable_and_is_told_its_task()
 
 
 @pytest.mark.promise("P41")
-def test_the_published_code_example_puts_the_task_where_the_user_speaks():
+def test_the_published_code_example_puts_the_task_in_the_user_message():
     agent = parse_agent((PROMPTS / "python-developer.prompt").read_bytes(), "x")
     system, user = render(agent, "Write a prime sieve.", {})
     assert system["role"] == "system"
@@ -61,7 +61,7 @@ def test_the_published_code_example_puts_the_task_where_the_user_speaks():
     assert user == {"role": "user", "content": "Write a prime sieve."}
 
 
-def test_a_variable_that_the_schema_asks_for_must_be_there():
+def test_a_variable_required_by_the_schema_must_be_present():
     agent = parse_agent((PROMPTS / "log-analyzer.prompt").read_bytes(), "x")
     with pytest.raises(InvalidRequest) as caught:
         render(agent, "Analyze.", {})
@@ -71,7 +71,7 @@ def test_a_variable_that_the_schema_asks_for_must_be_there():
     assert caught.value.details["problems"] == ["#: 'log_data' is a required property"]
 
 
-def test_roles_divide_the_text():
+def test_roles_split_the_template_into_messages():
     template = '{{role "system"}}A{{role "user"}}B{{role "model"}}C{{role "user"}}{{userInput}}'
     assert told(template, "D") == [
         ("system", "A"),
@@ -81,32 +81,32 @@ def test_roles_divide_the_text():
     ]
 
 
-def test_a_text_without_roles_that_shows_the_task_is_the_users():
+def test_a_template_without_roles_that_contains_the_task_is_a_user_message():
     assert told("Answer: {{userInput}}", "why?") == [("user", "Answer: why?")]
 
 
-def test_a_text_without_roles_that_does_not_is_the_systems_and_the_task_comes_after():
+def test_a_template_without_roles_or_task_is_a_system_message_before_the_task():
     assert told("Be kind.", "why?") == [("system", "Be kind."), ("user", "why?")]
 
 
-def test_a_text_without_roles_and_without_a_task_is_the_users():
+def test_a_template_without_roles_is_a_user_message_when_there_is_no_task():
     assert told("Be kind.") == [("user", "Be kind.")]
 
 
-def test_the_task_comes_after_messages_none_of_which_is_the_users():
+def test_the_task_is_appended_when_no_message_is_the_users():
     assert told('{{role "system"}}A {{userInput}}', "B") == [("system", "A B"), ("user", "B")]
 
 
-def test_the_task_can_come_as_the_variable():
+def test_the_task_can_be_passed_as_the_variable():
     assert told("{{userInput}}", userInput="hi") == [("user", "hi")]
     assert told("{{userInput}}", "task", userInput="hi") == [("user", "task")]
 
 
-def test_a_task_that_is_no_text_is_shown_as_json():
+def test_a_task_that_is_not_a_string_is_rendered_as_json():
     assert told("Be kind.", userInput={"a": 1}) == [("system", "Be kind."), ("user", '{"a": 1}')]
 
 
-def test_nothing_to_say_is_refused():
+def test_an_empty_prompt_is_refused():
     with pytest.raises(InvalidRequest, match="nothing to say"):
         render(made(""), "", {})
 
@@ -120,18 +120,18 @@ def test_defaults_of_the_file_and_of_its_schema_are_applied():
     assert render(agent, "", {"c": 3}) == [{"role": "user", "content": "1 2 3"}]
 
 
-def test_a_closed_schema_does_not_shut_out_the_task():
+def test_a_closed_schema_still_allows_the_task():
     agent = made("{{a}}: {{userInput}}", "input: {schema: {a: string}}")
     assert render(agent, "go", {"a": "x"}) == [{"role": "user", "content": "x: go"}]
     with pytest.raises(InvalidRequest, match="has an unknown property 'z'"):
         render(agent, "go", {"a": "x", "z": 1})
 
 
-def test_a_missing_variable_is_an_empty_text():
+def test_a_missing_variable_is_an_empty_string():
     assert text("[{{nothing}}{{a.b.c}}]") == "[]"
 
 
-def test_values_are_shown_as_people_write_them():
+def test_values_are_rendered_in_readable_form():
     values = {"n": 1, "f": 2.5, "t": True, "z": None, "l": [1, "b"], "d": {"k": "é"}}
     assert text("{{n}} {{f}} {{t}} {{z}} {{l}} {{d}} {{json d}}", **values) == (
         '1 2.5 true  1,b {"k": "é"} {"k":"é"}'
@@ -139,7 +139,7 @@ def test_values_are_shown_as_people_write_them():
     assert text("{{x}} {{{x}}}", x="<&>") == "<&> <&>"
 
 
-def test_the_language_is_there():
+def test_the_documented_template_language_works():
     template = (
         "{{#each l}}{{@index}}{{this}}{{#unless @last}},{{/unless}}{{/each}} "
         "{{#if a}}yes{{else}}no{{/if}} {{#with o}}{{k}}{{/with}} "
@@ -148,7 +148,7 @@ def test_the_language_is_there():
     assert text(template, l=["p", "q"], a="x", o={"k": "v"}) == "0p,1q yes v same v q {{a}}"
 
 
-def test_media_become_parts():
+def test_media_become_message_parts():
     template = "{{role 'user'}}See {{media url=picture}} and say."
     assert told(template, picture="data:image/png;base64,AA==") == [
         (
@@ -163,7 +163,7 @@ def test_media_become_parts():
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "http://127.0.0.1/", "/etc/passwd"])
-def test_media_come_from_nowhere_near(url):
+def test_media_of_local_addresses_are_refused(url):
     assert overrun("{{media url=u}}", u=url) == "media can be shown from https: and data: only"
 
 
@@ -182,7 +182,7 @@ INJECTIONS = [
 
 @pytest.mark.promise("P62")
 @pytest.mark.parametrize("value", INJECTIONS)
-def test_a_value_is_never_a_template_and_never_a_mark(value):
+def test_a_value_is_never_read_as_a_template_or_a_role_marker(value):
     template = '{{role "system"}}Be kind.{{role "user"}}Q: {{userInput}} {{x}} {{json x}}'
     messages = told(template, value, x=value, secret="s3cret")
     assert [role for role, _ in messages] == ["system", "user"]
@@ -192,7 +192,7 @@ def test_a_value_is_never_a_template_and_never_a_mark(value):
 
 @pytest.mark.promise("P62")
 @given(st.text(max_size=100))
-def test_whatever_the_task_is_it_stays_in_its_message(task):
+def test_any_task_stays_in_its_message(task):
     messages = told('{{role "system"}}A{{role "user"}}<{{userInput}}>', task)
     assert messages == [("system", "A"), ("user", f"<{task}>")]
 
@@ -221,7 +221,7 @@ def test_whatever_the_task_is_it_stays_in_its_message(task):
         ("{{lookup " + "a" * 5000 + " 1}}", "a tag has more than 4096 characters", 4),
     ],
 )
-def test_a_bad_template_is_refused_when_it_is_read_with_its_line(template, problem, line):
+def test_an_invalid_template_is_refused_with_its_line_when_it_is_read(template, problem, line):
     found = refused(template)
     assert found.message == f"the template is wrong on line {line}: {problem}"
     assert found.details == {"line": line}
@@ -248,11 +248,11 @@ LONG = list(range(1000))
     ],
     ids=range(9),
 )
-def test_a_template_that_multiplies_is_stopped(template, values):
+def test_a_template_that_multiplies_its_input_is_stopped(template, values):
     assert overrun(template, l=LONG, **values).startswith(TOO_MUCH)
 
 
-def test_an_honest_list_is_shown():
+def test_an_ordinary_list_is_rendered():
     lines = [f"line {n}" for n in range(10_000)]
     assert str(text("{{#each l}}{{this}}\n{{/each}}", l=lines)).endswith("line 9999")
 
@@ -261,7 +261,7 @@ def test_a_deep_indent_is_refused():
     assert "the indent of json is a number up to 8" in overrun("{{json a indent=99999}}", a=[1])
 
 
-def test_variables_have_a_size_a_depth_and_a_form():
+def test_variables_are_bounded_in_size_and_depth_and_must_be_valid():
     agent = made("{{a}}")
     with pytest.raises(PayloadTooLarge):
         render(agent, "", {"a": "x" * 2_000_000})
@@ -292,7 +292,7 @@ fragments = st.lists(st.sampled_from(PIECES.split(" ")), max_size=25)
 
 
 @given(fragments, st.booleans())
-def test_any_template_is_filled_or_refused_by_name(pieces, spaced):
+def test_any_template_is_rendered_or_refused_with_a_typed_error(pieces, spaced):
     template = (" " if spaced else "").join(pieces)
     with suppress(InvalidAgent, InvalidRequest):
         for message in render(made(template), "go", {"a": [1, {"b": None}], "b": "x"}):
@@ -318,5 +318,5 @@ def test_any_template_is_filled_or_refused_by_name(pieces, spaced):
     ],
     ids=["names around", "comparing", "json"],
 )
-def test_a_step_is_counted_by_the_values_it_goes_through(template, variables):
+def test_a_template_step_is_counted_by_the_values_it_visits(template, variables):
     assert TOO_MUCH in overrun(template, **variables)

@@ -22,7 +22,7 @@ def refusal(value) -> InvalidAgent:
     return caught.value
 
 
-def test_a_text_is_a_runtime_to_compute_with():
+def test_a_string_selects_a_runtime_in_compute_mode():
     assert parse_sandbox("python") == (SandboxWish(mode="compute", runtime="python"), ())
 
 
@@ -84,7 +84,7 @@ def test_every_field_is_read():
     )
 
 
-def test_what_is_left_out_is_the_default():
+def test_omitted_fields_have_their_defaults():
     assert wish() == SandboxWish()
     assert wish(limits=None, network=None, session=None) == SandboxWish()
 
@@ -100,7 +100,7 @@ def test_what_is_left_out_is_the_default():
         ({"network": "none"}, False),
     ],
 )
-def test_a_network_is_asked_for_in_three_ways(fields, network):
+def test_a_network_can_be_requested_in_three_ways(fields, network):
     assert wish(**fields).network is network
 
 
@@ -125,13 +125,13 @@ def test_a_network_is_asked_for_in_three_ways(fields, network):
         ),
     ],
 )
-def test_two_spellings_that_differ_are_a_contradiction(fields, paths):
+def test_two_different_spellings_of_a_field_are_a_contradiction(fields, paths):
     one, other = paths.split()
     expected = f"sandbox.{one} and sandbox.{other} contradict each other"
     assert refusal(fields).message == expected
 
 
-def test_two_names_of_one_limit_that_differ_are_a_contradiction():
+def test_two_different_names_of_one_limit_are_a_contradiction():
     found = refusal({"limits": {"memory_mb": 512, "mem_limit_mb": 1024}})
     assert found.message == (
         "sandbox.limits: limits memory_mb and mem_limit_mb contradict each other"
@@ -139,7 +139,7 @@ def test_two_names_of_one_limit_that_differ_are_a_contradiction():
 
 
 @pytest.mark.promise("P61")
-def test_an_unknown_key_warns_with_the_nearest_spelling_and_hurts_nothing():
+def test_an_unknown_key_is_a_warning_with_the_nearest_spelling():
     found, warnings = parse_sandbox(
         {"runtme": "python", "limits": {"memroy_mb": 1}, "network": {"enabld": True}}
     )
@@ -157,7 +157,7 @@ def test_many_unknown_keys_are_summed_up():
     assert warnings[-1] == "sandbox has 500 unknown fields in all"
 
 
-def test_a_session_in_compute_mode_is_warned_of():
+def test_a_session_in_compute_mode_is_a_warning():
     _, warnings = parse_sandbox({"session": "mine"})
     assert warnings == ("sandbox.session has no effect in compute mode: each run has its own",)
 
@@ -196,7 +196,7 @@ def test_a_wrong_value_names_the_path_to_its_field(fields, path):
 
 
 @pytest.mark.parametrize("value", [None, True, 3, ["python"]])
-def test_a_sandbox_is_a_text_or_a_mapping(value):
+def test_a_sandbox_field_is_a_string_or_a_mapping(value):
     assert refusal(value).message == "sandbox must be a runtime or a mapping"
 
 
@@ -205,7 +205,7 @@ BAD_IMAGES = ["--privileged", "-v", "-v /:/host", "../x", "a b", "a;b", "$(id)",
 
 @pytest.mark.promise("P61")
 @pytest.mark.parametrize("name", BAD_IMAGES)
-def test_a_name_of_an_image_is_never_an_option(name):
+def test_an_image_name_is_never_an_option(name):
     for value in (name, {"image": name}, {"runtime": name}):
         with pytest.raises(InvalidAgent):
             parse_sandbox(value)
@@ -247,18 +247,18 @@ def test_npm_takes_no_other_sources(package):
         parse_sandbox({"npm_packages": [package]})
 
 
-def test_spaces_around_a_version_are_taken():
+def test_spaces_around_a_version_are_accepted():
     assert wish(pip_packages=["pandas >= 2, < 3"]).pip_packages == ("pandas>=2,<3",)
 
 
 @pytest.mark.promise("P61")
 @pytest.mark.parametrize("name", ["a:b", "", " ", "../x", "x" * 101, "-x", "a b", "a/b", "ä"])
-def test_a_session_is_named_so_that_keys_cannot_be_mixed_up(name):
+def test_a_session_name_cannot_collide_with_another_key(name):
     with pytest.raises(InvalidAgent):
         parse_sandbox({"mode": "code", "session": name})
 
 
-def test_names_that_read_alike_when_joined_are_different_keys():
+def test_names_that_are_equal_when_joined_are_different_keys():
     one = RunContext("r", workflow_run_id="a_b", wish=SandboxWish(mode="code", session="c"))
     other = RunContext("r", workflow_run_id="a", wish=SandboxWish(mode="code", session="b_c"))
     assert str(one.session_key()) == "workflow:a_b:c"
@@ -273,12 +273,12 @@ def test_names_that_read_alike_when_joined_are_different_keys():
         ({"runtime": "python3"}, "sandbox.runtime", "python"),
     ],
 )
-def test_a_runtime_that_is_nearly_one_is_taken_for_an_image_with_a_warning(value, path, meant):
+def test_a_misspelt_runtime_is_used_as_an_image_with_a_warning(value, path, meant):
     _, (warning,) = parse_sandbox(value)
     assert warning.startswith(f"{path} is taken for the name of an image: ")
     assert warning.endswith(f"(did you mean {meant}?)")
 
 
 @pytest.mark.parametrize("value", ["python:3.12", "node", "shell", "python-data", "mine"])
-def test_other_images_are_not_warned_of(value):
+def test_other_images_cause_no_warning(value):
     assert parse_sandbox({"runtime": value})[1] == ()

@@ -87,7 +87,7 @@ async def test_an_agent_that_calls_another_has_a_run_below_it_with_a_sandbox_of_
 
 
 @pytest.mark.promise("P64")
-async def test_a_run_that_fails_says_why_and_leaves_nothing(home, tmp_path):
+async def test_a_failed_run_gives_the_reason_and_leaves_nothing(home, tmp_path):
     broken = WRITER.replace("You are the writer.", "I fail.")
     row = await home.agent("broken", "x", source=broken)
     assert row.status == "failed"
@@ -98,7 +98,7 @@ async def test_a_run_that_fails_says_why_and_leaves_nothing(home, tmp_path):
 
 
 @pytest.mark.promise("P64")
-async def test_a_run_is_cancelled_in_the_midst_and_its_sandbox_is_gone_when_that_returns(home):
+async def test_cancelling_a_run_returns_after_its_sandbox_is_gone(home):
     row = await home.service.start_agent(AgentRunRequest("writer", "hang on"))
     await home.heard(row, "tool.answered")
     assert await home.sandboxes() == [f"agent:{row.id}:default"]
@@ -108,14 +108,14 @@ async def test_a_run_is_cancelled_in_the_midst_and_its_sandbox_is_gone_when_that
     assert await home.service.cancel(row.id, DEFAULT_TENANT) == cancelled
 
 
-async def test_a_run_is_cancelled_before_it_has_begun(home):
+async def test_a_queued_run_can_be_cancelled(home):
     for _ in range(5):
         row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
         assert (await home.service.cancel(row.id, DEFAULT_TENANT)).status == "cancelled"
     assert await home.sandboxes() == []
 
 
-async def test_cancelling_a_workflow_cancels_the_step_it_is_at(home):
+async def test_cancelling_a_workflow_cancels_its_current_step(home):
     row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
     await home.step_at_work(row)
     cancelled = await home.service.cancel(row.id, DEFAULT_TENANT)
@@ -124,7 +124,7 @@ async def test_cancelling_a_workflow_cancels_the_step_it_is_at(home):
     assert await home.sandboxes() == []
 
 
-async def test_cancelling_a_run_below_fails_the_step_and_not_the_service(home):
+async def test_cancelling_a_child_run_fails_only_its_step(home):
     row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
     step = await home.step_at_work(row)
     assert await home.sandboxes() == [f"workflow:{row.id}:default"]
@@ -136,7 +136,7 @@ async def test_cancelling_a_run_below_fails_the_step_and_not_the_service(home):
 
 
 @pytest.mark.promise("P61")
-async def test_everything_that_can_be_refused_is_refused_before_there_is_a_run(home):
+async def test_an_invalid_request_is_refused_before_a_run_exists(home):
     greedy = WRITER.replace("mode: code", "mode: code, timeout_seconds: 7200")
     unknown = FLOW.replace("agent: reader", "agent: nobody")
     schema = FLOW + "inputSchema: {type: object, required: [text]}\n"
@@ -163,7 +163,7 @@ async def test_everything_that_can_be_refused_is_refused_before_there_is_a_run(h
 
 @pytest.mark.promise("P55")
 @pytest.mark.parametrize("mode", ["compute", "code"])
-async def test_packages_that_cannot_be_had_end_a_run_before_a_model_is_asked(tmp_path, mode):
+async def test_unavailable_packages_end_a_run_before_the_model_is_called(tmp_path, mode):
     (tmp_path / "wheels").mkdir()
     text = f"""---
 model: scripted
@@ -203,7 +203,7 @@ async def test_no_variable_of_a_request_leads_to_the_sandbox_of_another_run(home
     await home.service.cancel(victim.id, DEFAULT_TENANT)
 
 
-async def test_a_run_of_another_tenant_is_one_that_never_was(home):
+async def test_a_run_of_another_tenant_looks_like_an_unknown_one(home):
     row = await home.agent("plain", variables={"word": "x"}, tenant="acme")
     refused = []
     for call in (
@@ -228,7 +228,7 @@ async def test_a_tenants_quota_holds_for_the_sandboxes_of_its_agents(home):
     assert "QUOTA_EXCEEDED" in str(answered.data)
 
 
-async def test_no_more_runs_work_at_a_time_than_the_operator_allows(tmp_path):
+async def test_concurrent_runs_stay_within_the_operators_limit(tmp_path):
     async with house(tmp_path, SANDKASTEN_AGENTS_MAX_CONCURRENT_RUNS="1") as home:
         row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
         with pytest.raises(QuotaExceeded):
@@ -237,7 +237,7 @@ async def test_no_more_runs_work_at_a_time_than_the_operator_allows(tmp_path):
         assert (await home.agent("plain", variables={"word": "x"})).status == "completed"
 
 
-async def test_a_plain_process_that_closes_cancels_what_runs(tmp_path):
+async def test_closing_the_service_in_a_plain_process_cancels_its_runs(tmp_path):
     async with house(tmp_path) as home:
         agent = await home.service.start_agent(AgentRunRequest("writer", "hang"))
         flow = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
@@ -251,7 +251,7 @@ async def test_a_plain_process_that_closes_cancels_what_runs(tmp_path):
             await home.service.start_agent(AgentRunRequest("plain", variables={"word": "x"}))
 
 
-async def test_a_daemon_that_stops_leaves_workflow_runs_for_the_next_one(tmp_path):
+async def test_a_stopping_daemon_leaves_workflow_runs_to_the_next_one(tmp_path):
     hanging = True
 
     def script(asked):
@@ -286,7 +286,7 @@ async def test_a_daemon_that_stops_leaves_workflow_runs_for_the_next_one(tmp_pat
             assert await home.sandboxes() == []
 
 
-async def test_what_a_dead_process_left_is_settled_and_its_sandboxes_go(tmp_path):
+async def test_runs_of_a_dead_process_are_settled_and_their_sandboxes_destroyed(tmp_path):
     async with house(tmp_path, stays=True) as home:
         ended = replace(
             RunRow("run_" + "a" * 16, "agent", "writer", 1.0),
@@ -314,7 +314,7 @@ async def test_what_a_dead_process_left_is_settled_and_its_sandboxes_go(tmp_path
 
 @pytest.mark.promise("P69")
 @pytest.mark.parametrize("how", ["resume", "cancel"])
-async def test_who_takes_up_a_dead_processs_workflow_settles_what_was_below_it(home, how):
+async def test_resuming_a_dead_processs_workflow_settles_its_child_runs(home, how):
     flow = RunRow("run_" + "a" * 16, "workflow", "flow", 1.0, input={"text": "abc"}, source=FLOW)
     step = RunRow(
         "run_" + "b" * 16, "agent", "writer", 1.0, parent_id=flow.id, workflow_run_id=flow.id
@@ -334,7 +334,7 @@ async def test_who_takes_up_a_dead_processs_workflow_settles_what_was_below_it(h
 
 
 @pytest.mark.promise("P64")
-async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(home):
+async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_renewed(home):
     row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
     await home.heard(row, "tool.answered")
     [info] = await home.engine.list()
@@ -348,7 +348,7 @@ async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_touched(hom
     await home.service.cancel(row.id, DEFAULT_TENANT)
 
 
-async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_rest(tmp_path):
+async def test_continuing_a_run_takes_over_the_idle_time_of_its_sandboxes(tmp_path):
     async with house(tmp_path, stays=True) as home:
         made_at = time.time()
         flow = RunRow("run_" + "e" * 16, "workflow", "flow", made_at, source=FLOW)
@@ -376,7 +376,7 @@ async def test_whoever_goes_on_with_a_run_takes_over_how_long_its_sandboxes_may_
 
 
 @pytest.mark.promise("P64")
-async def test_tools_are_called_outside_of_runs_in_a_sandbox_of_the_caller(home):
+async def test_tools_can_be_called_outside_of_runs_in_the_callers_sandbox(home):
     service = home.service
     names = [one["name"] for one in service.tools("code")]
     assert "sandbox_exec" in names
@@ -398,7 +398,7 @@ async def test_tools_are_called_outside_of_runs_in_a_sandbox_of_the_caller(home)
     await service.cancel(row.id, DEFAULT_TENANT)
 
 
-async def test_definitions_tell_what_can_be_used_and_why_something_cannot(tmp_path):
+async def test_definitions_list_usable_files_and_the_errors_of_others(tmp_path):
     more = {"agents/bad.prompt": "---\nmodel: [\n---\n", "workflows/bad.yaml": "id: bad\n"}
     async with house(tmp_path, files=more) as home:
         agents = {one.name: one for one in await home.service.definitions("agent")}
@@ -422,7 +422,7 @@ async def test_definitions_tell_what_can_be_used_and_why_something_cannot(tmp_pa
         assert (await home.service.check("agent", WRITER)).error is None
 
 
-async def test_events_can_be_read_again_from_any_place(home):
+async def test_events_can_be_read_again_from_any_position(home):
     row = await home.agent("plain", variables={"word": "x"})
     service = home.service
 
@@ -437,7 +437,7 @@ async def test_events_can_be_read_again_from_any_place(home):
 
 
 @pytest.mark.promise("P64")
-async def test_a_run_takes_no_longer_than_it_may(tmp_path):
+async def test_a_run_ends_at_its_time_limit(tmp_path):
     slow = WRITER.replace("model: scripted", "model: scripted\ntimeout_seconds: 0.5")
     async with house(tmp_path) as home:
         async with asyncio.timeout(PATIENCE_S):
@@ -451,14 +451,14 @@ def _named(name: str, more: str = "") -> str:
     return f"---\nmodel: scripted\nmetadata: {{name: {name}}}\n{more}\n---\nYou are {name}.\n"
 
 
-async def test_agents_that_all_name_one_another_are_looked_at_once_each(tmp_path):
+async def test_agents_that_reference_each_other_are_validated_once_each(tmp_path):
     names = [f"m{n}" for n in range(12)]
     mesh = {f"agents/{one}.prompt": _named(one, f"agents: [{', '.join(names)}]") for one in names}
     async with house(tmp_path, files=mesh, backend="memory") as home:
         assert (await home.agent("m0", "go")).status == "completed"
 
 
-async def test_runs_that_are_asked_for_at_once_are_no_more_than_the_operator_allows(tmp_path):
+async def test_concurrent_run_requests_stay_within_the_operators_limit(tmp_path):
     def hang(asked: Asked) -> Answer:
         return Answer(fault="hang")
 
@@ -478,7 +478,7 @@ async def test_runs_that_are_asked_for_at_once_are_no_more_than_the_operator_all
 
 
 @pytest.mark.promise("P67")
-async def test_agents_that_call_themselves_are_so_many_and_no_more(tmp_path):
+async def test_recursive_agent_calls_are_bounded(tmp_path):
     def greedy(asked: Asked) -> Answer:
         if asked.turn < 2:
             return Answer(calls=[Call("agent_p", {"task": "more"}) for _ in range(20)])
@@ -492,7 +492,7 @@ async def test_agents_that_call_themselves_are_so_many_and_no_more(tmp_path):
         assert "have called 100 agents" in row.output
 
 
-async def test_what_an_agent_answers_can_be_written_and_read_by_everybody(tmp_path):
+async def test_an_agents_json_output_is_valid_for_every_reader(tmp_path):
     said = {"deep": "[" * 400 + "]" * 400, "huge": '{"a": 1e999}'}
 
     def script(asked: Asked) -> Answer:
@@ -505,7 +505,7 @@ async def test_what_an_agent_answers_can_be_written_and_read_by_everybody(tmp_pa
 
 
 @pytest.mark.promise("P68")
-async def test_a_cancel_that_cannot_be_written_down_is_not_told_as_done(tmp_path):
+async def test_a_cancel_that_cannot_be_recorded_is_not_reported_as_done(tmp_path):
     async with house(tmp_path, script=_hang, backend="memory") as home:
         row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "x"}))
         await home.heard(row, "agent.called")
@@ -524,7 +524,7 @@ def _hang(asked: Asked) -> Answer:
     return Answer(fault="hang")
 
 
-async def test_a_run_that_is_cancelled_before_it_has_begun_is_cancelled(tmp_path):
+async def test_a_run_cancelled_before_its_start_ends_as_cancelled(tmp_path):
     async with house(tmp_path, script=_hang, backend="memory") as home:
         for _ in range(20):
             row = await home.service.start_agent(AgentRunRequest("writer", "x"))

@@ -25,7 +25,7 @@ def refusal(text, **options) -> InvalidRequest:
     return caught.value
 
 
-def test_plain_words_mean_what_json_would_mean():
+def test_plain_scalars_have_their_json_meaning():
     text = (
         "a: 1\nb: -2.5\nc: true\nd: FALSE\ne: null\nf: ~\ng:\nh: 1e3\ni: .5\nj: 0x1f\nk: 0o17\n"
         'l: "1"\nm: [x, {y: 0}]\n'
@@ -52,11 +52,11 @@ def test_plain_words_mean_what_json_would_mean():
     "word",
     ["yes", "no", "on", "off", "y", "2024-01-31", "2024-01-31 10:00:00", "12:30", "1_000", "0644"],
 )
-def test_what_surprises_in_old_yaml_stays_a_text(word):
+def test_yaml_1_1_surprises_stay_strings(word):
     assert load(f"a: {word}") == {"a": word}
 
 
-def test_keys_are_texts_as_they_stand():
+def test_keys_are_strings_as_written():
     assert load("on: 1\n2: 3\ntrue: 4\n'<<': 5") == {"on": 1, "2": 3, "true": 4, "<<": 5}
 
 
@@ -89,13 +89,13 @@ def test_keys_are_texts_as_they_stand():
         ("a: \ud800", "it has the control character U+D800 on line 1", 1),
     ],
 )
-def test_what_has_no_use_here_is_refused_with_its_line(text, message, line):
+def test_unsupported_yaml_features_are_refused_with_their_line(text, message, line):
     found = refusal(text)
     assert (found.message, found.details["line"]) == (message, line)
     assert found.hint
 
 
-def test_broken_yaml_is_refused_with_its_line_in_the_file_it_was_cut_from():
+def test_broken_yaml_is_refused_with_its_line_in_the_surrounding_file():
     found = refusal("a: 1\nb: c: d\n", first_line=10)
     assert found.message.startswith("it is not valid YAML on line 11: mapping values are not")
     assert found.details == {"line": 11}
@@ -112,7 +112,7 @@ def test_utf8_with_a_byte_order_mark_is_read():
     assert load("\ufeffa: é".encode()) == {"a": "é"}
 
 
-def test_the_caller_says_which_error_it_is():
+def test_the_caller_chooses_the_error_class():
     assert type(refusal_as(InvalidAgent)) is InvalidAgent
     assert type(refusal_as(InvalidWorkflow)) is InvalidWorkflow
 
@@ -123,11 +123,11 @@ def refusal_as(error):
     return caught.value
 
 
-def test_the_depth_that_is_allowed_is_read():
+def test_yaml_of_the_maximum_depth_is_read():
     assert load("[" * 32 + "]" * 32) is not None
 
 
-def test_an_empty_text_is_nothing():
+def test_an_empty_document_is_null():
     assert load("") is None
     assert load("# only a comment\n") is None
 
@@ -153,7 +153,7 @@ def test_deep_nesting_is_refused_without_reading_it_all():
 
 
 @pytest.mark.parametrize("loader", ["SafeLoader", "CSafeLoader"])
-def test_both_parsers_of_the_library_are_read_alike(monkeypatch, loader):
+def test_both_parsers_of_the_library_give_the_same_result(monkeypatch, loader):
     monkeypatch.setattr(strict_yaml, "_LOADER", getattr(yaml, loader))
     assert load('a: yes\nb: "1"\nc:\nd: ""\ne: 1') == {
         "a": "yes",
@@ -178,7 +178,7 @@ plain = st.recursive(
 
 
 @given(plain)
-def test_json_is_read_as_json(value):
+def test_json_is_valid_yaml(value):
     # Python writes 1e+16 with a sign that JSON and YAML both take.
     text = json.dumps(value, ensure_ascii=True)
     assert load(re.sub(r"\\ud[0-9a-f]{3}", "x", text)) == json.loads(
@@ -187,12 +187,12 @@ def test_json_is_read_as_json(value):
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))
-def test_any_text_is_read_or_refused_by_name(text):
+def test_any_text_is_read_or_refused_with_a_typed_error(text):
     with suppress(InvalidRequest):
         json.dumps(load(text), allow_nan=False)
 
 
-def test_an_indentation_with_a_tab_is_told_to_use_spaces():
+def test_the_error_about_a_tab_suggests_spaces():
     found = refusal("a:\n\tb: 1\n")
     assert (found.details, found.hint) == ({"line": 2}, "indent with spaces: YAML takes no tabs")
     # A tab elsewhere is not what is wrong.

@@ -35,7 +35,7 @@ def calls(name: str) -> st.SearchStrategy[dict[str, object]]:
 
 @pytest.mark.promise("P63")
 @pytest.mark.parametrize("name", TOOLS)
-async def test_whatever_violates_a_schema_is_answered_and_says_so(memory_desk, name):
+async def test_arguments_that_violate_the_schema_get_an_error_answer(memory_desk, name):
     schema = Draft202012Validator(TOOLS[name].parameters)
     # With a session that is never there, so that an innocent call does nothing either.
     loop = asyncio.get_running_loop()
@@ -60,7 +60,7 @@ async def test_whatever_violates_a_schema_is_answered_and_says_so(memory_desk, n
 
 @pytest.mark.promise("P63")
 @pytest.mark.parametrize("name", sorted(set(TOOLS) - {"sandbox_run", "sandbox_open"}))
-async def test_what_a_schema_lets_through_is_answered_too(memory_desk, name):
+async def test_arguments_that_fit_the_schema_always_get_an_answer(memory_desk, name):
     """Strange values of the right kind: not one of them is an exception, or no JSON."""
     odd = ["\ud800", "\0", "a\nb", "../..", "/", "é" * 100, "-", " "]
     tool = TOOLS[name].parameters
@@ -78,7 +78,7 @@ async def test_what_a_schema_lets_through_is_answered_too(memory_desk, name):
         json.dumps(answer, allow_nan=False, ensure_ascii=False).encode()
 
 
-async def test_arguments_of_millions_of_parts_or_levels_are_refused_at_once(memory_desk):
+async def test_arguments_with_millions_of_parts_or_levels_are_refused_at_once(memory_desk):
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
@@ -89,7 +89,7 @@ async def test_arguments_of_millions_of_parts_or_levels_are_refused_at_once(memo
     assert answer["exit_code"] == 0
 
 
-async def test_an_error_has_the_one_body_and_names_the_nearest_argument(memory_desk):
+async def test_an_error_has_the_standard_body_and_names_the_nearest_argument(memory_desk):
     answer = await memory_desk.call("fs_read", pth="x")
     assert answer == {
         "ok": False,
@@ -114,7 +114,7 @@ async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(memory_desk):
     assert failed(await memory_desk.toolbox.call(None, {}, memory_desk.context))
 
 
-async def test_an_agent_that_computes_has_one_tool_and_one_that_codes_eleven(memory_desk):
+async def test_compute_mode_has_one_tool_and_code_mode_eleven(memory_desk):
     box = memory_desk.toolbox
     assert [one.name for one in box.specs(SandboxWish())] == ["sandbox_run"]
     assert len(box.specs(SandboxWish(mode="code"))) == 11
@@ -123,7 +123,7 @@ async def test_an_agent_that_computes_has_one_tool_and_one_that_codes_eleven(mem
     assert refused["message"] == "there is no tool named 'sandbox_exec' here"
 
 
-async def test_a_failure_nobody_foresaw_says_nothing_of_what_it_holds(memory_desk, monkeypatch):
+async def test_an_unexpected_failure_reveals_no_internal_values(memory_desk, monkeypatch):
     async def broken(*_: object, **__: object) -> None:
         raise ValueError("sk-secret-of-the-daemon")
 
@@ -133,7 +133,7 @@ async def test_a_failure_nobody_foresaw_says_nothing_of_what_it_holds(memory_des
     assert "secret" not in json.dumps(answer)
 
 
-async def test_being_cancelled_comes_through_and_the_command_runs_on(desk):
+async def test_cancelling_a_call_propagates_and_the_command_continues(desk):
     begun = await desk.call("exec", cmd=["sh", "-c", "echo 1 > begun; sleep 60"], stream=True)
     waiting = asyncio.create_task(desk.call("exec_wait", exec_id=begun["exec_id"]))
     await asyncio.sleep(0)
@@ -144,7 +144,7 @@ async def test_being_cancelled_comes_through_and_the_command_runs_on(desk):
     assert (still["done"], still["status"]) == (False, "running")
 
 
-async def test_nothing_of_the_daemons_own_environment_comes_out(desk, monkeypatch):
+async def test_nothing_of_the_daemons_environment_leaks(desk, monkeypatch):
     monkeypatch.setenv("SANDKASTEN_API_KEY", "sk-of-the-daemon")
     answers = [
         await desk.call("exec", cmd="env; cat /proc/self/environ | tr '\\0' '\\n'"),

@@ -28,7 +28,7 @@ EXEC_ANSWER = {
 }
 
 
-async def test_a_text_runs_in_a_shell_that_remembers_and_a_list_by_itself(desk):
+async def test_a_string_runs_in_the_persistent_shell_and_a_list_in_its_own_process(desk):
     first = await desk.call("exec", cmd="mkdir -p sub && cd sub && export A=1; echo err >&2")
     assert set(first) >= EXEC_ANSWER | {"sandbox_id", "session_id"}
     assert (first["exit_code"], first["stderr"], first["cwd"]) == (0, "err\n", "/workspace/sub")
@@ -38,7 +38,7 @@ async def test_a_text_runs_in_a_shell_that_remembers_and_a_list_by_itself(desk):
     assert alone["stdout"] == "/workspace\nnone\n"
 
 
-async def test_directory_and_variables_are_of_one_command_under_both_words(desk):
+async def test_cwd_and_env_apply_to_one_command_in_both_spellings(desk):
     for word in ("cwd", "workdir"):
         told = await desk.call(
             "exec", cmd=["sh", "-c", "pwd; echo $B"], env={"B": "2"}, **{word: "/tmp"}
@@ -48,7 +48,7 @@ async def test_directory_and_variables_are_of_one_command_under_both_words(desk)
     assert both["message"] == "cwd and workdir contradict each other"
 
 
-async def test_a_command_that_fails_is_an_answer_and_one_that_cannot_run_an_error(desk):
+async def test_a_failing_command_is_a_result_and_one_that_cannot_run_an_error(desk):
     failed = await desk.call("exec", cmd="exit 3")
     assert (failed["status"], failed["exit_code"], "error_code" in failed) == (
         "completed",
@@ -59,7 +59,7 @@ async def test_a_command_that_fails_is_an_answer_and_one_that_cannot_run_an_erro
     assert (missing["ok"], missing["code"]) == (False, "COMMAND_NOT_FOUND")
 
 
-async def test_what_ran_into_its_time_keeps_what_it_wrote(desk):
+async def test_a_timed_out_command_keeps_its_output(desk):
     await desk.call("exec", cmd="true")
     ended = await desk.call("exec", cmd="echo begun; sleep 60", timeout_seconds=2)
     assert (ended["timed_out"], ended["stdout"], ended["why"]["code"]) == (
@@ -70,13 +70,13 @@ async def test_what_ran_into_its_time_keeps_what_it_wrote(desk):
 
 
 @pytest.mark.promise("P63")
-async def test_output_that_is_no_text_says_so(desk):
+async def test_output_that_is_not_utf8_is_marked(desk):
     told = await desk.call("exec", cmd=["printf", "a\\377b"])
     assert (told["stdout"], told["not_utf8"]) == ("a\ufffdb", ["stdout", "output"])
     assert "not_utf8" not in await desk.call("exec", cmd="echo é")
 
 
-async def test_a_command_can_be_begun_read_and_waited_for(desk):
+async def test_a_command_can_be_started_read_and_awaited(desk):
     script = "echo one; read line < go; echo two >&2; exit 5"
     await desk.call("exec", cmd="mkfifo go")
     begun = await desk.call("exec", cmd=["sh", "-c", script], stream=True)
@@ -100,7 +100,7 @@ async def test_a_command_can_be_begun_read_and_waited_for(desk):
     assert [one["seq"] for one in again["chunks"]] == [1, 2]
 
 
-async def test_a_reader_gets_no_more_chunks_than_it_asked_for_and_misses_none(desk):
+async def test_a_reader_gets_at_most_the_requested_chunks_and_misses_none(desk):
     # More than one chunk holds, and less than is kept.
     begun = await desk.call("exec", cmd=["seq", "30000"], stream=True)
     await desk.call("exec_wait", exec_id=begun["exec_id"])
@@ -115,14 +115,14 @@ async def test_a_reader_gets_no_more_chunks_than_it_asked_for_and_misses_none(de
     assert turns > 2
 
 
-async def test_bytes_that_are_no_text_come_as_base64_in_chunks(desk):
+async def test_chunks_that_are_not_utf8_are_base64(desk):
     begun = await desk.call("exec", cmd=["printf", "\\377"], stream=True)
     await desk.call("exec_wait", exec_id=begun["exec_id"])
     [chunk] = (await desk.call("exec_read", exec_id=begun["exec_id"]))["chunks"]
     assert base64.b64decode(chunk["data_b64"]) == b"\xff"
 
 
-async def test_an_answer_of_chunks_is_bounded_by_what_the_agent_may_see(desk):
+async def test_an_answer_of_chunks_is_bounded_by_the_agents_output_limit(desk):
     narrow = desk.wishing(
         SandboxWish(mode="code", limits={"max_stdout_bytes": 1000, "max_stderr_bytes": 0}),
         workflow_run_id="flow",
@@ -140,6 +140,6 @@ async def test_an_unknown_command_is_an_error(desk):
         assert (await desk.call(tool, exec_id="../x"))["code"] == "INVALID_REQUEST"
 
 
-async def test_many_commands_at_once_keep_their_answers_apart(desk):
+async def test_answers_of_concurrent_commands_do_not_mix(desk):
     answers = await asyncio.gather(*(desk.call("exec", cmd=["echo", str(i)]) for i in range(20)))
     assert [one["stdout"] for one in answers] == [f"{i}\n" for i in range(20)]

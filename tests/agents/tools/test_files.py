@@ -46,7 +46,7 @@ async def test_three_ways_to_write_a_path_name_one_file(desk):
     assert len((await desk.call("fs_list"))["entries"]) == 1
 
 
-async def test_overwrite_is_enforced_and_mode_is_what_was_asked(desk):
+async def test_overwrite_is_enforced_and_mode_is_applied(desk):
     assert (await desk.call("fs_write", path="x", text="1", mode="0755", overwrite=False))["ok"]
     refused = await desk.call("fs_write", path="x", text="2", overwrite=False)
     assert refused["code"] == "FILE_EXISTS"
@@ -56,12 +56,12 @@ async def test_overwrite_is_enforced_and_mode_is_what_was_asked(desk):
     assert (await desk.call("fs_list"))["entries"][0]["mode"] == "0600"
 
 
-async def test_what_is_no_base64_or_no_unicode_is_refused(desk):
+async def test_invalid_base64_and_invalid_unicode_are_refused(desk):
     assert (await desk.call("fs_write", path="x", contents_b64="!"))["code"] == "INVALID_REQUEST"
     assert (await desk.call("fs_write", path="x", text="\ud800"))["code"] == "INVALID_REQUEST"
 
 
-async def test_a_read_tells_the_true_size_and_what_is_left_out(desk):
+async def test_a_read_reports_the_true_size_and_the_truncation(desk):
     await desk.call("exec", cmd="head -c 300000 /dev/zero | tr '\\0' x > big; printf '\\377' > raw")
     big = await desk.call("fs_read", path="big")
     assert (big["size_bytes"], big["truncated"], len(big["contents"])) == (300_000, True, 262_144)
@@ -79,13 +79,13 @@ async def test_a_read_tells_the_true_size_and_what_is_left_out(desk):
     assert base64.b64decode(plain["contents_b64"]) == b"xx"
 
 
-async def test_a_cut_lies_between_characters(desk):
+async def test_a_truncated_read_ends_between_characters(desk):
     await desk.call("fs_write", path="x", text="aé")
     cut = await desk.call("fs_read", path="x", max_bytes=2)
     assert (cut["contents"], cut["truncated"], cut["size_bytes"]) == ("a", True, 3)
 
 
-async def test_a_list_has_both_spellings_and_the_whole_tree_when_asked(desk):
+async def test_a_listing_has_both_spellings_and_is_recursive_on_request(desk):
     await desk.call("fs_write", path="d/x", text="123")
     await desk.call("exec", cmd="ln -s x d/link; printf '' > $(printf 'n\\377')")
     top = await desk.call("fs_list")
@@ -110,13 +110,13 @@ async def test_a_list_has_both_spellings_and_the_whole_tree_when_asked(desk):
     assert (tree["path"], tree["truncated"]) == ("/workspace", False)
 
 
-async def test_a_long_list_is_cut_and_says_so(desk):
+async def test_a_long_listing_is_truncated_and_marked(desk):
     await desk.call("exec", cmd="mkdir many && cd many && touch $(seq 1001)")
     listed = await desk.call("fs_list", path="many")
     assert (len(listed["entries"]), listed["truncated"]) == (1000, True)
 
 
-async def test_a_directory_goes_only_when_all_of_it_may_go(desk):
+async def test_a_directory_is_removed_only_with_the_recursive_flag(desk):
     await desk.call("fs_write", path="d/x", text="")
     assert (await desk.call("fs_delete", path="d"))["code"] == "DIRECTORY_NOT_EMPTY"
     gone = await desk.call("fs_delete", path="/work/d", recursive=True)
@@ -125,7 +125,7 @@ async def test_a_directory_goes_only_when_all_of_it_may_go(desk):
     assert (await desk.call("fs_delete", path="/work"))["code"] == "INVALID_REQUEST"
 
 
-async def test_nothing_of_the_machine_is_read_or_written(desk):
+async def test_nothing_of_the_host_is_read_or_written(desk):
     for path in ("/etc/shadow", "/root/x", "/proc/self/environ"):
         assert (await desk.call("fs_read", path=path))["code"] == "FORBIDDEN"
         assert (await desk.call("fs_write", path=path, text=""))["code"] == "FORBIDDEN"
@@ -135,7 +135,7 @@ async def test_nothing_of_the_machine_is_read_or_written(desk):
 
 
 @pytest.mark.promise("P65")
-async def test_a_large_file_goes_to_the_store_and_back_byte_by_byte(desk):
+async def test_a_large_file_survives_publish_and_stage_byte_for_byte(desk):
     size = (200 if LONG else 20) << 20
     made = await desk.call(
         "exec",
@@ -164,14 +164,14 @@ async def test_a_large_file_goes_to_the_store_and_back_byte_by_byte(desk):
     assert told["stdout"].split()[0] == digest
 
 
-async def test_a_key_is_made_up_where_none_is_given(desk):
+async def test_a_storage_key_is_generated_when_none_is_given(desk):
     await desk.call("fs_write", path="x", text="1")
     kept = await desk.call("publish_file", source="x")
     row = await desk.store.get("default", kept["file_key"])
     assert row.checksum == f"sha256:{hashlib.sha256(b'1').hexdigest()}"
 
 
-async def test_what_is_not_in_the_store_or_another_tenants_is_not_staged(desk):
+async def test_a_missing_or_foreign_stored_file_is_not_staged(desk):
     other = desk.within(tenant="other")
     await other.call("fs_write", path="x", text="1")
     await other.call("publish_file", source="x", file_key="theirs")
@@ -202,7 +202,7 @@ async def test_a_tenants_quota_bounds_what_is_published_and_opened(desk):
     assert (second["code"], second["details"]["quota"]) == ("QUOTA_EXCEEDED", "sessions")
 
 
-async def test_without_a_store_its_tools_are_not_there(memory_desk):
+async def test_without_a_file_store_its_tools_are_missing(memory_desk):
     from sandkasten.agents.tools.toolbox import Toolbox
 
     bare = Toolbox(memory_desk.engine)

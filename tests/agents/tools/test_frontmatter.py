@@ -60,7 +60,7 @@ async def busybox(pictured):
 
 
 @pytest.mark.promise("P61")
-def test_every_field_is_asked_about_here():
+def test_every_field_of_the_sandbox_is_tested_in_this_file():
     """By name, in the tests below."""
     here = Path(__file__).read_text()
     fields = {*SANDBOX_FIELDS, *LIMIT_FIELDS}
@@ -70,27 +70,27 @@ def test_every_field_is_asked_about_here():
 # ---- what it is
 
 
-async def test_a_plain_text_is_a_runtime_to_compute_with(desk):
+async def test_a_string_is_a_runtime_in_compute_mode(desk):
     answer = await asks(desk, "python").call("run", code="import sys; print(sys.version_info[0])")
     assert (answer["ok"], answer["runtime"], answer["stdout"]) == (True, "python", "3\n")
     answer = await asks(desk, "bash").call("run", code="echo ${BASH_VERSION:+yes}")
     assert (answer["runtime"], answer["stdout"]) == ("bash", "yes\n")
 
 
-async def test_mode_decides_which_tools_there_are(desk):
+async def test_mode_determines_the_tools(desk):
     assert "ok" not in await asks(desk, "{mode: code}").call("exec", cmd="true")
     refused = await asks(desk, "{mode: compute}").call("exec", cmd="true")
     assert refused["message"] == "there is no tool named 'sandbox_exec' here"
 
 
-async def test_runtime_is_what_runs_the_code_unless_the_model_names_one(desk):
+async def test_runtime_is_the_default_of_the_models_choice(desk):
     desk = asks(desk, "{runtime: bash}")
     assert (await desk.call("run", code="echo $0"))["stdout"] == "/workspace/main.sh\n"
     named = await desk.call("run", runtime="python", code="print(__file__)")
     assert named["stdout"] == "/workspace/main.py\n"
 
 
-async def test_image_is_what_the_sandbox_is_made_of_and_wins_over_runtime(busybox):
+async def test_image_sets_the_sandbox_image_and_overrides_runtime(busybox):
     coding = asks(busybox, "{mode: code, runtime: python, image: busybox}")
     assert (await coding.call("open"))["image"] == "busybox:latest"
     assert (await coding.call("exec", cmd="ls /"))["stdout"].split()[0] == "bin"
@@ -112,7 +112,7 @@ async def test_an_unknown_image_and_one_that_is_an_option_are_refused(desk):
     assert (await desk.call("open", image="--privileged"))["code"] == "INVALID_IMAGE"
 
 
-async def test_profile_dev_is_root_on_a_root_of_its_own(busybox):
+async def test_profile_dev_is_root_on_a_writable_root(busybox):
     text = "{mode: code, image: busybox, profile: %s}"
     for profile, uid, can_write in (("hardened", "1000", "1"), ("dev", "0", "0")):
         desk = asks(busybox, text % profile, agent_run_id=f"run_{profile}")
@@ -120,7 +120,7 @@ async def test_profile_dev_is_root_on_a_root_of_its_own(busybox):
         assert told["stdout"].split() == [uid, can_write]
 
 
-async def test_packages_are_there_and_the_network_is_not(tmp_path):
+async def test_packages_are_available_without_a_network(tmp_path):
     wheels.wheel(tmp_path / "w", "greeting", "1.5")
     script = "import greeting, socket; print(greeting.VERSION, len(socket.if_nameindex()))"
     with wheels.serving() as server:
@@ -150,7 +150,7 @@ async def test_packages_are_there_and_the_network_is_not(tmp_path):
         ("notes", "workflow:flow:notes"),
     ],
 )
-async def test_session_says_who_shares_it(desk, session, key):
+async def test_session_determines_which_agents_share_the_sandbox(desk, session, key):
     text = f"{{mode: code, session: {session}}}"
     one = asks(desk, text, workflow_run_id="flow")
     two = asks(desk, text, workflow_run_id="flow", agent_run_id="run_b")
@@ -160,7 +160,7 @@ async def test_session_says_who_shares_it(desk, session, key):
     assert shared == key.startswith("workflow:")
 
 
-async def test_who_asks_for_no_image_takes_the_sessions_and_another_is_refused(busybox):
+async def test_a_shared_session_keeps_its_image_and_another_image_is_refused(busybox):
     flow = {"workflow_run_id": "flow"}
     made = await asks(busybox, "{mode: code, image: busybox}", **flow).call("open")
     # With what this process remembers of it, and without.
@@ -179,31 +179,31 @@ async def test_who_asks_for_no_image_takes_the_sessions_and_another_is_refused(b
 # ---- how long
 
 
-async def test_timeout_seconds_ends_a_command_and_a_run_that_name_no_time(desk):
+async def test_timeout_seconds_is_the_default_timeout_of_commands_and_runs(desk):
     ended = await asks(desk, "{mode: code, timeout_seconds: 0.3}").call("exec", cmd="sleep 60")
     assert (ended["timed_out"], ended["status"]) == (True, "timed_out")
     ran = await asks(desk, "{timeout_seconds: 1}").call("run", code="import time; time.sleep(60)")
     assert (ran["ok"], ran["timed_out"], ran["limits"]["timeout_seconds"]) == (False, True, 1)
 
 
-async def test_the_model_can_name_another_time(desk):
+async def test_the_model_can_choose_another_timeout(desk):
     coding = asks(desk, "{mode: code, timeout_seconds: 60}")
     ended = await coding.call("exec", cmd=["sleep", "60"], timeout_seconds=0.2)
     assert (ended["timed_out"], ended["why"]["code"]) == (True, "TIMEOUT")
 
 
-async def test_exec_timeout_seconds_among_the_limits_is_the_same(desk):
+async def test_exec_timeout_seconds_in_limits_means_the_same(desk):
     coding = asks(desk, "{mode: code, limits: {exec_timeout_seconds: 0.3}}")
     assert (await coding.call("exec", cmd="sleep 60"))["timed_out"] is True
 
 
-async def test_max_exec_timeout_seconds_bounds_what_the_model_can_name(desk):
+async def test_max_exec_timeout_seconds_bounds_the_models_timeout(desk):
     coding = asks(desk, "{mode: code, limits: {max_exec_timeout_seconds: 5}}")
     refused = await coding.call("exec", cmd="true", timeout_seconds=6)
     assert refused["message"] == "a timeout of 6 s is over max_exec_timeout_seconds (5)"
 
 
-async def test_a_sandbox_that_rests_too_long_ends(desk):
+async def test_a_sandbox_that_is_idle_too_long_ends(desk):
     coding = asks(desk, "{mode: code, limits: {timeout_seconds: 3}}")
     opened = await coding.call("fs_write", path="x", text="1")
     info = await desk.engine.get(opened["sandbox_id"])
@@ -218,12 +218,12 @@ async def test_a_sandbox_that_rests_too_long_ends(desk):
     assert missing["notice"].startswith("the sandbox of this session had ended")
 
 
-async def test_idle_timeout_seconds_is_another_word_for_it(desk):
+async def test_idle_timeout_seconds_means_the_same(desk):
     opened = await asks(desk, "{mode: code, limits: {idle_timeout_seconds: 70}}").call("open")
     assert (await desk.engine.get(opened["sandbox_id"])).idle_timeout_s == 70
 
 
-async def test_the_run_can_only_shorten_how_long_it_may_rest(desk):
+async def test_a_run_can_only_shorten_the_idle_time(desk):
     for text, longest, idle_s in (
         ("{mode: code}", 40.0, 40),
         ("{mode: code}", 99_999.0, 1800),
@@ -240,7 +240,7 @@ async def test_the_run_can_only_shorten_how_long_it_may_rest(desk):
 
 
 @pytest.mark.parametrize("spelling", ["memory_mb: 64", "mem_limit_mb: 64"])
-async def test_memory_is_held_by_the_kernel(desk, spelling):
+async def test_memory_is_enforced_by_the_kernel(desk, spelling):
     coding = asks(desk, f"{{mode: code, limits: {{{spelling}}}}}")
     hog = await coding.call("exec", cmd=["python3", "-c", HOG])
     assert (hog["oom_killed"], hog["stdout"], hog["why"]["code"]) == (True, "", "OOM")
@@ -252,7 +252,7 @@ async def test_memory_is_held_by_the_kernel(desk, spelling):
     assert innocent["stdout"] == "had it all\n"
 
 
-async def test_workspace_mb_stops_the_write(desk):
+async def test_workspace_mb_limits_writes(desk):
     coding = asks(desk, "{mode: code, limits: {workspace_mb: 4}}")
     filled = await coding.call("exec", cmd="head -c 8000000 /dev/zero > big; stat -c %s big")
     assert "No space left" in filled["stderr"]
@@ -268,7 +268,7 @@ async def test_tmp_mb_is_the_size_of_tmp(desk):
 
 
 @pytest.mark.parametrize("spelling", ["cpu_millicores: 250", "cpu_limit: 0.25"])
-async def test_the_share_of_a_processor_stands_in_its_control_group(desk, spelling):
+async def test_the_processor_share_is_set_in_the_cgroup(desk, spelling):
     coding = asks(desk, f"{{mode: code, limits: {{{spelling}}}}}")
     the_id = (await coding.call("open"))["sandbox_id"]
     assert quota_of(the_id) == "25000"
@@ -277,14 +277,14 @@ async def test_the_share_of_a_processor_stands_in_its_control_group(desk, spelli
     assert spun["usage"]["cpu_ms"] <= spun["duration_ms"] / 4 + 100
 
 
-async def test_pids_limit_is_held_by_the_kernel(desk):
+async def test_pids_limit_is_enforced_by_the_kernel(desk):
     coding = asks(desk, "{mode: code, limits: {pids_limit: 16}}")
     forked = await coding.call("exec", cmd=["python3", "-c", FORKS])
     assert "BlockingIOError" in forked["stderr"]
     assert 1 <= int(forked["stdout"]) < 16
 
 
-async def test_max_open_files_is_held_by_the_kernel(desk):
+async def test_max_open_files_is_enforced_by_the_kernel(desk):
     told = await asks(desk, "{mode: code, limits: {max_open_files: 128}}").call(
         "exec", cmd="ulimit -n"
     )
@@ -292,7 +292,7 @@ async def test_max_open_files_is_held_by_the_kernel(desk):
 
 
 @pytest.mark.promise("P63")
-async def test_max_stdout_bytes_and_max_stderr_bytes_cut_what_is_kept(desk):
+async def test_max_stdout_bytes_and_max_stderr_bytes_truncate_output(desk):
     write = "import sys; sys.stdout.write('o' * 5000); sys.stderr.write('e' * 5000)"
     text = "max_stdout_bytes: 100, max_stderr_bytes: 50"
     for given in (f"{{{text}}}", f"{{limits: {{{text}}}}}"):
@@ -306,7 +306,7 @@ async def test_max_stdout_bytes_and_max_stderr_bytes_cut_what_is_kept(desk):
     assert (ran["truncated"], ran["stdout_bytes"]) == (True, 5000)
 
 
-async def test_an_agent_sees_no_more_than_its_own_in_a_sandbox_that_another_opened(desk):
+async def test_an_agents_output_limit_applies_in_a_sandbox_opened_by_another(desk):
     wide = asks(desk, "{mode: code}", workflow_run_id="flow")
     narrow = asks(desk, "{mode: code, max_stdout_bytes: 100}", workflow_run_id="flow")
     await wide.call("open")
@@ -315,7 +315,7 @@ async def test_an_agent_sees_no_more_than_its_own_in_a_sandbox_that_another_open
     assert (await wide.call("exec", cmd="head -c 5000 /dev/zero"))["truncated"] is False
 
 
-async def test_max_artifact_bytes_leaves_out_larger_ones_and_says_so(desk):
+async def test_max_artifact_bytes_omits_larger_artifacts_and_reports_them(desk):
     desk = asks(desk, "{limits: {max_artifact_bytes: 10}}")
     ran = await desk.call("run", runtime="bash", code="printf %011d 1 > a", artifacts=["a"])
     [artifact] = ran["artifacts"]
@@ -334,7 +334,7 @@ async def test_max_file_size_bytes_bounds_the_file_tools_and_not_commands(desk):
     assert refused["code"] == "PAYLOAD_TOO_LARGE"
 
 
-async def test_max_files_bounds_how_many_the_file_tools_write(desk):
+async def test_max_files_bounds_the_number_of_files_the_tools_write(desk):
     coding = asks(desk, "{mode: code, limits: {max_files: 2}}")
     assert (await coding.call("fs_write", path="a", text="1"))["ok"]
     assert (await coding.call("fs_write", path="b", text="1"))["ok"]
@@ -358,7 +358,7 @@ async def test_max_files_bounds_how_many_the_file_tools_write(desk):
     "field",
     ["allow_network: true", "network: {enabled: true}", "network: {allow: [example.org]}"],
 )
-async def test_a_network_is_refused_and_never_quietly_closed(desk, field):
+async def test_a_requested_network_is_refused_and_never_silently_dropped(desk, field):
     coding = await asks(desk, f"{{mode: code, {field}}}").call("open")
     computing = await asks(desk, f"{{{field}}}").call("run", code="print(1)")
     assert coding["code"] == computing["code"] == "FORBIDDEN"
@@ -366,7 +366,7 @@ async def test_a_network_is_refused_and_never_quietly_closed(desk, field):
     assert await desk.engine.list() == []
 
 
-async def test_more_than_the_operator_allows_is_refused_with_the_rule(tmp_path):
+async def test_a_request_over_the_operators_limits_names_the_rule(tmp_path):
     async with opened(tmp_path / "d", "memory", policy_max_mem_limit_mb="128") as desk:
         refused = await asks(desk, "{mode: code, limits: {memory_mb: 256}}").call("fs_list")
         assert (refused["code"], refused["details"]["rule"]) == (
@@ -379,7 +379,7 @@ async def test_more_than_the_operator_allows_is_refused_with_the_rule(tmp_path):
         assert long["details"]["rule"] == "defaults.max_exec_timeout_ms"
 
 
-async def test_without_one_there_is_only_loopback(desk):
+async def test_without_a_network_there_is_only_loopback(desk):
     for field in ("allow_network: false", "network: {enabled: false}"):
         ran = await asks(desk, f"{{{field}}}").call("run", runtime="bash", code="ls /sys/class/net")
         assert ran["stdout"].split() in (["lo"], [])

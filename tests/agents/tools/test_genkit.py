@@ -91,7 +91,7 @@ def same(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in answer.items() if k not in ("duration_ms", "sandbox_id")}
 
 
-async def test_every_face_answers_as_a_direct_call_does(tmp_path):
+async def test_every_interface_answers_like_a_direct_call(tmp_path):
     async with open_tools(Place(str(tmp_path / "d"), "local")) as tools:
         direct = await tools.call("sandbox_run", RUN)
         model = await asked(tools, [("sandbox_run", RUN)])

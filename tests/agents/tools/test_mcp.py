@@ -110,7 +110,7 @@ def same(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.promise("P65")
-async def test_a_client_over_stdio_has_a_computer_of_its_own(tmp_path):
+async def test_a_client_over_stdio_has_its_own_sandbox(tmp_path):
     data_dir = tmp_path / "d"
     async with Client(stdio(data_dir)) as client:
         listed = (await client.list_tools()).tools
@@ -202,7 +202,7 @@ async def test_no_sandbox_outlives_its_client(tmp_path, end):
 
 
 @pytest.mark.parametrize("end", ["the client leaves", "it is told to end"])
-async def test_a_client_that_talks_all_the_time_does_not_make_its_end_a_failure(tmp_path, end):
+async def test_a_server_stopped_while_its_client_sends_exits_cleanly(tmp_path, end):
     for _ in range(3):
         server = await asyncio.create_subprocess_exec(
             *COMMAND, "mcp",
@@ -250,7 +250,7 @@ async def test_two_clients_over_http_do_not_see_each_other(tmp_path):
 
 @pytest.mark.promise("P65")
 @pytest.mark.parametrize("cmd", ["sleep 77; sleep 78", ["sleep", "77"]])
-async def test_a_cancelled_call_takes_its_command_with_it(tmp_path, cmd):
+async def test_a_cancelled_call_ends_its_command(tmp_path, cmd):
     async with over_http(tmp_path / "d") as url, Client(url) as client:
         await call(client, "sandbox_open")
         running = asyncio.create_task(client.call_tool("sandbox_exec", {"cmd": cmd}))
@@ -295,14 +295,14 @@ async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["compute", "code", "all"])
-async def test_a_mode_has_its_own_tools_and_no_others(tmp_path, mode):
+async def test_a_mode_offers_only_its_own_tools(tmp_path, mode):
     async with open_tools(Place(str(tmp_path / "d"), "memory"), mode=mode) as tools:
         assert [one.name for one in tools.tools()] == [
             one.name for one in TOOLS.values() if mode in (one.mode, "all")
         ]
 
 
-async def test_a_clients_sandbox_is_not_taken_for_what_a_run_left(tmp_path):
+async def test_a_clients_sandbox_is_not_mistaken_for_a_leftover_of_a_run(tmp_path):
     data_dir = tmp_path / "d"
     async with open_tools(Place(str(data_dir), "local")) as tools:
         opened = await tools.call("sandbox_open", {})
@@ -315,7 +315,7 @@ async def test_a_clients_sandbox_is_not_taken_for_what_a_run_left(tmp_path):
     assert await sandboxes(data_dir) == []
 
 
-async def test_a_named_session_is_there_for_the_next_client(tmp_path):
+async def test_a_named_session_persists_for_the_next_client(tmp_path):
     place = Place(str(tmp_path / "d"), "local")
     async with open_tools(place, session="mine") as tools:
         await tools.call("sandbox_fs_write", {"path": "kept", "text": "k"})
@@ -337,7 +337,7 @@ async def test_a_named_session_is_there_for_the_next_client(tmp_path):
         (["--transport", "http", "--session", "x"], "leave --session out"),
     ],
 )
-def test_what_cannot_be_served_is_an_error_of_ours(tmp_path, capfd, words, code):
+def test_invalid_server_options_are_typed_errors(tmp_path, capfd, words, code):
     with pytest.raises(SystemExit) as ended:
         main(["--data-dir", str(tmp_path / "d"), "mcp", *words])
     out, err = capfd.readouterr()
@@ -346,7 +346,7 @@ def test_what_cannot_be_served_is_an_error_of_ours(tmp_path, capfd, words, code)
 
 
 @pytest.mark.parametrize("missing", [["mcp"], ["jsonschema", "mcp"]])
-def test_without_the_library_the_command_says_how_to_get_it(tmp_path, missing):
+def test_without_the_library_the_command_names_the_package_to_install(tmp_path, missing):
     # What stands as None among the modules cannot be imported.
     block = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
     blocked = f"{block}; from sandkasten.cli.main import main; main()"

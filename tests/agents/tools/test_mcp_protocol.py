@@ -48,7 +48,7 @@ def quick(log: Log) -> Server:
     return mcp_server(TOOLS, OneCaller(log.caller()), progress_every_s=0.01)
 
 
-async def test_tools_are_listed_with_their_schemas_and_answers_come_twice():
+async def test_tools_are_listed_with_schemas_and_answers_have_text_and_structure():
     log = Log()
     async with served(log) as url, Client(url) as client:
         listed = (await client.list_tools()).tools
@@ -69,7 +69,7 @@ async def test_a_tool_that_failed_is_an_error_with_its_body():
     assert answer.structured_content == {"ok": False, "error_code": "NO", "message": "it cannot be"}
 
 
-async def test_an_unknown_tool_and_a_failure_nobody_foresaw_are_errors_of_the_protocol():
+async def test_an_unknown_tool_and_an_unexpected_failure_are_protocol_errors():
     async with Client(quick(Log()), mode="legacy") as client:
         with pytest.raises(MCPError, match="there is no tool 'rm'"):
             await client.call_tool("rm", {})
@@ -78,7 +78,7 @@ async def test_an_unknown_tool_and_a_failure_nobody_foresaw_are_errors_of_the_pr
     assert "secret" not in str(caught.value)
 
 
-async def test_every_client_has_a_caller_of_its_own_and_it_goes_with_the_client():
+async def test_every_client_has_its_own_caller_that_ends_with_it():
     log = Log()
     async with served(log) as url:
         async with Client(url) as one:
@@ -90,7 +90,7 @@ async def test_every_client_has_a_caller_of_its_own_and_it_goes_with_the_client(
         await log.until("closed 2", "closed 1")
 
 
-async def test_a_client_that_fell_silent_loses_what_it_had():
+async def test_a_silent_client_loses_its_sandboxes():
     log = Log()
     async with served(log, idle_s=0.2) as url, aiohttp.ClientSession(headers=ACCEPT) as http:
         async with http.post(url, json=OPENING) as opened:
@@ -103,7 +103,7 @@ async def test_a_client_that_fell_silent_loses_what_it_had():
             assert late.status == 404
 
 
-async def test_what_is_open_when_the_server_ends_is_closed():
+async def test_open_sessions_are_closed_when_the_server_ends():
     log = Log()
     async with aiohttp.ClientSession(headers=ACCEPT) as http, served(log) as url:
         async with http.post(url, json=OPENING) as opened:
@@ -115,7 +115,7 @@ async def test_what_is_open_when_the_server_ends_is_closed():
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_client_that_waits_is_told_that_the_work_goes_on(mode):
+async def test_a_waiting_client_gets_progress_notifications(mode):
     log = Log()
     told: list[float] = []
 
@@ -133,7 +133,7 @@ async def test_a_client_that_waits_is_told_that_the_work_goes_on(mode):
     assert len(set(told)) == len(told)
 
 
-async def test_a_call_that_the_client_cancels_is_cancelled_here_and_the_session_goes_on():
+async def test_a_call_cancelled_by_the_client_ends_and_the_session_continues():
     log = Log()
     async with served(log) as url, Client(url) as client:
         call = asyncio.create_task(client.call_tool("wait", {}))
@@ -144,7 +144,7 @@ async def test_a_call_that_the_client_cancels_is_cancelled_here_and_the_session_
         assert (await client.call_tool("echo", {})).structured_content["caller"] == 1
 
 
-async def test_a_version_without_sessions_is_refused_with_those_that_have_them():
+async def test_a_protocol_version_without_sessions_is_refused_with_the_supported_ones():
     async with served(Log()) as url:
         with pytest.RaisesGroup(pytest.RaisesGroup(MCPError)) as caught:
             async with Client(url, mode="2026-07-28") as client:
@@ -168,7 +168,7 @@ async def test_a_version_without_sessions_is_refused_with_those_that_have_them()
         ({"Mcp-Session-Id": "0" * 32}, 404),
     ],
 )
-async def test_a_page_in_a_browser_and_a_guessed_session_are_refused(headers, status):
+async def test_requests_from_browsers_and_guessed_sessions_are_refused(headers, status):
     async with (
         served(Log()) as url,
         aiohttp.ClientSession(headers=ACCEPT) as http,
@@ -181,7 +181,7 @@ async def test_a_page_in_a_browser_and_a_guessed_session_are_refused(headers, st
     ("given", "status"),
     [(None, 401), ("Bearer wrong", 401), (f"Basic {KEY}", 401), (f"Bearer {KEY}", 200)],
 )
-async def test_where_there_is_a_key_it_is_asked_for(given, status):
+async def test_a_configured_key_is_required(given, status):
     headers = {} if given is None else {"Authorization": given}
     async with (
         served(Log(), api_key=KEY) as url,
@@ -192,7 +192,7 @@ async def test_where_there_is_a_key_it_is_asked_for(given, status):
         assert KEY not in await answer.text()
 
 
-async def test_beyond_loopback_nothing_is_served_without_a_key():
+async def test_serving_beyond_loopback_requires_a_key():
     with pytest.raises(InvalidConfiguration, match="there is no key"):
         async with served(Log(), host="0.0.0.0"):
             pass

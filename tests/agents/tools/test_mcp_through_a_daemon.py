@@ -41,7 +41,7 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
     pytest.fail(f"it did not come to that within {PATIENCE_S:g} s")
 
 
-async def test_the_daemon_of_the_data_directory_does_the_work(daemon):
+async def test_the_daemon_of_the_data_directory_runs_the_tools(daemon):
     words = ["-m", "sandkasten.cli", "--data-dir", str(daemon.data_dir), "mcp"]
     server = StdioServerParameters(command=sys.executable, args=words, env={**os.environ})
     async with Client(server) as client:
@@ -63,7 +63,7 @@ async def test_the_daemon_of_the_data_directory_does_the_work(daemon):
     assert await sandboxes(daemon) == []
 
 
-async def test_a_client_has_its_own_sandboxes_there_and_a_named_one_stays(daemon):
+async def test_a_clients_sandboxes_in_the_daemon_are_its_own_and_named_ones_persist(daemon):
     place = Place(url=daemon.url, api_key=KEY)
     async with open_tools(place) as one, open_tools(place, session="kept") as other:
         mine = await one.call("sandbox_open", {})
@@ -78,7 +78,7 @@ async def test_a_client_has_its_own_sandboxes_there_and_a_named_one_stays(daemon
     assert await sandboxes(daemon) == []
 
 
-async def test_what_the_offer_says_of_images_reaches_the_daemon(daemon):
+async def test_image_and_runtime_options_reach_the_daemon(daemon):
     place = Place(url=daemon.url, api_key=KEY)
     async with open_tools(place, image="nonsense:1", runtime="bash") as tools:
         assert (await tools.call("sandbox_open", {}))["code"] == "INVALID_IMAGE"
@@ -87,7 +87,7 @@ async def test_what_the_offer_says_of_images_reaches_the_daemon(daemon):
         assert (ran["runtime"], ran["exit_code"]) == ("bash", 0)
 
 
-async def test_a_call_that_is_cancelled_here_ends_its_command_there(daemon):
+async def test_a_cancelled_call_ends_its_command_in_the_daemon(daemon):
     async with open_tools(Place(url=daemon.url, api_key=KEY)) as tools:
         await tools.call("sandbox_open", {})
         running = asyncio.create_task(tools.call("sandbox_exec", {"cmd": "sleep 77"}))
@@ -105,7 +105,7 @@ async def test_a_call_that_is_cancelled_here_ends_its_command_there(daemon):
         await until(sleeps_no_more)
 
 
-async def test_a_daemon_that_does_not_let_us_in_is_an_error_before_the_first_call(daemon):
+async def test_a_daemon_that_rejects_the_key_is_an_error_before_the_first_call(daemon):
     with pytest.raises(Unauthorized):
         async with open_tools(Place(url=daemon.url, api_key="sk-wrong")):
             pass

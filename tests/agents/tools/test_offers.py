@@ -13,7 +13,7 @@ from sandkasten.agents.tools.openai_functions import functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 
 
-def test_a_function_of_a_chat_completion_has_the_tools_own_schema():
+def test_a_chat_completion_function_has_the_schema_of_the_tool():
     made = functions(TOOLS.values())
     assert [one["function"]["name"] for one in made] == list(TOOLS)
     for one in made:
@@ -25,7 +25,7 @@ def test_a_function_of_a_chat_completion_has_the_tools_own_schema():
         assert set(spec.parameters) - set(parameters) == {"$schema", "$id", "title", "description"}
 
 
-async def test_a_function_of_python_has_a_signature_and_says_what_it_does(memory_desk):
+async def test_a_python_callable_has_a_signature_and_a_docstring(memory_desk):
     made = callables(memory_desk.toolbox, memory_desk.context)
     assert set(made) == set(TOOLS) - {"sandbox_run"}
     write = made["sandbox_fs_write"]
@@ -39,7 +39,7 @@ async def test_a_function_of_python_has_a_signature_and_says_what_it_does(memory
     assert inspect.iscoroutinefunction(write)
 
 
-async def test_a_function_of_python_works_in_its_run(desk):
+async def test_a_python_callable_works_in_its_run(desk):
     made = callables(desk.toolbox, desk.context)
     written = await made["sandbox_fs_write"]("x", "hello")
     told = await made["sandbox_exec"]("cat x")
@@ -50,7 +50,7 @@ async def test_a_function_of_python_works_in_its_run(desk):
         await made["sandbox_fs_read"]()
 
 
-async def test_the_twin_of_another_thread_does_the_same_and_will_not_wait_for_itself(desk):
+async def test_synchronous_callables_work_from_another_thread_and_refuse_the_event_loops_own(desk):
     loop = asyncio.get_running_loop()
     made = sync_callables(desk.toolbox, desk.context, loop)
     told = await asyncio.to_thread(made["sandbox_exec"], cmd=["echo", "hi"])

@@ -8,7 +8,7 @@ from sandkasten.agents.definitions.sandbox_request import SandboxWish
 from sandkasten.model.access.tenancy import TenantQuota
 
 
-async def test_code_with_arguments_variables_and_files_answers_all_that_is_promised(desk):
+async def test_running_code_with_arguments_variables_and_files_returns_every_field(desk):
     code = """
 import os, sys, pathlib
 print(sys.argv[1], os.environ["WHO"], open("in.txt").read(), open("raw", "rb").read())
@@ -38,7 +38,7 @@ print("careful", file=sys.stderr)
     assert await desk.engine.list() == []
 
 
-async def test_code_that_fails_is_an_answer_with_its_status(desk):
+async def test_failing_code_returns_its_status(desk):
     answer = await desk.call("run", code="raise SystemExit(7)")
     assert (answer["ok"], answer["exit_code"]) == (False, 7)
     assert answer["error"] == "the code exited with status 7"
@@ -67,7 +67,7 @@ async def test_files_cannot_leave_the_workspace(desk):
         assert (await desk.call("run", code="", files={path: ""}))["code"] == "INVALID_REQUEST"
 
 
-async def test_output_that_is_no_text_says_so(desk):
+async def test_output_that_is_not_utf8_is_marked(desk):
     answer = await desk.call("run", runtime="bash", code="printf 'a\\377'")
     assert (answer["stdout"], answer["not_utf8"]) == ("a\ufffd", ["stdout"])
 

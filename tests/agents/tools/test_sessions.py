@@ -37,14 +37,14 @@ async def test_the_first_call_opens_the_runs_sandbox_and_the_next_finds_it(desk)
 
 
 @pytest.mark.promise("P16")
-async def test_a_hundred_calls_at_once_open_one_sandbox(desk):
+async def test_a_hundred_concurrent_calls_open_one_sandbox(desk):
     answers = await asyncio.gather(*(desk.call("open") for _ in range(100)))
     assert len({one["sandbox_id"] for one in answers}) == 1
     assert sum(one["created"] for one in answers) == 1
     assert len(await ids(desk)) == 1
 
 
-async def test_agents_of_a_workflow_share_one_and_an_isolated_one_has_its_own(desk):
+async def test_agents_of_a_workflow_share_a_sandbox_and_an_isolated_one_has_its_own(desk):
     one = desk.within(workflow_run_id="flow", agent_run_id="run_1")
     two = desk.within(workflow_run_id="flow", agent_run_id="run_2")
     alone = two.wishing(SandboxWish(mode="code", session="isolated"))
@@ -55,7 +55,7 @@ async def test_agents_of_a_workflow_share_one_and_an_isolated_one_has_its_own(de
     assert keys == {"workflow:flow:default", "agent:run_2:default"}
 
 
-async def test_a_name_is_one_within_the_run_in_three_spellings(desk):
+async def test_three_spellings_of_a_session_name_mean_one_sandbox(desk):
     desk = desk.within(workflow_run_id="flow")
     named = await desk.call("open", session_key="second")
     again = await desk.call("open", session_key="workflow:flow:second")
@@ -66,7 +66,7 @@ async def test_a_name_is_one_within_the_run_in_three_spellings(desk):
     assert own["sandbox_id"] == legacy["sandbox_id"] != named["sandbox_id"]
 
 
-async def test_a_named_sandbox_is_used_by_its_id_under_both_words(desk):
+async def test_a_sandbox_can_be_addressed_by_its_id_in_both_spellings(desk):
     second = await desk.call("open", session_key="second")
     await desk.call("fs_write", path="x", text="2", sandbox_id=second["sandbox_id"])
     found = await desk.call("fs_list", session_id=second["sandbox_id"])
@@ -77,7 +77,7 @@ async def test_a_named_sandbox_is_used_by_its_id_under_both_words(desk):
 
 
 @pytest.mark.promise("P64")
-async def test_another_runs_sandbox_answers_exactly_like_none(desk):
+async def test_another_runs_sandbox_answers_exactly_like_an_unknown_one(desk):
     theirs = (await desk.within(agent_run_id="run_b").call("open"))["sandbox_id"]
     foreign = (await desk.within(tenant="other").call("open"))["sandbox_id"]
     plain = (await desk.engine.create(CreateRequest())).id
@@ -104,7 +104,7 @@ async def test_another_runs_sandbox_answers_exactly_like_none(desk):
     assert {theirs, foreign, plain} <= set(await ids(desk))
 
 
-async def test_another_runs_sandbox_that_ended_answers_like_none_too(desk):
+async def test_another_runs_ended_sandbox_answers_like_an_unknown_one(desk):
     other = desk.within(agent_run_id="run_b")
     theirs = (await other.call("open"))["sandbox_id"]
     await other.call("close")
@@ -116,14 +116,14 @@ async def test_another_runs_sandbox_that_ended_answers_like_none_too(desk):
     assert gone["code"] == "SESSION_NOT_FOUND"
 
 
-async def test_the_runs_own_sandbox_that_ended_is_told_as_what_it_is(desk):
+async def test_the_runs_own_ended_sandbox_is_reported_with_its_end(desk):
     ours = (await desk.call("open"))["sandbox_id"]
     await desk.engine.destroy(ours)
     assert (await desk.call("fs_list", sandbox_id=ours))["code"] == "SESSION_EXPIRED"
 
 
 @pytest.mark.promise("P64")
-async def test_another_runs_key_answers_like_none_and_opens_nothing(desk):
+async def test_another_runs_key_answers_like_an_unknown_one_and_opens_nothing(desk):
     await desk.within(agent_run_id="run_b").call("open")
     before = await ids(desk)
     for key in ("agent:run_b:default", "agent:run_c:default", "agent_run_b_sandbox"):
@@ -138,7 +138,7 @@ async def test_another_runs_key_answers_like_none_and_opens_nothing(desk):
 
 
 @pytest.mark.promise("P63")
-async def test_a_sandbox_that_died_is_replaced_and_the_model_is_told(desk):
+async def test_a_dead_sandbox_is_replaced_and_the_model_is_informed(desk):
     first = await desk.call("fs_write", path="x", text="1")
     await desk.engine.destroy(first["sandbox_id"])
     listed = await desk.call("fs_list")
@@ -148,7 +148,7 @@ async def test_a_sandbox_that_died_is_replaced_and_the_model_is_told(desk):
     assert "notice" not in await desk.call("fs_list")
 
 
-async def test_close_takes_the_sandbox_away_and_twice_is_quiet(desk):
+async def test_close_removes_the_sandbox_and_succeeds_twice(desk):
     opened = await desk.call("open")
     closed = await desk.call("close", delete_workspace=True)
     which = {"sandbox_id": opened["sandbox_id"], "session_id": opened["sandbox_id"]}
@@ -166,7 +166,7 @@ async def test_close_takes_the_sandbox_away_and_twice_is_quiet(desk):
 
 
 @pytest.mark.promise("P64")
-async def test_finish_destroys_all_of_a_run_and_nothing_else(desk):
+async def test_finish_destroys_only_the_sandboxes_of_its_run(desk):
     flow = desk.within(workflow_run_id="flow")
     await flow.call("open")
     await flow.call("open", session_key="second")
@@ -179,7 +179,7 @@ async def test_finish_destroys_all_of_a_run_and_nothing_else(desk):
 
 
 @pytest.mark.promise("P64")
-async def test_finish_goes_on_past_what_fails_and_tells_it(memory_desk, monkeypatch):
+async def test_finish_continues_past_failures_and_reports_them(memory_desk, monkeypatch):
     made = [(await memory_desk.call("open", session_key=name))["sandbox_id"] for name in "abc"]
     destroy = memory_desk.engine.destroy
 
@@ -196,7 +196,7 @@ async def test_finish_goes_on_past_what_fails_and_tells_it(memory_desk, monkeypa
     assert (await memory_desk.toolbox.finish("agent", "run_a")).destroyed == (made[1],)
 
 
-async def test_two_that_finish_a_run_at_once_do_not_hinder_each_other(desk):
+async def test_finishing_a_run_twice_concurrently_succeeds(desk):
     for name in "abc":
         await desk.call("open", session_key=name)
     both = await asyncio.gather(*(desk.toolbox.finish("agent", "run_a") for _ in range(2)))
@@ -205,7 +205,7 @@ async def test_two_that_finish_a_run_at_once_do_not_hinder_each_other(desk):
 
 
 @pytest.mark.promise("P67")
-async def test_a_run_has_so_many_sandboxes_whatever_names_a_model_says(memory_desk):
+async def test_a_run_has_a_bounded_number_of_sandboxes(memory_desk):
     desk = memory_desk
     asked = [desk.call("open", session_key=f"n{n}") for n in range(MOST_SANDBOXES + 8)]
     answers = await asyncio.gather(*asked)

@@ -31,24 +31,24 @@ def accepts(tool: str, **arguments: object) -> bool:
     return Draft202012Validator(TOOLS[tool].parameters).is_valid(arguments)
 
 
-def test_there_are_twelve_and_each_needs_what_the_contract_says():
+def test_there_are_twelve_tools_with_the_required_arguments_of_the_contract():
     needed = {name: " ".join(one.parameters["required"]) for name, one in TOOLS.items()}
     assert needed == TWELVE
 
 
-def test_only_run_is_of_compute_mode():
+def test_only_sandbox_run_is_in_compute_mode():
     assert [name for name, one in TOOLS.items() if one.mode == "compute"] == ["sandbox_run"]
 
 
 @pytest.mark.promise("P65")
-def test_the_files_of_the_specification_are_the_schemas_the_tools_have():
+def test_the_published_schemas_equal_those_of_the_tools():
     written = {path.stem: json.loads(path.read_text()) for path in SPEC.glob("*.json")}
     assert written == {name: dict(one.parameters) for name, one in TOOLS.items()}
 
 
 @pytest.mark.promise("P65")
 @pytest.mark.parametrize("name", TWELVE)
-def test_a_schema_is_one_that_providers_of_models_take(name):
+def test_a_tool_schema_is_accepted_by_model_providers(name):
     schema = TOOLS[name].parameters
     Draft202012Validator.check_schema(schema)
     assert schema["type"] == "object"
@@ -59,13 +59,13 @@ def test_a_schema_is_one_that_providers_of_models_take(name):
 
 
 @pytest.mark.parametrize("name", set(TWELVE) - {"sandbox_run", "sandbox_open"})
-def test_the_sandbox_can_be_named_in_both_words_and_need_not_be(name):
+def test_the_sandbox_argument_has_two_spellings_and_is_optional(name):
     schema = TOOLS[name].parameters
     assert {"sandbox_id", "session_id"} <= set(schema["properties"])
     assert not {"sandbox_id", "session_id"} & set(schema["required"])
 
 
-def test_a_command_is_a_text_or_a_list_under_one_of_two_names():
+def test_a_command_is_a_string_or_a_list_in_one_of_two_spellings():
     assert accepts("sandbox_exec", cmd="ls")
     assert accepts("sandbox_exec", command=["ls", "-l"])
     assert not accepts("sandbox_exec")
@@ -74,7 +74,7 @@ def test_a_command_is_a_text_or_a_list_under_one_of_two_names():
     assert not accepts("sandbox_exec", cmd=["ls", 1])
 
 
-def test_what_is_written_is_given_in_exactly_one_of_five_spellings():
+def test_file_content_is_given_in_exactly_one_of_five_spellings():
     for one in CONTENTS:
         assert accepts("sandbox_fs_write", path="x", **{one: ""})
         for other in set(CONTENTS) - {one}:
@@ -84,7 +84,7 @@ def test_what_is_written_is_given_in_exactly_one_of_five_spellings():
     assert not accepts("sandbox_fs_write", path="x", text="eA==", encoding="base64")
 
 
-def test_a_time_is_between_one_second_and_an_hour():
+def test_a_timeout_is_between_one_second_and_an_hour():
     assert accepts("sandbox_run", code="", timeout_seconds=1)
     assert accepts("sandbox_run", code="", timeout_seconds=3600)
     assert not accepts("sandbox_run", code="", timeout_seconds=0.5)

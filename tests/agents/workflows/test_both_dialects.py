@@ -90,7 +90,7 @@ states:
 
 
 @pytest.mark.promise("P61")
-async def test_the_documents_example_goes_back_until_the_tests_pass(expressions) -> None:
+async def test_the_documented_example_loops_back_until_the_tests_pass(expressions) -> None:
     flow = Flow(APPENDIX_B, expressions)
 
     def agent(call):
@@ -114,7 +114,7 @@ async def test_the_documents_example_goes_back_until_the_tests_pass(expressions)
 
 
 @pytest.mark.parametrize("value", [True, "true"])
-async def test_a_condition_is_compared_with_the_text_of_the_value(expressions, value) -> None:
+async def test_a_condition_is_compared_with_the_string_of_the_value(expressions, value) -> None:
     flow = Flow(APPENDIX_B, expressions, lambda call: {"all_passed": value})
     assert await flow.go() == {"all_passed": value}
     assert flow.order == ["analyze", "fix", "test"]
@@ -132,7 +132,7 @@ async def test_a_condition_is_compared_with_the_text_of_the_value(expressions, v
         ({"size": 0, "parts": []}, {"how": "nothing"}, ["plan"]),
     ],
 )
-async def test_states_lead_where_their_conditions_say(expressions, plan, result, order) -> None:
+async def test_states_follow_their_conditions(expressions, plan, result, order) -> None:
     def agent(call):
         return plan if call.agent == "planner" else {"response": call.variables["part"]["name"]}
 
@@ -148,7 +148,7 @@ async def test_states_lead_where_their_conditions_say(expressions, plan, result,
         }
 
 
-async def test_a_step_of_the_states_dialect_that_says_nothing_ends_the_run(expressions) -> None:
+async def test_a_state_without_a_transition_ends_the_run(expressions) -> None:
     text = "id: x\nstates:\n- {id: a, type: agent, agent: a}\n- {id: b, type: agent, agent: b}\n"
     flow = Flow(text, expressions)
     await flow.go()
@@ -168,13 +168,15 @@ async def test_a_step_of_the_states_dialect_that_says_nothing_ends_the_run(expre
         (", task: '${size(input)}'", "5", {}),
     ],
 )
-async def test_what_an_agent_is_given(expressions, given, task, variables) -> None:
+async def test_an_agent_step_gets_its_task_and_variables(
+    expressions, given, task, variables
+) -> None:
     flow = Flow(f"id: x\nsteps: [{{id: a, type: agent, agent: a{given}}}]", expressions)
     await flow.go("hello")
     assert (flow.calls[0].task, flow.calls[0].variables) == (task, variables)
 
 
-async def test_an_agent_without_input_is_given_the_workflows(expressions) -> None:
+async def test_an_agent_step_without_input_gets_the_workflows_input(expressions) -> None:
     flow = Flow("id: x\nsteps: [{id: a, type: agent, agent: a}]", expressions)
     await flow.go({"task": "go", "n": 2})
     assert (flow.calls[0].task, flow.calls[0].variables) == ("go", {"task": "go", "n": 2})

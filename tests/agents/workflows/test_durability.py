@@ -105,7 +105,9 @@ class Watched(Flow):
 
 
 @pytest.mark.promise("P69")
-async def test_a_run_cut_at_any_save_goes_on_and_does_nothing_saved_again(expressions) -> None:
+async def test_a_run_interrupted_at_any_save_resumes_without_repeating_saved_steps(
+    expressions,
+) -> None:
     whole = Watched(EVERYTHING, expressions)
     result = await whole.go()
     assert result == {
@@ -124,7 +126,7 @@ async def test_a_run_cut_at_any_save_goes_on_and_does_nothing_saved_again(expres
         assert len(flow.calls) - len(every) <= 4, cut  # those that were under way, at most
 
 
-async def test_a_run_that_is_cut_again_and_again_comes_to_its_end(expressions) -> None:
+async def test_a_repeatedly_interrupted_run_completes(expressions) -> None:
     class Frail(Watched):
         async def _save(self, state) -> None:
             self.cut_at_save = self.saves + 1 if self.saves % 3 == 2 else None
@@ -136,7 +138,7 @@ async def test_a_run_that_is_cut_again_and_again_comes_to_its_end(expressions) -
     assert flow.repeated == []
 
 
-async def test_a_run_that_ended_does_nothing_when_it_is_begun_again(expressions) -> None:
+async def test_starting_a_finished_run_again_has_no_effect(expressions) -> None:
     flow = Watched(EVERYTHING, expressions)
     result = await flow.go()
     calls = len(flow.calls)
@@ -144,7 +146,7 @@ async def test_a_run_that_ended_does_nothing_when_it_is_begun_again(expressions)
     assert len(flow.calls) == calls
 
 
-async def test_a_run_that_failed_goes_on_at_the_step_that_failed(expressions) -> None:
+async def test_a_failed_run_resumes_at_the_failed_step(expressions) -> None:
     text = "id: x\nsteps: [{id: a, type: agent, agent: a}, {id: b, type: agent, agent: b}]"
     flow = Flow(text, expressions)
     weather = {"b": False}
@@ -162,7 +164,7 @@ async def test_a_run_that_failed_goes_on_at_the_step_that_failed(expressions) ->
     assert flow.order == ["a", "b", "b"]
 
 
-async def test_a_state_of_another_file_is_refused(expressions) -> None:
+async def test_the_state_of_another_workflow_file_is_refused(expressions) -> None:
     flow = Flow("id: x\nsteps: [{id: a, type: agent, agent: a}]", expressions, cut_at_save=2)
     with pytest.raises(PowerCut):
         await flow.go()
@@ -212,7 +214,7 @@ async def _outcome(flow: Flow) -> tuple[str, Any]:
         return "invalid", exc.details["issue"]
 
 
-def test_any_workflow_ends_in_the_same_order_each_time_and_a_cut_changes_nothing() -> None:
+def test_any_workflow_is_deterministic_and_an_interruption_changes_nothing() -> None:
     seen = set()
     with asyncio.Runner() as loop:
         expressions = Expressions(processes=1)

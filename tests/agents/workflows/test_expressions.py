@@ -46,7 +46,7 @@ CONTEXT = {
         ("steps.a.output.n > 2.5", True),
     ],
 )
-async def test_an_expression_comes_to_json(expressions, expression, value) -> None:
+async def test_an_expression_evaluates_to_json(expressions, expression, value) -> None:
     assert await expressions.value(expression, CONTEXT) == value
 
 
@@ -64,7 +64,7 @@ async def test_an_expression_comes_to_json(expressions, expression, value) -> No
         ("vars.x", "vars"),
     ],
 )
-async def test_what_is_missing_is_named_and_never_guessed(expressions, expression, missing) -> None:
+async def test_a_missing_value_is_named_and_never_guessed(expressions, expression, missing) -> None:
     with pytest.raises(RunFailed) as caught:
         await expressions.value(expression, CONTEXT)
     assert caught.value.details["missing"] == missing
@@ -84,14 +84,16 @@ async def test_what_is_missing_is_named_and_never_guessed(expressions, expressio
         ("input.__class__", "input.__class__"),
     ],
 )
-async def test_an_expression_without_a_value_says_why(expressions, expression, part) -> None:
+async def test_an_expression_without_a_value_gives_the_reason(
+    expressions, expression, part
+) -> None:
     with pytest.raises(RunFailed) as caught:
         await expressions.value(expression, CONTEXT)
     assert part in caught.value.message
     assert await expressions.value("1", {}) == 1
 
 
-async def test_a_condition_is_true_or_false_and_nothing_else(expressions) -> None:
+async def test_a_condition_must_be_a_boolean(expressions) -> None:
     assert await expressions.truth("1 < 2", {}) is True
     for expression in ("1", "'true'", "null", "[]"):
         with pytest.raises(RunFailed, match="not true or false"):
@@ -103,14 +105,14 @@ PAIRS = "l.all(a, l.all(b, l.all(c, l.all(d, a + b + c + d >= 0))))"
 
 
 @pytest.mark.promise("P62")
-async def test_an_expression_that_takes_too_long_is_ended_and_the_next_one_works() -> None:
+async def test_a_slow_expression_is_ended_and_the_next_one_works() -> None:
     async with Expressions(Bounds(cpu_s=0.2), processes=1) as expressions:
         with pytest.raises(RunLimitReached, match="0.2 s of processor time"):
             await expressions.value(PAIRS, LONG)
         assert await expressions.value("size(l)", LONG) == 2000
 
 
-async def test_the_event_loop_goes_on_while_an_expression_takes_its_time() -> None:
+async def test_the_event_loop_is_not_blocked_by_a_slow_expression() -> None:
     async with Expressions(Bounds(cpu_s=0.3), processes=1) as expressions:
         ticks = 0
 
@@ -143,7 +145,7 @@ async def test_a_value_that_is_too_long_is_refused() -> None:
         assert await expressions.value("s", {"s": "x" * 600}) == "x" * 600
 
 
-async def test_only_what_is_looked_at_counts_and_too_much_of_it_is_refused() -> None:
+async def test_only_accessed_data_counts_and_too_much_of_it_is_refused() -> None:
     async with Expressions(Bounds(context_bytes=1000), processes=1) as expressions:
         context = {"big": "x" * 2000, "small": 1}
         assert await expressions.value("small + 1", context) == 2
@@ -151,7 +153,7 @@ async def test_only_what_is_looked_at_counts_and_too_much_of_it_is_refused() -> 
             await expressions.value("size(big)", context)
 
 
-async def test_whoever_is_cancelled_leaves_no_process_behind() -> None:
+async def test_a_cancelled_evaluation_leaves_no_process() -> None:
     before = _evaluators()
     expressions = Expressions(Bounds(cpu_s=60.0), processes=1)
     asked = asyncio.create_task(expressions.value(PAIRS, LONG))
@@ -166,7 +168,7 @@ async def test_whoever_is_cancelled_leaves_no_process_behind() -> None:
     await expressions.close()
 
 
-async def test_a_process_that_somebody_else_ended_is_replaced() -> None:
+async def test_an_evaluator_process_that_was_killed_is_replaced() -> None:
     before = _evaluators()
     async with Expressions(processes=1) as expressions:
         assert await expressions.value("1", {}) == 1
@@ -192,7 +194,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_whose_parent_was_killed_ends_by_itself() -> None:
+async def test_an_evaluator_process_ends_when_its_parent_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
     )
@@ -248,14 +250,14 @@ async def test_hostile_expressions_are_refused_or_evaluated(expressions, express
         assert await expressions.value(expression, {"a": 1}) == 2001
 
 
-async def test_the_keys_of_a_mapping_come_in_the_same_order_each_time(expressions) -> None:
+async def test_the_keys_of_a_mapping_have_a_stable_order(expressions) -> None:
     names = [f"k{n:02}" for n in range(20)]
     context = {"input": {"all": dict.fromkeys(reversed(names), 1)}}
     assert list(await expressions.value("input.all", context)) == names
     assert await expressions.value("{1: 'a', 'x': 'b'}", context) == {"1": "a", "x": "b"}
 
 
-def test_one_that_was_ended_from_outside_is_replaced_on_the_daemons_loop_too() -> None:
+def test_a_killed_evaluator_is_replaced_on_the_daemons_loop_too() -> None:
     """There, writing to a process that is gone is a RuntimeError, and not one of the system."""
 
     async def twice() -> tuple[int, int]:
@@ -275,7 +277,7 @@ def test_one_that_was_ended_from_outside_is_replaced_on_the_daemons_loop_too() -
 
 
 @pytest.mark.promise("P69")
-async def test_signals_for_the_whole_group_do_not_end_it(expressions) -> None:
+async def test_signals_to_the_process_group_do_not_end_an_evaluator(expressions) -> None:
     """A service manager and Ctrl-C signal everything; runs go on for as long as the drain."""
     await expressions.value("1", {})
     (process,) = expressions._idle

@@ -13,7 +13,7 @@ from tests.agents.workflows.flow import Flow, PowerCut
 from tests.agents.workflows.test_both_dialects import APPENDIX_B, STATES
 
 
-def test_the_documents_example_as_a_tree() -> None:
+def test_the_documented_example_is_drawn_as_a_tree() -> None:
     drawn = tree(parse_workflow(APPENDIX_B), {"analyze": "done", "fix": "running"})
     assert drawn == (
         "code-review-and-fix: Code Review and Fix\n"
@@ -25,7 +25,7 @@ def test_the_documents_example_as_a_tree() -> None:
     )
 
 
-def test_steps_inside_others_are_drawn_inside_them() -> None:
+def test_nested_steps_are_drawn_inside_their_parents() -> None:
     assert tree(parse_workflow(STATES)) == (
         "review\n"
         "├─ [ ] plan (agent: planner)\n"
@@ -40,7 +40,7 @@ def test_steps_inside_others_are_drawn_inside_them() -> None:
     ).replace("each (foreach: plan.parts)  → gather", "each (foreach: plan.parts)")
 
 
-def test_the_documents_example_as_mermaid() -> None:
+def test_the_documented_example_is_drawn_as_mermaid() -> None:
     drawn = mermaid(parse_workflow(APPENDIX_B), {"analyze": "done", "fix": "failed"})
     assert drawn == (
         "flowchart TD\n"
@@ -61,7 +61,7 @@ def test_the_documents_example_as_mermaid() -> None:
     )
 
 
-def test_names_are_text_and_nothing_else() -> None:
+def test_step_names_are_escaped_in_mermaid() -> None:
     hostile = '"]\\n  click s0 \\"javascript:alert(1)\\"<b>\\e]52;c;x\\a%%{init'
     text = f'id: x\nname: "{hostile}"\nsteps: [{{id: a, type: agent, agent: "{hostile}"}}]'
     workflow = parse_workflow(text.replace('"]', '\\"]'))
@@ -72,7 +72,7 @@ def test_names_are_text_and_nothing_else() -> None:
     assert len(tree(workflow).splitlines()) == 2
 
 
-async def test_the_state_of_a_run_says_what_each_step_came_to(expressions) -> None:
+async def test_the_graph_of_a_run_shows_the_state_of_each_step(expressions) -> None:
     text = (
         "id: x\nsteps: [{id: a, type: agent, agent: a}, {id: p, type: parallel, branches: "
         "{l: [{id: b, type: agent, agent: b}], r: [{id: c, type: agent, agent: c}]}}, "

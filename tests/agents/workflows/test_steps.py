@@ -27,7 +27,7 @@ def _flow(expressions, *lines: str, **options) -> Flow:
     )
 
 
-async def test_set_and_transform_make_values_that_later_steps_see(expressions) -> None:
+async def test_set_and_transform_create_values_for_later_steps(expressions) -> None:
     flow = _flow(
         expressions,
         "{id: start, type: set, data: {n: 1, who: '${input.name}'}}",
@@ -38,7 +38,7 @@ async def test_set_and_transform_make_values_that_later_steps_see(expressions) -
     assert flow.saved["frame"]["vars"] == {"n": 1, "who": "Eve", "box": {"inner": {"deep": 2}}}
 
 
-async def test_an_output_can_be_chosen_and_the_workflow_has_its_own(expressions) -> None:
+async def test_steps_and_workflows_can_choose_their_output(expressions) -> None:
     flow = Flow(
         "id: x\noutput: {answer: '${result}', by: '${steps.a.output}'}\nsteps:\n"
         "- {id: a, type: agent, agent: a, output: '${result.response}'}\n"
@@ -59,7 +59,7 @@ async def test_a_result_that_does_not_fit_its_schema_is_a_failure(expressions) -
 
 
 @pytest.mark.promise("P62")
-async def test_what_an_agent_puts_out_is_never_a_template(expressions) -> None:
+async def test_agent_output_is_never_read_as_a_template(expressions) -> None:
     flow = _flow(
         expressions,
         "{id: a, type: agent, agent: a}",
@@ -70,7 +70,7 @@ async def test_what_an_agent_puts_out_is_never_a_template(expressions) -> None:
     assert flow.calls[1].task == "It said: ${input.secret}"
 
 
-async def test_an_end_inside_a_branch_ends_the_branch_alone(expressions) -> None:
+async def test_an_end_inside_a_branch_ends_only_that_branch(expressions) -> None:
     flow = _flow(
         expressions,
         "{id: p, type: parallel, branches: [{name: l, steps: [{id: a, type: agent, agent: a}, "
@@ -82,7 +82,7 @@ async def test_an_end_inside_a_branch_ends_the_branch_alone(expressions) -> None
     assert flow.calls[-1].variables["seen"] == {"l": {"stopped": True}, "r": {"response": "b"}}
 
 
-async def test_branches_work_at_the_same_time_and_a_failure_ends_the_others(expressions) -> None:
+async def test_branches_run_concurrently_and_a_failure_ends_the_others(expressions) -> None:
     ended = []
     both = asyncio.Barrier(2)
 
@@ -112,7 +112,7 @@ async def test_branches_work_at_the_same_time_and_a_failure_ends_the_others(expr
     assert flow.saved["failed"]["step"] == "a"
 
 
-async def test_of_any_the_first_that_ends_well_wins(expressions) -> None:
+async def test_any_completes_with_the_first_successful_branch(expressions) -> None:
     ended = []
 
     async def agent(call):
@@ -134,7 +134,7 @@ async def test_of_any_the_first_that_ends_well_wins(expressions) -> None:
     assert ended == ["waits"]
 
 
-async def test_of_any_it_fails_when_all_do(expressions) -> None:
+async def test_any_fails_when_all_branches_fail(expressions) -> None:
     def agent(call):
         raise ModelUnavailable(call.agent)
 
@@ -143,7 +143,7 @@ async def test_of_any_it_fails_when_all_do(expressions) -> None:
         await _flow(expressions, line, agent=agent).go()
 
 
-async def test_items_are_worked_on_so_many_at_once_and_their_results_are_in_order(
+async def test_foreach_bounds_concurrency_and_keeps_results_in_order(
     expressions,
 ) -> None:
     busy = most = 0
@@ -183,13 +183,13 @@ async def test_agents_of_all_branches_together_are_bounded(expressions) -> None:
     assert most == 2
 
 
-async def test_foreach_over_what_is_no_list_fails(expressions) -> None:
+async def test_foreach_over_a_value_that_is_not_a_list_fails(expressions) -> None:
     line = "{id: e, type: foreach, items: input, iterator: [{id: w, type: agent, agent: w}]}"
     with pytest.raises(RunFailed, match='the step "e" failed: `input` is no list'):
         await _flow(expressions, line).go("text")
 
 
-async def test_while_goes_round_as_long_as_its_condition_is_true(expressions) -> None:
+async def test_while_repeats_as_long_as_its_condition_is_true(expressions) -> None:
     line = "{id: w, type: while, condition: '!has(steps.s) || s.n < 3', do: [{id: s, type: agent, agent: a, input: {at: '${index}'}}]}"
     flow = _flow(expressions, line, "{id: z, type: transform, expression: s.n * 10}")
     flow.agent = lambda call: {"n": len(flow.calls)}
@@ -204,7 +204,7 @@ TRY = (
 )
 
 
-async def test_a_failure_is_caught_and_what_is_last_is_done(expressions) -> None:
+async def test_a_failure_is_caught_and_finally_runs(expressions) -> None:
     flow = _flow(expressions, TRY)
 
     def agent(call):
@@ -220,7 +220,7 @@ async def test_a_failure_is_caught_and_what_is_last_is_done(expressions) -> None
     assert calm.order == ["a", "f"]
 
 
-async def test_without_a_catch_the_failure_comes_out_after_what_is_last(expressions) -> None:
+async def test_without_a_catch_the_failure_is_raised_after_finally(expressions) -> None:
     def agent(call):
         if call.agent == "a":
             raise ModelUnavailable("no answer", hint="wait")
@@ -233,7 +233,7 @@ async def test_without_a_catch_the_failure_comes_out_after_what_is_last(expressi
     assert (flow.order, caught.value.details["step"]) == (["a", "f"], "a")
 
 
-async def test_a_step_is_tried_again_after_a_growing_while(expressions) -> None:
+async def test_a_step_is_retried_with_a_growing_delay(expressions) -> None:
     line = "{id: a, type: agent, agent: a, retry: {max_attempts: 4, backoff: 2s, retry_on: [MODEL_UNAVAILABLE]}}"
     flow = _flow(expressions, line)
 
@@ -259,9 +259,7 @@ async def test_a_step_is_tried_again_after_a_growing_while(expressions) -> None:
         ("{max_attempts: 3, retry_on: [FORBIDDEN]}", PolicyDenied("not allowed"), 3),
     ],
 )
-async def test_what_is_tried_again_depends_on_the_failure(
-    expressions, retry, failure, calls
-) -> None:
+async def test_retries_depend_on_the_failure(expressions, retry, failure, calls) -> None:
     def agent(call):
         raise failure
 
@@ -272,7 +270,7 @@ async def test_what_is_tried_again_depends_on_the_failure(
     assert caught.value.details["cause"] == failure.code
 
 
-async def test_a_step_that_does_not_end_in_time_fails_and_can_be_tried_again(expressions) -> None:
+async def test_a_step_that_times_out_fails_and_can_be_retried(expressions) -> None:
     line = "{id: a, type: agent, agent: a, timeout: 20ms, retry: {max_attempts: 2, retry_on: [timeout]}}"
     flow = _flow(expressions, line)
 
@@ -289,7 +287,7 @@ async def test_a_step_that_does_not_end_in_time_fails_and_can_be_tried_again(exp
     assert caught.value.details["cause"] == "COMMAND_TIMEOUT"
 
 
-async def test_a_workflow_that_does_not_end_in_time_is_ended(expressions) -> None:
+async def test_a_workflow_that_times_out_is_ended(expressions) -> None:
     text = "id: x\ntimeout: 50ms\nsteps: [{id: a, type: agent, agent: a}]"
     flow = Flow(text, expressions, lambda call: asyncio.Event().wait())
     with pytest.raises(RunLimitReached, match=r"within 0\.05 s; it was at a") as caught:
@@ -297,7 +295,7 @@ async def test_a_workflow_that_does_not_end_in_time_is_ended(expressions) -> Non
     assert caught.value.details["step"] == "a"
 
 
-async def test_time_before_a_crash_counts(expressions) -> None:
+async def test_time_before_a_crash_counts_for_the_timeout(expressions) -> None:
     text = "id: x\ntimeout: 60s\nsteps: [{id: s, type: sleep, duration: 10s}, {id: a, type: agent, agent: a}]"
     flow = Flow(text, expressions)
     flow.cut_at_save = 2
@@ -308,7 +306,7 @@ async def test_time_before_a_crash_counts(expressions) -> None:
         await flow.go()
 
 
-async def test_sleep_lasts_to_the_same_moment_after_a_crash(expressions) -> None:
+async def test_sleep_ends_at_the_same_time_after_a_crash(expressions) -> None:
     flow = _flow(expressions, "{id: s, type: delay, duration: 30s}", cut_at_save=2)
     with pytest.raises(PowerCut):
         await flow.go()
@@ -325,7 +323,7 @@ LOOP = (
 
 
 @pytest.mark.promise("P67")
-async def test_ten_thousand_rounds_are_refused_with_the_step_named(expressions) -> None:
+async def test_an_endless_loop_is_stopped_and_the_step_named(expressions) -> None:
     flow = _flow(expressions, *LOOP)
     flow.agent = lambda call: {"again": len(flow.calls) < 10_000}
     with pytest.raises(RunLimitReached, match='the step "a" would be entered 101 times') as caught:
@@ -339,7 +337,7 @@ async def test_ten_thousand_rounds_are_refused_with_the_step_named(expressions) 
     assert await fits.go() == {"again": False}
 
 
-async def test_all_steps_together_are_bounded(expressions) -> None:
+async def test_the_total_number_of_steps_is_bounded(expressions) -> None:
     line = "{id: e, type: foreach, items: input, iterator: [{id: w, type: set, data: {n: 1}}]}"
     await _flow(expressions, line, limits=Limits(max_steps=11)).go(list(range(10)))
     with pytest.raises(RunLimitReached, match="max_steps|step 12 of the run") as caught:
@@ -349,7 +347,7 @@ async def test_all_steps_together_are_bounded(expressions) -> None:
         await _flow(expressions, line).go(list(range(1001)))
 
 
-async def test_no_catch_holds_a_loop_that_does_not_end(expressions) -> None:
+async def test_catch_and_retry_cannot_prolong_an_endless_loop(expressions) -> None:
     loop = "{id: w, type: while, condition: 'true', do: [{id: n, type: set, data: {x: 1}}]}"
     line = f"{{id: t, type: try, try: [{loop}], catch: [{{id: c, type: agent, agent: c}}], retry: {{max_attempts: 5}}}}"
     flow = _flow(expressions, line, limits=Limits(max_visits=10))
@@ -378,7 +376,7 @@ async def test_an_output_is_json_and_bounded(expressions) -> None:
         await flow.go()
 
 
-async def test_no_condition_that_fits_is_a_failure_with_the_value(expressions) -> None:
+async def test_a_switch_without_a_matching_case_fails_with_the_value(expressions) -> None:
     lines = (
         "{id: s, type: switch, expression: input.n, transitions: [{condition: 1, next: z}]}",
         "{id: z, type: end}",
@@ -389,7 +387,7 @@ async def test_no_condition_that_fits_is_a_failure_with_the_value(expressions) -
 
 
 @pytest.mark.promise("P68")
-async def test_whoever_cancels_the_run_cancels_its_steps(expressions) -> None:
+async def test_cancelling_the_run_cancels_its_steps(expressions) -> None:
     began, ended = asyncio.Barrier(3), []
 
     async def agent(call):
@@ -408,7 +406,7 @@ async def test_whoever_cancels_the_run_cancels_its_steps(expressions) -> None:
     assert sorted(ended) == ["a", "b"]
 
 
-async def test_a_state_that_cannot_be_saved_is_no_failure_of_a_step(expressions) -> None:
+async def test_a_failed_save_is_not_a_failure_of_a_step(expressions) -> None:
     flow = _flow(expressions, "{id: a, type: agent, agent: a, retry: {max_attempts: 5}}")
 
     async def save(state):

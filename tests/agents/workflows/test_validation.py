@@ -24,7 +24,7 @@ A = "{id: a, type: agent, agent: a}"
 
 
 @pytest.mark.parametrize("text", [APPENDIX_B, STATES, _steps(A)])
-def test_a_good_file_has_neither_errors_nor_warnings(text) -> None:
+def test_a_valid_file_has_neither_errors_nor_warnings(text) -> None:
     assert _codes(text) == ([], [])
 
 
@@ -102,7 +102,7 @@ def test_a_step_inside_a_step_is_checked_in_its_own_body() -> None:
         ("id: x\nstates: [" + A + "]", "MISSING_TRANSITION", "states[0]"),
     ],
 )  # fmt: skip
-def test_a_doubt_is_a_warning_and_the_file_is_used(text, code, path) -> None:
+def test_a_doubtful_file_is_accepted_with_a_warning(text, code, path) -> None:
     assert _codes(text) == ([], [(code, path)])
     assert parse_workflow(text).id == "x"
 
@@ -112,7 +112,7 @@ def test_a_name_that_a_macro_binds_is_known() -> None:
     assert _codes(text) == ([], [])
 
 
-def test_misspellings_are_told_with_the_nearest_word() -> None:
+def test_misspellings_are_reported_with_the_nearest_word() -> None:
     text = _steps("{id: a, type: agnt}", "{id: check, type: agent, agent: fixr, next: chck}")
     hints = {i.code: i.hint for i in inspect(text, agents=["fixer", "tester"]).errors}
     assert hints == {
@@ -122,7 +122,7 @@ def test_misspellings_are_told_with_the_nearest_word() -> None:
     }
 
 
-def test_a_step_of_an_unknown_type_is_complained_of_once() -> None:
+def test_a_step_of_an_unknown_type_is_reported_once() -> None:
     text = _steps("{id: a, type: agnt}", "{id: b, type: agent, agent: b}")
     assert _codes(text) == ([("UNKNOWN_STEP_TYPE", "steps[0].type")], [])
 
@@ -157,14 +157,14 @@ def test_hostile_yaml_is_one_error(text) -> None:
     assert [issue.code for issue in inspect(text).errors] == ["BAD_YAML"]
 
 
-def test_bodies_lie_at_most_so_deep() -> None:
+def test_the_nesting_of_steps_is_bounded() -> None:
     text = "[{id: z, type: end}]"
     for n in range(9):
         text = f"[{{id: t{n}, type: try, try: {text}}}]"
     assert [i.code for i in inspect(f"id: x\nsteps: {text}").errors] == ["TOO_DEEP"]
 
 
-def test_a_list_inside_is_of_the_dialect_that_its_own_word_says() -> None:
+def test_a_nested_list_uses_the_dialect_of_its_own_key() -> None:
     two = "[{id: b, type: agent, agent: b}, {id: c, type: agent, agent: c}]"
     loop = "{id: a, type: foreach, items: [1], iterator: {%s: " + two + "}%s}"
     falls = parse_workflow("id: x\nstates: [" + loop % ("steps", ", end: true") + "]")
@@ -187,13 +187,13 @@ def test_a_list_inside_is_of_the_dialect_that_its_own_word_says() -> None:
     ],
     ids=["targets", "choices", "fields", "expressions", "escapes"],
 )  # fmt: skip
-def test_a_file_made_to_take_long_does_not(text) -> None:
+def test_a_file_designed_to_be_slow_is_validated_quickly(text) -> None:
     assert len(text) < MAX_BYTES
     found = inspect(text)
     # The nearest word takes milliseconds, so not everybody gets one.
     assert sum("did you mean" in i.hint for i in (*found.errors, *found.warnings)) <= 20
 
 
-def test_a_file_with_a_thousand_errors_is_answered_shortly() -> None:
+def test_a_file_with_a_thousand_errors_gives_a_short_answer() -> None:
     text = "id: x\nsteps: [" + ",".join(["{id: a, type: nope}"] * 400) + "]"
     assert len(inspect(text).errors) == 100
