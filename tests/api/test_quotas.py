@@ -31,7 +31,7 @@ from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
-from tests.agents.agency import environ_for, files_in, played
+from tests.agents.agency import environ_for, files_in, played, until
 from tests.api.booked import AS_OPERATOR, OPERATOR, new_key
 from tests.api.serving import serving
 from tests.models.server import ScriptedModel
@@ -568,3 +568,33 @@ async def test_the_command_line_reports_the_quota(daemon, command, tmp_path):
     assert process.returncode not in (0, None), out
     assert b"disk" in err, err
     assert b"hint:" in err, err
+
+
+async def test_concurrent_uploads_share_one_quota(daemon, tmp_path):
+    """All four are admitted while nothing is stored; only one of them fits."""
+    key = await acme_key(daemon, {"files"}, max_disk_bytes=1500)
+    arrived = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x" * 500
+        await arrived.wait()
+        yield b"x" * 500
+
+    async def upload() -> int:
+        return (await daemon.ask("POST", "/v1/files", data=body(), headers=key)).status
+
+    uploads = [asyncio.create_task(upload()) for _ in range(4)]
+    partial = tmp_path / "data" / "files" / "making"
+
+    async def all_started() -> object:
+        found = os.listdir(partial)
+        return len(found) == len(uploads) or found
+
+    await until(all_started, "not every upload has started")
+    arrived.set()
+    assert sorted(await asyncio.gather(*uploads)) == [201, 507, 507, 507]
+    # Replacing a file counts what is there afterwards.
+    files = (await daemon.ask("GET", "/v1/files", headers=key)).json["files"]
+    path = f"/v1/files?key={files[0]['key']}&overwrite=true"
+    assert (await daemon.ask("POST", path, data=b"x" * 1500, headers=key)).status == 201
+    assert (await daemon.ask("POST", path, data=b"x" * 1501, headers=key)).status == 507

@@ -75,6 +75,7 @@ class BriefFiles:
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = False,
+        max_stored_bytes: int | None = None,
     ) -> StoredFile:
         async with self._open() as files:
             return await files.put(
@@ -86,6 +87,7 @@ class BriefFiles:
                 metadata=metadata,
                 expect_sha256=expect_sha256,
                 overwrite=overwrite,
+                max_stored_bytes=max_stored_bytes,
             )
 
     async def get(self, tenant: str, key: str) -> StoredFile:

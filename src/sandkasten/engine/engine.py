@@ -278,9 +278,9 @@ class Engine:
         """Which tenant's it is; SessionNotFound when there is none."""
         return await self._sandboxes.owner(sandbox_id)
 
-    async def disk_of(self, tenant: str) -> int:
-        """Bytes that a tenant's sandboxes and named workspaces may take together."""
-        return await self._quotas.disk(tenant)
+    async def max_stored_bytes(self, tenant: str, quota: TenantQuota | None) -> int | None:
+        """Return the bytes that the tenant's stored files may take; None: any number."""
+        return await self._quotas.max_stored_bytes(tenant, quota)
 
     async def destroy(self, sandbox_id: str) -> None:
         with self._door.within(new=False):

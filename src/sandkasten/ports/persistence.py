@@ -192,8 +192,12 @@ class FileStore(Protocol):
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = False,
+        max_stored_bytes: int | None = None,
     ) -> StoredFile:
-        """Whole or not at all. Without a key it gets `f_<id>`; Conflict when a key is taken."""
+        """Store all of it or nothing. Without a key it gets `f_<id>`; Conflict if a key is taken.
+
+        QuotaExceeded if the tenant's stored files would take more than `max_stored_bytes`.
+        """
         ...
 
     async def get(self, tenant: str, key: str) -> StoredFile:

@@ -86,6 +86,7 @@ class BlobStore:
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = False,
+        max_stored_bytes: int | None = None,
     ) -> StoredFile:
         now = self._clock.now()
         if expires_at is None and self.rules.ttl_s is not None:
@@ -98,7 +99,7 @@ class BlobStore:
             await self._database.read(
                 lambda connection: _must_be_free(connection, tenant, key, now)
             )
-        arrived = await self._receive(tenant, data)
+        arrived = await self._receive(tenant, key, data, max_stored_bytes)
         try:
             _must_be(arrived.digest, expect_sha256)
             row = StoredFile(
@@ -112,7 +113,9 @@ class BlobStore:
                 metadata=metadata,
             )
             replaced = await self._database.write(
-                lambda connection: self._insert(connection, row, arrived, overwrite=overwrite),
+                lambda connection: self._insert(
+                    connection, row, arrived, max_stored_bytes, overwrite=overwrite
+                ),
                 lasting=True,
             )
         except BaseException:
@@ -210,8 +213,10 @@ class BlobStore:
             await self._collect(digests)
         return gone
 
-    async def _receive(self, tenant: str, data: AsyncIterable[bytes]) -> Arrived:
-        used = await self.usage(tenant)
+    async def _receive(
+        self, tenant: str, key: str, data: AsyncIterable[bytes], max_stored_bytes: int | None
+    ) -> Arrived:
+        used = await self._database.read(lambda connection: _used(connection, tenant, without=key))
         rules = self.rules
 
         def allowed(size: int) -> None:
@@ -221,13 +226,18 @@ class BlobStore:
                     hint="the operator's files.max_bytes says how large one may be",
                     limit=rules.max_bytes,
                 )
-            if used + size > rules.max_total_bytes:
-                raise _full(rules)
+            _check_total(used, size, rules, max_stored_bytes)
 
         return await self._content.receive(data, allowed)
 
     def _insert(
-        self, connection: sqlite3.Connection, row: StoredFile, arrived: Arrived, *, overwrite: bool
+        self,
+        connection: sqlite3.Connection,
+        row: StoredFile,
+        arrived: Arrived,
+        max_stored_bytes: int | None,
+        *,
+        overwrite: bool,
     ) -> str | None:
         """The digest of what was replaced. Content gets its name here, on the one thread that also
         removes it, so that nobody removes what somebody is about to name."""
@@ -236,8 +246,8 @@ class BlobStore:
         replaced = connection.execute(
             "DELETE FROM files WHERE tenant = ? AND key = ? RETURNING sha256", (row.tenant, row.key)
         ).fetchall()
-        if _used(connection, row.tenant) + row.size_bytes > self.rules.max_total_bytes:
-            raise _full(self.rules)
+        # Again: other files may have been stored while this one arrived.
+        _check_total(_used(connection, row.tenant), row.size_bytes, self.rules, max_stored_bytes)
         connection.execute(
             f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             (
@@ -282,9 +292,23 @@ def _forget(connection: sqlite3.Connection, digests: Sequence[str]) -> None:
     connection.executemany("DELETE FROM files WHERE sha256 = ?", [(one,) for one in digests])
 
 
-def _used(connection: sqlite3.Connection, tenant: str) -> int:
-    sql = "SELECT coalesce(sum(size_bytes), 0) FROM files WHERE tenant = ?"
-    return int(connection.execute(sql, (tenant,)).fetchone()[0])
+def _used(connection: sqlite3.Connection, tenant: str, *, without: str | None = None) -> int:
+    """Return the bytes of the tenant's files, without the file of one key."""
+    sql = "SELECT coalesce(sum(size_bytes), 0) FROM files WHERE tenant = ? AND key IS NOT ?"
+    return int(connection.execute(sql, (tenant, without)).fetchone()[0])
+
+
+def _check_total(used: int, more: int, rules: FileRules, max_stored_bytes: int | None) -> None:
+    if used + more > rules.max_total_bytes:
+        raise _full(rules)
+    if max_stored_bytes is not None and used + more > max_stored_bytes:
+        left = max(0, max_stored_bytes - used)
+        raise QuotaExceeded(
+            f"the file is too large: the disk quota of the tenant has {left} bytes left",
+            hint="delete something, or ask the operator for a larger quota",
+            quota="disk",
+            left=left,
+        )
 
 
 def _must_be_free(connection: sqlite3.Connection, tenant: str, key: str, now: float) -> None:

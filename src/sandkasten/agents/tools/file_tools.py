@@ -25,16 +25,14 @@ if TYPE_CHECKING:
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.engine.engine import Engine
     from sandkasten.engine.storage.stage_publish import Filing
-    from sandkasten.ports import FileStore
 
 _COUNTED_SANDBOXES: Final = 1000
 
 
 class FileTools:
-    def __init__(self, engine: Engine, filing: Filing | None, store: FileStore | None) -> None:
+    def __init__(self, engine: Engine, filing: Filing | None) -> None:
         self._engine = engine
         self._filing = filing
-        self._store = store
         self._written: dict[str, set[str]] = {}
 
     async def write(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
@@ -100,7 +98,7 @@ class FileTools:
             place.info.id,
             given["source"],
             given.get("file_key"),
-            room_bytes=await self._room(context),
+            max_stored_bytes=await self._engine.max_stored_bytes(context.tenant, context.quota),
         )
         return {
             "ok": True,
@@ -120,13 +118,6 @@ class FileTools:
                 hint="a daemon has one; use sandbox_fs_read and sandbox_fs_write",
             )
         return self._filing
-
-    async def _room(self, context: RunContext) -> int | None:
-        most = None if context.quota is None else context.quota.max_disk_bytes
-        if most is None or self._store is None:
-            return None
-        used = await self._engine.disk_of(context.tenant) + await self._store.usage(context.tenant)
-        return max(0, most - used)
 
     def _check(self, context: RunContext, place: Place, path: str, size: int) -> None:
         limits = parse_limits(context.wish.limits, self._engine.policy.limits)

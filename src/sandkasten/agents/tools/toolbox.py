@@ -54,7 +54,7 @@ class Toolbox:
         self._has_store = filing is not None
         self._sessions = Sessions(engine, files)
         self._running = Running(engine, files)
-        self._files = FileTools(engine, filing, files)
+        self._files = FileTools(engine, filing)
         shells = Shells(engine)
         self._verbs: Mapping[str, Verb] = {
             "sandbox_exec": shells.run,

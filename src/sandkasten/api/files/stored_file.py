@@ -41,15 +41,6 @@ def file_fields(row: StoredFile) -> dict[str, object]:
     }
 
 
-async def room_of(call: Call, store: FileStore) -> int | None:
-    """How many bytes more the tenant may have; None: as many as there are."""
-    most = call.principal.quota.max_disk_bytes
-    if most is None:
-        return None
-    tenant = call.principal.tenant
-    return max(0, most - await call.engine.disk_of(tenant) - await store.usage(tenant))
-
-
 async def stored_bytes(call: Call) -> int:
     """Return the bytes of the tenant's stored files; read only if its disk is limited."""
     if call.server.files is None or call.principal.quota.max_disk_bytes is None:

@@ -13,12 +13,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from sandkasten.api.files.multipart_form import Form
-from sandkasten.api.files.stored_file import File, expiry_of, file_fields, room_of, store_of
+from sandkasten.api.files.stored_file import File, expiry_of, file_fields, store_of
 from sandkasten.api.request.http_call import checked
 from sandkasten.api.response.byte_ranges import Span, Unsatisfiable, Version, disposition, wanted
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Query, Route
-from sandkasten.engine.storage.stage_publish import no_room
 from sandkasten.errors import (
     Busy,
     Conflict,
@@ -90,12 +89,15 @@ async def put(call: Call) -> Response:
     row = await store.put(
         call.principal.tenant,
         asked.key,
-        _within(await room_of(call, store), data),
+        data,
         content_type=asked.content_type or part_type or UNKNOWN_TYPE,
         expires_at=expiry_of(call, asked.ttl_seconds),
         metadata=_metadata(asked.metadata),
         expect_sha256=asked.checksum,
         overwrite=asked.overwrite,
+        max_stored_bytes=await call.engine.max_stored_bytes(
+            call.principal.tenant, call.principal.quota
+        ),
     )
     return answer(file_fields(row), 201)
 
@@ -224,15 +226,6 @@ async def _alone(data: AsyncIterator[bytes], form: AsyncIterator[Any]) -> AsyncI
     async for part in form:
         # Here, before the file is complete, and so before it is stored.
         raise _form(f"{part.name[:40]!r} comes after the file")
-
-
-async def _within(room: int | None, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    count = 0
-    async for piece in data:
-        count += len(piece)
-        if room is not None and count > room:
-            raise no_room(room)
-        yield piece
 
 
 def _metadata(text: str | None) -> dict[str, str]:

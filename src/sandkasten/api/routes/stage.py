@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from sandkasten.api.files.stored_file import File, expiry_of, file_fields, room_of, store_of
+from sandkasten.api.files.stored_file import File, expiry_of, file_fields, store_of
 from sandkasten.api.request.authentication import require
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Route
@@ -85,8 +85,7 @@ async def stage(call: Call) -> Response:
 async def publish(call: Call) -> Response:
     require(call.principal, "files")
     body = await call.body(PublishBody)
-    store = store_of(call)
-    row = await Filing(call.engine.files, store).publish(
+    row = await Filing(call.engine.files, store_of(call)).publish(
         call.principal.tenant,
         await call.session(),
         body.source,
@@ -95,7 +94,9 @@ async def publish(call: Call) -> Response:
         expires_at=expiry_of(call, body.ttl_seconds),
         expect_sha256=body.checksum,
         overwrite=body.overwrite,
-        room_bytes=await room_of(call, store),
+        max_stored_bytes=await call.engine.max_stored_bytes(
+            call.principal.tenant, call.principal.quota
+        ),
     )
     return answer({"ok": True, **file_fields(row)})
 

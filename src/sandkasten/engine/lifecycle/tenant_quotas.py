@@ -88,10 +88,12 @@ class Quotas:
                 await self._check(tenant, quota, need, records, other_disk_bytes)
             yield
 
-    async def disk(self, tenant: str) -> int:
-        """Bytes that its sandboxes and named workspaces may take together."""
+    async def max_stored_bytes(self, tenant: str, quota: TenantQuota | None) -> int | None:
+        """Return what sandboxes and named workspaces leave of the disk quota; None: no limit."""
+        if quota is None or quota.max_disk_bytes is None:
+            return None
         records = [one for one in await self._store.list() if _counts(one, tenant)]
-        return await self._disk(tenant, records)
+        return max(0, quota.max_disk_bytes - await self._disk(tenant, records))
 
     async def _check(
         self,

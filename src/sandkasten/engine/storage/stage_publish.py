@@ -11,7 +11,7 @@ import hashlib
 import mimetypes
 from typing import TYPE_CHECKING, Protocol
 
-from sandkasten.errors import Conflict, InternalError, NotRegular, QuotaExceeded
+from sandkasten.errors import Conflict, InternalError, NotRegular
 from sandkasten.model.files.file_keys import UNKNOWN_TYPE
 from sandkasten.model.journal_rows import StagedFile
 
@@ -73,14 +73,12 @@ class Filing:
         expires_at: float | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = True,
-        room_bytes: int | None = None,
+        max_stored_bytes: int | None = None,
     ) -> StoredFile:
         """Keep a file of a sandbox. Conflict when it is written to meanwhile and got shorter."""
         async with self._files.read_stream(sandbox_id, source) as (entry, pieces):
             if entry.type != "file":
                 raise NotRegular(f"{entry.path} is no regular file", hint="publish plain files")
-            if room_bytes is not None and entry.size > room_bytes:
-                raise no_room(room_bytes)
             guessed = mimetypes.guess_type(entry.name, strict=False)[0]
             return await self._store.put(
                 tenant,
@@ -90,16 +88,8 @@ class Filing:
                 expires_at=expires_at,
                 expect_sha256=expect_sha256,
                 overwrite=overwrite,
+                max_stored_bytes=max_stored_bytes,
             )
-
-
-def no_room(left: int) -> QuotaExceeded:
-    return QuotaExceeded(
-        f"the tenant's quota of disk has {left} bytes left, which is too little for the file",
-        hint="delete something, or ask the operator for a larger quota",
-        quota="disk",
-        left=left,
-    )
 
 
 async def _verified(row: StoredFile, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
