@@ -167,7 +167,7 @@ async def test_a_directory_comes_as_a_tar_and_so_does_a_file_on_demand(daemon, b
 
 
 @pytest.mark.promise("P18")
-async def test_what_is_no_file_is_refused_at_once(real):
+async def test_downloading_a_special_file_is_refused_at_once(real):
     daemon, the_id, box = real
     await run(
         daemon,

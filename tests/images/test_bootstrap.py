@@ -76,7 +76,7 @@ def store(tmp_path) -> LayerStore:
 # ---- sources -----------------------------------------------------------------------------------
 
 
-def test_the_machines_own_debian_is_used_and_nobody_elses(etc):
+def test_the_debian_sources_of_the_host_are_used(etc):
     assert sources_for("bookworm", etc) == [
         Source(
             "http://m.example/debian",
@@ -98,7 +98,7 @@ def test_the_machines_own_debian_is_used_and_nobody_elses(etc):
     )
 
 
-def test_another_suite_comes_from_the_same_places(etc):
+def test_another_suite_comes_from_the_same_mirrors(etc):
     assert [source.suite for source in sources_for("trixie", etc)] == [
         "trixie",
         "trixie-updates",
@@ -113,7 +113,7 @@ def test_a_suite_that_apt_knows_is_not_guessed(etc):
     assert [source.line() for source in sources_for("trixie", etc)] == [line.strip()]
 
 
-def test_a_machine_that_is_no_debian_needs_a_mirror(etc):
+def test_a_host_that_is_not_debian_needs_a_mirror(etc):
     (etc / "os-release").write_text("ID=ubuntu\nVERSION_CODENAME=bookworm\n")
     assert len(machine_sources(etc)) == 5
     with pytest.raises(BuildFailed) as refused:
@@ -145,7 +145,7 @@ def test_a_machine_that_is_no_debian_needs_a_mirror(etc):
         {"mirror": "deb-src http://h/x bookworm main"},
     ],
 )
-def test_a_recipe_that_makes_no_sense_is_refused(wrong):
+def test_an_invalid_bootstrap_recipe_is_refused(wrong):
     with pytest.raises(InvalidRequest) as refused:
         debian_recipe(**{"suite": "bookworm", **wrong})
     assert "secret" not in str(refused.value)
@@ -156,7 +156,7 @@ def test_the_order_of_packages_does_not_matter():
 
 
 @pytest.mark.parametrize("mode", ["root", "unshare"])
-def test_the_command_is_what_the_recipe_says(mode):
+def test_the_command_follows_the_recipe(mode):
     recipe = debian_recipe("bookworm", ["python3", "git=1:2.39"], "minbase")
     isolated = [
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -178,20 +178,20 @@ def test_the_command_is_what_the_recipe_says(mode):
     ]
 
 
-def test_a_bare_root_runs_nothing_so_it_forgets_the_host_earlier():
+def test_the_extract_variant_removes_host_files_in_an_extract_hook():
     recipe = debian_recipe("bookworm", variant="extract")
     words = command(recipe, "root", Path("/s/sources.list"), Path("/s/apt.conf"))
     assert '--extract-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname"' in words
     assert not [word for word in words if word.startswith("--customize-hook")]
 
 
-def test_a_mirror_of_files_is_copied_from():
+def test_a_file_mirror_is_copied_from():
     recipe = debian_recipe("bookworm", mirror="file:///srv/file:/mirror")
     words = command(recipe, "root", Path("/s/sources.list"), Path("/s/apt.conf"))
     assert words[-3:] == ["bookworm", "-", "copy:///srv/file:/mirror"]
 
 
-def test_a_helper_sees_nothing_of_our_environment_but_the_proxies():
+def test_a_helper_program_gets_only_the_proxies_of_our_environment():
     environ = {"SECRET": "x", "https_proxy": "http://p", "NO_PROXY": "", "HOME": "/root"}
     assert child_environment(environ, TMPDIR="/t") == {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -201,14 +201,14 @@ def test_a_helper_sees_nothing_of_our_environment_but_the_proxies():
     }
 
 
-def test_a_missing_mmdebstrap_says_how_to_get_it(store, tmp_path, monkeypatch):
+def test_a_missing_mmdebstrap_is_reported_with_the_package_to_install(store, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildFailed) as refused:
         Bootstrap(store).build("d", debian_recipe("bookworm"))
     assert refused.value.hint == "apt-get install mmdebstrap"
 
 
-def test_a_user_who_cannot_make_a_root_is_told_what_is_missing(tmp_path, monkeypatch):
+def test_a_user_who_cannot_bootstrap_gets_a_hint_about_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 59_871)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildFailed) as refused:
@@ -232,7 +232,7 @@ def child(*argv: str, whole_s: float = 60, errand: Errand | None = None) -> Chil
     )
 
 
-def test_a_program_that_fails_ends_no_stream_and_is_quoted():
+def test_a_failing_program_raises_at_the_end_of_its_stream_with_its_output():
     with child("sh", "-c", "echo data; echo why >&2; exit 3") as stream:
         assert stream.read() == b"data\n"
         with pytest.raises(BuildFailed) as failed:
@@ -240,7 +240,7 @@ def test_a_program_that_fails_ends_no_stream_and_is_quoted():
     assert failed.value.message == "it failed with status 3:\nwhy"
 
 
-def test_a_program_with_its_children_is_gone_when_the_block_ends(monkeypatch):
+def test_a_program_and_its_children_are_dead_after_the_block(monkeypatch):
     monkeypatch.setattr("sandkasten.images.child_program._GRACE_S", 0.5)
     with child("sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait") as stream:
         pid = int(stream.read())
@@ -251,7 +251,7 @@ def test_a_program_with_its_children_is_gone_when_the_block_ends(monkeypatch):
     assert line == b""
 
 
-def test_a_program_that_is_silent_is_called_off_at_once():
+def test_a_silent_program_can_be_cancelled_at_once():
     errand = Errand()
     with child("sleep", "600", errand=errand) as stream:
         threading.Timer(0.1, errand.called_off.set).start()
@@ -305,7 +305,7 @@ def litter(store: LayerStore) -> list[str]:
     return os.listdir(making) if making.is_dir() else []
 
 
-def test_an_image_is_made_from_a_mirror_of_files(store, mirror):
+def test_an_image_is_built_from_a_file_mirror(store, mirror):
     told: list[str] = []
     built = Bootstrap(store).build(
         "tiny:1", recipe_of(mirror), progress=lambda one: told.append(one.text)
@@ -322,7 +322,7 @@ def test_an_image_is_made_from_a_mirror_of_files(store, mirror):
 
 
 @pytest.mark.promise("P53")
-def test_the_same_recipe_again_answers_at_once_and_refreshed_gives_the_same_image(store, mirror):
+def test_the_same_recipe_is_cached_and_a_refresh_gives_the_same_image(store, mirror):
     make = Bootstrap(store)
     first = make.build("tiny:1", recipe_of(mirror))
     told: list[str] = []
@@ -345,7 +345,7 @@ def test_another_recipe_and_a_removed_image_are_built(store, mirror):
     assert make.build("tiny:1", recipe_of(mirror)).cached is False
 
 
-def test_a_bootstrap_that_fails_says_why_and_leaves_nothing(store, mirror):
+def test_a_failed_bootstrap_gives_the_reason_and_leaves_nothing(store, mirror):
     with pytest.raises(BuildFailed) as failed:
         Bootstrap(store).build("x", debian_recipe("stable", ["no-such-package"], "extract", mirror))
     assert "Unable to locate package no-such-package" in failed.value.message
@@ -353,7 +353,7 @@ def test_a_bootstrap_that_fails_says_why_and_leaves_nothing(store, mirror):
     assert os.listdir(store.root / "layers") == []
 
 
-def test_a_bad_name_is_refused_before_anything_is_done(store, mirror):
+def test_an_invalid_name_is_refused_before_anything_is_done(store, mirror):
     told: list[object] = []
     with pytest.raises(InvalidImage):
         Bootstrap(store).build("--privileged", recipe_of(mirror), progress=told.append)
@@ -361,7 +361,7 @@ def test_a_bad_name_is_refused_before_anything_is_done(store, mirror):
 
 
 @pytest.mark.promise("P53")
-def test_a_bootstrap_that_is_called_off_leaves_no_process_no_mount_and_no_file(store, mirror):
+def test_a_cancelled_bootstrap_leaves_no_process_mount_or_file(store, mirror):
     called_off = threading.Event()
     with pytest.raises(Cancelled):
         Bootstrap(store).build(
@@ -384,7 +384,7 @@ def _read(path: Path) -> bytes:
 
 
 @pytest.mark.timeout(600)
-def test_a_debian_from_this_machines_own_mirror_has_what_was_asked_for(store, full_size):
+def test_a_debian_from_the_hosts_mirror_has_the_requested_packages(store, full_size):
     variant, include = ("minbase", ["python3-minimal"]) if full_size else ("extract", ["dash"])
     built = Bootstrap(store).build("debian:12", debian_recipe("bookworm", include, variant))
     tree = Path(store.trees(built.image)[0])

@@ -45,7 +45,7 @@ def put(store, tmp_path):
     return put
 
 
-async def test_an_image_of_the_store_becomes_trees_with_its_environment(store, usr, put):
+async def test_a_stored_image_resolves_to_trees_and_environment(store, usr, put):
     the_id = put("debian")
     image = await Images(store, usr=usr).resolve("debian")
     assert (image.name, image.kind, image.id) == ("debian:latest", "layers", the_id)
@@ -57,7 +57,7 @@ async def test_an_image_of_the_store_becomes_trees_with_its_environment(store, u
     assert (await Images(store, usr=usr).resolve(the_id)).id == the_id
 
 
-async def test_an_alias_is_answered_by_its_target_in_the_store(store, usr, put):
+async def test_an_alias_resolves_to_its_target_in_the_store(store, usr, put):
     the_id = put("python:3.11-slim")
     image = await Images(store, usr=usr, strict=True).resolve("python")
     assert (image.name, image.id, image.warning) == ("python:3.11-slim", the_id, "")
@@ -80,14 +80,14 @@ async def test_an_alias_without_a_target_falls_back_and_a_full_name_never(store,
     assert await images.resolve("host") == Image("host")
 
 
-async def test_an_image_called_like_a_usual_alias_counts_as_itself(store, usr, put):
+async def test_an_image_named_like_a_default_alias_is_used_itself(store, usr, put):
     the_id = put("python")
     put("python:3.11-slim", layers=[])
     image = await Images(store, usr=usr).resolve("python")
     assert (image.name, image.id) == ("python:latest", the_id)
 
 
-async def test_the_operators_alias_counts_before_any_image_of_that_name(store, usr, put):
+async def test_the_operators_alias_takes_precedence_over_an_image_of_that_name(store, usr, put):
     put("python", layers=[])
     the_id = put("my/python:1")
     images = Images(store, usr=usr, aliases={"python": "my/python:1", "py": "python"})
@@ -98,7 +98,7 @@ async def test_the_operators_alias_counts_before_any_image_of_that_name(store, u
     assert await hosted.resolve("mine") == Image("host")
 
 
-async def test_an_alias_of_the_operators_falls_back_only_where_the_program_is_known(store, usr):
+async def test_an_operators_alias_falls_back_only_for_a_known_program(store, usr):
     images = Images(store, usr=usr, aliases={"py": "python", "ml": "my/ml:1"})
     assert (await images.resolve("py")).warning.startswith("alias py (python:3.11-slim)")
     with pytest.raises(InvalidImage, match="stands for my/ml:1"):
@@ -114,7 +114,7 @@ async def test_an_alias_of_the_operators_falls_back_only_where_the_program_is_kn
         ({"x": "y", "y": "z", "z": "y"}, "y → z → y"),
     ],
 )
-def test_aliases_that_lead_in_a_circle_are_named(store, aliases, loop):
+def test_circular_aliases_are_reported(store, aliases, loop):
     with pytest.raises(InvalidConfiguration) as refused:
         Images(store, aliases=aliases)
     assert loop in refused.value.message
@@ -122,12 +122,12 @@ def test_aliases_that_lead_in_a_circle_are_named(store, aliases, loop):
 
 
 @pytest.mark.parametrize("aliases", [{"--x": "y"}, {"x": "../y"}, {"x": ""}, {"X": "y"}])
-def test_an_alias_that_is_no_name_is_refused(aliases):
+def test_an_invalid_alias_name_is_refused(aliases):
     with pytest.raises(InvalidImage):
         all_aliases(aliases)
 
 
-def test_host_keeps_its_meaning():
+def test_the_name_host_cannot_be_redefined():
     with pytest.raises(InvalidConfiguration):
         all_aliases({"host": "evil:1"})
     assert chain("python", all_aliases({})) == ("python", "python:3.11-slim")
@@ -147,7 +147,9 @@ async def test_the_allow_list_comes_before_the_store(store, usr, put):
 
 
 @pytest.mark.promise("P50")
-async def test_a_name_allowed_for_its_target_lets_in_no_image_called_like_it(store, usr, put):
+async def test_allowing_an_aliass_target_does_not_allow_an_image_named_like_the_alias(
+    store, usr, put
+):
     put("bash", layers=[imagekit.layer({"x": b"not allowed"})])
     images = Images(store, usr=usr, allowed=["ubuntu:22.04"])
     assert (await images.resolve("bash")).kind == "host"
@@ -158,7 +160,7 @@ async def test_a_name_allowed_for_its_target_lets_in_no_image_called_like_it(sto
 
 
 @pytest.mark.promise("P52")
-async def test_an_image_for_another_machine_names_both(store, usr):
+async def test_an_image_for_another_architecture_names_both_architectures(store, usr):
     import_file(store, Import(imagekit.foreign_archive()))
     with pytest.raises(InvalidImage) as refused:
         await Images(store, usr=usr).resolve("foreign:1")
@@ -170,7 +172,7 @@ async def test_an_image_for_another_machine_names_both(store, usr):
 @pytest.mark.parametrize(
     "name", ["--privileged", "-v", "../x", "/etc", "", "a b", "a\0", "a\n", "x" * 10_000, None, 7]
 )
-async def test_a_text_that_is_no_name_is_refused_by_every_operation(store, usr, name):
+async def test_an_invalid_name_is_refused_by_every_operation(store, usr, name):
     images = Images(store, usr=usr)
     for refuse in (
         lambda: images.resolve(name),
@@ -224,7 +226,7 @@ async def test_an_import_that_is_cancelled_ends_and_leaves_nothing(store, usr):
     assert await images.list() == []
 
 
-async def test_what_is_shown_of_an_image_counts_who_shares_its_layers(store, usr, put):
+async def test_inspecting_an_image_counts_the_images_that_share_its_layers(store, usr, put):
     put("a")
     put("b", config={"User": "x"})
     put("c", layers=[])
@@ -260,6 +262,8 @@ async def test_an_image_that_was_removed_is_no_longer_present(store, usr, put):
         (f"sha256:{'0' * 64}", f"sha256:{'0' * 64}"),
     ],
 )
-async def test_an_engine_is_asked_for_what_the_allow_list_allowed(store, usr, asked, sought):
+async def test_an_engine_is_asked_for_the_exact_name_the_allow_list_compared(
+    store, usr, asked, sought
+):
     images = Images(store, usr=usr, allowed=[sought])
     assert (await images.look_up(asked)).names == (sought,)

@@ -21,7 +21,7 @@ def _packed(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def test_settings_win_over_the_environment_and_that_over_dockers_file(tmp_path):
+def test_settings_override_the_environment_which_overrides_dockers_file(tmp_path):
     environ = _docker_file(tmp_path, {"auths": {"h:1": {"auth": _packed("file:f")}}})
     assert Keyring(environ=environ).access("h:1") == Access(username="file", password="f")
     environ["DOCKER_AUTH_CONFIG"] = json.dumps({"auths": {"h:1": {"auth": _packed("env:e")}}})
@@ -30,7 +30,7 @@ def test_settings_win_over_the_environment_and_that_over_dockers_file(tmp_path):
     assert Keyring({"h:1": said}, environ=environ).access("h:1") == said
 
 
-def test_credentials_are_for_exactly_the_host_they_were_written_for(tmp_path):
+def test_credentials_apply_to_exactly_one_host(tmp_path):
     environ = _docker_file(
         tmp_path,
         {
@@ -80,7 +80,7 @@ def test_a_password_file_is_read_without_its_newline_and_only_when_needed(tmp_pa
     "tree",
     ["[]", "{", '{"auths": {"h": {"auth": "%%%"}}}', '{"auths": {"h": {"auth": "dQ=="}}}'],
 )
-def test_a_malformed_docker_file_is_named_and_nothing_of_it_is_shown(tmp_path, tree):
+def test_a_malformed_docker_file_is_reported_without_its_content(tmp_path, tree):
     (tmp_path / "config.json").write_text(tree)
     with pytest.raises(InvalidConfiguration) as refused:
         Keyring(environ={"DOCKER_CONFIG": str(tmp_path)}).access("h")
@@ -107,5 +107,5 @@ def test_no_secret_is_part_of_a_repr():
         ('Bearer realm="' + "x" * 100_000, Challenge("bearer")),
     ],
 )
-def test_a_challenge_is_read_whatever_it_looks_like(header, challenge):
+def test_an_authentication_challenge_is_read_in_any_form(header, challenge):
     assert parse_challenge(header) == challenge

@@ -36,7 +36,9 @@ def filled(store, tmp_path) -> LayerStore:
 
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_exported_comes_back_as_the_same_trees_and_configuration(filled, tmp_path, format):
+def test_an_exported_image_is_imported_with_the_same_trees_and_configuration(
+    filled, tmp_path, format
+):
     export(filled, "a:1", tmp_path / "out", format)
     other = LayerStore(tmp_path / "other")
     [image] = import_file(other, Import(tmp_path / "out"))
@@ -62,7 +64,7 @@ def test_an_export_of_an_export_is_the_same_file(filled, tmp_path, format):
 
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize(("format", "kind"), [("docker", "docker-archive"), ("oci", "oci-archive")])
-def test_skopeo_reads_and_copies_what_we_write(filled, tmp_path, format, kind):
+def test_skopeo_reads_and_copies_an_exported_image(filled, tmp_path, format, kind):
     filled.remove("b:2", in_use=set())
     export(filled, "a:1", tmp_path / "out.tar", format)
     told = json.loads(
@@ -80,7 +82,7 @@ def test_skopeo_reads_and_copies_what_we_write(filled, tmp_path, format, kind):
     )
 
 
-def test_whiteouts_and_opaque_directories_are_written_as_formats_want_them(filled, tmp_path):
+def test_whiteouts_and_opaque_directories_are_exported_as_the_formats_require(filled, tmp_path):
     export(filled, "a:1", tmp_path / "out")
     with tarfile.open(tmp_path / "out") as outer:
         manifest = json.load(outer.extractfile("manifest.json"))  # type: ignore[arg-type]
@@ -90,7 +92,7 @@ def test_whiteouts_and_opaque_directories_are_written_as_formats_want_them(fille
     assert names == ["d", "d/.wh..wh..opq", ".wh.old", "d/above"]
 
 
-def test_entries_are_in_one_order_whatever_the_disk_says(store, tmp_path):
+def test_entries_have_a_stable_order(store, tmp_path):
     names = [f"{n * 7919 % 1000:03}" for n in range(200)]
     data = layer({"etc": None, **{f"etc/{name}": b"" for name in names}})
     import_file(store, Import(write_tar(tmp_path / "in", docker_members(sketch(layers=[data])))))
@@ -131,7 +133,7 @@ def test_links_owners_modes_and_attributes_survive(store, tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_a_whole_debian_comes_back_as_it_was(store, tmp_path):
+def test_a_complete_debian_survives_export_and_import(store, tmp_path):
     import_file(store, Import(imagekit.debian_tar(), name="debian"))
     export(store, "debian", tmp_path / "out")
     other = LayerStore(tmp_path / "other")
@@ -153,7 +155,7 @@ def test_a_layer_that_an_image_has_twice_is_written_once(store, tmp_path):
     assert len(image.layers) == 2
 
 
-def test_a_failed_export_leaves_the_old_file_and_nothing_else(filled, tmp_path):
+def test_a_failed_export_leaves_only_the_old_file(filled, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "out").write_text("old")

@@ -100,7 +100,7 @@ def opened(archive: bytes | Endless) -> BinaryIO:
 
 @pytest.mark.promise("P47", "P49")
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_by_name(ground: Ground, name: str):
+def test_a_hostile_archive_is_refused_with_a_typed_error(ground: Ground, name: str):
     case = REFUSED[name]
     archive = case.archive()
     with pytest.raises(InvalidImage, match=case.words) as caught:
@@ -115,7 +115,7 @@ def test_it_is_refused_by_name(ground: Ground, name: str):
 
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("name", HARMLESS)
-def test_it_comes_out_harmless(ground: Ground, name: str):
+def test_a_hostile_archive_is_unpacked_harmlessly(ground: Ground, name: str):
     case = HARMLESS[name]
     done = unpack_layer(opened(case.archive()), ground.target, caps=SMALL)
     assert tree(ground.target) == dict(sorted(case.left.items()))
@@ -125,7 +125,7 @@ def test_it_comes_out_harmless(ground: Ground, name: str):
 
 
 @pytest.mark.promise("P48")
-def test_only_attributes_of_users_are_kept(ground: Ground):
+def test_only_user_attributes_are_kept(ground: Ground):
     given = {
         b"user.note": b"kept",
         b"user.overlay.redirect": b"/etc",
@@ -153,7 +153,7 @@ def test_only_attributes_of_users_are_kept(ground: Ground):
 
 
 @pytest.mark.promise("P48")
-def test_opaque_directories_are_marked_for_whoever_mounts_them(ground: Ground):
+def test_opaque_directories_are_marked_for_overlayfs(ground: Ground):
     unpack_layer(
         opened(
             tar(
@@ -200,7 +200,7 @@ def test_owners_past_the_range_of_a_sandbox_are_refused(ground: Ground):
     assert (ground.target / "f").stat().st_uid == 65_535
 
 
-def test_a_record_counts_its_own_length():
+def test_the_archive_builder_counts_the_length_of_a_record():
     # The builder of these archives, not the program: a wrong one would test nothing.
     assert record(b"path", b"x" * 91) == b"101 path=" + b"x" * 91 + b"\n"
     assert record(b"a", b"b") == b"6 a=b\n"
@@ -209,7 +209,7 @@ def test_a_record_counts_its_own_length():
 @pytest.mark.promise("P47")
 @pytest.mark.root
 @pytest.mark.timeout(600)
-def test_an_ordinary_user_is_no_less_safe():
+def test_hostile_archives_are_harmless_for_an_ordinary_user_too():
     home = Path(tempfile.mkdtemp(prefix="sku-", dir="/var/tmp"))
     try:
         home.chmod(0o755)
@@ -231,7 +231,7 @@ def test_an_ordinary_user_is_no_less_safe():
             f"--override-ini=cache_dir={own / 'cache'}",
             f"--basetemp={own / 'tmp'}",
             "--deselect",
-            "tests/images/test_hostile_archives.py::test_an_ordinary_user_is_no_less_safe",
+            "tests/images/test_hostile_archives.py::test_hostile_archives_are_harmless_for_an_ordinary_user_too",
             str(home / "tests" / "images" / "test_hostile_archives.py"),
             pythonpath=f"{home}:{path}",
             timeout=540,

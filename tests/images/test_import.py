@@ -69,7 +69,7 @@ def test_a_docker_archive_an_oci_layout_and_a_tar_of_one_are_the_same_image(stor
 
 
 @pytest.mark.promise("P48")
-def test_what_skopeo_makes_of_a_docker_archive_gives_the_same_tree(tmp_path):
+def test_skopeos_conversion_of_a_docker_archive_gives_the_same_tree(tmp_path):
     """Somebody else's tool in between: gzipped layers, a configuration it wrote itself."""
     archive = write_tar(tmp_path / "docker.tar", docker_members(sketch()))
     layout = tmp_path / "layout"
@@ -85,7 +85,7 @@ def test_what_skopeo_makes_of_a_docker_archive_gives_the_same_tree(tmp_path):
 
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
-def test_an_archive_may_be_compressed_as_a_whole_and_its_name_says_nothing(store, tmp_path, kind):
+def test_an_archive_may_be_compressed_as_a_whole_under_any_file_name(store, tmp_path, kind):
     docker = write_tar(tmp_path / "docker", docker_members(sketch()))
     packed = imagekit.compressed(docker, kind).rename(tmp_path / "docker.tar.lies")
     [image] = bring(store, packed)
@@ -108,7 +108,7 @@ def test_an_archive_may_be_compressed_as_a_whole_and_its_name_says_nothing(store
         {"etc": None, "manifest.json": b"[]", "index.json": b"{}", "oci-layout": b"{}"},
     ],
 )
-def test_any_other_tar_is_a_root_file_system(store, tmp_path, entries):
+def test_any_other_tar_is_read_as_a_root_file_system(store, tmp_path, entries):
     path = tmp_path / "x"
     path.write_bytes(layer(entries))
     [image] = bring(store, path, name="root")
@@ -147,7 +147,7 @@ def test_equal_layers_may_be_links_inside_the_archive(store, tmp_path):
 @pytest.mark.parametrize(
     "target", ["/etc/passwd", "../../../../../../etc/passwd", "layer.tar", "../nothing", "../loop"]
 )
-def test_a_link_that_leads_out_of_the_archive_leads_nowhere(store, tmp_path, target):
+def test_a_link_out_of_the_archive_is_not_followed(store, tmp_path, target):
     members: dict[str, bytes | str | None] = {**docker_members(sketch())}
     first = next(name for name in members if name.endswith("layer.tar"))
     members[first] = target
@@ -169,7 +169,7 @@ def test_an_image_with_two_names_gets_both(store, tmp_path):
         assert found.names == ("a:1", "host.example:5000/b/c:2")
 
 
-def test_a_name_that_is_given_replaces_those_in_the_archive(store, tmp_path):
+def test_a_given_name_replaces_those_in_the_archive(store, tmp_path):
     [found] = bring(store, write_tar(tmp_path / "x", docker_members(sketch())), name="mine")
     assert found.names == ("mine:latest",)
 
@@ -225,7 +225,7 @@ def test_several_images_come_with_their_own_names(store, tmp_path):
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_of_several_platforms_this_machines_is_taken(store, tmp_path, nested):
+def test_of_several_platforms_that_of_the_host_is_imported(store, tmp_path, nested):
     here = sketch()
     other = sketch(architecture=FOREIGN, layers=[layer({"other": b""})])
     path = write_tar(tmp_path / "x", oci_platforms(other, here, nested=nested))
@@ -236,7 +236,7 @@ def test_of_several_platforms_this_machines_is_taken(store, tmp_path, nested):
     assert asked.config.architecture == FOREIGN
 
 
-def test_what_platforms_there_are_is_said_when_none_fits(store, tmp_path):
+def test_available_platforms_are_listed_when_none_fits(store, tmp_path):
     images = [sketch(architecture=FOREIGN), sketch(architecture="s390x")]
     path = write_tar(tmp_path / "x", oci_platforms(*images))
     with pytest.raises(InvalidImage) as refused:
@@ -247,7 +247,7 @@ def test_what_platforms_there_are_is_said_when_none_fits(store, tmp_path):
         bring(store, path, name="n", platform="--x")
 
 
-def test_a_single_image_is_taken_whatever_it_is_made_for(store):
+def test_a_single_image_is_imported_for_any_platform(store):
     [image] = bring(store, imagekit.foreign_archive())
     assert image.config.architecture == FOREIGN
 
@@ -321,7 +321,7 @@ def test_a_damaged_archive_is_refused_and_leaves_nothing(store, tmp_path, what):
 
 @pytest.mark.promise("P49")
 @pytest.mark.parametrize("kind", ["plain", "gzip"])
-def test_an_archive_cut_anywhere_is_refused_and_leaves_nothing(store, tmp_path, kind):
+def test_an_archive_truncated_anywhere_is_refused_and_leaves_nothing(store, tmp_path, kind):
     whole = write_tar(tmp_path / "x", docker_members(sketch())).read_bytes().rstrip(b"\0")
     whole = whole if kind == "plain" else gzip.compress(whole + bytes(2048))
     for part in range(1, 16):
@@ -346,7 +346,7 @@ def test_a_compressed_archive_with_a_wrong_byte_is_refused(store, tmp_path, kind
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 10240, b"hello", os.urandom(4096)])
-def test_a_file_that_is_no_archive_is_refused(store, tmp_path, content):
+def test_a_file_that_is_not_an_archive_is_refused(store, tmp_path, content):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(InvalidImage):
         bring(store, tmp_path / "x", name="n")
@@ -377,7 +377,7 @@ def test_a_layout_with_a_link_for_a_blob_is_refused(store, tmp_path):
     assert nothing_came(store)
 
 
-def test_indexes_that_name_each_other_a_million_times_are_read_once(store, tmp_path):
+def test_indexes_that_reference_each_other_are_read_once(store, tmp_path):
     blobs: dict[str, bytes] = {}
     members = oci_members(sketch())
     inner = json.loads(members["index.json"])["manifests"]
@@ -433,7 +433,7 @@ def test_a_second_import_unpacks_nothing_and_takes_its_name(store, tmp_path, kin
         bring(store, path, name="third")
 
 
-def test_a_file_that_was_changed_is_read_anew(store, tmp_path):
+def test_a_changed_file_is_read_again(store, tmp_path):
     path, much = tmp_path / "x", b"x" * 200_000
     path.write_bytes(layer({"etc": None, "etc/x": much + b"1"}))
     [first] = bring(store, path, name="n")
@@ -469,7 +469,7 @@ def test_a_second_import_of_a_large_image_does_not_read_it_again(store, archive)
 # ---- progress
 
 
-def test_progress_is_told_by_layer_and_ends_at_its_size(store, tmp_path):
+def test_progress_is_reported_per_layer_and_ends_at_its_size(store, tmp_path):
     told: list[ImageProgress] = []
     bring(store, write_tar(tmp_path / "x", docker_members(sketch())), progress=told.append)
     assert list(dict.fromkeys(one.step for one in told)) == ["layer 1/3", "layer 2/3", "layer 3/3"]
@@ -477,7 +477,7 @@ def test_progress_is_told_by_layer_and_ends_at_its_size(store, tmp_path):
     assert all(one.done == one.total for one in last.values())
 
 
-def test_whoever_hears_of_progress_can_stop_it(store):
+def test_a_progress_callback_can_stop_the_import(store):
 
     class Enough(Exception):
         pass

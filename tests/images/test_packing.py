@@ -71,7 +71,7 @@ def names_in(tar: bytes) -> list[str]:
         return inner.getnames()
 
 
-async def test_an_archive_has_one_name_every_layer_and_ours_on_top(store, bring):
+async def test_a_packed_archive_has_one_name_every_layer_and_the_skeleton_on_top(store, bring):
     image = await bring(config={"Env": ["A=1"], "User": "7", "Entrypoint": ["/e"], "Cmd": ["c"]})
     entry, config, layers = opened(await packed(store, image))
     assert entry["RepoTags"] == [REFERENCE]
@@ -83,7 +83,7 @@ async def test_an_archive_has_one_name_every_layer_and_ours_on_top(store, bring)
     assert {"work", "workspace", "home/sandbox", "etc/passwd"} <= set(names_in(layers[-1]))
 
 
-async def test_what_a_layer_hides_is_written_as_engines_want_it(store, bring):
+async def test_whiteouts_are_packed_as_engines_require(store, bring):
     _, _, layers = opened(await packed(store, await bring()))
     assert names_in(layers[1]) == ["d", "d/.wh..wh..opq", ".wh.old", "d/above"]
 
@@ -115,7 +115,7 @@ async def test_the_same_image_gives_the_same_bytes_in_every_store(store, bring, 
     assert await packed(other, elsewhere) == first
 
 
-async def test_a_layer_that_comes_twice_is_sent_once(store, bring):
+async def test_a_repeated_layer_is_sent_once(store, bring):
     same = layer({"x": b"1"})
     image = await bring(layers=[same, layer({"y": b"2"}), same])
     archive = await packed(store, image)
@@ -125,7 +125,7 @@ async def test_a_layer_that_comes_twice_is_sent_once(store, bring):
     assert names_in(archive).count(entry["Layers"][0]) == 1
 
 
-async def test_two_layers_that_are_the_same_once_unpacked_are_sent_once(store, bring):
+async def test_two_layers_with_equal_content_are_sent_once(store, bring):
     one, two = {"x": b"1", "y": b"2"}, {"y": b"2", "x": b"1"}
     image = await bring(layers=[layer(one), layer(two)])
     assert image.layers[0] != image.layers[1]
@@ -136,7 +136,7 @@ async def test_two_layers_that_are_the_same_once_unpacked_are_sent_once(store, b
 
 
 @pytest.mark.promise("P48")
-async def test_no_piece_is_large_and_one_layer_at_a_time_lies_on_disk(store, bring):
+async def test_pieces_are_small_and_one_layer_at_a_time_is_on_disk(store, bring):
     large = [layer({f"f{n}": os.urandom(3 << 20)}) for n in range(3)]
     image = await bring(layers=large)
     most = 0
@@ -148,7 +148,7 @@ async def test_no_piece_is_large_and_one_layer_at_a_time_lies_on_disk(store, bri
     assert os.listdir(store.root / "making") == []
 
 
-async def test_nothing_is_made_before_it_is_read_for(store, bring, monkeypatch):
+async def test_nothing_is_packed_before_it_is_read(store, bring, monkeypatch):
     image = await bring(layers=[layer({f"f{n}": bytes(3 << 20)}) for n in range(3)])
     begun: list[str] = []
     real = layer_tar.write_layer
@@ -165,7 +165,7 @@ async def test_nothing_is_made_before_it_is_read_for(store, bring, monkeypatch):
     await archive.aclose()
 
 
-async def test_a_reader_who_leaves_leaves_nothing(store, bring):
+async def test_a_reader_that_stops_leaves_no_files(store, bring):
     image = await bring(layers=[layer({"f": bytes(5 << 20)})])
     archive = StorePacker(store).archive(image, REFERENCE)
     await anext(archive)
@@ -205,7 +205,7 @@ async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, brin
     await Images(store).collect(in_use=set(), wait_s=0)
 
 
-async def test_a_full_disk_is_said_and_leaves_nothing(store, bring, monkeypatch):
+async def test_packing_on_a_full_disk_is_an_error_and_leaves_nothing(store, bring, monkeypatch):
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -216,7 +216,7 @@ async def test_a_full_disk_is_said_and_leaves_nothing(store, bring, monkeypatch)
     assert os.listdir(store.root / "making") == []
 
 
-async def test_what_cannot_be_packed_is_an_image_that_cannot_be_used(store, bring):
+async def test_an_image_that_cannot_be_packed_is_refused_as_invalid(store, bring):
     image = await bring()
     for odd in (
         Image("host"),
@@ -265,7 +265,7 @@ async def load(dockerd: Reached, store: LayerStore, image: Image) -> None:
 
 
 @pytest.mark.promise("P48")
-async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store, tmp_path):
+async def test_an_engine_loads_a_packed_image_with_the_files_of_a_sandbox(dockerd, store, tmp_path):
     busybox = imagekit.busybox_tar().read_bytes()
     below = layer({"old": b"1", "d": None, "d/below": b"2", "proc": "/bin"})
     above = layer({".wh.old": b"", "d": None, "d/.wh..wh..opq": b"", "d/above": b"3"})
@@ -302,7 +302,7 @@ async def test_an_engine_loads_it_and_shows_what_a_sandbox_would(dockerd, store,
 
 
 @pytest.mark.timeout(300)
-async def test_an_engine_takes_an_image_as_deep_as_we_say(dockerd, store):
+async def test_an_engine_loads_an_image_with_the_maximum_number_of_layers(dockerd, store):
     deepest = store_packer.MAX_DOCKER_LAYERS - 1
 
     def put() -> None:

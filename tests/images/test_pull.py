@@ -77,7 +77,7 @@ def test_a_pulled_image_is_in_the_store_under_its_name(plain, store):
 
 
 @pytest.mark.promise("P48")
-def test_a_second_pull_asks_for_the_manifest_alone(before, store):
+def test_a_second_pull_fetches_only_the_manifest(before, store):
     name = f"{before.host}/team/app:1"
     first = puller(store).pull(name)
     before.seen.clear()
@@ -88,7 +88,7 @@ def test_a_second_pull_asks_for_the_manifest_alone(before, store):
     assert [one.step.endswith("(already here)") for one in told] == [True] * 3
 
 
-def test_layers_that_another_image_brought_are_not_fetched_again(before, plain, store):
+def test_layers_shared_with_another_image_are_not_fetched_again(before, plain, store):
     puller(store).pull(f"{before.host}/team/app:1")
     more = registries.image(BOTTOM, MIDDLE, registries.layer({"new": b"x"}), architecture=HERE)
     registries.push(plain.base, "team/more", "1", more)
@@ -107,7 +107,7 @@ def test_a_layer_that_occurs_twice_is_fetched_once(before, plain, store):
     assert len(before.paths(twice.layers[0])) == 1
 
 
-def test_progress_begins_at_nothing_and_ends_with_everything(plain, store):
+def test_progress_starts_at_zero_and_ends_complete(plain, store):
     told: list[ImageProgress] = []
     puller(store).pull(f"{plain.host}/team/app:1", progress=told.append)
     for digest in MADE.layers:
@@ -126,7 +126,7 @@ def test_a_pinned_image_is_kept_under_its_digest(plain, store):
 
 
 @pytest.mark.promise("P49")
-def test_a_digest_that_the_registry_does_not_keep_to_leaves_nothing(before, store):
+def test_a_manifest_that_does_not_match_its_digest_leaves_nothing(before, store):
     other = registries.image(TOP, architecture=HERE)
 
     def rule(asked: Asked) -> None:
@@ -143,7 +143,7 @@ def test_a_digest_that_the_registry_does_not_keep_to_leaves_nothing(before, stor
 
 
 @pytest.mark.parametrize("docker", [False, True])
-def test_the_image_for_this_machine_is_chosen_from_a_list(plain, store, docker):
+def test_the_image_for_the_hosts_platform_is_chosen_from_an_index(plain, store, docker):
     foreign = registries.image(BOTTOM, architecture=OTHER, docker=docker)
     mine = registries.image(TOP, architecture=HERE, docker=docker)
     repository = f"team/list-{docker}".lower()
@@ -162,7 +162,7 @@ def test_the_image_for_this_machine_is_chosen_from_a_list(plain, store, docker):
     assert refused.value.message.endswith("is not made for linux/mips64le")
 
 
-def test_a_single_image_for_another_machine_is_refused_unless_it_was_asked_for(plain, store):
+def test_an_image_for_another_platform_is_refused_unless_requested(plain, store):
     registries.push(plain.base, "team/foreign", "1", registries.image(TOP, architecture=OTHER))
     name = f"{plain.host}/team/foreign:1"
     with pytest.raises(InvalidImage) as refused:
@@ -193,7 +193,7 @@ def _tampered(change) -> Callable[[Asked], None]:
         lambda blob: blob + b"more",
     ],
 )
-def test_a_layer_that_is_not_what_it_is_called_leaves_no_image_and_no_tree(before, store, change):
+def test_a_layer_that_does_not_match_its_digest_leaves_no_image_and_no_tree(before, store, change):
     before.rule = _tampered(change)
     with pytest.raises(InvalidImage):
         puller(store).pull(f"{before.host}/team/app:1")
@@ -203,7 +203,7 @@ def test_a_layer_that_is_not_what_it_is_called_leaves_no_image_and_no_tree(befor
     assert set(kept(store)) <= layers - {f"layers/{MADE.diff_ids[1].removeprefix('sha256:')}"}
 
 
-def test_a_configuration_that_lies_about_its_layers_leaves_nothing(plain, store):
+def test_a_configuration_with_wrong_layer_digests_leaves_nothing(plain, store):
     good = json.loads(MADE.manifest)
     wrong = registries.image(TOP, BOTTOM, TOP, architecture=HERE)
     mixed = {**good, "config": json.loads(wrong.manifest)["config"]}
@@ -231,7 +231,7 @@ def test_a_registry_that_dies_in_the_middle_leaves_nothing_half_made(before, sto
 
 
 @pytest.mark.promise("P48")
-def test_what_broke_is_fetched_from_where_it_broke(before, store):
+def test_a_broken_download_resumes_where_it_broke(before, store):
     size = len(MADE.blobs[MADE.layers[1]])
     before.rule = lambda asked: asked.pass_on(
         at_most=size // 2 + 1 if asked.path.endswith(MADE.layers[1]) else None
@@ -258,7 +258,7 @@ def test_a_login_reaches_its_own_registry_and_no_other(tmp_path, store):
             Puller(store, keyring, patience=QUICK, environ={}).pull(f"{closed.host}/team/app:1")
 
 
-def test_a_pull_that_is_called_off_ends_soon_and_leaves_nothing(before, store):
+def test_a_cancelled_pull_ends_soon_and_leaves_nothing(before, store):
     called_off = threading.Event()
 
     def rule(asked: Asked) -> None:
@@ -272,7 +272,7 @@ def test_a_pull_that_is_called_off_ends_soon_and_leaves_nothing(before, store):
     assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
 
 
-def test_what_stops_a_pull_is_told_and_not_that_its_neighbours_were_stopped(before, store):
+def test_a_failed_pull_reports_the_layer_that_failed_and_not_the_cancelled_ones(before, store):
     def rule(asked: Asked) -> None:
         if asked.path.endswith(MADE.layers[2]):
             asked.answer(404, {})
@@ -291,7 +291,7 @@ def test_what_stops_a_pull_is_told_and_not_that_its_neighbours_were_stopped(befo
     assert "has no" in refused.value.message
 
 
-async def test_two_pulls_of_one_image_at_once_give_one_image(before, store):
+async def test_concurrent_pulls_of_one_image_give_one_image(before, store):
     name = f"{before.host}/team/app:1"
     both = await asyncio.gather(
         *(asyncio.to_thread(puller(store).pull, name) for _ in range(2)),
@@ -302,7 +302,7 @@ async def test_two_pulls_of_one_image_at_once_give_one_image(before, store):
     )
 
 
-def test_an_image_of_skopeo_is_the_image(plain, store, tmp_path):
+def test_an_image_copied_by_skopeo_is_identical(plain, store, tmp_path):
     """Another tool's upload, through another format, is the same tree."""
     source, copied = f"docker://{plain.host}/team/app:1", f"docker://{plain.host}/team/copied:1"
     subprocess.run(
@@ -321,7 +321,7 @@ def test_an_image_of_skopeo_is_the_image(plain, store, tmp_path):
     assert theirs.id == ours.id
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(plain, tmp_path):
+def test_a_pull_onto_a_full_disk_is_an_error_and_leaves_nothing(plain, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)], check=True)

@@ -33,14 +33,14 @@ from tests.images.asking import MADE
         ("h:5000/a", "h:5000", "a", "latest", "h:5000/a:latest"),
     ],
 )
-def test_a_name_points_at_one_repository_of_one_registry(name, registry, repository, tag, familiar):
+def test_a_name_refers_to_one_repository_of_one_registry(name, registry, repository, tag, familiar):
     found = parse_reference(name)
     assert found == Reference(registry, repository, tag, None)
     assert found.familiar == familiar
     assert parse_reference(found.full) == found
 
 
-def test_a_digest_is_what_is_asked_for_even_beside_a_tag():
+def test_a_digest_takes_precedence_over_a_tag():
     digest = "sha256:" + "a" * 64
     assert parse_reference(f"python@{digest}") == Reference(
         "docker.io", "library/python", None, digest
@@ -49,7 +49,7 @@ def test_a_digest_is_what_is_asked_for_even_beside_a_tag():
     assert (both.tag, both.wanted, both.familiar) == ("t", digest, f"h:5000/a:t@{digest}")
 
 
-def test_the_hub_is_asked_at_the_host_that_speaks_the_protocol():
+def test_docker_hub_is_contacted_at_its_registry_host():
     assert parse_reference("python").api_host == "registry-1.docker.io"
     assert parse_reference("h:5000/a").api_host == "h:5000"
 
@@ -57,7 +57,7 @@ def test_the_hub_is_asked_at_the_host_that_speaks_the_protocol():
 @pytest.mark.parametrize(
     "name", ["host", "--privileged", "../x", "x" * 10_000, "h:99999/a", "A/b "]
 )
-def test_a_name_that_can_come_from_no_registry_is_refused(name):
+def test_a_name_without_a_registry_form_is_refused(name):
     with pytest.raises(InvalidImage):
         parse_reference(name)
 
@@ -65,14 +65,14 @@ def test_a_name_that_can_come_from_no_registry_is_refused(name):
 # ---- platforms ---------------------------------------------------------------------------------
 
 
-def test_this_machine_is_a_platform_images_know():
+def test_the_hosts_platform_is_a_valid_image_platform():
     assert this_platform("x86_64") == Platform("linux", "amd64")
     assert this_platform("aarch64") == Platform("linux", "arm64", "v8")
     assert this_platform("riscv64") == Platform("linux", "riscv64")
 
 
 @pytest.mark.parametrize("text", ["", "linux", "linux/", "linux/amd64/v8/x", "a b/c", "x/" * 99])
-def test_a_text_that_is_no_platform_is_refused(text):
+def test_an_invalid_platform_is_refused(text):
     with pytest.raises(InvalidRequest) as refused:
         parse_platform(text)
     assert "linux/amd64" in refused.value.hint
@@ -93,7 +93,7 @@ def test_a_text_that_is_no_platform_is_refused(text):
         ("linux/amd64", ["windows/amd64"], None),
     ],
 )
-def test_the_best_platform_on_offer_is_chosen_and_never_a_newer_one(wanted, offered, chosen):
+def test_the_best_platform_is_chosen_and_never_a_newer_one(wanted, offered, chosen):
     assert best(parse_platform(wanted), [_plain(one) for one in offered]) == chosen
 
 
@@ -105,7 +105,7 @@ def _plain(text: str) -> Platform:
 # ---- manifests ---------------------------------------------------------------------------------
 
 
-def test_an_image_for_no_platform_of_ours_says_which_it_has():
+def test_an_image_without_a_usable_platform_lists_its_platforms():
     data, kind = registries.index({"linux/arm64/v8": MADE, "linux/s390x": MADE})
     found = read_manifest(data, kind, "app")
     assert isinstance(found, Index)
@@ -115,7 +115,7 @@ def test_an_image_for_no_platform_of_ours_says_which_it_has():
     assert refused.value.hint == "it is made for: linux/arm64/v8, linux/s390x"
 
 
-def test_attestations_in_an_index_are_no_images():
+def test_attestations_in_an_index_are_ignored():
     data, kind = registries.index({"unknown/unknown": MADE, "linux/amd64": MADE})
     found = read_manifest(data, kind, "app")
     assert isinstance(found, Index)
@@ -160,7 +160,7 @@ def _damaged(**changes) -> bytes:
         ),
     ],
 )
-def test_a_manifest_that_makes_no_sense_is_refused(data):
+def test_an_invalid_manifest_is_refused(data):
     with pytest.raises(InvalidImage) as refused:
         read_manifest(data, MADE.media_type, "app")
     assert len(refused.value.message) < 300

@@ -37,7 +37,7 @@ def test_an_image_is_read_from_a_plain_registry_on_loopback(plain):
         assert registry.blob(found.layers[0]).readall() == MADE.blobs[MADE.layers[0]]
 
 
-def test_what_is_not_there_is_an_invalid_image(plain):
+def test_a_missing_image_is_an_invalid_image(plain):
     with open_registry(plain.host) as registry:
         with pytest.raises(InvalidImage) as missing:
             registry.manifest("2")
@@ -46,7 +46,7 @@ def test_what_is_not_there_is_an_invalid_image(plain):
             registry.blob(Descriptor("x", "sha256:" + "0" * 64, 10)).read()
 
 
-def test_a_registry_that_is_down_is_unavailable_and_worth_another_try():
+def test_a_registry_that_is_down_is_unavailable_and_retryable():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         host = f"localhost:{taken.getsockname()[1]}"
@@ -57,7 +57,7 @@ def test_a_registry_that_is_down_is_unavailable_and_worth_another_try():
     assert "Connection refused" in down.value.message
 
 
-def test_a_name_nobody_knows_is_unavailable():
+def test_an_unknown_registry_host_is_unavailable():
     with pytest.raises(RegistryUnavailable), open_registry("nowhere.invalid"):
         pass
 
@@ -74,7 +74,7 @@ def secure(tmp_path_factory) -> Iterator[tuple[Running, str]]:
         yield running, str(cert)
 
 
-def test_a_certificate_of_the_named_authority_is_trusted(secure):
+def test_a_certificate_of_the_configured_authority_is_trusted(secure):
     running, ca_file = secure
     access = Access(username=USER, password=PASSWORD, ca_file=ca_file)
     with open_registry(running.host, access) as registry:
@@ -84,9 +84,7 @@ def test_a_certificate_of_the_named_authority_is_trusted(secure):
 
 @pytest.mark.promise("P51")
 @pytest.mark.parametrize("insecure", [False, True])
-def test_a_certificate_of_no_known_authority_is_refused_and_never_answered_in_the_open(
-    secure, insecure
-):
+def test_an_untrusted_certificate_is_refused_without_falling_back_to_plain_http(secure, insecure):
     running, _ = secure
     access = Access(username=USER, password=PASSWORD, insecure=insecure)
     with pytest.raises(RegistryUnavailable) as refused, open_registry(running.host, access):
@@ -95,7 +93,7 @@ def test_a_certificate_of_no_known_authority_is_refused_and_never_answered_in_th
     assert refused.value.hint.endswith(".ca_file")
 
 
-def test_a_ca_file_that_is_none_is_a_matter_of_configuration(secure, tmp_path):
+def test_an_invalid_ca_file_is_a_configuration_error(secure, tmp_path):
     running, _ = secure
     for content in (None, "no certificate"):
         if content:
@@ -105,7 +103,7 @@ def test_a_ca_file_that_is_none_is_a_matter_of_configuration(secure, tmp_path):
 
 
 @pytest.mark.promise("P51")
-def test_plain_http_is_not_spoken_where_a_certificate_is_expected(plain, secure):
+def test_plain_http_is_refused_where_tls_is_required(plain, secure):
     with pytest.raises(RegistryUnavailable) as refused:
         open_registry(plain.host, Access(ca_file=secure[1])).__enter__()
     assert "does not speak TLS" in refused.value.message
@@ -120,7 +118,7 @@ def test_plain_http_is_not_spoken_where_a_certificate_is_expected(plain, secure)
         ({"helper": "pass"}, "credential helper pass is not run"),
     ],
 )
-def test_a_refused_login_says_what_to_set(secure, login, hint):
+def test_a_refused_login_names_the_setting(secure, login, hint):
     running, ca_file = secure
     with (
         open_registry(running.host, Access(ca_file=ca_file, **login)) as registry,
@@ -173,7 +171,7 @@ def test_a_token_is_fetched_once_with_the_credentials_and_used_for_everything(to
     assert server.asked == [("repository:team/app:pull", LOGIN.basic())]
 
 
-def test_what_is_public_is_had_with_a_token_for_nobody(tokened):
+def test_a_public_image_is_pulled_with_an_anonymous_token(tokened):
     running, server = tokened
     server.asked.clear()
     with open_registry(running.host, rest="public/app:1") as registry:
@@ -181,7 +179,7 @@ def test_what_is_public_is_had_with_a_token_for_nobody(tokened):
     assert server.asked == [("repository:public/app:pull", None)]
 
 
-def test_a_token_that_does_not_reach_is_unauthorized(tokened):
+def test_a_token_without_the_needed_access_is_unauthorized(tokened):
     running, _ = tokened
     with open_registry(running.host) as registry, pytest.raises(Unauthorized):
         registry.manifest("1")
@@ -190,7 +188,7 @@ def test_a_token_that_does_not_reach_is_unauthorized(tokened):
         registry.manifest("1")
 
 
-def test_a_token_of_the_operators_own_is_sent_as_it_is(tokened):
+def test_a_configured_token_is_sent_unchanged(tokened):
     running, server = tokened
     token = _bearer(server.realm, "repository:team/app:pull")["Authorization"].split()[1]
     server.asked.clear()
@@ -200,7 +198,7 @@ def test_a_token_of_the_operators_own_is_sent_as_it_is(tokened):
 
 
 @pytest.mark.promise("P51")
-def test_a_blob_elsewhere_is_fetched_without_telling_who_we_are(secure, plain, before):
+def test_a_redirected_blob_is_fetched_without_the_login(secure, plain, before):
     """A redirect to another origin drops the login; one to the same origin keeps it."""
     heard: list[str | None] = []
 
@@ -231,14 +229,14 @@ def test_a_blob_elsewhere_is_fetched_without_telling_who_we_are(secure, plain, b
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://h/x", "gopher://h"])
-def test_a_redirect_to_something_else_than_the_web_is_not_followed(before, target):
+def test_a_redirect_to_another_scheme_is_not_followed(before, target):
     before.rule = lambda asked: asked.answer(302, {"Location": target})
     with pytest.raises(InvalidImage) as refused, open_registry(before.host):
         pass
     assert "is not followed" in refused.value.message
 
 
-def test_a_circle_of_redirects_ends(before):
+def test_circular_redirects_are_an_error(before):
     before.rule = lambda asked: asked.answer(302, {"Location": asked.path})
     with pytest.raises(InvalidImage) as refused, open_registry(before.host):
         pass
@@ -249,7 +247,7 @@ def test_a_circle_of_redirects_ends(before):
 @pytest.mark.parametrize(
     "realm", ["http://tokens.example/t", "file:///t", "https://u:p@h/t", "/t", "http://10.1.2.3/"]
 )
-def test_credentials_are_not_sent_to_a_token_server_in_the_open(before, realm):
+def test_credentials_are_not_sent_to_a_token_server_over_plain_http(before, realm):
     challenge = {"WWW-Authenticate": f'Bearer realm="{realm}",service="x"'}
     before.rule = lambda asked: asked.answer(401, challenge)
     with open_registry(before.host, LOGIN) as registry, pytest.raises(Unauthorized) as refused:
@@ -296,7 +294,7 @@ def test_an_identity_token_is_exchanged_at_the_token_server(before):
     ]
 
 
-def test_a_forbidden_image_names_the_registry_and_what_it_said(before):
+def test_a_forbidden_image_names_the_registry_and_its_message(before):
     body = json.dumps({"errors": [{"code": "DENIED", "message": "no\x1b[31m"}]}).encode()
 
     def rule(asked: registries.Asked) -> None:
@@ -309,7 +307,7 @@ def test_a_forbidden_image_names_the_registry_and_what_it_said(before):
 
 
 @pytest.mark.promise("P51")
-def test_nothing_that_is_logged_holds_a_secret(tokened, secure, caplog):
+def test_no_log_line_contains_a_secret(tokened, secure, caplog):
     caplog.set_level(logging.DEBUG)
     with open_registry(tokened[0].host, LOGIN) as registry:
         manifest_of(registry)
@@ -332,11 +330,11 @@ def test_nothing_that_is_logged_holds_a_secret(tokened, secure, caplog):
         ("h", False),
     ],
 )
-def test_loopback_is_this_machine_and_nothing_that_only_looks_like_it(host, is_it):
+def test_only_real_loopback_addresses_count_as_loopback(host, is_it):
     assert loopback(host) is is_it
 
 
-def test_a_proxy_is_used_where_the_environment_says_and_never_for_loopback():
+def test_the_proxy_of_the_environment_is_used_except_for_loopback():
     environ = {"https_proxy": "http://p:3128", "NO_PROXY": "inside.example"}
     assert proxy_for("https://h/v2/", environ) == "http://p:3128"
     assert proxy_for("http://h/v2/", environ) is None

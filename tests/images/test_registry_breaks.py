@@ -17,7 +17,7 @@ from tests.images.asking import MADE, QUICK, manifest_of, open_registry
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_an_overloaded_registry_is_asked_again(before, status):
+def test_a_request_to_an_overloaded_registry_is_retried(before, status):
     refusals = [status, status]
 
     def rule(asked: registries.Asked) -> None:
@@ -43,7 +43,7 @@ def test_a_registry_that_stays_overloaded_is_unavailable(before):
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_download_goes_on_where_it_broke(before, ranges):
+def test_a_broken_download_continues_where_it_broke(before, ranges):
     size = len(MADE.blobs[MADE.layers[0]])
     before.rule = lambda asked: asked.pass_on(
         at_most=None if "/blobs/" not in asked.path else size // 3 + 1, ranges=ranges
@@ -63,7 +63,7 @@ def test_a_broken_download_goes_on_where_it_broke(before, ranges):
     assert all(one is not None and one.startswith("bytes=") for one in begun[1:])
 
 
-def test_a_download_that_breaks_without_getting_further_is_given_up(before):
+def test_a_download_without_progress_is_abandoned(before):
     before.rule = lambda asked: asked.pass_on(at_most=0 if "/blobs/" in asked.path else None)
     with open_registry(before.host) as registry:
         blob = manifest_of(registry).layers[0]
@@ -73,7 +73,7 @@ def test_a_download_that_breaks_without_getting_further_is_given_up(before):
     assert len(before.paths("/blobs/")) == QUICK.attempts
 
 
-def test_a_manifest_that_is_not_what_its_digest_says_is_refused(before):
+def test_a_manifest_that_does_not_match_its_digest_is_refused(before):
     before.rule = lambda asked: (
         asked.pass_on()
         if asked.path == "/v2/"
@@ -95,7 +95,7 @@ def test_a_manifest_that_is_not_what_its_digest_says_is_refused(before):
         (lambda blob: blob[:-1], "another size"),
     ],
 )
-def test_a_blob_that_is_not_what_its_digest_says_is_refused_at_its_end(before, damage, said):
+def test_a_blob_that_does_not_match_its_digest_is_refused_at_its_end(before, damage, said):
     def rule(asked: registries.Asked) -> None:
         if "/blobs/" in asked.path:
             asked.answer(200, {}, damage(MADE.blobs[asked.path.rpartition("/")[2]]))
@@ -110,7 +110,7 @@ def test_a_blob_that_is_not_what_its_digest_says_is_refused_at_its_end(before, d
     assert said in refused.value.message
 
 
-def test_a_blob_without_an_end_is_cut_at_its_size(before):
+def test_an_endless_blob_is_cut_at_its_size(before):
     def rule(asked: registries.Asked) -> None:
         if "/blobs/" in asked.path:
             body = MADE.blobs[asked.path.rpartition("/")[2]] * 2
@@ -129,7 +129,7 @@ def test_a_blob_without_an_end_is_cut_at_its_size(before):
     assert stream.got <= blob.size
 
 
-def test_a_pull_that_is_called_off_stops_within_a_chunk(before):
+def test_a_cancelled_pull_stops_within_a_chunk(before):
     errand = Errand(QUICK)
     with open_registry(before.host, errand=errand) as registry:
         stream = registry.blob(manifest_of(registry).layers[0])
@@ -183,7 +183,7 @@ class Dripping(BaseHTTPRequestHandler):
 
 @pytest.mark.promise("P49")
 @pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
-def test_a_registry_that_drips_does_not_outlive_the_deadline(part):
+def test_a_very_slow_registry_ends_at_the_deadline(part):
     handler = type("Handler", (Dripping,), {"part": part})
     errand = Errand(replace(QUICK, whole_s=1.0))
     with (
@@ -197,7 +197,7 @@ def test_a_registry_that_drips_does_not_outlive_the_deadline(part):
 
 @pytest.mark.promise("P49")
 @pytest.mark.parametrize("part", ["headers", "body", "endless", "token"])
-def test_a_pull_from_a_registry_that_drips_can_be_called_off(part):
+def test_a_pull_from_a_very_slow_registry_can_be_cancelled(part):
     handler = type("Handler", (Dripping,), {"part": part})
     errand = Errand(QUICK)
     threading.Timer(0.5, errand.called_off.set).start()
@@ -209,7 +209,7 @@ def test_a_pull_from_a_registry_that_drips_can_be_called_off(part):
         manifest_of(registry)
 
 
-def test_a_token_server_that_breaks_off_is_named():
+def test_a_token_server_that_disconnects_is_named():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path.startswith("/token"):

@@ -28,7 +28,7 @@ def trees(store: LayerStore, *layers: bytes) -> list[str]:
 
 
 @pytest.mark.promise("P52")
-def test_it_has_every_place_that_is_mounted_over(store):
+def test_the_skeleton_has_every_mount_point(store):
     made = skeleton(store, layer({"x": b""}))
     for name in ("proc", "dev", "sys", "run", "tmp", "etc", "var", "home", "workspace"):
         assert stat.S_ISDIR((made / name).lstat().st_mode), name
@@ -63,12 +63,12 @@ def test_the_images_own_accounts_stay_and_ours_are_added(store):
     assert (made / "etc" / "group").read_text() == ("staff:x:50:\nsandbox:x:1000:\nrunner:x:999:\n")
 
 
-def test_an_account_with_our_number_is_left_as_it_is():
+def test_an_account_with_our_user_id_is_not_changed():
     found = passwd(b"me:x:1000:1000::/home/me:/bin/zsh\nthey:x:999:999::/:/bin/sh\n", "/bin/sh")
     assert found == b"me:x:1000:1000::/home/me:/bin/zsh\nthey:x:999:999::/:/bin/sh\n"
 
 
-def test_accounts_beyond_the_bound_end_with_a_whole_line():
+def test_accounts_over_the_size_limit_end_with_a_complete_line():
     line = b"u%d:x:%d:%d::/:/bin/sh\n"
     many = b"".join(line % (n, n + 2000, n) for n in range(60_000))[:MAX_ACCOUNTS_BYTES]
     assert all(one.count(b":") == 6 for one in passwd(many, "/bin/sh").splitlines())
@@ -99,13 +99,13 @@ def test_a_file_is_read_as_the_layers_would_show_it(store, layers, seen):
     assert read_merged(found, "/etc/passwd", 100) == seen
 
 
-def test_the_shell_of_the_account_is_one_that_is_there(store):
+def test_the_shell_of_the_account_exists_in_the_image(store):
     bash = layer({"usr": None, "usr/bin": None, "bin": "usr/bin", "usr/bin/bash": b"#!"})
     assert not has_program(trees(store, bash), "/bin/bash")
     assert has_program(trees(store, busybox_tar().read_bytes()), "/bin/sh")
 
 
-def test_the_machine_a_tree_was_made_for_is_told_by_its_programs(store):
+def test_the_architecture_of_a_tree_is_read_from_its_programs(store):
     assert architecture_of(trees(store, busybox_tar().read_bytes())) == MACHINE
     assert architecture_of(trees(store, empty_tar().read_bytes())) == MACHINE
     foreign = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00" + (183).to_bytes(2, "little")

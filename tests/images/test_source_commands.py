@@ -76,7 +76,7 @@ def cli(capfd, *words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.promise("P51")
-def test_a_registry_is_described_in_the_file_and_its_secrets_are_never_shown(tmp_path):
+def test_a_registry_is_configured_in_the_file_and_its_secrets_are_never_shown(tmp_path):
     (tmp_path / "sandkasten.yaml").write_text(
         "images:\n"
         "  pull: missing\n"
@@ -100,13 +100,13 @@ def test_a_registry_is_described_in_the_file_and_its_secrets_are_never_shown(tmp
     assert "s3same" not in repr(found)
 
 
-def test_the_environment_describes_registries_as_json():
+def test_registries_can_be_configured_as_json_in_the_environment():
     said = json.dumps({"h": {"token": "t0ken"}})
     found = resolver.load({}, {"SANDKASTEN_IMAGES_REGISTRIES": said, "HOME": "/h"})
     assert found.registries == {"h": Access(token="t0ken")}
 
 
-def test_nothing_is_pulled_unless_the_operator_says_so(tmp_path):
+def test_nothing_is_pulled_unless_the_operator_allows_it(tmp_path):
     found = resolver.load({}, {}, tmp_path)
     assert (found.images_pull, dict(found.registries)) == ("never", {})
 
@@ -129,7 +129,7 @@ def test_nothing_is_pulled_unless_the_operator_says_so(tmp_path):
         '{"h": {"insecure": "yes"}}',
     ],
 )
-def test_a_malformed_registry_is_refused_without_showing_what_was_written(value):
+def test_a_malformed_registry_setting_is_refused_without_showing_it(value):
     with pytest.raises(InvalidConfiguration) as refused:
         resolver.load({}, {"SANDKASTEN_IMAGES_REGISTRIES": value, "HOME": "/h"})
     assert "s3same" not in str(refused.value)
@@ -144,7 +144,7 @@ def catalog(place: Path, pull: str, **more) -> Images:
 
 
 @pytest.mark.promise("P50")
-async def test_a_name_that_is_missing_is_pulled_only_where_that_is_allowed(place, plain):
+async def test_a_missing_image_is_pulled_only_where_that_is_allowed(place, plain):
     name = f"{plain.host}/team/app:1"
     with pytest.raises(InvalidImage) as refused:
         await catalog(place, "never").resolve(name)
@@ -154,7 +154,7 @@ async def test_a_name_that_is_missing_is_pulled_only_where_that_is_allowed(place
     assert (await catalog(place, "never").resolve(name)).id == found.id
 
 
-async def test_what_is_here_is_asked_for_again_only_when_always(place, plain):
+async def test_a_stored_image_is_checked_again_only_with_pull_always(place, plain):
     with registries.front(plain) as before:
         name = f"{before.host}/team/app:1"
         await catalog(place, "missing").resolve(name)
@@ -165,13 +165,13 @@ async def test_what_is_here_is_asked_for_again_only_when_always(place, plain):
         assert len(before.paths("/manifests/")) == 1
 
 
-async def test_an_image_by_id_is_never_asked_of_a_registry(place, plain):
+async def test_an_image_id_is_never_requested_from_a_registry(place, plain):
     name = f"{plain.host}/team/app:1"
     found = await catalog(place, "missing").resolve(name)
     assert (await catalog(place, "always").resolve(found.id)).id == found.id
 
 
-async def test_an_alias_that_cannot_be_pulled_is_answered_by_the_host(place, plain):
+async def test_an_alias_that_cannot_be_pulled_falls_back_to_the_host_image(place, plain):
     (place / "usr" / "bin").mkdir(parents=True)
     (place / "usr" / "bin" / "tool").touch(0o755)
     (place / "usr" / "bin" / "bash").touch(0o755)
@@ -183,7 +183,7 @@ async def test_an_alias_that_cannot_be_pulled_is_answered_by_the_host(place, pla
         await images.resolve(f"{plain.host}/team/none:1")
 
 
-async def test_the_allow_list_is_looked_at_before_anything_is_fetched(place, plain):
+async def test_the_allow_list_is_checked_before_anything_is_fetched(place, plain):
     with registries.front(plain) as before:
         images = catalog(place, "always", allowed=["python"])
         with pytest.raises(sandkasten.PolicyDenied):
@@ -191,7 +191,7 @@ async def test_the_allow_list_is_looked_at_before_anything_is_fetched(place, pla
         assert before.seen == []
 
 
-async def test_the_hub_and_its_library_are_the_same_name_however_written(place):
+async def test_all_spellings_of_a_docker_hub_image_are_equal(place):
     store = LayerStore(place / "data" / "images")
     with store.working():
         layer = store.add_layer(io.BytesIO(registries.layer({"a": b"b"})))
@@ -235,7 +235,7 @@ async def test_the_sdk_uses_the_login_of_the_settings(place, closed, monkeypatch
     assert (await sandkasten.AsyncImages(data_dir=place / "two").pull(name)).names == (name,)
 
 
-async def test_a_build_without_its_program_says_what_to_install(place, monkeypatch):
+async def test_a_build_without_its_program_names_the_package_to_install(place, monkeypatch):
     monkeypatch.setenv("PATH", str(place))
     with pytest.raises(sandkasten.BuildFailed) as refused:
         await sandkasten.AsyncImages().build_debian("d", "bookworm")
@@ -245,7 +245,7 @@ async def test_a_build_without_its_program_says_what_to_install(place, monkeypat
 # ---- the command line --------------------------------------------------------------------------
 
 
-def test_pull_prints_the_name_and_talks_to_stderr(capfd, plain):
+def test_pull_prints_the_name_to_stdout_and_progress_to_stderr(capfd, plain):
     name = f"{plain.host}/team/app:1"
     status, out, err = cli(capfd, "image", "pull", name)
     assert (status, out) == (0, f"{name}\n")
@@ -273,7 +273,9 @@ def test_pull_answers_in_json(capfd, plain):
         (["x" * 10_000], "INVALID_IMAGE", "names look like"),
     ],
 )
-def test_a_failed_pull_is_named_and_has_a_hint(capfd, plain, closed, no_pause, words, code, hint):
+def test_a_failed_pull_is_a_typed_error_with_a_hint(
+    capfd, plain, closed, no_pause, words, code, hint
+):
     words = [one.format(plain=plain.host, closed=closed.host) for one in words]
     status, out, _ = cli(capfd, "image", "pull", "--json", *words)
     said = json.loads(out)
@@ -282,7 +284,7 @@ def test_a_failed_pull_is_named_and_has_a_hint(capfd, plain, closed, no_pause, w
     assert len(out) < 1500
 
 
-def test_a_name_that_looks_like_an_option_is_no_name(capfd):
+def test_an_image_name_that_looks_like_an_option_is_refused(capfd):
     status, _, err = cli(capfd, "image", "pull", "--privileged")
     assert status == 2
     assert "--privileged" in err
@@ -290,7 +292,7 @@ def test_a_name_that_looks_like_an_option_is_no_name(capfd):
     assert (status, json.loads(out)["code"]) == (125, "INVALID_IMAGE")
 
 
-def test_a_build_must_say_of_what(capfd):
+def test_a_build_requires_a_source(capfd):
     status, _, err = cli(capfd, "image", "build", "x")
     assert status == 2
     assert "--debian" in err
@@ -305,7 +307,7 @@ def test_a_build_must_say_of_what(capfd):
         ["--debian", "bookworm", "--mirror", "x"],
     ],
 )
-def test_a_build_that_makes_no_sense_is_refused(capfd, words):
+def test_an_invalid_build_request_is_refused(capfd, words):
     status, out, _ = cli(capfd, "image", "build", "--json", "x", *words)
     assert (status, json.loads(out)["code"]) == (125, "INVALID_REQUEST")
 

@@ -82,7 +82,7 @@ def test_a_recipe_without_steps_is_its_base():
         {"base": "a", "steps": [{"run": "x"}] * 101},
     ],
 )
-def test_something_that_is_no_recipe_is_refused(tree):
+def test_an_invalid_recipe_is_refused(tree):
     with pytest.raises((InvalidRequest, InvalidImage)):
         parse_recipe(tree)
 
@@ -124,14 +124,14 @@ def test_something_that_is_no_recipe_is_refused(tree):
         {"user": True},
     ],
 )
-def test_a_step_that_makes_no_sense_is_refused_by_its_number(step):
+def test_an_invalid_step_is_refused_with_its_number(step):
     with pytest.raises(InvalidRequest) as refused:
         parse_recipe({"base": "a", "steps": [{"run": "true"}, step]})
     assert refused.value.message.startswith("step 2 ")
     assert refused.value.hint
 
 
-def test_a_network_is_refused_and_never_left_out_quietly():
+def test_a_network_in_a_recipe_is_refused_and_never_silently_dropped():
     with pytest.raises(UnsupportedByBackend) as refused:
         parse_recipe({"base": "a", "steps": [{"run": "x", "network": True}]})
     assert refused.value.message == "step 1 asks for a network, which sandboxes do not have"
@@ -199,7 +199,7 @@ def test_mode_and_owner_are_those_of_the_step_and_directories_stay_searchable(co
     assert found["srv/lib"] == ("dir", 0o750, (7, 8), "")
 
 
-def test_a_directory_that_the_image_has_keeps_its_looks(context):
+def test_a_directory_of_the_image_keeps_its_mode_and_owner(context):
     parents = (Parent("root", 0o700, 3, 4),)
     assert written(context, "app/lib", "root", parents)["root"] == ("dir", 0o700, (3, 4), "")
 
@@ -213,13 +213,13 @@ def test_a_link_is_copied_and_never_followed(context):
 
 
 @pytest.mark.parametrize("source", ["missing", "app/missing/x", "app/main.py/x"])
-def test_what_is_not_there_is_named(context, source):
+def test_a_missing_source_is_named(context, source):
     with pytest.raises(BuildFailed) as refused:
         pick(context, source)
     assert source in refused.value.message
 
 
-def test_what_is_no_file_is_refused_at_once(context):
+def test_a_special_file_is_refused_at_once_by_a_copy_step(context):
     os.mkfifo(context / "app" / "fifo")
     with pytest.raises(BuildFailed) as refused:
         pick(context, "app")
@@ -228,7 +228,7 @@ def test_what_is_no_file_is_refused_at_once(context):
 
 @pytest.mark.promise("P53")
 @pytest.mark.parametrize("name", [".wh.x", ".wh..wh..opq", ".wh.d/x"])
-def test_a_file_that_would_be_a_mark_in_a_layer_is_refused(context, name):
+def test_a_file_named_like_a_whiteout_is_refused(context, name):
     path = context / "app" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("")
@@ -238,7 +238,7 @@ def test_a_file_that_would_be_a_mark_in_a_layer_is_refused(context, name):
         written(context, "app/main.py", f"srv/{name}")
 
 
-def test_content_counts_and_time_does_not(context):
+def test_the_cache_key_depends_on_content_and_not_on_timestamps(context):
     first = pick(context, "app").digest
     os.utime(context / "app" / "main.py", (1, 1))
     assert pick(context, "app").digest == first
@@ -251,7 +251,7 @@ def test_content_counts_and_time_does_not(context):
     assert pick(context, "app").digest != changed
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(context):
+def test_a_file_that_changes_during_the_copy_is_detected(context):
     picked = pick(context, "app")
     (context / "app" / "main.py").write_text("niam")
     with pytest.raises(BuildFailed) as refused:
@@ -267,7 +267,7 @@ def test_names_of_any_bytes_are_copied_exactly(context):
     assert written(context, "app/lib", "x")[f"x/{odd}"][3] == "odd"
 
 
-def test_a_path_lies_where_the_images_links_lead(tmp_path):
+def test_a_target_path_follows_the_links_of_the_image(tmp_path):
     low, high = tmp_path / "low", tmp_path / "high"
     (low / "usr" / "bin").mkdir(parents=True)
     (low / "usr").chmod(0o755)
@@ -329,7 +329,7 @@ async def inside(shared: Path, name: str, command: str) -> str:
         return str(result.stdout)
 
 
-async def test_steps_make_an_image_that_sandboxes_run_on(shared, images, context):
+async def test_steps_build_an_image_that_sandboxes_can_use(shared, images, context):
     file = recipe(
         context,
         {"copy": {"from": "app", "to": "/srv/app", "owner": "1000"}},
@@ -369,7 +369,7 @@ async def test_steps_make_an_image_that_sandboxes_run_on(shared, images, context
 
 
 @pytest.mark.promise("P53")
-async def test_what_was_built_is_not_built_again_until_something_changed(shared, images, context):
+async def test_a_step_is_cached_until_something_changes(shared, images, context):
     file = recipe(
         context,
         {"copy": {"from": "app/main.py", "to": "/srv/"}},
@@ -405,7 +405,7 @@ async def test_a_step_that_changed_leaves_those_before_it_cached(images, context
     ]
 
 
-async def test_what_a_step_removed_is_gone_and_what_it_replaced_is_new(shared, images, context):
+async def test_files_removed_or_replaced_by_a_step_are_so_in_the_image(shared, images, context):
     file = recipe(
         context,
         {"copy": {"from": "app", "to": "/srv/app"}},
@@ -424,7 +424,7 @@ async def test_what_a_step_removed_is_gone_and_what_it_replaced_is_new(shared, i
 
 
 @pytest.mark.promise("P53")
-async def test_a_command_cannot_hide_the_images_files_by_a_name(shared, images, context):
+async def test_a_command_cannot_hide_files_with_a_whiteout_name(shared, images, context):
     for command in ("touch /.wh.bin", "mkdir /srv; touch /srv/.wh..wh..opq"):
         with pytest.raises(BuildFailed, match="cannot be in a layer"):
             await images.build_steps("marks:1", recipe(context, {"run": command}))
@@ -433,7 +433,7 @@ async def test_a_command_cannot_hide_the_images_files_by_a_name(shared, images, 
 
 
 @pytest.mark.promise("P53")
-async def test_a_failed_command_names_its_step_and_ends_with_its_output(shared, images, context):
+async def test_a_failed_command_is_reported_with_its_step_and_output(shared, images, context):
     file = recipe(
         context, {"run": "true"}, {"run": "seq 1 50\necho why >&2\nfalse\necho not reached"}
     )
@@ -459,7 +459,7 @@ async def test_a_step_cannot_reach_the_network(shared, images, context):
         await images.build_steps("net:1", recipe(context, {"run": "true", "network": True}))
 
 
-async def test_what_a_step_leaves_running_ends_with_it(shared, images, context):
+async def test_processes_started_by_a_step_end_with_it(shared, images, context):
     file = recipe(
         context,
         {"run": "(while :; do date > /beat; done) & until [ -s /beat ]; do sleep 0.05; done"},
@@ -469,7 +469,7 @@ async def test_what_a_step_leaves_running_ends_with_it(shared, images, context):
     assert await inside(shared, "beat:1", "sleep 0.1; wc -l < /beat")
 
 
-async def test_an_image_without_a_shell_cannot_run_and_can_be_copied_to(images, context):
+async def test_an_image_without_a_shell_supports_copy_steps_only(images, context):
     copied = {"copy": {"from": "app/main.py", "to": "/main.py"}}
     built = await images.build_steps("bare:1", recipe(context, copied, base="bare"))
     assert len(built.image.layers) == 2
@@ -479,7 +479,7 @@ async def test_an_image_without_a_shell_cannot_run_and_can_be_copied_to(images, 
 
 
 @pytest.mark.promise("P53")
-async def test_a_build_that_is_cancelled_leaves_nothing(shared, images, context):
+async def test_a_cancelled_build_leaves_nothing(shared, images, context):
     began = asyncio.Event()
     before = await images.list()
     file = recipe(context, {"run": "true"}, {"run": "echo begun; sleep 600"})
@@ -500,7 +500,7 @@ async def test_a_build_that_is_cancelled_leaves_nothing(shared, images, context)
 @pytest.mark.parametrize(
     ("base", "said"), [("none:1", "is not in the store"), ("host", "cannot be built upon")]
 )
-async def test_a_base_that_cannot_be_is_named(images, context, base, said):
+async def test_an_invalid_base_image_is_named(images, context, base, said):
     with pytest.raises(InvalidImage) as refused:
         await images.build_steps("x:1", recipe(context, base=base))
     assert said in refused.value.message
@@ -509,14 +509,14 @@ async def test_a_base_that_cannot_be_is_named(images, context, base, said):
 @pytest.mark.parametrize(
     "text", ["base: [", "base: &a b\nsteps: [*a]", "!!python/object:x {}", "base: a\nbase: b"]
 )
-async def test_a_file_that_is_no_plain_yaml_is_refused(images, tmp_path, text):
+async def test_a_recipe_with_unsupported_yaml_is_refused(images, tmp_path, text):
     (tmp_path / "Steps.yaml").write_text(text)
     with pytest.raises(InvalidConfiguration) as refused:
         await images.build_steps("x:1", tmp_path / "Steps.yaml")
     assert "Steps.yaml" in refused.value.message
 
 
-async def test_a_recipe_that_is_no_file_is_refused_at_once(images, tmp_path):
+async def test_a_recipe_that_is_a_special_file_is_refused_at_once(images, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path, "/dev/null"):
         with pytest.raises(InvalidConfiguration):
@@ -524,7 +524,7 @@ async def test_a_recipe_that_is_no_file_is_refused_at_once(images, tmp_path):
                 await images.build_steps("x:1", path)
 
 
-async def test_a_backend_without_a_root_of_its_own_says_so(shared, context):
+async def test_a_backend_without_writable_roots_refuses_a_build(shared, context):
     images = sandkasten.AsyncImages(data_dir=shared, backend="memory")
     with pytest.raises(UnsupportedByBackend):
         await images.build_steps("x:1", recipe(context, {"run": "echo unsupported > /x"}))

@@ -39,7 +39,7 @@ def leftovers(store: LayerStore) -> list[str]:
     return os.listdir(store.root / "making")
 
 
-def test_a_store_that_is_not_there_is_empty_and_stays_so(store):
+def test_a_missing_store_is_empty_and_is_not_created(store):
     assert store.list() == []
     assert store.find("x") is None
     assert store.collect(set()).layers == ()
@@ -47,7 +47,7 @@ def test_a_store_that_is_not_there_is_empty_and_stays_so(store):
 
 
 @pytest.mark.promise("P48")
-def test_a_layer_is_known_by_the_digest_of_its_tar_however_it_was_compressed(store):
+def test_a_layer_is_identified_by_the_digest_of_its_uncompressed_tar(store):
     plain = store.add_layer(io.BytesIO(ONE))
     packed = gzip.compress(ONE)
     again = store.add_layer(io.BytesIO(packed), expect_digest=digest(packed))
@@ -59,7 +59,7 @@ def test_a_layer_is_known_by_the_digest_of_its_tar_however_it_was_compressed(sto
     assert leftovers(store) == []
 
 
-def test_a_layer_that_is_there_is_not_read_again(store):
+def test_a_stored_layer_is_not_read_again(store):
     add(store, ONE)
 
     class Untouchable(io.RawIOBase):
@@ -70,7 +70,7 @@ def test_a_layer_that_is_there_is_not_read_again(store):
     assert again.diff_id == digest(ONE)
 
 
-def test_a_layer_that_came_while_one_waited_for_it_is_not_read(store):
+def test_a_layer_stored_by_another_import_meanwhile_is_not_read(store):
     add(store, TWO)
     found = []
 
@@ -102,14 +102,14 @@ def test_a_digest_that_does_not_match_leaves_nothing(store, what):
 
 
 @pytest.mark.parametrize("bad", ["", "sha256:../../x", "sha512:" + "0" * 64, "sha256:" + "g" * 64])
-def test_what_is_no_digest_never_becomes_a_path(store, bad):
+def test_an_invalid_digest_never_becomes_a_path(store, bad):
     assert not store.has_layer(bad)
     assert store.known_blob(bad) is None
     with pytest.raises(InvalidImage):
         store.add_layer(io.BytesIO(ONE), expect_diff_id=bad)
 
 
-def test_the_same_content_is_the_same_image_whenever_it_was_built(store):
+def test_the_same_content_is_the_same_image_at_any_build_time(store):
     config = ImageConfig(architecture="amd64", env={"A": "1"}, created="2020-01-01T00:00:00Z")
     first = store.put_image([add(store, ONE)], config, ["a"])
     again = store.put_image([digest(ONE)], replace(config, created="2024"), ["b"])
@@ -120,7 +120,7 @@ def test_the_same_content_is_the_same_image_whenever_it_was_built(store):
 
 
 @pytest.mark.promise("P52")
-def test_everything_an_image_says_of_itself_is_kept(store):
+def test_the_configuration_of_an_image_is_kept(store):
     config = ImageConfig(
         architecture="arm64",
         variant="v8",
@@ -149,7 +149,7 @@ def test_an_image_is_found_by_name_by_id_and_by_the_beginning_of_its_id(store):
         assert store.find(name) is None, name
 
 
-def test_a_digest_in_a_name_says_more_than_its_tag(store):
+def test_a_digest_in_a_name_overrides_its_tag(store):
     pinned = "repo@sha256:" + "1" * 64
     image = put(store, ONE, names=(f"repo:tag@sha256:{'1' * 64}",))
     assert image.names == (pinned,)
@@ -165,7 +165,7 @@ def test_a_digest_in_a_name_says_more_than_its_tag(store):
         *("0" * 64, "a" * 64 + ":1"),
     ],
 )
-def test_a_name_that_is_none_or_means_something_else_is_refused(store, name):
+def test_an_invalid_or_reserved_name_is_refused(store, name):
     diff_id = add(store, ONE)
     with pytest.raises(InvalidImage):
         store.put_image([diff_id], ImageConfig(), [name])
@@ -184,7 +184,7 @@ def test_a_name_moves_to_the_image_that_takes_it(store):
     assert store.collect(set()).images == (old.id,)
 
 
-def test_an_image_goes_with_its_last_name(store):
+def test_an_image_is_removed_with_its_last_name(store):
     image = put(store, ONE, names=("x", "y"))
     assert store.remove("x", in_use={image.id}).names == ("x:latest",)
     with pytest.raises(Conflict) as refused:
@@ -197,13 +197,13 @@ def test_an_image_goes_with_its_last_name(store):
         store.remove("y", in_use=set())
 
 
-def test_an_id_takes_every_name_of_an_image(store):
+def test_removing_an_id_removes_every_name_of_the_image(store):
     image = put(store, ONE, names=("x", "y"))
     assert store.remove(image.id, in_use=set()).names == ("x:latest", "y:latest")
     assert store.list() == []
 
 
-def test_garbage_is_what_no_name_and_no_sandbox_needs(store):
+def test_only_layers_without_a_name_or_sandbox_are_garbage(store):
     kept = put(store, ONE, TWO, names=("kept",))
     gone = put(store, ONE, THREE, names=("gone",))
     store.remove("gone", in_use=set())
@@ -230,7 +230,7 @@ def test_layers_that_a_sandbox_uses_outlive_name_and_record(store):
     assert not any(Path(tree).exists() for tree in trees)
 
 
-def test_a_removed_image_that_comes_again_is_whole(store):
+def test_a_removed_image_that_is_imported_again_is_complete(store):
     image = put(store, ONE)
     store.remove("x", in_use=set())
     assert put(store, ONE).id == image.id
@@ -248,7 +248,7 @@ def test_a_record_in_use_that_cannot_be_read_keeps_every_layer(store):
 
 
 @pytest.mark.promise("P49")
-def test_a_damaged_record_that_nobody_uses_is_garbage_with_its_name(store):
+def test_an_unused_damaged_record_is_garbage_with_its_name(store):
     image = put(store, ONE)
     put(store, TWO, names=("y",))
     (store.root / "records" / f"{image.id[7:]}.json").write_text("{")
@@ -260,7 +260,7 @@ def test_a_damaged_record_that_nobody_uses_is_garbage_with_its_name(store):
 
 
 @pytest.mark.promise("P49")
-def test_an_image_whose_record_nobody_could_read_is_refused(store):
+def test_an_image_whose_record_could_not_be_read_back_is_refused(store):
     # Twice in its record, and each of these characters is six there.
     config = parse_config({"config": {"Labels": {"a": "é" * 1_900_000}}})
     with pytest.raises(InvalidImage, match="too large"):
@@ -269,7 +269,7 @@ def test_an_image_whose_record_nobody_could_read_is_refused(store):
     assert len(store.collect(set()).layers) == 1
 
 
-def test_layers_are_not_collected_while_somebody_adds(store):
+def test_layers_are_not_collected_during_an_import(store):
     with store.working():
         add(store, ONE)
         with pytest.raises(Busy):
@@ -279,14 +279,14 @@ def test_layers_are_not_collected_while_somebody_adds(store):
     assert store.trees(image)
 
 
-def test_an_image_of_a_layer_that_is_gone_is_refused(store):
+def test_an_image_with_a_missing_layer_is_refused(store):
     with pytest.raises(Busy, match="not in the store"):
         store.put_image([digest(ONE)], ImageConfig(), ["x"])
     assert store.list() == []
 
 
 @pytest.mark.promise("P49")
-def test_what_the_dead_left_is_swept_and_the_living_are_left_alone(store):
+def test_leftovers_of_dead_processes_are_swept_and_live_imports_kept(store):
     hold = (
         "import sys; from pathlib import Path\n"
         "from sandkasten.images.layers.image_store import LayerStore\n"
@@ -312,7 +312,7 @@ def test_what_the_dead_left_is_swept_and_the_living_are_left_alone(store):
     assert leftovers(store) == []
 
 
-def test_one_layer_added_by_many_threads_at_once_is_there_once(store):
+def test_one_layer_added_by_many_threads_is_stored_once(store):
     found, threads = [], []
     for _ in range(8):
         threads.append(threading.Thread(target=lambda: found.append(put(store, ONE, TWO))))
@@ -349,7 +349,7 @@ def test_a_tree_of_any_depth_and_mode_is_removed(tmp_path):
     assert Path("/etc/passwd").exists()
 
 
-def test_layers_lie_over_one_another_as_they_should(store):
+def test_layers_overlay_in_the_right_order(store):
     """With the kernel's own overlayfs, in a mount namespace that goes with its process."""
     upper = layer({".wh.a": b"", "d": None, "d/.wh..wh..opq": b"", "d/new": b"n", "e": b"e"})
     lower = layer({"a": b"1", "d": None, "d/old": b"o", "keep": b"k"})
@@ -367,7 +367,7 @@ def test_layers_lie_over_one_another_as_they_should(store):
     assert files == {"./d/new", "./e", "./keep"}
 
 
-def test_a_layers_tree_holds_no_device_and_no_setuid_bit(store):
+def test_the_tree_of_a_layer_has_no_devices_and_no_setuid_bits(store):
     image = put(store, ONE, TWO)
     for tree in store.trees(image):
         for path in Path(tree).rglob("*"):
@@ -378,7 +378,7 @@ def test_a_layers_tree_holds_no_device_and_no_setuid_bit(store):
                 assert not mode & 0o6000, path
 
 
-def test_two_stores_give_one_content_one_tree(store, tmp_path):
+def test_two_stores_give_equal_trees_for_equal_content(store, tmp_path):
     other = LayerStore(tmp_path / "other")
     add(store, ONE)
     add(other, gzip.compress(ONE))

@@ -61,7 +61,7 @@ def medium(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_import_leaves_nothing_that_the_next_one_does_not_clear(store, tmp_path):
+def test_leftovers_of_a_killed_import_are_cleared_by_the_next_one(store, tmp_path):
     path = medium(tmp_path)
     whole = importer(tmp_path / "calm", path, "n")
     assert whole.stdout is not None
@@ -122,7 +122,7 @@ def test_a_killed_import_leaves_nothing_that_the_next_one_does_not_clear(store, 
 
 
 @pytest.mark.parametrize("kind", ["docker", "rootfs"])
-def test_two_imports_of_one_image_at_once_end_as_one(store, tmp_path, kind):
+def test_concurrent_imports_of_one_image_give_one_image(store, tmp_path, kind):
     path = medium(tmp_path)
     if kind == "rootfs":
         path = imagekit.busybox_tar()

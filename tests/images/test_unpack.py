@@ -174,7 +174,7 @@ def test_archives_of_python_come_out_the_same(
     assert linked(target) == linked(expected)
 
 
-def test_old_sparse_files_with_many_pieces(target: Path):
+def test_old_sparse_files_with_many_pieces_are_unpacked(target: Path):
     extents = [(at * 8192, 512) for at in range(60)]
     data = b"".join(bytes([at]) * 512 for at in range(60))
     content = bytearray(500_000)
@@ -184,7 +184,7 @@ def test_old_sparse_files_with_many_pieces(target: Path):
     assert (target / "s").read_bytes() == content
 
 
-def test_times_of_directories_survive_what_is_made_in_them_later(target: Path):
+def test_directory_timestamps_survive_entries_created_later(target: Path):
     archive = (
         directory(b"a", mtime=1000)
         + directory(b"a/b", mtime=2000)
@@ -217,14 +217,14 @@ def test_times_of_directories_survive_what_is_made_in_them_later(target: Path):
     }
 
 
-def test_a_layer_without_its_root_gets_one_that_everybody_may_read(target: Path):
+def test_a_layer_without_a_root_entry_gets_a_readable_root(target: Path):
     target.chmod(0o2700)
     unpack_layer(io.BytesIO(file(b"d/f", mode=0o600) + END), target)
     assert oct(stat.S_IMODE(target.stat().st_mode)) == "0o755"
     assert oct(stat.S_IMODE((target / "d").stat().st_mode)) == "0o755"
 
 
-def test_pax_says_more_than_the_header(target: Path):
+def test_pax_fields_override_the_header(target: Path):
     words = [
         (b"path", b"p\xc3\xa4th"),
         (b"size", b"5"),
@@ -270,7 +270,7 @@ def compressed(way: str) -> bytes:
 
 
 @pytest.mark.parametrize("way", COMPRESSIONS)
-def test_it_says_what_the_layer_is_by_content(way: str, target: Path):
+def test_unpacking_returns_digests_and_sizes(way: str, target: Path):
     blob = compressed(way)
     seen: list[int] = []
     done = unpack_layer(io.BytesIO(blob), target, progress=seen.append)
@@ -286,7 +286,7 @@ def test_it_says_what_the_layer_is_by_content(way: str, target: Path):
     assert (target / "f").read_bytes() == PLAIN[512 : 512 + 3 * MiB]
 
 
-def test_what_follows_the_end_marker_is_part_of_the_digest(target: Path):
+def test_data_after_the_end_marker_is_part_of_the_digest(target: Path):
     blob = file(b"f") + END + b"more" * 5000
     done = unpack_layer(io.BytesIO(blob), target)
     assert done.diff_id == done.blob_digest == "sha256:" + hashlib.sha256(blob).hexdigest()
@@ -297,7 +297,7 @@ def test_a_tar_whose_first_name_looks_compressed_is_a_tar(target: Path):
     assert tree(target) == {"BZh91AY": "file !"}
 
 
-def test_a_source_may_come_in_crumbs(target: Path):
+def test_a_source_may_deliver_single_bytes(target: Path):
     class Crumbs(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             return super().read(min(size or 0, 7) if size != -1 else 7)
@@ -306,7 +306,9 @@ def test_a_source_may_come_in_crumbs(target: Path):
     assert (done.files, done.bytes) == (1, 2000)
 
 
-def test_without_zstd_it_says_what_to_install(target: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_zstd_is_reported_with_the_package_to_install(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+):
     blob = zstd(PLAIN)
     monkeypatch.setattr(compression, "_SYSTEM_PATH", "/nonexistent")
     with pytest.raises(InvalidImage, match="zstd") as caught:
@@ -314,7 +316,7 @@ def test_without_zstd_it_says_what_to_install(target: Path, monkeypatch: pytest.
     assert "install zstd" in caught.value.hint
 
 
-def test_without_the_program_it_says_so(
+def test_a_missing_unpack_program_is_reported(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(layer_unpack, "_PROGRAM", tmp_path / "nothing")
@@ -323,7 +325,7 @@ def test_without_the_program_it_says_so(
 
 
 @pytest.mark.parametrize("found", ["missing", "file", "symlink", "not empty"])
-def test_it_unpacks_only_into_an_empty_directory(found: str, tmp_path: Path):
+def test_a_layer_is_unpacked_only_into_an_empty_directory(found: str, tmp_path: Path):
     place = tmp_path / "place"
     if found == "file":
         place.touch()
@@ -351,13 +353,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.promise("P49")
 @pytest.mark.parametrize("way", ["plain", "gzip", "zstd"])
-def test_a_full_disk_is_named(way: str, small_disk: Path):
+def test_unpacking_onto_a_full_disk_is_a_typed_error(way: str, small_disk: Path):
     with pytest.raises(QuotaExceeded, match="No space left") as caught:
         unpack_layer(io.BytesIO(compressed(way)), small_disk)
     assert "free space" in caught.value.hint
 
 
-def test_a_disk_without_inodes_is_named(small_disk: Path):
+def test_unpacking_onto_a_disk_without_inodes_is_a_typed_error(small_disk: Path):
     many = b"".join(file(b"f%d" % number) for number in range(200))
     with pytest.raises(QuotaExceeded, match="No space left"):
         unpack_layer(io.BytesIO(many + END), small_disk)
@@ -368,7 +370,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("way", COMPRESSIONS)
-def test_what_the_caller_raises_ends_it(way: str, target: Path):
+def test_an_exception_of_the_progress_callback_ends_the_unpacking(way: str, target: Path):
     def stop(count: int) -> None:
         if count > MiB:
             raise Stop
@@ -379,7 +381,7 @@ def test_what_the_caller_raises_ends_it(way: str, target: Path):
 
 
 @pytest.mark.parametrize("way", COMPRESSIONS)
-def test_a_source_that_breaks_is_its_own_error(way: str, target: Path):
+def test_an_error_of_the_source_is_raised_unchanged(way: str, target: Path):
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             if self.tell() > MiB:
@@ -403,7 +405,7 @@ def running() -> list[str]:
 
 
 @pytest.mark.promise("P47")
-def test_caps_that_just_fit_are_not_hit(target: Path):
+def test_a_layer_exactly_at_the_limits_is_unpacked(target: Path):
     archive = file(b"a", b"12345") + file(b"d/b", b"67890") + END
     with pytest.raises(InvalidImage, match="more than 9 bytes"):
         unpack_layer(io.BytesIO(archive), target, caps=Caps(bytes=9))
@@ -417,7 +419,7 @@ def test_caps_that_just_fit_are_not_hit(target: Path):
 
 
 @pytest.mark.promise("P47")
-def test_the_program_has_given_up_what_it_does_not_need(target: Path):
+def test_the_unpack_program_drops_unneeded_privileges(target: Path):
     """Looked at from outside, while it waits for more of the archive."""
     seen: dict[str, str] = {}
 
@@ -459,7 +461,7 @@ def _child() -> int:
     return int(found)
 
 
-def test_a_whiteout_needs_no_device_of_the_archive(target: Path):
+def test_a_device_entry_of_the_archive_is_not_a_whiteout(target: Path):
     # A device 0:0 in an archive is a device, and left out like any other.
     done = unpack_layer(io.BytesIO(header(b"w", flag=b"3") + file(b".wh.v") + END), target)
     assert tree(target) == {"v": "whiteout"}
@@ -487,7 +489,7 @@ def overlay(tmp_path: Path) -> Iterator[Callable[[bytes, bytes], dict[str, str]]
 
 
 @pytest.mark.promise("P48")
-def test_the_kernel_hides_what_a_layer_says_is_gone(
+def test_overlayfs_hides_whiteouts(
     overlay: Callable[[bytes, bytes], dict[str, str]],
 ):
     below = b"".join(

@@ -64,7 +64,7 @@ def test_hybrid_limits_go_to_v1_and_killing_to_v2() -> None:
     )
 
 
-def test_unified_is_one_directory() -> None:
+def test_a_unified_hierarchy_uses_one_directory() -> None:
     planned = cgroups.plan(parse_mounts(UNIFIED, "cpuset cpu io memory pids"), "sbx_1", LIMITS)
     at = "/sys/fs/cgroup/sandkasten/sbx_1"
     assert planned == Plan(
@@ -93,13 +93,13 @@ def test_a_limit_without_a_controller_is_named() -> None:
     )
 
 
-def test_no_cgroups_at_all_loses_everything_and_says_so() -> None:
+def test_without_cgroups_every_limit_is_reported_as_unenforced() -> None:
     planned = cgroups.plan(parse_mounts("nonsense\n1 2 3\n"), "sbx_1", LIMITS)
     assert planned == Plan((), missing=("memory", "pids", "cpu"))
 
 
 @pytest.mark.parametrize(("cpus", "quota"), [(0.001, "1000"), (0.5, "50000"), (16, "1600000")])
-def test_processor_quota_never_falls_below_what_the_kernel_takes(cpus: float, quota: str) -> None:
+def test_the_processor_quota_never_falls_below_the_kernels_minimum(cpus: float, quota: str) -> None:
     planned = cgroups.plan(Hierarchies({"cpu": "/c"}), "x", Limits(cpus=cpus))
     assert planned.writes[-1].value == quota
 
@@ -132,7 +132,7 @@ def test_v2_usage_is_read_from_v2_names(tmp_path: Path) -> None:
     )
 
 
-def test_a_group_is_made_measured_and_removed_with_its_parent() -> None:
+def test_a_cgroup_is_created_measured_and_removed_with_its_parent() -> None:
     on = cgroups.detect()
     name = f"test-{os.getpid()}"
     planned = cgroups.plan(on, name, LIMITS, parent="sandkasten-test")

@@ -18,7 +18,7 @@ def _closed(descriptor: int) -> bool:
     return False
 
 
-def test_a_descriptor_is_closed_soon_after_what_is_done_with_it():
+def test_a_descriptor_is_closed_in_the_background_after_its_last_use():
     read, write = os.pipe()
 
     def mark(descriptor: int) -> None:
@@ -33,7 +33,7 @@ def test_a_descriptor_is_closed_soon_after_what_is_done_with_it():
     os.close(read)
 
 
-def test_without_a_thread_it_is_closed_at_once(monkeypatch):
+def test_without_a_thread_a_descriptor_is_closed_at_once(monkeypatch):
     def no_thread(self) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 

@@ -20,7 +20,7 @@ V1 = Freezer("/f/sandkasten/x", "freezer.state", "FROZEN", "THAWED", "freezer.st
 V2 = Freezer("/u/sandkasten/x", "cgroup.freeze", "1", "0", "cgroup.events", "frozen 1")
 
 
-def test_the_v1_freezer_comes_first_and_v2_stands_in():
+def test_the_v1_freezer_is_preferred_over_v2():
     assert freezer.freezers(HYBRID, "x") == (V1, V2)
     assert freezer.freezers(UNIFIED, "x") == (V2,)
     assert freezer.freezers(Hierarchies({"memory": "/m"}), "x") == ()
@@ -36,7 +36,7 @@ def test_memory_is_reclaimed_where_it_is_counted():
     assert freezer.reclaimer(Hierarchies({}, v2="/u"), "x") is None
 
 
-def test_v2_reclaim_writes_what_is_used_and_counts_what_went(tmp_path):
+def test_v2_reclaim_writes_the_usage_and_returns_the_reclaimed_bytes(tmp_path):
     (tmp_path / "memory.current").write_text("4096\n")
     (tmp_path / "memory.reclaim").write_text("")
     way = Reclaimer(str(tmp_path), "memory.reclaim", "memory.current", None)
@@ -102,7 +102,7 @@ STARTER = "import subprocess\nwhile True: subprocess.run(['/bin/true'])"
 
 @pytest.mark.promise("P31")
 @pytest.mark.parametrize("which", [0, 1], ids=["v1", "v2"])
-def test_what_starts_programs_all_the_time_is_stopped_every_time(group, which):
+def test_a_group_that_keeps_starting_programs_is_always_frozen(group, which):
     """Told only once, the v1 freezer never stops about one in ten of these."""
     ways, _, _ = group
     inside = f'echo $$ >{ways[which].directory}/cgroup.procs; exec {sys.executable} -c "$1"'
@@ -128,7 +128,7 @@ def _inside(way: Freezer) -> list[str]:
         return file.read().split()
 
 
-def test_what_was_killed_while_frozen_dies_when_the_v1_freezer_lets_go(group):
+def test_a_process_killed_while_frozen_dies_when_the_v1_freezer_thaws(group):
     ways, child, plan = group
     freezer.freeze(ways[0])
     assert cgroups.kill(plan)
@@ -138,7 +138,7 @@ def test_what_was_killed_while_frozen_dies_when_the_v1_freezer_lets_go(group):
     assert child.wait(PATIENCE_S) == -9
 
 
-def test_a_group_that_does_not_stop_runs_again(tmp_path):
+def test_a_group_that_cannot_be_frozen_is_thawed(tmp_path):
     (tmp_path / "freezer.state").write_text("")
     stuck = Freezer(str(tmp_path), "freezer.state", "FREEZING", "THAWED", "freezer.state", "FROZEN")
     with pytest.raises(TimeoutError):
@@ -146,7 +146,7 @@ def test_a_group_that_does_not_stop_runs_again(tmp_path):
     assert (tmp_path / "freezer.state").read_text().startswith("THAWED")
 
 
-def test_a_group_made_before_the_freezer_was_used_is_stopped_by_v2(tmp_path):
+def test_a_group_created_before_the_v1_freezer_is_frozen_by_v2(tmp_path):
     (tmp_path / "u/sandkasten/x").mkdir(parents=True)
     (tmp_path / "u/sandkasten/x/cgroup.freeze").write_text("0")
     ways = freezer.freezers(

@@ -11,7 +11,7 @@ from sandkasten.model.sandbox.cell_spec import CellSpec
 
 
 @pytest.mark.parametrize("root", [True, False])
-def test_an_image_that_only_an_engine_has_cannot_be_shown_by_this_machine(root):
+def test_an_engine_image_cannot_be_mounted_by_the_host(root):
     with pytest.raises(UnsupportedByBackend, match="alpine:3") as refused:
         refuse(CellSpec(image=Image("alpine:3", kind="engine")), root=root)
     assert "image import" in refused.value.hint

@@ -25,7 +25,7 @@ def look(tmp_path):
     return resolve
 
 
-async def test_a_directory_and_a_file_are_shown_by_their_real_paths(look, tmp_path):
+async def test_a_directory_and_a_file_are_mounted_by_their_real_paths(look, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "link").symlink_to("models")
     (tmp_path / "models" / "one").write_text("x")
@@ -35,7 +35,7 @@ async def test_a_directory_and_a_file_are_shown_by_their_real_paths(look, tmp_pa
     assert await look(tmp_path / "link" / "one") == HostMount(f"{real}/one", "/mnt/m")
 
 
-async def test_one_that_is_not_there_is_named(look, tmp_path):
+async def test_a_missing_mount_source_is_named(look, tmp_path):
     with pytest.raises(BackendUnavailable, match="mount m: .*/gone cannot be shown") as told:
         await look(tmp_path / "gone")
     assert "policy.mounts" in told.value.hint
@@ -56,7 +56,7 @@ async def test_a_symlink_to_a_secret_is_refused(look, tmp_path, secret):
         await look(tmp_path / "link")
 
 
-async def test_the_data_directory_and_what_holds_it_are_refused(look, tmp_path):
+async def test_the_data_directory_and_its_parents_are_refused(look, tmp_path):
     (tmp_path / "data" / "cells").mkdir(parents=True)
     (tmp_path / "link").symlink_to("data")
     for source in (tmp_path, tmp_path / "data", tmp_path / "data" / "cells", tmp_path / "link"):

@@ -86,7 +86,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.promise("P26")
-def test_it_has_its_size_and_no_more(base: Path) -> None:
+def test_a_host_volume_has_exactly_its_size(base: Path) -> None:
     made = host_volume.make(base / "v", 32 * MIB, owner=USER, templates=base)
     assert 24 * MIB < fill(made.workspace / "big") < 32 * MIB
     with pytest.raises(OSError, match="No space left"):
@@ -95,7 +95,7 @@ def test_it_has_its_size_and_no_more(base: Path) -> None:
     (made.home / "more").write_bytes(b"x" * MIB)
 
 
-def test_both_directories_are_the_owners_and_the_mount_is_closed(base: Path) -> None:
+def test_both_directories_belong_to_the_owner_and_the_mount_is_restricted(base: Path) -> None:
     made = host_volume.make(base / "v", 8 * MIB, owner=USER)
     assert made == host_volume.Mounted(base / "v/mnt/workspace", base / "v/mnt/home")
     for place in (made.workspace, made.home):
@@ -110,7 +110,7 @@ def test_both_directories_are_the_owners_and_the_mount_is_closed(base: Path) -> 
     assert sorted(os.listdir(base / "v")) == ["mnt", "volume.img"]
 
 
-def test_releasing_takes_everything_away_and_twice_is_quiet(base: Path) -> None:
+def test_releasing_removes_everything_and_succeeds_twice(base: Path) -> None:
     made = host_volume.make(base / "v", 64 * MIB, owner=USER, templates=base)
     (made.workspace / "x").write_bytes(b"x" * 10 * MIB)
     assert devices(base) == [str(base / "v/volume.img")]
@@ -136,7 +136,7 @@ def test_a_link_that_a_sandbox_made_is_not_followed(base: Path) -> None:
     assert canary.read_text() == "here"
 
 
-def test_an_open_file_is_named_and_the_next_release_goes_on(base: Path) -> None:
+def test_a_release_blocked_by_an_open_file_can_be_repeated(base: Path) -> None:
     made = host_volume.make(base / "v", 8 * MIB, owner=USER)
     fd = os.open(made.workspace, os.O_RDONLY)
     try:
@@ -166,7 +166,7 @@ def test_copies_in_other_mount_namespaces_do_not_keep_the_device(base: Path) -> 
         end(other)
 
 
-def test_who_has_it_bound_elsewhere_is_named(base: Path) -> None:
+def test_a_process_that_binds_the_volume_elsewhere_is_named(base: Path) -> None:
     made = host_volume.make(base / "v", 8 * MIB, owner=USER)
     (base / "elsewhere").mkdir()
     script = f"mount --bind {made.workspace} {base}/elsewhere; echo; exec sleep 600"
@@ -186,7 +186,7 @@ def test_who_has_it_bound_elsewhere_is_named(base: Path) -> None:
     nothing_of(base / "v")
 
 
-def test_a_shared_parent_passes_the_mount_on_and_its_end_too(base: Path) -> None:
+def test_a_shared_parent_propagates_mount_and_unmount(base: Path) -> None:
     """As under systemd, in a namespace of its own: peers see the mount come and go."""
     script = f"""
 import os, subprocess, sys
@@ -216,7 +216,7 @@ peer.wait()
     nothing_of(base / "v")
 
 
-def test_something_else_mounted_there_is_left_alone(base: Path) -> None:
+def test_a_foreign_mount_at_that_path_is_not_touched(base: Path) -> None:
     host_volume.make(base / "v", 8 * MIB, owner=USER)
     (base / "v/other").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "canary", base / "v/other"], check=True)
@@ -231,7 +231,7 @@ def test_something_else_mounted_there_is_left_alone(base: Path) -> None:
     nothing_of(base / "v")
 
 
-def test_one_that_is_there_is_neither_taken_nor_harmed(base: Path) -> None:
+def test_an_existing_volume_is_neither_reused_nor_changed(base: Path) -> None:
     made = host_volume.make(base / "v", 8 * MIB, owner=USER)
     (made.workspace / "x").write_text("mine")
     with pytest.raises(Conflict):
@@ -240,7 +240,7 @@ def test_one_that_is_there_is_neither_taken_nor_harmed(base: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "file"])
-def test_only_a_private_directory_is_taken(base: Path, kind: str) -> None:
+def test_a_volume_is_created_only_in_a_private_directory(base: Path, kind: str) -> None:
     place = base / "v"
     if kind == "open":
         place.mkdir(mode=0o755)
@@ -257,7 +257,7 @@ def test_only_a_private_directory_is_taken(base: Path, kind: str) -> None:
         place.unlink()
 
 
-def test_a_make_that_fails_leaves_what_the_caller_had_there(base: Path) -> None:
+def test_a_failed_create_keeps_the_callers_directory(base: Path) -> None:
     (base / "v").mkdir(mode=0o700)
     (base / "v/state").write_text("the caller's")
     nowhere = Programs(base / "runner", base / "launcher")
@@ -270,7 +270,7 @@ def test_a_make_that_fails_leaves_what_the_caller_had_there(base: Path) -> None:
     nothing_of(base / "w")
 
 
-def test_a_full_disk_is_said_so(base: Path) -> None:
+def test_a_host_volume_on_a_full_disk_is_a_typed_error(base: Path) -> None:
     small = base / "small"
     small.mkdir(mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "x", small], check=True)
@@ -288,7 +288,7 @@ def test_a_full_disk_is_said_so(base: Path) -> None:
 
 
 @pytest.mark.promise("P22")
-def test_two_have_one_device_and_the_last_ends_it(base: Path, kept: Volume) -> None:
+def test_two_users_share_one_loop_device_until_the_last_release(base: Path, kept: Volume) -> None:
     one = host_volume.open_kept(base / "one", kept, owner=USER)
     two = host_volume.open_kept(base / "two", kept, owner=USER)
     assert devices(base) == [kept.path]
@@ -307,9 +307,7 @@ def test_two_have_one_device_and_the_last_ends_it(base: Path, kept: Volume) -> N
     assert (again.home / "y").read_text() == "at home"
 
 
-def test_ids_of_an_engine_with_user_namespaces_are_those_inside_on_disk(
-    base: Path, kept: Volume
-) -> None:
+def test_ids_on_disk_are_those_inside_with_user_namespaces(base: Path, kept: Volume) -> None:
     made = host_volume.open_kept(base / "v", kept, owner=200000 + USER, first_id=200000)
     assert made.workspace.stat().st_uid == 200000 + USER
     ids = 200000 + USER
@@ -320,7 +318,7 @@ def test_ids_of_an_engine_with_user_namespaces_are_those_inside_on_disk(
     assert (plain.workspace / "x").stat().st_uid == USER
 
 
-def test_a_kept_directory_stays_and_is_bound_closed(base: Path) -> None:
+def test_a_kept_directory_persists_and_is_bound_with_restrictions(base: Path) -> None:
     place = base / "tree"
     place.mkdir()
     volume = Volume(str(place), "directory")
@@ -361,12 +359,14 @@ def test_a_file_without_a_file_system_is_damaged(base: Path) -> None:
 # ---- supported
 
 
-def test_it_is_supported_here_also_where_nothing_is_yet(base: Path) -> None:
+def test_support_is_detected_before_the_directory_exists(base: Path) -> None:
     assert host_volume.supported(base) is None
     assert host_volume.supported(base / "not/yet") is None
 
 
-def test_what_is_missing_is_said(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_host_volume_requirements_are_named(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nowhere = Programs(base / "runner", base / "launcher")
     assert host_volume.supported(base, nowhere) == "sandkasten-launch is not there"
     with monkeypatch.context() as patch:
@@ -386,7 +386,7 @@ def test_what_is_missing_is_said(base: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["unshare", "--mount", "--propagation", "slave"], "mounts of its own"),
     ],
 )
-def test_a_process_that_cannot_serve_an_engine_says_so(
+def test_a_process_that_cannot_serve_an_engine_is_reported(
     base: Path, words: list[str], answer: str
 ) -> None:
     script = f"""

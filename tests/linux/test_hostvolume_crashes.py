@@ -52,7 +52,7 @@ def kept(tmp_path: Path) -> Volume:
     return Volume(os.fspath(path), "image")
 
 
-def test_make_may_be_killed_before_anything_it_does(tmp_path: Path) -> None:
+def test_create_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
     quota_image.template(tmp_path, 8 * MIB)
 
     def work() -> None:
@@ -62,7 +62,7 @@ def test_make_may_be_killed_before_anything_it_does(tmp_path: Path) -> None:
     assert ended > 8
 
 
-def test_opening_a_kept_one_may_be_killed_before_anything_it_does(
+def test_opening_a_kept_volume_can_be_killed_before_any_of_its_steps(
     tmp_path: Path, kept: Volume
 ) -> None:
     def work() -> None:
@@ -81,7 +81,7 @@ def _survives(step: int, work: object, directory: Path) -> bool:
     return killed
 
 
-def test_release_may_be_killed_before_anything_it_does(tmp_path: Path) -> None:
+def test_release_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
     for step in range(1, _MANY):
         made = host_volume.make(tmp_path / "v", 8 * MIB, owner=USER, templates=tmp_path)
         (made.workspace / "x").write_bytes(b"x" * MIB)
@@ -95,7 +95,7 @@ def test_release_may_be_killed_before_anything_it_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["own", "kept", "shifted"])
-def test_the_launcher_may_be_killed_at_any_system_call(
+def test_the_launcher_can_be_killed_at_any_system_call(
     tmp_path: Path, kept: Volume, kind: str
 ) -> None:
     template = quota_image.template(tmp_path, 8 * MIB)
@@ -132,7 +132,7 @@ def test_the_launcher_may_be_killed_at_any_system_call(
     assert devices(tmp_path) == []
 
 
-def test_a_launcher_whose_caller_is_gone_is_waited_for(tmp_path: Path) -> None:
+def test_a_launcher_that_outlives_its_caller_leaves_nothing(tmp_path: Path) -> None:
     """The caller dies at once, its launcher goes on: whichever is first, nothing is left."""
     quota_image.template(tmp_path, 8 * MIB)
     script = f"""

@@ -19,7 +19,7 @@ def test_two_leases_never_share_a_slot(tmp_path: Path) -> None:
     assert dict(id_ranges.leases(tmp_path)) == {s: f"sbx_{i}" for i, s in enumerate(slots)}
 
 
-def test_only_the_owner_gives_a_slot_back(tmp_path: Path) -> None:
+def test_only_the_owner_can_release_a_slot(tmp_path: Path) -> None:
     slot = id_ranges.lease(tmp_path, "sbx_a")
     id_ranges.release(tmp_path, slot, "sbx_b")
     assert list(id_ranges.leases(tmp_path)) == [(slot, "sbx_a")]
@@ -36,6 +36,6 @@ def test_all_ranges_taken_is_a_named_error(tmp_path: Path, monkeypatch: pytest.M
         id_ranges.lease(tmp_path, "d")
 
 
-def test_ranges_stay_where_nobody_else_allocates() -> None:
+def test_id_ranges_stay_within_the_reserved_range() -> None:
     assert id_ranges.base_of(0) == 0x70000000
     assert id_ranges.base_of(id_ranges.SLOTS - 1) + id_ranges.COUNT - 1 <= 0x7FFDFFFF

@@ -25,7 +25,7 @@ def test_points_devices_and_tags_are_read_and_names_are_unescaped():
     ]
 
 
-def test_what_lies_under_a_path_is_not_what_merely_begins_like_it(monkeypatch):
+def test_a_mount_below_a_path_is_matched_by_whole_names(monkeypatch):
     monkeypatch.setattr(mountinfo, "own", lambda: mountinfo.parse(LINES))
     assert [m.point for m in mountinfo.under("/srv/x")] == ["/srv/x"]
     assert mountinfo.under("/sr") == []
@@ -38,7 +38,7 @@ def test_the_longest_mount_point_covers_a_path(monkeypatch):
     assert [one.point for one in found if one is not None] == ["/srv/x", "/", "/proc"]
 
 
-def test_our_own_namespace_is_among_those_that_hold_a_device():
+def test_the_own_mount_namespace_is_among_the_users_of_a_device():
     # Of the root: every namespace has that one.
     root = mountinfo.covering("/")
     assert root is not None

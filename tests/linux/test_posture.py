@@ -31,7 +31,7 @@ CLOSED = Posture(
 )
 
 
-def test_a_closed_process_has_no_deviation() -> None:
+def test_a_confined_process_has_no_deviation() -> None:
     assert deviations(CLOSED, HOST, ids=IDS) == []
 
 
@@ -51,7 +51,7 @@ def test_a_closed_process_has_no_deviation() -> None:
         ("Groups", "27", "supplementary groups were inherited: 27"),
     ],
 )
-def test_each_opening_in_the_status_is_named(field: str, value: str, complaint: str) -> None:
+def test_each_deviation_in_the_status_is_named(field: str, value: str, complaint: str) -> None:
     seen = replace(CLOSED, status={**CLOSED.status, field: value})
     assert deviations(seen, HOST, ids=IDS) == [complaint]
 
@@ -72,7 +72,7 @@ def test_a_shared_namespace_is_named(name: str) -> None:
         ("1 1 0:1 / /usr ro,nosuid,nodev shared:3 - ext4 x rw", "/usr is not private"),
     ],
 )
-def test_each_open_mount_is_named(line: str, complaint: str) -> None:
+def test_each_writable_or_unrestricted_mount_is_named(line: str, complaint: str) -> None:
     seen = replace(CLOSED, mountinfo=CLOSED.mountinfo + line + "\n")
     assert deviations(seen, HOST, ids=IDS) == [complaint]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_template_is_made_once(tmp_path: Path) -> None:
+def test_a_file_system_template_is_created_once(tmp_path: Path) -> None:
     first = quota_image.template(tmp_path, 64 << 20)
     again = quota_image.template(tmp_path, 64 << 20)
     assert first == again

@@ -60,17 +60,17 @@ def verdict(arch: seccomp.Arch, name: str, *args: int) -> int:
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("name", DANGEROUS)
-def test_dangerous_calls_answer_eperm(arch: seccomp.Arch, name: str) -> None:
+def test_dangerous_calls_fail_with_eperm(arch: seccomp.Arch, name: str) -> None:
     assert verdict(arch, name) == ERRNO | EPERM
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_clone3_answers_enosys_so_that_the_c_library_falls_back(arch: seccomp.Arch) -> None:
+def test_clone3_fails_with_enosys_so_that_the_c_library_falls_back(arch: seccomp.Arch) -> None:
     assert verdict(arch, "clone3") == ERRNO | ENOSYS
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_a_call_nobody_knows_answers_enosys(arch: seccomp.Arch) -> None:
+def test_an_unknown_call_fails_with_enosys(arch: seccomp.Arch) -> None:
     calls, arguments = seccomp.compile_filters(arch)
     assert run(calls, 6000, AUDIT[arch]) == ERRNO | ENOSYS
     assert run(arguments, 6000, AUDIT[arch]) == ALLOW
@@ -98,7 +98,7 @@ def test_clone_for_a_thread_is_allowed(arch: seccomp.Arch) -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("high", [0, 1 << 32, 0xDEADBEEF << 32])
-def test_typing_into_terminals_is_refused_on_the_low_32_bits(arch: seccomp.Arch, high: int) -> None:
+def test_terminal_injection_is_refused_on_the_low_32_bits(arch: seccomp.Arch, high: int) -> None:
     assert verdict(arch, "ioctl", 0, high | 0x5412) == ERRNO | EPERM
     assert verdict(arch, "ioctl", 0, high | 0x541C) == ERRNO | EPERM
     assert verdict(arch, "ioctl", 0, high | 0x5401) == ALLOW
@@ -111,7 +111,7 @@ def test_only_four_socket_families_exist(arch: seccomp.Arch) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_another_architecture_is_ended(arch: seccomp.Arch) -> None:
+def test_calls_of_another_architecture_are_not_allowed(arch: seccomp.Arch) -> None:
     other = AUDIT["aarch64" if arch == "x86_64" else "x86_64"]
     for program in seccomp.compile_filters(arch):
         assert run(program, 0, other) not in (ALLOW,)

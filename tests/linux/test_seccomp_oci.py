@@ -43,7 +43,7 @@ def _matches(rule, name, arguments) -> bool:
 
 
 @pytest.mark.promise("P02")
-def test_every_listed_call_has_the_answer_of_its_list():
+def test_every_listed_call_has_the_action_of_its_list():
     by_argument = {"clone", "ioctl", "personality", "socket", "socketpair"}
     for name in syscalls.ALLOWED - by_argument:
         assert answer(name) == "allow"
@@ -54,13 +54,13 @@ def test_every_listed_call_has_the_answer_of_its_list():
 
 
 @pytest.mark.promise("P02")
-def test_what_programs_do_without_needs_no_default_that_an_older_engine_ignores():
+def test_calls_that_fail_with_enosys_are_listed_for_engines_without_a_default_errno():
     rules: Any = profile("x86_64")["syscalls"]
     assert [_outcome(r) for r in rules if _matches(r, "clone3", ())] == [ENOSYS]
     assert {_outcome(r) for r in rules if _matches(r, "personality", (0x0040000,))} == {ENOSYS}
 
 
-def test_clone_may_make_threads_and_no_namespace():
+def test_clone_can_create_threads_but_no_namespace():
     assert answer("clone", 0x003D_0F00) == "allow"
     for flag in syscalls.CLONE_NEW_FLAGS:
         assert answer("clone", 17 | flag) == EPERM
@@ -81,7 +81,7 @@ def test_socket_families_are_those_of_the_list():
         assert answer("socketpair", family) == wanted
 
 
-def test_personality_is_allowed_for_known_values_alone():
+def test_personality_is_allowed_for_known_values_only():
     assert answer("personality", 0xFFFF_FFFF) == "allow"
     assert answer("personality", 0x0040_0000) == ENOSYS
 

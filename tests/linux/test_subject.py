@@ -32,7 +32,7 @@ async def _looked_at(script: str, judge: Callable[[Posture], list[str]]) -> list
             started.kill()
 
 
-async def test_a_program_that_takes_long_to_become_itself_is_waited_for():
+async def test_the_examination_waits_for_a_slow_program_to_start():
     seen: list[Posture] = []
 
     def judge(one: Posture) -> list[str]:
@@ -43,7 +43,7 @@ async def test_a_program_that_takes_long_to_become_itself_is_waited_for():
     assert len(seen) == 1
 
 
-async def test_a_descriptor_that_its_loader_closes_late_is_waited_for():
+async def test_the_examination_waits_for_a_descriptor_that_is_closed_late():
     looks = 0
 
     def judge(_: Posture) -> list[str]:
@@ -55,7 +55,7 @@ async def test_a_descriptor_that_its_loader_closes_late_is_waited_for():
     assert looks == _MANY
 
 
-async def test_what_waiting_does_not_mend_is_told_soon():
+async def test_a_permanent_deviation_is_reported_soon():
     looks = 0
 
     def judge(_: Posture) -> list[str]:
@@ -67,6 +67,6 @@ async def test_what_waiting_does_not_mend_is_told_soon():
     assert looks <= _MANY
 
 
-async def test_a_program_that_never_comes_is_said(monkeypatch):
+async def test_a_program_that_never_starts_is_reported(monkeypatch):
     monkeypatch.setattr(posture_probe, "_BECOMES_S", 0.1)
     assert await _looked_at("exec sleep 600", lambda _: []) == NOT_FOUND

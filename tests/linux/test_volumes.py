@@ -68,7 +68,7 @@ def mounted(volume: Path, at: Path):
 # ---- the contract
 
 
-async def test_what_was_made_is_found_again(kept):
+async def test_a_created_volume_is_found_again(kept):
     made = await kept.create("w", 64 * MB, 12.5)
     assert (made.name, made.size_bytes, made.created_at) == ("w", 64 * MB, 12.5)
     assert await kept.get("w") == made
@@ -77,7 +77,7 @@ async def test_what_was_made_is_found_again(kept):
     assert await kept.half_made() in ((), [])
 
 
-async def test_a_name_is_made_once(kept):
+async def test_a_volume_name_can_be_created_once(kept):
     await kept.create("w", 8 * MB, 1.0)
     with pytest.raises(Conflict, match="a workspace named w already"):
         await kept.create("w", 16 * MB, 2.0)
@@ -85,7 +85,7 @@ async def test_a_name_is_made_once(kept):
     assert await kept.half_made() in ((), [])
 
 
-async def test_what_is_not_there_is_named(kept):
+async def test_a_missing_volume_is_named(kept):
     for attempt in (
         kept.get("w"),
         kept.open("w", in_use=False),
@@ -99,7 +99,7 @@ async def test_what_is_not_there_is_named(kept):
     assert await kept.names() == []
 
 
-async def test_a_removed_one_is_gone_and_its_name_free(kept):
+async def test_a_removed_volume_is_gone_and_its_name_is_free(kept):
     await kept.create("w", 8 * MB, 1.0)
     await kept.remove("w")
     assert await kept.names() == []
@@ -117,7 +117,7 @@ async def test_a_copy_has_the_size_of_its_source_and_another_name(kept):
     assert await kept.get("x") == copy
 
 
-async def test_it_grows_and_never_shrinks(kept):
+async def test_a_volume_grows_and_never_shrinks(kept):
     await kept.create("w", 16 * MB, 1.0)
     assert (await kept.resize("w", 48 * MB)).size_bytes == 48 * MB
     with pytest.raises(InvalidRequest, match="cannot be made smaller"):
@@ -125,7 +125,7 @@ async def test_it_grows_and_never_shrinks(kept):
     assert (await kept.get("w")).size_bytes == 48 * MB
 
 
-async def test_an_empty_one_is_measured_as_empty(kept):
+async def test_an_empty_volume_is_measured_as_empty(kept):
     await kept.create("w", 64 * MB, 1.0)
     measure = await kept.measure("w")
     assert measure.used_bytes is not None
@@ -136,7 +136,7 @@ async def test_an_empty_one_is_measured_as_empty(kept):
 
 @pytest.mark.promise("P22")
 @pytest.mark.parametrize("name", ["../x", "/etc", "", ".making-x", "a/b"])
-async def test_a_path_is_never_taken_for_a_name(kept, name):
+async def test_a_path_is_never_accepted_as_a_name(kept, name):
     for attempt in (kept.get(name), kept.create(name, 8 * MB, 1.0)):
         with pytest.raises(InvalidRequest):
             await attempt
@@ -145,7 +145,7 @@ async def test_a_path_is_never_taken_for_a_name(kept, name):
 # ---- images
 
 
-async def test_the_size_is_held_by_the_kernel_and_the_used_is_what_df_says(images, tmp_path):
+async def test_the_kernel_enforces_the_size_and_usage_matches_df(images, tmp_path):
     await images.create("w", 16 * MB, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
     with mounted(volume, tmp_path / "at") as at:
@@ -161,7 +161,7 @@ async def test_the_size_is_held_by_the_kernel_and_the_used_is_what_df_says(image
     assert (await images.measure("w")).used_bytes == used
 
 
-async def test_the_used_is_right_before_and_after_growing(images, tmp_path):
+async def test_usage_is_correct_before_and_after_growing(images, tmp_path):
     await images.create("w", 16 * MB, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
     with mounted(volume, tmp_path / "at") as at:
@@ -203,9 +203,7 @@ def _power_cut(volume: Path, at: Path) -> None:
 
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("size", [8 * MB, 64 * MB])
-async def test_what_a_crash_of_the_machine_left_is_repaired_before_it_is_given_out(
-    images, tmp_path, size
-):
+async def test_a_volume_left_by_a_host_crash_is_repaired_before_use(images, tmp_path, size):
     await images.create("w", size, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
     _power_cut(volume, tmp_path / "at")
@@ -216,7 +214,7 @@ async def test_what_a_crash_of_the_machine_left_is_repaired_before_it_is_given_o
         assert len(list(at.glob("[0-9]*"))) in (49, 50)
 
 
-async def test_what_a_living_sandbox_has_is_not_checked(images, tmp_path):
+async def test_a_volume_in_use_is_not_checked(images, tmp_path):
     await images.create("w", 64 * MB, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
     with mounted(volume, tmp_path / "at"):
@@ -259,7 +257,7 @@ def _bytes(volume: Path) -> bytes:
     return volume.read_bytes()
 
 
-async def test_a_file_system_beyond_repair_is_named_and_left_as_it_is(images):
+async def test_a_file_system_beyond_repair_is_reported_and_not_changed(images):
     await images.create("w", 64 * MB, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
     before = _ruin(volume)
@@ -280,7 +278,7 @@ def _harm(volume: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("harm", ["empty", "cut", "zeros", "gone"])
-async def test_a_volume_that_is_none_is_named(images, harm):
+async def test_an_invalid_volume_is_named(images, harm):
     await images.create("w", 16 * MB, 1.0)
     _harm(Path((await images.open("w", in_use=False)).path), harm)
     with pytest.raises(WorkspaceDamaged):
@@ -300,7 +298,7 @@ def small_disk(at: Path, size: str):
 
 
 @pytest.mark.promise("P23")
-async def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
+async def test_creating_a_volume_on_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
     with small_disk(tmp_path / "small", "32k") as small:
         kept = Volumes(small / "workspaces", images=True)
         with pytest.raises(QuotaExceeded, match="the disk is full"):
@@ -342,7 +340,7 @@ async def test_without_the_tools_the_package_is_named(images, monkeypatch):
         "x" * 100_000, "[" * 60_000, "\udcff",
     ],
 )  # fmt: skip
-async def test_a_description_that_cannot_be_read_is_named_and_deletable(images, tmp_path, text):
+async def test_a_volume_with_unreadable_metadata_is_reported_and_deletable(images, tmp_path, text):
     await images.create("w", 8 * MB, 1.0)
     await images.create("x", 8 * MB, 1.0)
     meta = tmp_path / "workspaces" / "w" / "meta.json"
@@ -354,7 +352,7 @@ async def test_a_description_that_cannot_be_read_is_named_and_deletable(images, 
     assert await images.names() == ["x"]
 
 
-async def test_what_a_crash_left_half_made_is_no_workspace_and_can_be_cleared(images, tmp_path):
+async def test_a_half_created_volume_is_not_listed_and_can_be_cleared(images, tmp_path):
     root = tmp_path / "workspaces"
     await images.create("w", 8 * MB, 1.0)
     for left in (".making-0011aabb-w", ".making-0011aabb-new", ".removing-0011aabb-a-b.c"):
@@ -384,7 +382,7 @@ async def test_deleting_while_creating_ends_with_one_or_none(images):
         assert await images.half_made() == []
 
 
-async def test_many_makers_of_one_name_make_one(images):
+async def test_concurrent_creates_of_one_name_create_one_volume(images):
     made = await asyncio.gather(
         *(images.create("w", 8 * MB, float(i)) for i in range(8)), return_exceptions=True
     )
@@ -399,7 +397,7 @@ def _fill(tree: Path, files: int) -> None:
         (tree / str(number)).write_bytes(b"x" * 100)
 
 
-async def test_a_cancelled_copy_has_ended_when_the_caller_hears_of_it(directories, tmp_path):
+async def test_a_cancelled_copy_has_ended_when_the_call_returns(directories, tmp_path):
     await directories.create("w", 8 * MB, 1.0)
     tree = Path((await directories.open("w", in_use=False)).path)
     await asyncio.to_thread(_fill, tree, 3000)
@@ -411,7 +409,7 @@ async def test_a_cancelled_copy_has_ended_when_the_caller_hears_of_it(directorie
     assert os.listdir(tmp_path / "workspaces") == ["w"]
 
 
-def test_a_program_is_ended_when_nobody_waits_for_it():
+def test_a_program_is_ended_when_its_caller_is_cancelled():
     stop = threading.Event()
     stop.set()
     with pytest.raises(Cancelled):
@@ -475,7 +473,7 @@ def _dig(tree: Path, name: str, depth: int) -> int:
     return one
 
 
-async def test_a_directory_its_owner_may_not_enter_is_removed_all_the_same(directories, tmp_path):
+async def test_a_directory_without_permissions_is_removed(directories, tmp_path):
     """As the ordinary user whose it is; root would not notice."""
     root = tmp_path / "workspaces"
     await directories.create("w", 8 * MB, 1.0)

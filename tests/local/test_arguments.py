@@ -22,20 +22,20 @@ ROOT = HostRoot(
 
 
 @pytest.mark.parametrize(("name", "ranged"), [("root", True), ("user", False)])
-def test_the_arguments_are_exactly_these(name: str, ranged: bool) -> None:
+def test_the_arguments_equal_the_expected_ones(name: str, ranged: bool) -> None:
     ground = Ground("/stage", ranged, ROOT)
     spec = CellSpec(image=Image("host"), env={"TOKEN": "a\nb"})
     expected = json.loads((SNAPSHOTS / f"{name}.json").read_text())
     assert {"args": bwrap_args(spec, ground), "command": runner_command(spec, ground)} == expected
 
 
-def test_the_root_is_made_read_only_after_everything_on_it() -> None:
+def test_the_root_becomes_read_only_after_all_mounts_on_it() -> None:
     args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", True, ROOT))
     last = max(i for i, a in enumerate(args) if a in ("--dir", "--symlink", "--bind", "--ro-bind"))
     assert args.index("/", args.index("--chdir") - 2) > last
 
 
-def test_nothing_of_the_host_is_shown_but_usr_etc_entries_and_the_stage() -> None:
+def test_only_usr_etc_entries_and_the_stage_of_the_host_are_mounted() -> None:
     args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", True, ROOT))
     sources = {args[i + 1] for i, a in enumerate(args) if a in ("--bind", "--ro-bind")}
     assert sources == {
@@ -44,7 +44,7 @@ def test_nothing_of_the_host_is_shown_but_usr_etc_entries_and_the_stage() -> Non
     }  # fmt: skip
 
 
-def test_what_is_bound_to_be_writable_is_the_quota_volume_alone() -> None:
+def test_only_the_quota_volume_is_bound_writable() -> None:
     args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", False, ROOT))
     writable = [args[i + 1] for i, a in enumerate(args) if a == "--bind"]
     assert writable == ["/stage/volume/workspace", "/stage/volume/home"]

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.promise("P06")]
 
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("file", ["test_images.py", "test_ordinary_volumes.py", "test_probe.py"])
-def test_the_security_suite_passes_for_an_ordinary_user(file):
+def test_images_work_for_an_ordinary_user(file):
     home = Path(tempfile.mkdtemp(prefix="pytest-of-ordinary-", dir="/var/tmp"))
     number = ordinary.THROW_AWAY_ID
     os.chown(home, number, number)

@@ -121,7 +121,7 @@ def test_a_node_project_is_built(box):
     assert run(box, "cd /workspace && node build.js && ls /opt/built") == "built\nall.js\n"
 
 
-def test_who_and_where_it_is(shared):
+def test_the_dev_profile_is_root_with_its_own_home(shared):
     assert run(shared, "id -u; echo $HOME $USER; cd; pwd") == "0\n/root root\n/root\n"
     assert shared.exec(["stat", "-c", "%U %a", "/root", "/workspace"]).text.splitlines() == [
         "root 700",
@@ -142,7 +142,7 @@ def test_changes_to_the_root_count_in_the_quota(box):
 
 
 @pytest.mark.promise("P08", "P26")
-def test_changes_to_the_root_are_this_sandboxes_alone(make_box, debian, box):
+def test_changes_to_the_root_belong_to_one_sandbox_only(make_box, debian, box):
     run(box, "echo changed > /etc/motd; rm /usr/bin/gcc")
     with make_box(debian, profile="dev") as other:
         assert other.exec("cat /etc/motd").text != "changed\n"
@@ -177,7 +177,7 @@ def looked_at(box) -> posture.Posture:
 
 
 @pytest.mark.promise("P08")
-def test_from_the_hosts_side_it_is_nobody(box):
+def test_the_dev_profile_is_unprivileged_seen_from_the_host(box):
     seen = looked_at(box)
     host = posture.read(os.getpid())
     found = posture.deviations(
@@ -187,7 +187,7 @@ def test_from_the_hosts_side_it_is_nobody(box):
     assert int(seen.status["Uid"].split()[0]) == box.host_ids[0] != 0
 
 
-def test_the_same_eyes_see_more_in_dev_than_in_hardened(box, make_box, debian):
+def test_the_check_names_the_allowances_of_the_dev_profile(box, make_box, debian):
     """The check above can fail: without its allowances it names each of them."""
     found = posture.deviations(looked_at(box), posture.read(os.getpid()), ids=box.host_ids)
     assert len([f for f in found if f.startswith("Cap")]) == 3
@@ -208,7 +208,7 @@ def test_no_process_inside_is_root_on_the_host(box):
         assert all(v in box.host_ids for v in ids), status
 
 
-def test_files_it_makes_belong_to_its_range(box):
+def test_files_of_the_dev_profile_belong_to_its_id_range(box):
     box.write("/workspace/mine", b"x")
     seen = os.stat(f"/proc/{box.host_pid}/root/workspace/mine")
     assert (seen.st_uid, seen.st_gid) == (box.host_ids[0], box.host_ids[0])
@@ -253,25 +253,25 @@ ATTEMPTS = (
 
 @pytest.mark.promise("P08")
 @pytest.mark.parametrize("command", ATTEMPTS)
-def test_root_inside_cannot(command, shared):
+def test_root_inside_cannot_run_privileged_operations(command, shared):
     assert shared.exec(["sh", "-c", command]).code != 0
 
 
-def test_the_system_calls_are_the_hardened_ones(shared):
+def test_system_call_filters_are_those_of_the_hardened_profile(shared):
     """The same two filters: nothing that package managers and compilers need is refused by them."""
     status = shared.exec(["cat", "/proc/self/status"]).text
     assert "Seccomp:\t2" in status
     assert "Seccomp_filters:\t2" in status
 
 
-def test_set_id_programs_and_file_capabilities_give_nothing(box):
+def test_set_id_programs_and_file_capabilities_have_no_effect(box):
     run(box, "cp /usr/bin/id /usr/local/bin/suid && chmod u+s /usr/local/bin/suid")
     said = run(box, "setpriv --reuid 1234 --regid 1234 --clear-groups suid -u")
     assert said == "1234\n"
 
 
 @pytest.mark.promise("P08")
-def test_masks_of_proc_are_as_in_hardened(shared, make_box, debian):
+def test_masks_of_proc_are_those_of_the_hardened_profile(shared, make_box, debian):
     def masked(box) -> set[str]:
         lines = box.exec(["cat", "/proc/self/mountinfo"]).text.splitlines()
         return {n.split()[4] for n in lines if n.split()[4].startswith("/proc/")}
@@ -294,7 +294,7 @@ def test_the_first_process_cannot_be_ended_from_inside(box):
 @pytest.mark.promise("P08", "P09")
 @pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
 @pytest.mark.parametrize("whom", ["$PPID", "-1"])
-def test_a_command_that_attacks_its_supervisor_is_answered(signal, whom, box):
+def test_a_command_that_attacks_its_supervisor_gets_an_answer(signal, whom, box):
     """Root may signal what watches over its commands: then the command is lost, and said to be."""
     attack = f"kill -{signal} {whom}; sleep 100"
     for command in (["sh", "-c", attack], attack):
@@ -328,7 +328,7 @@ def test_a_stopped_supervisor_does_not_hold_up_the_next_command(box):
         "cd /run/sandkasten/state*/shell-*/; touch command",
     ],
 )
-def test_whatever_is_done_to_the_shells_files_no_status_is_invented(attack, box):
+def test_tampering_with_the_shells_files_never_invents_a_status(attack, box):
     """The shell goes on, or is replaced and that is said; never a hang, never a false success."""
     run(box, "export kept=1")
     box.exec(["sh", "-c", attack])
@@ -342,7 +342,7 @@ def test_whatever_is_done_to_the_shells_files_no_status_is_invented(attack, box)
     assert run(box, "echo works") == "works\n"
 
 
-def test_a_full_place_of_the_runner_is_said_and_gets_over(box):
+def test_a_full_runner_directory_is_an_error_until_space_is_freed(box):
     box.exec(["sh", "-c", "head -c 20M /dev/zero > /run/sandkasten/x"])
     with pytest.raises(SandkastenError):
         box.exec("true")
@@ -350,7 +350,7 @@ def test_a_full_place_of_the_runner_is_said_and_gets_over(box):
     assert run(box, "echo ok") == "ok\n"
 
 
-def test_a_runner_that_is_starved_of_descriptors_answers_or_is_lost(make_box, debian):
+def test_a_runner_without_free_descriptors_answers_or_is_lost(make_box, debian):
     """Root can become the runner's id and lower its limits: its session is spoiled, no more."""
     with make_box(debian, profile="dev") as box:
         box.exec(

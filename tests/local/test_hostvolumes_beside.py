@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.promise("P29")
-def test_a_sandbox_that_began_meanwhile_has_no_copy_of_it(make_box, data_dir, place):
+def test_a_sandbox_started_meanwhile_has_no_copy_of_the_mount(make_box, data_dir, place):
     host_volume.make(place, 8 * MIB, owner=USER)
     with make_box(HOST) as box:
         known = read_pid(Layout(data_dir).cell(box.id))
@@ -43,7 +43,7 @@ def test_a_sandbox_that_began_meanwhile_has_no_copy_of_it(make_box, data_dir, pl
 
 
 @pytest.mark.promise("P22")
-def test_a_sandbox_here_and_one_of_an_engine_share_a_kept_workspace(make_box, place, tmp_path):
+def test_a_local_and_an_engine_sandbox_share_a_kept_workspace(make_box, place, tmp_path):
     image = tmp_path / "kept"
     quota_image.copy_sparse(quota_image.template(tmp_path, 64 * MIB), image)
     volume = Volume(os.fspath(image), "image")

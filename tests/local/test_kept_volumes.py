@@ -47,7 +47,7 @@ def owner_on_disk(volume: Volume, path: str) -> str:
     return said.split("User:")[1].split()[0]
 
 
-def test_what_was_written_is_there_for_the_next_one(make_box, volume, busybox):
+def test_written_files_persist_for_the_next_sandbox(make_box, volume, busybox):
     with make_box(HOST, workspace=volume) as box:
         box.exec("echo one > /workspace/x; echo two > ~/y; chmod 600 /workspace/x")
         first = box.host_ids
@@ -60,7 +60,7 @@ def test_what_was_written_is_there_for_the_next_one(make_box, volume, busybox):
     assert os.path.exists(volume.path)
 
 
-def test_it_is_unmounted_when_destroy_returns(make_box, volume):
+def test_a_kept_volume_is_unmounted_when_destroy_returns(make_box, volume):
     with make_box(HOST, workspace=volume) as box:
         assert len(devices(volume)) == 1
         box.exec("head -c 20M /dev/urandom > /workspace/big")
@@ -72,7 +72,7 @@ def test_it_is_unmounted_when_destroy_returns(make_box, volume):
         assert box.exec(["stat", "-c", "%s", "/workspace/big"]).text == "20971520\n"
 
 
-def test_two_at_once_share_one_device(make_box, volume):
+def test_concurrent_sandboxes_share_one_loop_device(make_box, volume):
     with make_box(HOST, workspace=volume) as one, make_box(HOST, workspace=volume) as two:
         assert len(devices(volume)) == 1
         one.exec("echo from one > /workspace/x")
@@ -86,13 +86,13 @@ def test_two_at_once_share_one_device(make_box, volume):
     assert sound(volume)
 
 
-def test_its_quota_is_its_own(make_box, volume):
+def test_a_kept_volume_has_its_own_quota(make_box, volume):
     with make_box(HOST, workspace=volume) as box:
         answer = box.exec("head -c 100M /dev/zero > /workspace/big")
         assert b"No space left" in answer.stderr
 
 
-def test_changes_to_the_root_of_dev_do_not_fill_it(make_box, volume, debian):
+def test_changes_to_a_dev_root_do_not_fill_the_kept_volume(make_box, volume, debian):
     with make_box(debian, workspace=volume, profile="dev") as box:
         box.exec("head -c 10M /dev/zero > /usr/big; echo x > /workspace/x")
         assert box.exec("id -u; stat -c %u /workspace/x").text == "0\n0\n"
@@ -113,7 +113,7 @@ def test_a_directory_is_bound_and_kept(make_box, tmp_path):
     assert (place / "workspace" / "x").stat().st_uid == 1000
 
 
-def test_a_create_that_fails_leaves_it_unmounted(make_box, volume, tmp_path):
+def test_a_failed_create_leaves_the_kept_volume_unmounted(make_box, volume, tmp_path):
     broken = Image("gone", "layers", (str(tmp_path / "nowhere"),))
     with pytest.raises(Exception, match="image"), make_box(broken, workspace=volume):
         pass

@@ -94,7 +94,7 @@ async def test_a_killed_sandbox_has_crashed_and_nothing_of_it_is_left(place):
 
 
 @pytest.mark.promise("P30", "P32")
-async def test_a_lease_that_ends_is_told_from_a_kill_and_can_be_changed_live(place):
+async def test_an_expired_lease_differs_from_a_kill_and_can_be_changed_live(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
         idle = await engine.create(CreateRequest(ttl_s=600))
@@ -116,7 +116,7 @@ async def test_a_lease_that_ends_is_told_from_a_kill_and_can_be_changed_live(pla
 
 
 @pytest.mark.promise("P33")
-async def test_another_daemon_finds_sandboxes_commands_and_the_dead(place):
+async def test_another_daemon_finds_sandboxes_commands_and_dead_sandboxes(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
         info = await engine.create(CreateRequest())
@@ -138,7 +138,7 @@ async def test_another_daemon_finds_sandboxes_commands_and_the_dead(place):
 
 @pytest.mark.promise("P30")
 @pytest.mark.timeout(600)
-async def test_a_command_meets_the_end_of_a_real_lease_and_runs_whole_or_not_at_all(place):
+async def test_a_command_at_the_end_of_a_lease_runs_completely_or_not_at_all(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
 

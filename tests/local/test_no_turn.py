@@ -54,7 +54,7 @@ def _dead(pid: str) -> bool:
     return ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_after_a_deadline_a_shell_is_waited_for_until_it_had_a_turn(make_box, debian):
+def test_after_a_deadline_the_runner_waits_until_the_shell_was_scheduled(make_box, debian):
     with make_box(debian) as box:
         box.exec("kept=7")
         (shell,) = named(box, "bash")
@@ -71,7 +71,7 @@ def test_after_a_deadline_a_shell_is_waited_for_until_it_had_a_turn(make_box, de
         assert named(box, "bash") == [shell]
 
 
-def test_one_that_has_its_turns_and_does_not_answer_is_replaced(make_box, debian):
+def test_a_scheduled_shell_that_does_not_answer_is_replaced(make_box, debian):
     with make_box(debian) as box:
         box.exec("kept=7")
         answer = box.exec("while :; do :; done", timeout_s=1, grace_s=0.1)

@@ -12,7 +12,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import Volume
 
 
-def test_a_kept_directory_is_the_users_own(make_box, busybox, tmp_path):
+def test_a_kept_directory_belongs_to_the_user(make_box, busybox, tmp_path):
     volume = Volume(str(tmp_path), "directory")
     with make_box(Image("host"), workspace=volume) as box:
         box.exec("echo one > /workspace/x; echo two > ~/y")

@@ -123,7 +123,7 @@ async def test_nothing_inside_runs_while_it_is_paused(site, box):
 
 
 @pytest.mark.promise("P31")
-async def test_pause_and_resume_twice_are_quiet_and_the_shell_remembers(site, box):
+async def test_pause_and_resume_succeed_twice_and_the_shell_remembers(site, box):
     engine = site.engine
     await engine.exec(box, ExecRequest("cd /tmp; here=7"))
     for _ in range(3):
@@ -181,7 +181,7 @@ async def test_a_deadline_still_ends_a_command_after_a_pause(site, box):
     assert (await engine.exec_get(box, started.exec_id, wait_s=PATIENCE_S)).timed_out
 
 
-async def test_another_process_may_pause_and_everybody_learns_of_it(site, box):
+async def test_a_pause_by_another_process_is_visible_to_all(site, box):
     mine, other = site.engine, site.open()
     running = asyncio.create_task(mine.exec(box, ExecRequest(HELD, shell="a")))
     await begun(mine, box)
@@ -201,7 +201,7 @@ async def test_another_process_may_pause_and_everybody_learns_of_it(site, box):
     assert (await mine.exec(box, ExecRequest("echo ok"))).stdout == b"ok\n"
 
 
-async def test_what_was_open_says_that_it_was_paused(site, box):
+async def test_a_waiting_call_fails_with_the_pause(site, box):
     engine = site.engine
     started = await engine.exec_start(box, ExecRequest(("sleep", "600")))
     waiting = asyncio.create_task(engine.exec_get(box, started.exec_id, wait_s=PATIENCE_S))
@@ -237,7 +237,7 @@ def paused_by_one_that_was_killed(data_dir: Path) -> str:
 
 
 @pytest.mark.promise("P31")
-async def test_it_survives_kill_9_of_who_paused_it_and_another_resumes_it(site):
+async def test_a_paused_sandbox_survives_kill_9_and_another_process_resumes_it(site):
     the_id = await asyncio.to_thread(paused_by_one_that_was_killed, site.data_dir)
     assert await site.engine.sweep() == Swept()
     assert (await site.engine.get(the_id)).status == "paused"
@@ -246,7 +246,7 @@ async def test_it_survives_kill_9_of_who_paused_it_and_another_resumes_it(site):
 
 
 @pytest.mark.promise("P31")
-async def test_a_pause_that_was_cut_short_is_finished_by_the_reaper(site, box):
+async def test_an_interrupted_pause_is_finished_by_the_reaper(site, box):
     """What a process leaves that is killed after the row and before the freezer."""
     store = DirectoryStore(site.data_dir / "ledger")
     row = await store.get(box)
@@ -275,7 +275,7 @@ async def test_a_paused_sandbox_is_destroyed_with_everything_in_it(site, box):
 
 
 @pytest.mark.promise("P31")
-async def test_a_paused_sandbox_ends_by_its_lifetime_and_the_reaper_sees_to_it(site):
+async def test_the_reaper_ends_a_paused_sandbox_at_its_lifetime(site):
     info = await site.engine.create(CreateRequest(lifetime_s=300))
     await site.engine.pause(info.id)
     site.clock.ahead_s = 301
@@ -283,7 +283,7 @@ async def test_a_paused_sandbox_ends_by_its_lifetime_and_the_reaper_sees_to_it(s
     assert not (site.data_dir / "cells" / info.id).exists()
 
 
-async def test_the_lifetime_goes_on_while_it_is_paused(site):
+async def test_the_lifetime_counts_during_a_pause(site):
     """Resumed after its end, it ends itself; nobody needs to sweep."""
     # A busy machine may need all of it to pause: then a longer one.
     for lifetime_s in (3, 10, 30):
@@ -299,7 +299,7 @@ async def test_the_lifetime_goes_on_while_it_is_paused(site):
 
 
 @pytest.mark.promise("P31")
-async def test_the_idle_time_stands_still_while_it_is_paused(site):
+async def test_the_idle_time_does_not_count_during_a_pause(site):
     said = b""
     # A busy machine may need all of it before and after the pause: then a longer one.
     for ttl_s in (2, 8, 25):
@@ -338,7 +338,7 @@ async def test_a_sandbox_without_the_v1_freezer_is_paused_by_v2(tmp_path):
 
 
 @pytest.mark.promise("P31")
-async def test_reclaim_gives_the_page_cache_back_and_the_files_stay(site, box):
+async def test_reclaim_releases_the_page_cache_and_keeps_the_files(site, box):
     engine = site.engine
     await engine.exec(box, ExecRequest("head -c 60000000 /dev/zero >big; sync"))
     before = (await engine.usage(box)).memory_bytes
@@ -351,7 +351,7 @@ async def test_reclaim_gives_the_page_cache_back_and_the_files_stay(site, box):
     assert await engine.reclaim(box) > 0
 
 
-async def test_a_sandbox_at_rest_gives_memory_back_when_the_operator_says_so(site, box):
+async def test_an_idle_sandbox_releases_memory_when_configured(site, box):
     engine = site.open(Policy(reclaim_after_s=100))
     await engine.exec(box, ExecRequest("head -c 60000000 /dev/zero >big; sync"))
     await engine.sweep()
@@ -373,7 +373,7 @@ async def soon_idle(site: Site, the_id: str) -> None:
 
 
 @pytest.mark.promise("P30")
-async def test_an_idle_shell_is_no_work(site):
+async def test_an_idle_shell_does_not_count_as_work(site):
     info = await site.engine.create(CreateRequest(ttl_s=600))
     await site.engine.exec(info.id, ExecRequest("true"))
     await site.engine.exec(info.id, ExecRequest("true", shell="second"))
@@ -382,7 +382,7 @@ async def test_an_idle_shell_is_no_work(site):
 
 
 @pytest.mark.promise("P30")
-async def test_to_be_listed_and_measured_is_no_activity(site):
+async def test_listing_and_measuring_do_not_count_as_activity(site):
     info = await site.engine.create(CreateRequest(ttl_s=1))
     await site.engine.aclose()
 
@@ -407,7 +407,7 @@ LIVING: dict[str, str | tuple[str, ...]] = {
 
 
 @pytest.mark.promise("P30")
-async def test_a_living_child_is_work_and_its_end_is_the_end_of_it(site):
+async def test_a_running_child_counts_as_work_until_it_ends(site):
     async def lived_for(what: str) -> float:
         info = await site.engine.create(CreateRequest(ttl_s=600))
         began = time.monotonic()
@@ -421,7 +421,7 @@ async def test_a_living_child_is_work_and_its_end_is_the_end_of_it(site):
     assert {what: seconds for what, seconds in lived.items() if seconds < 3} == {}
 
 
-async def test_a_connection_that_the_other_side_left_is_no_work(site):
+async def test_a_connection_closed_by_its_peer_does_not_count_as_work(site):
     info = await site.engine.create(CreateRequest(ttl_s=600))
     server = (
         "import socket,time; s=socket.create_server(('127.0.0.1',7777)); "
@@ -440,7 +440,7 @@ async def test_a_connection_that_the_other_side_left_is_no_work(site):
     await until(lambda: gone(site.engine, info.id), "it ends after the server")
 
 
-async def test_a_stream_to_a_port_inside_is_work(site):
+async def test_a_stream_to_a_port_inside_counts_as_work(site):
     info = await site.engine.create(CreateRequest(ttl_s=600))
     server = (
         "import socket,os; s=socket.create_server(('127.0.0.1',7777)); "
@@ -478,7 +478,7 @@ def cli(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(600)
-async def test_pause_and_resume_from_the_command_line(site, box):
+async def test_pause_and_resume_work_from_the_command_line(site, box):
     await site.engine.exec(box, ExecRequest("head -c 30000000 /dev/zero >big; sync"))
     done = await asyncio.to_thread(cli, site, "pause", box[:12], "--reclaim", "--json")
     answer = json.loads(done.stdout)

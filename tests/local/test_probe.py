@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_this_machine_can_lay_layers_over_one_another(tmp_path: Path) -> None:
+def test_the_host_supports_overlayfs(tmp_path: Path) -> None:
     readiness = asyncio.run(LocalBackend(tmp_path).probe())
     found = {line.name: line for line in readiness.requirements}
     how = "overlay over idmapped layers" if ROOT else "overlay in a user namespace"
@@ -25,7 +25,7 @@ def test_this_machine_can_lay_layers_over_one_another(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_machine_that_cannot_is_told_why_and_is_ready_all_the_same(
+async def test_a_host_without_overlayfs_is_ready_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = probe.trial_plan
@@ -46,7 +46,7 @@ async def test_a_machine_that_cannot_is_told_why_and_is_ready_all_the_same(
     assert readiness.ready
 
 
-def test_the_trial_runs_nothing(tmp_path: Path) -> None:
+def test_the_overlayfs_trial_runs_no_program(tmp_path: Path) -> None:
     for name in ("lower", "upper", "stage"):
         (tmp_path / name).mkdir()
     programs = Programs.found(None, None)

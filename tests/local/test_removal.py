@@ -8,7 +8,7 @@ from sandkasten.linux.state_layout import Layout
 from sandkasten.model.ids import new_sandbox_id
 
 
-def test_an_id_range_is_given_back_though_everything_else_is_gone_already(tmp_path):
+def test_an_id_range_is_released_after_everything_else_is_gone(tmp_path):
     sandbox_id = new_sandbox_id()
     slot = id_ranges.lease(id_ranges.HOST_DIRECTORY, sandbox_id)
     try:

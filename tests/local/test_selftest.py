@@ -26,7 +26,7 @@ def marks(data_dir: Path) -> list[Path]:
     return list(data_dir.glob("selftest-*"))
 
 
-async def test_a_good_host_is_examined_once(tmp_path: Path) -> None:
+async def test_an_isolated_host_is_examined_once(tmp_path: Path) -> None:
     first = await LocalBackend(tmp_path).create(new_sandbox_id(), SPEC)
     await first.destroy()
     (mark,) = marks(tmp_path)
@@ -59,9 +59,7 @@ async def test_a_deviation_refuses_every_sandbox(
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.1, 0.2])
-async def test_an_examination_that_is_called_off_leaves_nothing(
-    tmp_path: Path, after_s: float
-) -> None:
+async def test_a_cancelled_examination_leaves_nothing(tmp_path: Path, after_s: float) -> None:
     making = asyncio.create_task(LocalBackend(tmp_path).create(new_sandbox_id(), SPEC))
     await asyncio.sleep(after_s)  # the moment is the point
     making.cancel()
@@ -71,7 +69,7 @@ async def test_an_examination_that_is_called_off_leaves_nothing(
     assert not cells.exists() or list(cells.iterdir()) == []
 
 
-async def test_what_a_killed_examination_left_is_removed(tmp_path: Path) -> None:
+async def test_leftovers_of_a_killed_examination_are_removed(tmp_path: Path) -> None:
     local = LocalBackend(tmp_path)
     cell = await local.create(new_sandbox_id(), SPEC)
     await cell.destroy()

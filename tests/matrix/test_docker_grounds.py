@@ -64,5 +64,5 @@ def test_a_suite_passes_on_an_engine(run, runs):
 
 
 @pytest.mark.root
-def test_the_page_of_grounds_says_what_was_found_on_engines():
+def test_the_page_of_platforms_has_the_results_of_the_engines():
     assert page.wrong() == {}, "run scripts/matrix.py"

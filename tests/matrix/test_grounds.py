@@ -46,5 +46,5 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[Run, Future[Outcome]]]
 @pytest.mark.root
 @pytest.mark.timeout(TIMEOUT_S * 2)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.suite}-{run.ground}")
-def test_a_suite_passes_on_a_further_ground(run, runs):
+def test_a_suite_passes_on_a_further_platform(run, runs):
     passes(run, runs[run].result())

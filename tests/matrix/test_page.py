@@ -25,12 +25,12 @@ def _write_down_our_own(config: pytest.Config) -> None:
 
 
 @pytest.mark.root
-def test_the_page_of_grounds_says_what_was_found(pytestconfig):
+def test_the_page_of_platforms_has_the_recorded_results(pytestconfig):
     _write_down_our_own(pytestconfig)
     assert page.wrong() == {}, "run scripts/matrix.py"
 
 
-def test_the_page_is_read_as_it_was_written():
+def test_the_page_of_platforms_survives_a_round_trip():
     script = page.script()
     cells = {
         "contract local": _cell("local", "contract", {}),
@@ -46,7 +46,7 @@ def test_the_page_is_read_as_it_was_written():
     assert said["contract gvisor"] == ("not run", set())
 
 
-def test_the_page_names_every_ground_and_suite():
+def test_the_page_names_every_platform_and_suite():
     script = page.script()
     text = Path(script.PAGE).read_text()
     assert [name for name, (mark, _) in script.said(text).items() if mark != "passes"] == []

@@ -16,24 +16,24 @@ def checked(command: object, **more: object):
     return checked_command(ExecRequest(command, **more), Limits(), "bash")  # type: ignore[arg-type]
 
 
-def test_a_text_goes_to_the_shell_and_a_list_to_a_fresh_process():
+def test_a_string_goes_to_the_shell_and_a_list_to_a_new_process():
     text, argv = checked("ls -l"), checked(("ls", "-l"))
     assert (text.text, text.argv, text.cwd) == ("ls -l", None, None)
     assert (argv.text, argv.argv, argv.cwd) == (None, ("ls", "-l"), "/workspace")
 
 
-def test_stateful_overrides_either():
+def test_stateful_overrides_the_default_of_both():
     assert checked("ls -l", stateful=False).argv == ("bash", "-c", "ls -l")
     assert checked(("echo", "a b", "$HOME"), stateful=True).text == "echo 'a b' '$HOME'"
 
 
 @pytest.mark.parametrize("command", ["a\0b", ("a", "b\0"), "\ud800", (), ("",), 7, None, ("a", 7)])
-def test_a_command_that_cannot_be_run_is_refused(command):
+def test_an_invalid_command_is_refused(command):
     with pytest.raises(InvalidRequest):
         checked(command)
 
 
-def test_an_empty_text_and_control_characters_are_commands_like_any_other():
+def test_an_empty_string_and_control_characters_are_valid_commands():
     assert checked("").text == ""
     assert checked("a\r\x03\x04\x16b").text == "a\r\x03\x04\x16b"
 
@@ -74,12 +74,12 @@ def test_timeouts_default_to_the_limits():
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A-B", "A=B", "A B", "A\0", "é", "A\n"])
-def test_a_bad_environment_name_is_refused(name):
+def test_an_invalid_environment_name_is_refused(name):
     with pytest.raises(InvalidRequest):
         checked("true", env={name: "x"})
 
 
-def test_environment_values_hold_anything_but_nul():
+def test_environment_values_can_contain_anything_except_nul():
     assert checked("true", env={"_a1": "x\ny=\udcff"}).env == {"_a1": "x\ny=\udcff"}
     with pytest.raises(InvalidRequest):
         checked("true", env={"A": "x\0y"})
@@ -90,13 +90,13 @@ def test_environment_values_hold_anything_but_nul():
 
 
 @pytest.mark.parametrize("shell", ["", "a b", "../x", "x" * 65])
-def test_a_bad_shell_name_is_refused(shell):
+def test_an_invalid_shell_name_is_refused(shell):
     with pytest.raises(InvalidRequest):
         checked("true", shell=shell)
 
 
 @pytest.mark.parametrize("pty", [Pty(0, 80), Pty(24, -1), Pty(True, 80), Pty(24, 10_001)])
-def test_a_terminal_has_a_sensible_size(pty):
+def test_a_terminal_size_must_be_in_range(pty):
     with pytest.raises(InvalidRequest):
         checked("true", pty=pty)
 
@@ -107,6 +107,6 @@ def test_output_caps_are_whole_and_bounded(most):
         checked("true", max_output_bytes=most)
 
 
-def test_an_output_cap_holds_for_both_streams():
+def test_an_output_cap_applies_to_both_streams():
     command = checked("true", max_output_bytes=10)
     assert (command.stdout_cap, command.stderr_cap) == (10, 10)

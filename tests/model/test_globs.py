@@ -63,7 +63,7 @@ def test_a_glob_does_not_match(glob, name):
 @pytest.mark.parametrize(
     "glob", ["", "/etc/*", "../x", "a/../b", "a//b", "x" * 600, "a\0", "[z-a]"]
 )
-def test_a_glob_that_leads_nowhere_is_refused(glob):
+def test_an_invalid_glob_is_refused(glob):
     with pytest.raises(InvalidRequest):
         compile_globs([glob])
 
@@ -73,7 +73,7 @@ def test_too_many_globs_are_refused():
         compile_globs(["a"] * 65)
 
 
-def test_no_name_makes_matching_slow():
+def test_matching_is_fast_for_any_name():
     stars = "*a" * 100 + "b"
     deep = "/".join(["a"] * 1000)
     many = "**/a/" * 50 + "b"

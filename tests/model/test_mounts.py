@@ -15,7 +15,7 @@ def _one(source: str = "/data/models", target: str = "/models") -> tuple[MountRu
     return parse_mounts({"m": {"source": source, "target": target}}, "/var/lib/mine")
 
 
-def test_a_mapping_and_its_text_say_the_same():
+def test_a_mount_mapping_equals_its_text_form():
     written = {
         "models": {"source": "/data//models/", "target": "/models"},
         "corpus": {"source": "/srv/corpus", "default": True},
@@ -37,7 +37,7 @@ def test_a_mapping_and_its_text_say_the_same():
         "/var/lib/mine", "/var/lib/mine/cells", "/var/lib/docker/volumes", "/boot",
     ],
 )  # fmt: skip
-def test_a_source_that_gives_the_host_away_is_refused(source):
+def test_a_mount_source_that_exposes_the_host_is_refused(source):
     with pytest.raises(InvalidRequest) as refused:
         _one(source=source)
     assert refused.value.message.startswith("mount m: source ")
@@ -47,7 +47,7 @@ def test_a_source_that_gives_the_host_away_is_refused(source):
     "source",
     ["/data/models", "/home/alice/data", "/etc/ssl/certs", "/usr/share/dict", "/procession"],
 )
-def test_an_innocent_source_is_not(source):
+def test_an_ordinary_mount_source_is_accepted(source):
     assert _one(source=source)[0].source == source
 
 
@@ -59,7 +59,7 @@ def test_an_innocent_source_is_not(source):
         "/lib64", "/home/sandbox", "/root", "/var",
     ],
 )  # fmt: skip
-def test_a_target_that_would_cover_the_sandbox_is_refused(target):
+def test_a_mount_target_that_would_hide_the_sandbox_is_refused(target):
     with pytest.raises(InvalidRequest) as refused:
         _one(target=target)
     assert refused.value.message.startswith("mount m: target ")
@@ -68,7 +68,7 @@ def test_a_target_that_would_cover_the_sandbox_is_refused(target):
 @pytest.mark.parametrize(
     "target", ["/models", "/mnt/models", "/opt/x", "/workspaces", "/var/lib/x"]
 )
-def test_an_innocent_target_is_not(target):
+def test_an_ordinary_mount_target_is_accepted(target):
     assert _one(target=target)[0].target == target
 
 
@@ -77,7 +77,7 @@ def test_an_innocent_target_is_not(target):
     ["", "models", "./x", "/a/../b", "/a/./b", "/a\0b", "/a\nb", "/a,b", "/a:b", "/" + "a" * 5000,
      7, None, ["/a"]],
 )  # fmt: skip
-def test_a_path_that_is_not_written_out_is_refused(path):
+def test_a_mount_path_that_is_not_absolute_and_normal_is_refused(path):
     for what in ("source", "target"):
         entry = {"source": "/data/models", "target": "/models", what: path}
         with pytest.raises(InvalidRequest, match=f"mount m: {what} "):
@@ -104,13 +104,13 @@ def test_a_path_that_is_not_written_out_is_refused(path):
         ([f"m{i}=/data:/mnt/{i}" for i in range(65)], "there are 65 mounts"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(written, complaint):
+def test_an_invalid_mount_is_refused_by_name(written, complaint):
     with pytest.raises(InvalidRequest, match=complaint) as refused:
         parse_mounts(written, "/x")
     assert refused.value.hint
 
 
-def test_a_request_gets_what_it_names_and_what_everybody_gets():
+def test_a_request_gets_the_mounts_it_names_and_the_defaults():
     known = (MODELS, CORPUS)
     assert choose_mounts((), known) == (CORPUS,)
     assert choose_mounts(["models", "models"], known) == known
@@ -126,7 +126,7 @@ def test_a_request_for_a_path_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ["model", "MODELS", "", "x" * 10_000, "mödels"])
-def test_a_request_for_what_the_policy_has_not_names_what_it_has(name):
+def test_a_request_for_an_unknown_mount_lists_the_known_ones(name):
     with pytest.raises(PolicyDenied, match="the policy has no mount named") as refused:
         choose_mounts([name], (MODELS,))
     assert refused.value.hint.endswith("known: models")
@@ -134,6 +134,6 @@ def test_a_request_for_what_the_policy_has_not_names_what_it_has(name):
 
 
 @pytest.mark.parametrize("asked", ["models", [7], [None]])
-def test_a_request_that_is_no_list_of_names_is_refused(asked):
+def test_a_mount_request_that_is_not_a_list_of_names_is_refused(asked):
     with pytest.raises(InvalidRequest):
         choose_mounts(asked, (MODELS,))

@@ -18,7 +18,7 @@ def _fed(cap: int, chunks: list[bytes]) -> Output:
 
 @settings(max_examples=200)
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(0, 100))
-def test_head_and_tail_are_kept_to_the_byte_however_it_was_cut_into_chunks(chunks, cap):
+def test_head_and_tail_are_exact_for_any_chunking(chunks, cap):
     whole = b"".join(chunks)
     output = _fed(cap, chunks)
     raw = output.kept("stdout", marked=False, totals={})
@@ -34,7 +34,7 @@ def test_head_and_tail_are_kept_to_the_byte_however_it_was_cut_into_chunks(chunk
         assert output.incomplete
 
 
-def test_a_gap_is_counted_for_the_chunk_behind_it():
+def test_a_gap_is_counted_for_the_chunk_after_it():
     output = Output(100, 100)
     assert output.add(1, "stdout", 0, b"abc") == 0
     assert output.add(9, "stdout", 1003, b"xyz") == 1000

@@ -35,18 +35,18 @@ def test_a_path_means_one_file(written, meant):
 
 
 @pytest.mark.parametrize("path", ["", "..", "a/../b", "/work/../etc", "a\0b", "x" * 4096, "\ud800"])
-def test_a_path_that_names_nothing_is_refused(path):
+def test_an_invalid_path_is_refused(path):
     with pytest.raises(InvalidRequest):
         sandbox_path(path)
 
 
-def test_a_path_that_is_no_text_is_refused():
+def test_a_path_that_is_not_a_string_is_refused():
     with pytest.raises(InvalidRequest):
         sandbox_path(7)  # type: ignore[arg-type]
 
 
 @given(st.text(max_size=200))
-def test_the_answer_is_absolute_and_clean_or_refused(text):
+def test_a_path_becomes_absolute_and_normal_or_is_refused(text):
     try:
         answer = sandbox_path(text)
     except InvalidRequest:
@@ -57,16 +57,16 @@ def test_the_answer_is_absolute_and_clean_or_refused(text):
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "/tmp/x", ".", "/work", "../x", "/"])
-def test_only_something_inside_the_workspace_is_a_member_of_it(path):
+def test_only_paths_inside_the_workspace_are_members_of_it(path):
     with pytest.raises(InvalidRequest):
         workspace_member(path)
 
 
-def test_members_of_the_workspace_are_told_by_where_they_lie():
+def test_members_of_the_workspace_are_recognised_by_their_path():
     assert workspace_member("/work/data/x.csv") == "/workspace/data/x.csv"
 
 
-def test_a_working_directory_may_climb_but_not_lie():
+def test_a_working_directory_may_contain_dotdot_but_must_be_valid():
     assert working_directory("sub/..") == "/workspace/sub/.."
     assert working_directory("/work/a") == "/workspace/a"
     assert working_directory("/tmp") == "/tmp"

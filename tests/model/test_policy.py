@@ -23,13 +23,13 @@ from sandkasten.model.sandbox.policy import (
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 
-def test_every_spelling_of_a_limit_sets_the_same_figure():
+def test_every_spelling_of_a_limit_sets_the_same_number():
     assert parse_limits({"cpu_millicores": 500, "memory_mb": 256}, Limits()) == parse_limits(
         {"cpu_limit": 0.5, "mem_limit_mb": 256}, Limits()
     )
 
 
-def test_public_limits_are_what_was_asked_for():
+def test_public_limits_equal_the_request():
     asked = {
         "cpu_limit": 0.5,
         "mem_limit_mb": 64,
@@ -55,7 +55,7 @@ def test_an_unknown_limit_is_refused_with_the_nearest_spelling():
 
 
 @pytest.mark.parametrize("value", [True, -1, 0, math.nan, math.inf, "256", None, 2**80])
-def test_a_figure_that_is_no_sensible_number_is_refused(value):
+def test_a_limit_that_is_not_a_valid_number_is_refused(value):
     with pytest.raises(InvalidRequest) as refused:
         parse_limits({"mem_limit_mb": value}, Limits())
     assert "mem_limit_mb" in refused.value.message
@@ -85,7 +85,7 @@ def test_a_request_lowers_the_longest_timeout_and_never_raises_it():
     assert "exec_timeout_seconds is at most 3600" in refused.value.message
 
 
-def test_the_smallest_idle_time_named_counts():
+def test_the_smallest_idle_time_is_used():
     policy = Policy(ttl_s=1800, idle_timeout_s=900, lifetime_s=3600)
     assert lease_for(CreateRequest(), policy) == Lease(900, 3600)
     assert lease_for(CreateRequest(ttl_s=1200), policy) == Lease(1200, 3600)
@@ -95,7 +95,7 @@ def test_the_smallest_idle_time_named_counts():
 
 @pytest.mark.parametrize("field", ["ttl_s", "idle_timeout_s", "lifetime_s"])
 @pytest.mark.parametrize("value", [0, -5, 14_401, True, math.nan])
-def test_a_lease_outside_the_operators_is_refused(field, value):
+def test_a_lease_outside_the_operators_range_is_refused(field, value):
     with pytest.raises(InvalidRequest):
         lease_for(CreateRequest(**{field: value}), Policy())
 
@@ -120,7 +120,7 @@ def test_any_network_but_none_is_refused(network):
         check_network(network)
 
 
-def test_no_network_is_fine():
+def test_no_network_is_accepted():
     check_network(None)
     check_network("none")
 
@@ -131,13 +131,13 @@ def test_a_session_key_that_could_not_be_read_back_is_refused(key):
         checked_session_key(key)
 
 
-def test_a_session_key_may_hold_any_printable_text():
+def test_a_session_key_may_be_any_printable_string():
     assert checked_session_key("workflow:7:größe & co") == "workflow:7:größe & co"
     assert checked_session_key(None) is None
 
 
 @pytest.mark.promise("P27")
-def test_a_request_over_the_ceiling_is_denied_by_the_name_of_the_setting():
+def test_a_request_over_the_maximum_is_denied_and_names_the_setting():
     ceiling = {"mem_limit_mb": 1024}
     for name in ("mem_limit_mb", "memory_mb"):
         with pytest.raises(PolicyDenied) as caught:
@@ -148,7 +148,7 @@ def test_a_request_over_the_ceiling_is_denied_by_the_name_of_the_setting():
     assert parse_limits({"cpu_limit": 64}, Limits(), ceiling).cpus == 64
 
 
-def test_a_bound_is_written_out_as_a_person_would():
+def test_a_bound_is_formatted_readably():
     with pytest.raises(InvalidRequest) as caught:
         parse_limits({"memory_mb": 9_999_999}, Limits())
     assert caught.value.message == "memory_mb must be from 16 to 1048576, not 9999999"

@@ -20,16 +20,16 @@ TOLD = {"http": "http://proxy:3128", "https": "http://me:p%40ss@proxy:3129", "no
         "unix:///run/daemon.sock",
     ],
 )
-def test_these_go_straight(url):
+def test_these_hosts_bypass_the_proxy(url):
     assert proxy_of(url, TOLD) == {}
 
 
-def test_others_go_through_the_proxy_of_their_scheme():
+def test_other_hosts_use_the_proxy_of_their_scheme():
     assert proxy_of("http://far.example", TOLD) == {"proxy": "http://proxy:3128"}
     assert proxy_of("http://far.example", {}) == {}
 
 
-def test_its_password_goes_to_the_proxy_and_is_no_part_of_the_address():
+def test_the_proxy_password_is_not_part_of_the_address():
     assert proxy_of("https://far.example", TOLD) == {
         "proxy": "http://proxy:3129",
         "proxy_headers": {"Authorization": "Basic bWU6cEBzcw=="},

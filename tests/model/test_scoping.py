@@ -14,26 +14,26 @@ key = st.builds(SessionKey, st.sampled_from(["workflow", "agent"]), part, part)
 
 
 @given(key)
-def test_a_key_survives_being_written_down(one):
+def test_a_session_key_survives_a_round_trip(one):
     assert parse_session_key(str(one)) == one
 
 
 @given(key, key)
-def test_different_keys_print_differently(one, other):
+def test_different_session_keys_have_different_strings(one, other):
     assert (str(one) == str(other)) == (one == other)
 
 
-def test_the_older_spelling_is_understood():
+def test_the_older_spelling_of_a_session_key_is_read():
     assert parse_session_key("workflow_run-7_sandbox") == SessionKey("workflow", "run-7")
 
 
 @pytest.mark.parametrize(
     "text", ["", "a:b", "user:1:x", "workflow:1:a:b", "workflow::x", "agent:a b:x"]
 )
-def test_a_text_that_is_no_key_is_refused(text):
+def test_an_invalid_session_key_is_refused(text):
     with pytest.raises(InvalidRequest):
         parse_session_key(text)
 
 
-def test_underscores_do_not_blur_the_parts():
+def test_underscores_do_not_make_session_keys_ambiguous():
     assert str(SessionKey("agent", "a_b", "c")) != str(SessionKey("agent", "a", "b_c"))

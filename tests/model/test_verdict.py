@@ -21,7 +21,7 @@ def test_a_plain_exit_has_no_verdict(exit_code):
     assert code(Ending(exit_code, None)) is None
 
 
-def test_a_deadline_is_told_with_its_length():
+def test_a_deadline_is_reported_with_its_length():
     why = verdict(Ending(None, 15, timed_out=True), Limits(), 7)
     assert why is not None
     assert (why.code, why.message) == ("TIMEOUT", "the command was stopped at its deadline of 7 s")
@@ -54,11 +54,11 @@ def test_a_full_disk_explains_a_failure_and_not_a_success():
 @pytest.mark.parametrize(
     "ending", [Ending(None, 31, sigsys=True), Ending(159, None), Ending(None, 31)]
 )
-def test_a_refused_system_call_is_told(ending):
+def test_a_refused_system_call_is_reported(ending):
     assert code(ending) == "SECCOMP"
 
 
-def test_a_shell_that_ended_is_told():
+def test_a_shell_that_ended_is_reported():
     assert code(Ending(7, None, shell_reset=True)) == "SHELL_EXIT"
     assert code(Ending(0, None, shell_reset=True)) == "SHELL_EXIT"
 
@@ -68,7 +68,7 @@ def test_a_signal_we_sent_is_not_blamed_on_memory():
     assert code(Ending(None, 9, killed=True), after) == "SIGNAL"
 
 
-def test_a_lost_command_says_so():
+def test_a_lost_command_is_reported_as_lost():
     assert code(Ending(None, None, lost=True)) == "LOST"
     shell = verdict(Ending(None, None, lost=True, shell_reset=True), Limits())
     assert shell is not None
@@ -76,7 +76,7 @@ def test_a_lost_command_says_so():
     assert code(Ending(None, None, lost=True, timed_out=True)) == "TIMEOUT"
 
 
-def test_a_host_that_does_not_count_says_that_memory_is_a_guess():
+def test_without_counters_an_oom_verdict_is_marked_as_a_guess():
     why = verdict(Ending(None, 9, oom_suspect=True), Limits(), before=Usage(), after=Usage())
     assert why is not None
     assert why.code == "SIGNAL"
@@ -86,7 +86,7 @@ def test_a_host_that_does_not_count_says_that_memory_is_a_guess():
     assert "memory" not in counted.hint
 
 
-def test_figures_are_wanted_only_where_they_can_explain():
+def test_counters_are_read_only_where_they_can_explain_a_failure():
     assert needs_figures(Ending(1, None))
     assert needs_figures(Ending(None, 9))
     assert not needs_figures(Ending(0, None))

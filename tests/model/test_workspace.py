@@ -41,7 +41,7 @@ SHARED = replace(ROW, workspace_shared=True)
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a" * 64, "my-project", "v1.2_x", "a..b"])
-def test_a_plain_name_is_a_name(name):
+def test_a_plain_workspace_name_is_accepted(name):
     assert checked_workspace_name(name) == name
 
 
@@ -53,7 +53,7 @@ def test_a_plain_name_is_a_name(name):
         "Ａ", "a" * 65, "a" * 10_000, "--size", "a\\b", "a:b", None, 7, b"a", ["a"],
     ],
 )  # fmt: skip
-def test_what_could_be_a_path_an_option_or_two_things_is_no_name(name):
+def test_a_name_that_looks_like_a_path_or_an_option_is_refused(name):
     with pytest.raises(InvalidRequest) as refused:
         checked_workspace_name(name)
     assert refused.value.details == {"field": "workspace_id"}
@@ -67,26 +67,26 @@ def test_a_name_in_another_case_is_refused_with_the_right_one():
     assert refused.value.hint == "names are in lower case: myproject"
 
 
-def test_a_workspace_nobody_has_is_anybodys():
+def test_a_workspace_without_a_holder_can_be_claimed():
     admit("w", False, [])
     admit("w", True, [])
 
 
-def test_those_who_share_are_let_in_with_each_other():
+def test_sharing_sandboxes_can_claim_a_workspace_together():
     admit("w", True, [SHARED, SHARED])
 
 
 @pytest.mark.parametrize(
     ("shared", "holders"), [(False, [ROW]), (True, [ROW]), (False, [SHARED]), (True, [SHARED, ROW])]
 )
-def test_anybody_else_is_refused_and_told_who_has_it(shared, holders):
+def test_any_other_claim_is_refused_and_names_the_holder(shared, holders):
     with pytest.raises(Conflict) as refused:
         admit("w", shared, holders)
     assert holders[0].id in refused.value.message
     assert refused.value.details == {"workspace": "w", "sandbox_id": holders[0].id}
 
 
-def test_a_request_says_what_it_wants_of_its_workspace():
+def test_a_request_has_a_workspace_name_mode_and_size():
     rules = WorkspaceRules(max_bytes=100 * MIB)
     assert workspace_wish(CreateRequest(), rules) is None
     plain = workspace_wish(CreateRequest(workspace_id="w"), rules)
@@ -109,7 +109,7 @@ def test_an_unknown_mode_is_refused():
         workspace_wish(CreateRequest(workspace_id="w", workspace_mode="both"), WorkspaceRules())
 
 
-def test_a_size_is_that_of_the_workspace_or_a_conflict():
+def test_a_size_must_equal_that_of_the_existing_workspace():
     stored = StoredWorkspace("w", "image", 64 * MIB, 0.0)
     check_size(stored, None)
     check_size(stored, 64 * MIB)
@@ -124,7 +124,7 @@ def test_a_size_is_that_of_the_workspace_or_a_conflict():
     assert "sandkasten workspace resize" in larger.value.hint
 
 
-def test_there_are_at_most_so_many():
+def test_the_number_of_workspaces_is_bounded():
     check_count(1, WorkspaceRules(max_count=2))
     with pytest.raises(QuotaExceeded, match="there are 2 workspaces already"):
         check_count(2, WorkspaceRules(max_count=2))

@@ -42,13 +42,13 @@ TOOL = {"role": "tool", "tool_call_id": "x", "content": '{"stdout": "out"}'}
         ([USER], '{"said": "hello"}', ()),
     ],
 )
-async def test_a_script_answers_by_who_speaks_and_how_often_it_has(messages, text, calls):
+async def test_a_script_answers_by_agent_and_turn(messages, text, calls):
     async with ScriptedModel(script_of(SCRIPT)) as model, ChatModel() as chat:
         reply = await chat.ask(settings_of(model), ChatRequest(messages))
     assert (reply.text, reply.tool_calls) == (text, calls)
 
 
-def test_as_a_program_it_says_where_it_listens(tmp_path):
+def test_the_scripted_model_program_prints_its_address(tmp_path):
     (tmp_path / "script.json").write_text(json.dumps(SCRIPT))
     words = [sys.executable, str(PROGRAM), str(tmp_path / "script.json")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as program:

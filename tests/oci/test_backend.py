@@ -75,7 +75,7 @@ async def test_no_process_of_a_sandbox_has_a_host_id_outside_its_range(box: Box)
 
 @pytest.mark.promise("P07")
 @pytest.mark.parametrize("name", ["oci"], indirect=True)
-async def test_a_command_under_runc_is_as_closed_as_under_the_local_backend(box: Box):
+async def test_a_command_under_runc_is_as_isolated_as_under_the_local_backend(box: Box):
     await box.begin(["sleep", "1001"])
     first = read_pid(directory_of(box))
     assert first is not None
@@ -96,7 +96,7 @@ async def test_a_command_under_runc_is_as_closed_as_under_the_local_backend(box:
 
 @pytest.mark.promise("P07")
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
-async def test_gvisors_processes_are_what_the_docs_say(box: Box):
+async def test_gvisors_processes_are_isolated_as_documented(box: Box):
     host = posture.read(os.getpid())
     seen = {pid: posture.read(pid) for pid in members(box)}
     names = sorted(posture.read(pid).status["Name"] for pid in seen)
@@ -129,7 +129,7 @@ async def test_user_code_cannot_reach_the_runners_socket(box: Box):
 
 @pytest.mark.promise("P07")
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
-async def test_a_link_in_the_sockets_place_is_not_followed(backend: OciBackend, tmp_path: Path):
+async def test_a_link_in_place_of_the_socket_is_not_followed(backend: OciBackend, tmp_path: Path):
     cell = await backend.create(new_sandbox_id(), HOST)
     socket = cell.layout.cell(cell.id) / "listen" / "socket"
     socket.rename(tmp_path / "moved")
@@ -139,7 +139,7 @@ async def test_a_link_in_the_sockets_place_is_not_followed(backend: OciBackend, 
     await cell.destroy()
 
 
-async def test_a_pause_right_after_the_runner_went_quiet_does_not_lose_it(backend: OciBackend):
+async def test_a_pause_while_the_runner_is_idle_does_not_lose_it(backend: OciBackend):
     cell = await backend.create(new_sandbox_id(), HOST)
     box = await Box.open(cell)
     for _ in range(5):
@@ -154,7 +154,7 @@ async def test_a_pause_right_after_the_runner_went_quiet_does_not_lose_it(backen
 
 
 @pytest.mark.promise("P07")
-async def test_destroy_takes_everything_away_at_once(
+async def test_destroy_removes_everything_at_once(
     backend: OciBackend, monkeypatch: pytest.MonkeyPatch
 ):
     cell = await backend.create(new_sandbox_id(), HOST)
@@ -220,7 +220,7 @@ asyncio.run(main())
 
 
 @pytest.mark.promise("P07", "P28")
-async def test_a_sandbox_outlives_a_maker_that_is_killed(
+async def test_a_sandbox_survives_kill_9_of_its_creator(
     backend: OciBackend, name: str, scratch: Path
 ):
     sandbox_id = new_sandbox_id()
@@ -238,7 +238,7 @@ async def test_a_sandbox_outlives_a_maker_that_is_killed(
     await box.cell.destroy()
 
 
-async def test_limits_are_in_force_and_counted(backend: OciBackend):
+async def test_limits_are_enforced_and_counted(backend: OciBackend):
     limits = Limits(memory_bytes=192 * MIB, pids=200, workspace_bytes=16 * MIB, tmp_bytes=2 * MIB)
     cell = await backend.create(new_sandbox_id(), CellSpec(image=Image("host"), limits=limits))
     box = await Box.open(cell)
@@ -254,9 +254,7 @@ async def test_limits_are_in_force_and_counted(backend: OciBackend):
     await cell.destroy()
 
 
-async def test_host_mounts_are_read_only_and_where_they_were_asked_for(
-    backend: OciBackend, tmp_path: Path
-):
+async def test_host_mounts_are_read_only_at_their_targets(backend: OciBackend, tmp_path: Path):
     (tmp_path / "data").mkdir(mode=0o755)
     (tmp_path / "data" / "file").write_text("shown")
     (tmp_path / "one").write_text("single")
@@ -273,7 +271,7 @@ async def test_host_mounts_are_read_only_and_where_they_were_asked_for(
     await cell.destroy()
 
 
-async def test_a_workspace_that_is_kept_holds_the_ids_of_the_inside(
+async def test_a_kept_workspace_has_the_ids_of_the_inside_on_disk(
     backend: OciBackend, tmp_path: Path
 ):
     kept = tmp_path / "kept"
@@ -290,7 +288,7 @@ async def test_a_workspace_that_is_kept_holds_the_ids_of_the_inside(
 
 
 @pytest.mark.promise("P22")
-async def test_the_end_of_a_sandbox_does_not_wait_for_one_of_another_tier_in_its_workspace(
+async def test_destroy_does_not_wait_for_another_backends_sandbox_in_the_same_workspace(
     backend: OciBackend, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Whoever does wait for the other does so for longer than we have patience.
@@ -318,7 +316,7 @@ async def test_the_end_of_a_sandbox_does_not_wait_for_one_of_another_tier_in_its
         path.unlink()
 
 
-async def test_a_runtime_that_fails_says_why_and_leaves_nothing(
+async def test_a_failing_runtime_gives_the_reason_and_leaves_nothing(
     backend: OciBackend, monkeypatch: pytest.MonkeyPatch
 ):
     await backend.probe()
@@ -333,7 +331,7 @@ async def test_a_runtime_that_fails_says_why_and_leaves_nothing(
 
 @pytest.mark.promise("P05")
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
-async def test_a_build_in_which_ordinary_programs_fail_is_refused(
+async def test_a_gvisor_build_in_which_ordinary_programs_fail_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(selftest, "_ORDINARY", (("false",),))
@@ -348,7 +346,7 @@ async def test_a_build_in_which_ordinary_programs_fail_is_refused(
 
 
 @pytest.mark.promise("P05")
-async def test_an_old_runc_is_a_warning_and_with_strict_a_refusal(tmp_path: Path):
+async def test_an_old_runc_is_a_warning_and_refused_with_strict(tmp_path: Path):
     lines = (await OciBackend(tmp_path, "runc").probe()).requirements
     release = next(line for line in lines if line.name == "runc release")
     strict = await OciBackend(tmp_path, "runc", strict=True).probe()
@@ -367,7 +365,7 @@ async def test_a_missing_runtime_is_named_with_its_remedy(
         assert runtime in readiness.remedy
 
 
-def test_an_ordinary_user_is_told_that_root_is_needed(
+def test_an_ordinary_user_gets_an_error_that_root_is_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     backend = OciBackend(tmp_path, "runsc")

@@ -59,7 +59,7 @@ EVERY = [(kind, spec) for kind in ("runc", "gvisor") for spec in SPECS]
 
 
 @pytest.mark.parametrize(("kind", "spec"), EVERY)
-def test_the_config_is_as_it_was(kind: str, spec: str):
+def test_the_config_equals_its_snapshot(kind: str, spec: str):
     wanted = json.loads((SNAPSHOTS / f"{kind}-{spec}.json").read_text())
     assert json.loads(json.dumps(made(kind, spec))) == wanted
 
@@ -81,7 +81,7 @@ def test_every_namespace_is_the_sandboxs_own(kind: str, spec: str):
 
 
 @pytest.mark.parametrize(("kind", "spec"), EVERY)
-def test_nothing_is_mounted_that_tells_of_the_host(kind: str, spec: str):
+def test_no_mount_reveals_the_host(kind: str, spec: str):
     for mount in config(SPECS[spec], ground(kind))["mounts"]:
         assert mount["type"] not in ("sysfs", "cgroup", "cgroup2")
         assert {"nosuid"} <= set(mount["options"])
@@ -92,7 +92,7 @@ def test_nothing_is_mounted_that_tells_of_the_host(kind: str, spec: str):
 
 
 @pytest.mark.parametrize(("kind", "spec"), EVERY)
-def test_every_mount_has_its_place(kind: str, spec: str):
+def test_every_mount_has_a_mount_point(kind: str, spec: str):
     known = [place.path for place in places(SPECS[spec], ground(kind))]
     for mount in config(SPECS[spec], ground(kind))["mounts"]:
         # Below /dev the runtime has a file system of its own by then.
@@ -113,7 +113,7 @@ def test_the_runner_gets_the_four_capabilities_it_needs_and_no_other():
         assert held == ["CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID"]
 
 
-def test_the_filter_is_the_one_of_the_lists():
+def test_the_seccomp_filter_is_generated_from_the_lists():
     profile = seccomp_oci.profile("x86_64")
     made = config(SPECS["host"], Ground("runc", "/mnt", BASE, HOST, "/sandkasten/x", profile))
     assert made["linux"]["seccomp"] == profile

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.promise("P29")
 
 
-async def test_a_sandbox_that_began_meanwhile_does_not_keep_it(
+async def test_a_sandbox_started_meanwhile_does_not_keep_the_volume(
     backend: OciBackend, tmp_path: Path
 ) -> None:
     place = tmp_path / "v"

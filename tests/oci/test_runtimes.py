@@ -27,18 +27,18 @@ RUNSC_2024 = "runsc version 0.0~20240729.0\nspec: 1.0.2-dev\n"
         ("", Version("", ())),
     ],
 )
-def test_a_version_is_read_as_it_was_said(said: str, version: Version):
+def test_a_runtime_version_is_parsed(said: str, version: Version):
     assert parse_version(said) == version
 
 
 @pytest.mark.parametrize("number", [(1, 2, 8), (1, 3, 0), (2, 0, 0)])
-def test_a_runc_without_known_ways_out_is_not_warned_of(number):
+def test_a_runc_without_known_escapes_causes_no_warning(number):
     assert judge_runc(Version("x", number), strict=True).ok
 
 
 @pytest.mark.promise("P05")
 @pytest.mark.parametrize("number", [(1, 1, 5), (1, 2, 7), ()])
-def test_an_older_runc_is_named_with_its_faults_and_refused_only_where_asked(number):
+def test_an_older_runc_is_reported_with_its_vulnerabilities_and_refused_only_with_strict(number):
     line = judge_runc(Version("old", number), strict=False)
     assert (line.ok, line.required) == (False, False)
     for name in ("CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"):
@@ -48,14 +48,14 @@ def test_an_older_runc_is_named_with_its_faults_and_refused_only_where_asked(num
 
 
 @pytest.mark.promise("P05")
-def test_crun_is_refused_on_hybrid_cgroups_alone():
+def test_crun_is_refused_only_on_hybrid_cgroups():
     assert judge_crun(hybrid=False).ok
     refused = judge_crun(hybrid=True)
     assert (refused.ok, refused.required) == (False, True)
     assert "runc" in refused.remedy
 
 
-def test_all_that_a_runtime_keeps_lies_in_its_bundle():
+def test_the_state_of_a_runtime_is_inside_its_bundle():
     for name in ("runc", "crun", "runsc"):
         argv = runtimes.command(name, f"/usr/bin/{name}", "sbx_x", "/mnt/bundle", None)
         assert argv[argv.index("--root") + 1] == "/mnt/bundle/state"
@@ -63,14 +63,14 @@ def test_all_that_a_runtime_keeps_lies_in_its_bundle():
         assert argv[-1] == "sbx_x"
 
 
-def test_gvisor_has_no_network_and_no_group_of_its_own_making():
+def test_gvisor_runs_without_network_and_own_cgroup():
     argv = runtimes.command("runsc", "/usr/bin/runsc", "sbx_x", "/mnt/bundle", "ptrace")
     assert argv[argv.index("--network") + 1] == "none"
     assert argv[argv.index("--platform") + 1] == "ptrace"
     assert "--ignore-cgroups" in argv
 
 
-def test_what_is_installed_here_says_a_version():
+def test_the_installed_runtimes_report_a_version():
     for name in ("runc", "runsc"):
         program = runtimes.find(name)
         assert program is not None, subprocess.list2cmdline(["missing", name])

@@ -96,7 +96,7 @@ ls /workspace; touch /node_modules/x 2>&1 | grep -o 'Read-only.*'
         ({"tarball": "http://[x/y"}, "its file has no address that can be asked"),
     ],
 )
-async def test_a_file_that_is_not_what_and_where_it_should_be_is_refused(
+async def test_a_package_file_with_a_wrong_digest_or_address_is_refused(
     opened, registry, dist, why
 ):
     registry.package("evil", dist=dist)
@@ -108,9 +108,7 @@ async def test_a_file_that_is_not_what_and_where_it_should_be_is_refused(
     assert failed.value.details == {"package": "evil"}
 
 
-async def test_a_tarball_that_leads_out_is_refused_and_what_is_no_tarball_too(
-    opened, registry, data_dir
-):
+async def test_a_tarball_that_leads_outside_or_is_invalid_is_refused(opened, registry, data_dir):
     registry.package("out", tarball=npm_tarball({"package/../../../x": "x"}, raw=True))
     registry.package("none", tarball=b"this is no gzip")
     before = sorted((data_dir / "packages").glob("sets/*"))
@@ -124,7 +122,7 @@ async def test_a_tarball_that_leads_out_is_refused_and_what_is_no_tarball_too(
     assert sorted((data_dir / "packages").glob("sets/*")) == before
 
 
-async def test_a_package_that_is_not_there_is_named_and_the_login_is_not(opened, registry):
+async def test_a_missing_package_is_named_without_the_login(opened, registry):
     registry.package("needs-gone", dependencies={"gone": "^1"})
     url = registry.url.replace("http://", "http://s3cret-token@")
     async with opened(npm_registry=url) as engine:
@@ -138,7 +136,7 @@ async def test_a_package_that_is_not_there_is_named_and_the_login_is_not(opened,
     assert set(registry.authorizations) == {"Bearer s3cret-token"}
 
 
-async def test_what_is_too_large_is_cut_and_a_registry_that_hangs_is_left(opened, registry):
+async def test_oversized_packages_and_hanging_registries_are_abandoned(opened, registry):
     registry.package("large", files={"noise": bytes(range(256)) * 40_000})
     registry.answers["/large/-/large-1.0.0.tgz"] = b"x" * 2_000_000
     async with opened(npm_registry=registry.url, max_bytes=1_000_000) as engine:
@@ -154,7 +152,7 @@ async def test_what_is_too_large_is_cut_and_a_registry_that_hangs_is_left(opened
         assert await engine.list(all=True) == []
 
 
-async def test_without_a_setting_the_registry_is_the_one_npm_is_configured_for(tmp_path):
+async def test_without_a_setting_the_registry_of_the_npm_configuration_is_used(tmp_path):
     """Where there is an npm to tell us; where there is none, the setting must say."""
     environ = {"npm_config_registry": "http://127.0.0.1:9/mine/", "HOME": str(tmp_path)}
     if shutil.which("npm", path="/usr/local/bin:/usr/bin:/bin") is not None:
@@ -164,7 +162,7 @@ async def test_without_a_setting_the_registry_is_the_one_npm_is_configured_for(t
         await configured_registry(tmp_path, environ)
 
 
-async def test_a_mirror_that_hands_manifests_on_has_the_file_under_the_same_path(opened, registry):
+async def test_a_mirror_serves_files_under_the_path_of_the_original_registry(opened, registry):
     registry.package("kept", files={"index.js": "module.exports = 'kept'"})
     about = registry.answers["/kept"].replace(registry.url.encode(), b"http://192.0.2.1")
     registry.answers["/kept"] = about

@@ -36,7 +36,7 @@ def registry():
     return Registry()
 
 
-def test_one_version_goes_to_the_top_and_another_to_who_needs_it(registry):
+def test_one_version_is_hoisted_and_another_is_nested(registry):
     registry.add("a", dependencies={"c": "^1.0.0", "b": "1"})
     registry.add("b", dependencies={"c": "^2.0.0"})
     registry.add("c", "1.5.0")
@@ -52,13 +52,13 @@ def test_one_version_goes_to_the_top_and_another_to_who_needs_it(registry):
     assert sorted(registry.asked) == ["a", "b", "c", "d"], "each is asked for once"
 
 
-def test_a_circle_ends(registry):
+def test_circular_dependencies_are_resolved(registry):
     registry.add("a", dependencies={"b": "1"})
     registry.add("b", dependencies={"a": "1"})
     assert registry.resolve("a") == {"a": "a@1.0.0", "b": "b@1.0.0"}
 
 
-def test_the_latest_wins_over_a_newer_one_and_a_tag_is_what_it_says(registry):
+def test_the_latest_tag_wins_over_a_newer_version_and_other_tags_are_exact(registry):
     registry.add("a", "2.0.0-rc.1", tag="next")
     registry.add("a", "1.9.0", tag="other")
     registry.add("a", "1.2.0")
@@ -68,7 +68,7 @@ def test_the_latest_wins_over_a_newer_one_and_a_tag_is_what_it_says(registry):
     assert registry.resolve("a@next") == {"a": "a@2.0.0-rc.1"}
 
 
-def test_a_deprecated_version_is_taken_only_where_there_is_no_other(registry):
+def test_a_deprecated_version_is_used_only_as_the_last_choice(registry):
     registry.add("a", "1.1.0", deprecated="broken")
     registry.add("a", "1.0.5", tag="old")
     registry.add("a", "2.0.0")
@@ -76,7 +76,7 @@ def test_a_deprecated_version_is_taken_only_where_there_is_no_other(registry):
     assert registry.resolve("a@^1.1.0") == {"a": "a@1.1.0"}
 
 
-def test_an_optional_one_for_another_machine_or_missing_is_left_out(registry):
+def test_an_optional_dependency_that_is_missing_or_foreign_is_left_out(registry):
     registry.add("a", optionalDependencies={"win": "1", "lin": "1", "musl": "1", "gone": "1"})
     registry.add("win", os=["win32"])
     registry.add("lin", os=["linux"], cpu=["x64", "arm64"], libc=["glibc"])
@@ -84,7 +84,7 @@ def test_an_optional_one_for_another_machine_or_missing_is_left_out(registry):
     assert registry.resolve("a") == {"a": "a@1.0.0", "lin": "lin@1.0.0"}
 
 
-def test_one_that_is_needed_and_made_for_another_machine_is_a_failure(registry):
+def test_a_required_dependency_for_another_platform_is_an_error(registry):
     registry.add("a", dependencies={"mac": "1"})
     registry.add("mac", os=["darwin"])
     with pytest.raises(ProvisioningFailed) as failed:
@@ -95,7 +95,7 @@ def test_one_that_is_needed_and_made_for_another_machine_is_a_failure(registry):
     assert failed.value.details == {"package": "mac"}
 
 
-def test_a_peer_is_brought_and_shared_and_a_second_version_of_it_is_a_failure(registry):
+def test_a_peer_dependency_is_shared_and_a_second_version_is_an_error(registry):
     registry.add("react", "17.0.0", tag="old")
     registry.add("react", "18.0.0")
     registry.add("ui", peerDependencies={"react": ">=17", "opt": "1"},
@@ -113,7 +113,7 @@ def test_an_alias_has_its_own_directory(registry):
     assert registry.resolve("a") == {"a": "a@1.0.0", "b": "real@2.0.0"}
 
 
-def test_what_a_package_brings_itself_is_not_fetched(registry):
+def test_bundled_dependencies_are_not_fetched(registry):
     registry.add("a", dependencies={"b": "1"}, bundleDependencies=["b"])
     assert registry.resolve("a") == {"a": "a@1.0.0"}
 
@@ -131,7 +131,7 @@ def test_an_address_or_a_path_is_never_followed(registry, range_):
 @pytest.mark.parametrize(
     "name", ["../x", "/x", "a/b/c", ".bin", "@x", "a\0b", "a b", "", "x" * 215]
 )
-def test_a_name_that_is_no_name_never_becomes_a_path(registry, name):
+def test_an_invalid_package_name_never_becomes_a_path(registry, name):
     registry.add("a", dependencies={name: "1"})
     registry.add(name)
     with pytest.raises(ProvisioningFailed, match="no name of a package"):
@@ -144,21 +144,21 @@ def test_a_name_that_is_no_name_never_becomes_a_path(registry, name):
      {"versions": {"1.0.0": {"version": "2.0.0"}}, "dist-tags": {"latest": "1.0.0"}},
      {"versions": {}, "dist-tags": {"latest": 5}}],
 )  # fmt: skip
-def test_a_registry_that_makes_no_sense_is_a_failure_with_the_name(registry, answer):
+def test_an_invalid_registry_answer_is_an_error_that_names_the_package(registry, answer):
     registry.known["a"] = answer
     with pytest.raises(ProvisioningFailed) as failed:
         registry.resolve("a")
     assert failed.value.message.startswith("npm package a@latest cannot be had: ")
 
 
-def test_two_versions_of_what_was_asked_for_are_a_failure(registry):
+def test_two_versions_of_a_requested_package_are_an_error(registry):
     registry.add("a", "1.0.0")
     registry.add("a", "2.0.0")
     with pytest.raises(ProvisioningFailed, match="is asked for beside it"):
         registry.resolve("a@1", "a@2")
 
 
-def test_a_registry_without_end_is_cut(registry):
+def test_an_endless_dependency_tree_is_cut_off(registry):
     class Endless(dict[str, Any]):
         def get(self, name: str, default: Any = None) -> Any:
             next_ = {f"{name}{letter}": "1" for letter in "abcdefghij"}
@@ -170,7 +170,7 @@ def test_a_registry_without_end_is_cut(registry):
         registry.resolve("a")
 
 
-def test_programs_with_odd_names_are_left_out(registry):
+def test_programs_with_invalid_names_are_left_out(registry):
     registry.add("@s/a", bin="./cli.js")
     registry.add("b", bin={"ok": "x.js", "../../evil": "x.js", "y": 5, ".": "z"})
     a, b = resolve(("@s/a", "b"), MACHINE, registry.look_up)

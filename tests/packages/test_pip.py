@@ -53,9 +53,7 @@ async def said(engine: Engine, code: str, *packages: str, runtime: str = "python
 
 
 @pytest.mark.promise("P54")
-async def test_packages_and_what_they_need_are_there_read_only_and_without_a_network(
-    opened, folder
-):
+async def test_packages_and_dependencies_are_available_read_only_without_a_network(opened, folder):
     code = f"""
 import alpha, beta, os, socket, subprocess
 print(alpha.__file__, beta.VERSION, subprocess.getoutput("alpha-say"))
@@ -100,9 +98,7 @@ for attempt in (
 
 
 @pytest.mark.promise("P55")
-async def test_the_same_packages_are_fetched_once_by_whoever_asks_at_the_same_time(
-    opened, folder, data_dir
-):
+async def test_concurrent_requests_fetch_the_same_packages_once(opened, folder, data_dir):
     with serving(folder) as index:
         settings = {"index_url": f"{index.url}/simple"}
         async with opened(**settings) as one, opened(**settings) as other:
@@ -121,7 +117,7 @@ async def test_the_same_packages_are_fetched_once_by_whoever_asks_at_the_same_ti
 
 
 @pytest.mark.promise("P55")
-async def test_a_package_that_is_not_there_is_named_and_the_last_lines_are_shown(opened, folder):
+async def test_a_missing_package_is_named_with_the_last_lines_of_pip(opened, folder):
     with serving(folder) as index:
         url = index.url.replace("http://", "http://me:s3cret@") + "/simple"
         async with opened(index_url=url) as engine:
@@ -152,7 +148,7 @@ async def test_a_source_distribution_is_refused_and_none_of_it_runs(opened, tmp_
 
 
 @pytest.mark.promise("P54")
-async def test_a_wheel_of_an_attacker_stays_in_its_sandbox(opened, tmp_path, canary):
+async def test_a_hostile_wheel_stays_in_its_sandbox(opened, tmp_path, canary):
     """Its code is imported nowhere but inside, and inside it finds no network and no host."""
     mark = tmp_path / "ran"
     run = f"open({str(mark)!r}, 'w')"
@@ -187,7 +183,7 @@ async def test_a_wheel_that_leads_out_of_its_directory_is_refused(opened, tmp_pa
 
 
 @pytest.mark.promise("P55")
-async def test_a_wheel_that_grows_without_end_is_cut_and_leaves_nothing(opened, tmp_path):
+async def test_an_endless_wheel_is_cut_off_and_leaves_nothing(opened, tmp_path):
     """40 MiB of zeroes in a wheel of 40 KiB, where 16 MiB are allowed."""
     wheel(tmp_path / "w", "bomb", files={"zeroes": b"\0" * (40 << 20)})
     async with opened(find_links=tmp_path / "w", max_bytes=16 << 20) as engine:
@@ -197,7 +193,7 @@ async def test_a_wheel_that_grows_without_end_is_cut_and_leaves_nothing(opened, 
 
 
 @pytest.mark.promise("P55")
-async def test_whoever_goes_away_leaves_nothing_running_and_the_next_one_succeeds(
+async def test_a_cancelled_request_leaves_nothing_running_and_the_next_one_succeeds(
     opened, folder, data_dir
 ):
     with serving(folder) as index:
@@ -219,7 +215,7 @@ async def test_whoever_goes_away_leaves_nothing_running_and_the_next_one_succeed
             assert await said(engine, code, "beta>=1") == "2.0"
 
 
-async def test_what_takes_too_long_is_ended_and_said(opened, folder, data_dir):
+async def test_a_slow_installation_is_ended_and_reported(opened, folder, data_dir):
     with serving(folder) as index:
         index.stall = threading.Event()
         async with opened(index_url=f"{index.url}/simple", timeout_seconds=3) as engine:
@@ -229,7 +225,7 @@ async def test_what_takes_too_long_is_ended_and_said(opened, folder, data_dir):
         assert fetchers(data_dir) == []
 
 
-async def test_the_operator_can_turn_it_off_and_name_what_may_be_had(opened, folder):
+async def test_the_operator_can_disable_packages_or_list_the_allowed_ones(opened, folder):
     async with opened(find_links=folder, enabled=False) as engine:
         with pytest.raises(PolicyDenied, match="packages are not installed here"):
             await said(engine, "1", "beta")
@@ -238,14 +234,14 @@ async def test_the_operator_can_turn_it_off_and_name_what_may_be_had(opened, fol
             await said(engine, "1", "alpha")
 
 
-async def test_a_backend_that_can_show_nothing_of_ours_says_so(opened, folder):
+async def test_a_backend_without_host_mounts_refuses_packages(opened, folder):
     async with opened(find_links=folder, backend="memory") as engine:
         with pytest.raises(UnsupportedByBackend):
             await engine.create(CreateRequest(pip_packages=("beta",)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user cannot mount images")
-async def test_an_image_without_pip_gets_packages_and_one_without_python_says_so(
+async def test_an_image_without_pip_gets_packages_and_one_without_python_is_an_error(
     opened, folder, data_dir
 ):
     for name in ("debian", "busybox"):
@@ -261,7 +257,7 @@ async def test_an_image_without_pip_gets_packages_and_one_without_python_says_so
             await engine.create(CreateRequest(image="busybox", pip_packages=("alpha",)))
 
 
-async def test_wheels_are_chosen_for_the_images_python_and_not_for_ours(tmp_path):
+async def test_wheels_are_chosen_for_the_python_of_the_image(tmp_path):
     """pip itself asks the machine it runs on for markers; ours is told what the image is."""
     folder = tmp_path / "w"
     needs = ['old; python_version < "3.9"', 'new; python_version >= "3.9"',
@@ -305,7 +301,7 @@ async def test_wheels_are_chosen_for_the_images_python_and_not_for_ours(tmp_path
         {"markers": {f"m{number}": "" for number in range(41)}},
     ],
 )
-def test_what_a_lying_image_says_never_becomes_an_argument(said_):
+def test_output_of_a_hostile_image_never_becomes_an_argument(said_):
     sound = {"version": "3.11.1", "implementation": "cp", "abi": "cp311",
              "platforms": ["linux_x86_64"], "markers": {"python_version": "3.11"}}  # fmt: skip
     assert pip_packages._told(sound).version == "3.11.1"
@@ -313,7 +309,7 @@ def test_what_a_lying_image_says_never_becomes_an_argument(said_):
         pip_packages._told({**sound, **said_} if said_ and isinstance(said_, dict) else said_)
 
 
-def test_what_pip_sees_of_our_environment_is_counted():
+def test_pip_gets_only_the_listed_environment_variables():
     ours = {"SANDKASTEN_API_KEY": "k", "AWS_SECRET": "s", "PIP_TARGET": "/", "PIP_INDEX_URL": "u",
             "HOME": "/h", "PIP_CERT": "/c", "https_proxy": "p", "PATH": "/evil"}  # fmt: skip
     plain = pip_packages._environment(PackageRules(), ours, "/s")

@@ -14,14 +14,14 @@ CAPTURED = json.loads((Path(__file__).parent / "semver.json").read_text())
 
 
 @pytest.mark.parametrize("text", CAPTURED["ranges"])
-def test_a_range_holds_what_npm_says_it_holds(text):
+def test_a_version_range_matches_as_in_npm(text):
     found = Range.parse(text)
     versions = [parse_version(one) for one in CAPTURED["versions"]]
     held = None if found is None else [v.text for v in versions if v and found.holds(v)]
     assert held == CAPTURED["ranges"][text]
 
 
-def test_the_best_is_the_newest_that_holds():
+def test_the_newest_matching_version_is_chosen():
     versions = [v for one in CAPTURED["versions"] if (v := parse_version(one)) is not None]
     range_ = Range.parse("^1.2")
     assert range_ is not None
@@ -32,9 +32,9 @@ def test_the_best_is_the_newest_that_holds():
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.2", "1.2.3.4", "01.2.3", "1.2.x", "a", "1.2.3" * 99])
-def test_what_is_no_version_is_none(text):
+def test_an_invalid_version_is_none(text):
     assert parse_version(text) is None
 
 
-def test_a_range_of_megabytes_is_no_range():
+def test_a_version_range_of_megabytes_is_refused():
     assert Range.parse("1 || " * 100_000 + "1") is None

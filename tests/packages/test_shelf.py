@@ -40,7 +40,7 @@ async def put(shelf: Shelf, key: str, *, idle_s: float = 0) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_least_recently_used_goes_but_nothing_that_is_in_use_or_was_just_given(tmp_path):
+async def test_the_least_recently_used_set_is_removed_unless_it_is_in_use_or_new(tmp_path):
     shelf = Shelf(tmp_path / "p", max_bytes=4 * BLOCK)
     for number, key in enumerate(("old", "used", "older")):
         await put(shelf, key, idle_s=2 * GRACE_S + number)
@@ -55,7 +55,7 @@ async def test_the_least_recently_used_goes_but_nothing_that_is_in_use_or_was_ju
     assert shelf.has("old"), "asked for a moment ago"
 
 
-def test_what_came_out_of_a_sandbox_is_ours_and_readable_and_nothing_more(tmp_path):
+def test_files_from_a_sandbox_become_ours_and_readable_only(tmp_path):
     tree = tmp_path / "tree"
     (tree / "closed").mkdir(parents=True)
     secret = tmp_path / "secret"
@@ -84,7 +84,7 @@ def poll(look, wanted, within_s: float = PATIENCE_S):
     return seen
 
 
-def test_a_folder_counts_with_what_lies_in_it(tmp_path):
+def test_a_directory_is_measured_with_its_contents(tmp_path):
     rules = PackageRules(find_links=str(tmp_path))
     before = rules.pip_source
     assert PackageRules(find_links=str(tmp_path)).pip_source == before
@@ -115,7 +115,7 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(300)
-def test_a_process_that_is_killed_midway_leaves_nothing_half(data_dir: Path, tmp_path: Path):
+def test_a_killed_process_leaves_no_partial_set(data_dir: Path, tmp_path: Path):
     """What it left is swept by the next one, which gets the whole set."""
     wheel(tmp_path / "w", "gamma", "3.0")
     making = data_dir / "packages" / "making"
@@ -138,7 +138,7 @@ def test_a_process_that_is_killed_midway_leaves_nothing_half(data_dir: Path, tmp
 
 
 @pytest.mark.anyio
-async def test_whoever_is_cancelled_waits_for_its_thread_which_may_be_told_to_hurry():
+async def test_a_cancelled_caller_waits_for_its_thread_and_can_hurry_it():
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:

@@ -25,7 +25,7 @@ NODE = PackageSet("n", HostMount("/y", "/node_modules"), path="/node_modules/.bi
     ["pandas", "PyYAML", "ruamel.yaml", "a", "requests[socks,security]", "numpy==1.26.4",
      "numpy>=1.20,<2", "numpy ~= 1.20", "x===1.0+local", "x==1.*", "x!=1!2.0rc1"],
 )  # fmt: skip
-def test_a_package_of_python_is_a_name_and_versions(spec):
+def test_a_python_package_is_a_name_and_versions(spec):
     assert checked_packages(pip=[spec]).pip == (spec.replace(" ", ""),)
 
 
@@ -38,7 +38,7 @@ def test_a_package_of_python_is_a_name_and_versions(spec):
      "x; python_version<'3'", "x==1 --hash=sha256:0", "x\n--pre", "x==1\0", "x[../y]", "x y",
      "a" * 201, "x==", "==1", "x==-1", "ñ", 5, None, ["x"]],
 )  # fmt: skip
-def test_what_would_make_pip_do_something_else_is_refused(spec):
+def test_a_package_that_is_a_pip_option_or_address_is_refused(spec):
     with pytest.raises(InvalidRequest) as refused:
         checked_packages(pip=[spec])
     assert refused.value.details == {"field": "pip_packages"}
@@ -52,7 +52,7 @@ def test_what_would_make_pip_do_something_else_is_refused(spec):
      ("lodash@4.17.21", "lodash", "4.17.21"), ("@s/p@^1.2", "@s/p", "^1.2"),
      ("x@>=1 <2 || 3.x", "x", ">=1<2 || 3.x"), ("x@next", "x", "next")],
 )  # fmt: skip
-def test_a_package_of_npm_is_a_name_and_a_range(spec, name, range_):
+def test_an_npm_package_is_a_name_and_a_range(spec, name, range_):
     (checked,) = checked_packages(npm=[spec]).npm
     assert (package_name("npm", checked), npm_range(checked)) == (name, range_)
 
@@ -63,30 +63,30 @@ def test_a_package_of_npm_is_a_name_and_a_range(spec, name, range_):
      "@s/", "@s/../x", "x@git+ssh://h/x", "x@https://h/x.tgz", "x@file:../y", "npm:x@1",
      "x@npm:y@1", "github:a/b", "x@1\n2", "x y", 5],
 )  # fmt: skip
-def test_what_would_make_npm_do_something_else_is_refused(spec):
+def test_a_package_that_is_an_npm_option_or_address_is_refused(spec):
     with pytest.raises(InvalidRequest) as refused:
         checked_packages(npm=[spec])
     assert refused.value.details == {"field": "npm_packages"}
 
 
 @pytest.mark.parametrize("value", ["pandas", {"pandas": "1"}, 7, None])
-def test_a_wish_is_a_list(value):
+def test_a_package_request_is_a_list(value):
     with pytest.raises(InvalidRequest) as refused:
         checked_packages(pip=value)
     assert refused.value.message == "pip_packages is a list of names"
 
 
-def test_more_than_a_hundred_are_refused():
+def test_more_than_a_hundred_packages_are_refused():
     with pytest.raises(InvalidRequest):
         checked_packages(pip=[f"x{number}" for number in range(101)])
 
 
-def test_equal_wishes_are_equal_however_they_are_written():
+def test_package_requests_are_compared_in_normal_form():
     assert checked_packages(pip=["b", "a == 1", "b"]) == checked_packages(pip=("a==1", "b"))
     assert not checked_packages()
 
 
-def test_only_what_the_operator_allows_is_provided():
+def test_only_packages_the_operator_allows_are_provided():
     wish = checked_packages(pip=["Foo_Bar[x]>=1"], npm=["@s/p@1"])
     check_allowed(wish, None)
     check_allowed(wish, ["foo-bar", "npm:@s/p"])
@@ -96,7 +96,7 @@ def test_only_what_the_operator_allows_is_provided():
         assert "is not on the allow-list" in refused.value.message
 
 
-def test_the_interpreters_look_there_and_the_programs_are_found_first():
+def test_interpreters_and_path_find_the_packages():
     assert environment([PYTHON, NODE], "/usr/bin", {}) == {
         "PP": "/opt/python",
         "NP": "/node_modules",
@@ -105,14 +105,14 @@ def test_the_interpreters_look_there_and_the_programs_are_found_first():
     assert environment([], "/usr/bin", {"PATH": "/mine"}) == {}
 
 
-def test_a_callers_own_directories_stay_and_come_first():
+def test_the_callers_own_search_directories_come_first():
     assert environment([PYTHON], "/usr/bin", {"PP": "/a:/b", "PATH": "/mine:/bin"}) == {
         "PP": "/a:/b:/opt/python",
         "PATH": "/mine:/bin:/opt/python/bin",
     }
 
 
-def test_what_a_program_says_is_kept_without_the_whole_of_a_login():
+def test_installer_output_is_kept_without_credentials():
     said = (
         b"Looking in https://user:p@ss@index.example/simple\nsee https://index.example/@scope/x\n"
     )

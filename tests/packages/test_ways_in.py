@@ -32,7 +32,7 @@ def embedded(monkeypatch, folder, data_dir) -> Path:
     return data_dir
 
 
-def test_the_sdk_runs_code_with_packages_and_makes_sandboxes_that_have_them(embedded):
+def test_the_sdk_runs_code_and_creates_sandboxes_with_packages(embedded):
     result = sandkasten.run(CODE, pip_packages=["delta"], data_dir=embedded)
     assert (result.ok, result.stdout) == (True, "4.0\n")
     with sandkasten.Sandbox(pip_packages=["delta"], data_dir=embedded) as box:
@@ -46,7 +46,7 @@ def test_the_sdk_runs_code_with_packages_and_makes_sandboxes_that_have_them(embe
         sandkasten.run(CODE, pip_packages="delta", data_dir=embedded)
 
 
-def test_the_command_line_takes_them_too(embedded, capsys):
+def test_the_command_line_accepts_packages(embedded, capsys):
     where = ["--data-dir", str(embedded)]
     with pytest.raises(SystemExit) as ended:
         main([*where, "run", "--json", "--pip", "delta", "-c", CODE])
@@ -55,7 +55,7 @@ def test_the_command_line_takes_them_too(embedded, capsys):
 
 
 @pytest.mark.anyio
-async def test_http_takes_them_in_both_bodies_and_answers_a_failure_in_the_one_body(opened, folder):
+async def test_http_accepts_packages_in_both_bodies_and_reports_failures(opened, folder):
     async with opened(find_links=folder) as engine, serving(engine) as daemon:
         body = {"code": CODE, "pip_packages": ["delta"]}
         assert (await daemon.ask("POST", "/v1/run", body)).json["stdout"] == "4.0\n"

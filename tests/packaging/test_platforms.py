@@ -39,7 +39,7 @@ def _play(platform: str, code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_every_public_name_is_there(platform):
+def test_every_public_name_is_importable(platform):
     done = _play(platform, "print([n for n in sandkasten.__all__ if not getattr(sandkasten, n)])")
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
@@ -53,7 +53,7 @@ def test_every_public_name_is_there(platform):
         "asyncio.run(sandkasten.AsyncSandbox().begin())",
     ],
 )
-def test_the_embedded_engine_says_why_not_in_one_sentence(platform, attempt):
+def test_the_embedded_engine_gives_its_reason_in_one_sentence(platform, attempt):
     done = _play(
         platform,
         f"try:\n    {attempt}\nexcept sandkasten.BackendUnavailable as exc:\n    print(exc)\n",
@@ -64,7 +64,7 @@ def test_the_embedded_engine_says_why_not_in_one_sentence(platform, attempt):
     assert platform in done.stdout
 
 
-def test_the_play_really_takes_modules_away():
+def test_the_simulated_platform_lacks_its_modules():
     done = _play("win32", "import fcntl")
     assert done.returncode != 0
     assert "ModuleNotFoundError" in done.stderr

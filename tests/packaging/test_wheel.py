@@ -47,7 +47,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert [name for name in names if "__pycache__" in name] == []
 
 
-def test_the_client_alone_requires_a_way_to_speak_http(wheel):
+def test_the_client_requires_only_an_http_library(wheel):
     with zipfile.ZipFile(wheel) as archive:
         metadata = Parser().parsestr(archive.read("sandkasten-0.1.0.dist-info/METADATA").decode())
     required = metadata.get_all("Requires-Dist", [])
@@ -55,12 +55,12 @@ def test_the_client_alone_requires_a_way_to_speak_http(wheel):
     assert metadata["Requires-Python"] == ">=3.11"
 
 
-def test_installed_elsewhere_it_runs_code_in_a_sandbox(with_server):
+def test_an_installed_wheel_runs_code_in_a_sandbox(with_server):
     done = with_server.run("sandkasten", "run", "-c", "print(6*7)")
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
-def test_installed_elsewhere_the_readmes_first_sandbox_works(with_server):
+def test_an_installed_wheel_runs_the_first_example_of_the_readme(with_server):
     done = with_server.run(
         "python",
         "-c",
@@ -72,7 +72,7 @@ def test_installed_elsewhere_the_readmes_first_sandbox_works(with_server):
     assert (done.returncode, done.stdout) == (0, "1\n/tmp\n"), done.stderr
 
 
-def test_without_the_server_extra_the_command_says_what_to_install(client_alone):
+def test_without_the_server_extra_the_command_names_the_extra_to_install(client_alone):
     done = client_alone.run("sandkasten", "run", "-c", "print(6*7)")
     assert done.returncode != 0
     assert "sandkasten[server]" in done.stderr
@@ -140,7 +140,7 @@ def test_the_tag_follows_the_binaries_and_not_the_machine_that_packs(tmp_path):
         ),
     ],
 )
-def test_a_half_built_runner_makes_no_wheel(tmp_path, machines, complaint):
+def test_an_incomplete_runner_build_creates_no_wheel(tmp_path, machines, complaint):
     source = _copy_without_binaries(tmp_path)
     for name, machine in machines.items():
         _fake_binary(source / "src" / "sandkasten" / "_bin" / name, machine)
