@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tests.grounds import Ground
 
 MARKERS = (
-    "needs_kernel(reason): the memory backend has no kernel to do this with",
     "needs_python(reason): the image must have Python",
     "needs_program(*names): the image must have these",
     "only_on(*traits, reason): asked of grounds with one of these traits",
@@ -63,8 +62,6 @@ def why_not(item: pytest.Item, ground: Ground) -> str | None:
     """Why this test has nothing to ask of that ground; None when it has."""
     for marker in item.iter_markers():
         match marker.name:
-            case "needs_kernel" if ground.backend == "memory":
-                return str(marker.args[0])
             case "needs_python" if not ground.has("python3"):
                 return str(marker.args[0])
             case "needs_program":

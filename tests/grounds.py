@@ -77,7 +77,7 @@ class Ground:
 
 
 GROUNDS = {
-    "memory": Ground("memory"),
+    "unisolated": Ground("unisolated"),
     "local": Ground("local"),
     "local/debian": Ground("local", "debian"),
     "local/busybox": Ground("local", "busybox"),
@@ -110,10 +110,10 @@ ARCHIVES = "SANDKASTEN_TEST_ARCHIVES"
 
 
 def open_backend(ground: Ground, data_dir: Path) -> Backend:
-    if ground.backend == "memory":
-        from sandkasten.backends.memory import MemoryBackend
+    if ground.backend == "unisolated":
+        from tests.unisolated.backend import UnisolatedBackend
 
-        return MemoryBackend()
+        return UnisolatedBackend()
     if ground.backend == "local":
         from sandkasten.backends.local import LocalBackend
 

@@ -1,12 +1,11 @@
 """One contract, any backend: which backends a run is about, and a fresh place for each test.
 
 `--backend NAME` (repeatable) chooses them (see `tests.grounds`: `local/debian` is the local backend
-on a Debian image); without it the suite runs on `memory` and `local`. A NAME of the form
-`package.module:factory` opens a backend of somebody else: the factory is
-called with a scratch directory and answers an object of `ports.Backend`. A backend that cannot
-be used here fails every test with the reason its `probe` gives; nothing is skipped. Tests that
-need a real kernel are deselected on `memory`, and the run says which and why. Where making a place
-takes long, `box` and `cell` come from a pool (see `tests.grounds.Cells`).
+on a Debian image); without it the suite runs on `unisolated` and `local`. A NAME of the form
+`package.module:factory` opens another backend: the factory is called with a scratch directory and
+returns an object of `ports.Backend`. A backend that cannot be used here fails every test with the
+reason its `probe` gives; nothing is skipped. Where creating a sandbox takes long, `box` and `cell`
+come from a pool (see `tests.grounds.Cells`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.limits import Limits
     from sandkasten.ports import Backend, Cell
 
-DEFAULT_BACKENDS = ("memory", "local")
+DEFAULT_BACKENDS = ("unisolated", "local")
 
 AGAIN = "test_as_ordinary_user.py"
 _lent = pytest.StashKey[tuple[Pool, "SandboxId"]]()

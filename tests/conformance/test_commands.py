@@ -284,7 +284,6 @@ async def test_a_dropped_connection_does_not_stop_the_command(box: Box):
     await again.aclose()
 
 
-@pytest.mark.needs_kernel("a terminal is the kernel's")
 async def test_a_pty_command_has_a_terminal_of_the_size_asked_for(box: Box):
     ran = await box.run(
         ["sh", "-c", "test -t 0 && test -t 1 && stty size"], pty={"rows": 40, "cols": 132}
@@ -292,7 +291,6 @@ async def test_a_pty_command_has_a_terminal_of_the_size_asked_for(box: Box):
     assert (ran.source(0), ran.stdout, ran.exit_code) == (b"40 132\r\n", b"", 0)
 
 
-@pytest.mark.needs_kernel("a terminal is the kernel's")
 async def test_a_terminal_can_be_resized_while_it_runs(box: Box):
     exec_id = await box.begin(
         ["sh", "-c", "echo up; read x; stty size"],

@@ -174,7 +174,6 @@ async def test_a_command_killed_from_inside_is_signaled(box: Box):
     assert ran.reply.oom_suspect
 
 
-@pytest.mark.needs_kernel("sessions and double forks are the kernel's")
 async def test_a_deadline_kills_processes_that_left_the_process_group(box: Box):
     daemon = "trap '' TERM HUP; sleep 1013"
     ran = await box.run(["sh", "-c", f'setsid sh -c "{daemon}" & sleep 1014'], **SOON)
@@ -182,13 +181,11 @@ async def test_a_deadline_kills_processes_that_left_the_process_group(box: Box):
     await gone(box, "sleep", "1013")
 
 
-@pytest.mark.needs_kernel("stopped processes are the kernel's")
 async def test_a_stopped_command_dies_at_its_deadline(box: Box):
     ran = await box.run(["sh", "-c", "kill -STOP $$; echo never"], **SOON)
     assert (ran.reply.timed_out, ran.stdout) == (True, b"")
 
 
-@pytest.mark.needs_kernel("the memory backend has no runner process to hit")
 async def test_killing_everything_from_inside_does_not_kill_the_runner(box: Box):
     await box.run("kill -9 -1")
     assert (await box.run(["echo", "alive"])).stdout == b"alive\n"

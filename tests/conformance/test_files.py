@@ -449,7 +449,6 @@ async def test_writes_outside_the_allowed_directories_are_refused(box: Box):
     assert (await box.list("out")).entries == ()
 
 
-@pytest.mark.needs_kernel("files with holes are the kernel's")
 async def test_a_sparse_terabyte_can_be_described_and_read_in_part(box: Box):
     await box.run("printf end | dd of=huge bs=1 seek=1000000000000 2>/dev/null")
     entry = await box.stat("huge")
@@ -459,7 +458,6 @@ async def test_a_sparse_terabyte_can_be_described_and_read_in_part(box: Box):
             await box.read("huge", max=1_000_000)
 
 
-@pytest.mark.needs_kernel("only a kernel lets a file grow while it is read")
 async def test_a_file_that_grows_is_read_to_the_size_first_seen(box: Box):
     await box.write("grows", bytes(2_000_000))
     async with box.channel.stream("fs.read", {"path": "grows"}, window=1) as call:

@@ -247,7 +247,6 @@ async def test_a_thousand_commands_keep_their_state(box: Box):
         assert ran.stdout == before + b"\n/\n"
 
 
-@pytest.mark.needs_kernel("functions and aliases that shadow builtins need a real shell")
 @pytest.mark.parametrize(
     "name", ["eval", "printf", "echo", "read", "unset", "exec", "trap", "builtin"]
 )
@@ -258,7 +257,6 @@ async def test_a_function_that_shadows_a_builtin_changes_no_result(box: Box, nam
     assert (await box.run("(exit 42)")).exit_code == 42
 
 
-@pytest.mark.needs_kernel("set -e and set -u need a real shell")
 @pytest.mark.parametrize("text", ["set -e; false", "set -u; : $nope"])
 async def test_a_shell_that_ends_through_its_own_options_is_replaced(box: Box, text: str):
     ran = await box.run(text)
