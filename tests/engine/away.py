@@ -1,4 +1,4 @@
-"""A backend that is in the hands of an engine, behind the port, around the one in memory.
+"""A backend that is in the hands of an engine, behind the port, around the unisolated one.
 
 The engine can be there, away (every verb says so), hang (no verb returns) or have forgotten
 everything. Connections go through it: they are cut when it leaves, and the sandboxes live on.
@@ -10,13 +10,13 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.store.memory import MemoryJournal, MemoryStore
 from tests.engine.injections import Events, TestClock
+from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class FarBackend:
     name = "docker"
 
     def __init__(self) -> None:
-        self.real = MemoryBackend()
+        self.real = UnisolatedBackend()
         self.mode: Mode = "there"
         self.asked: Counter[str] = Counter()
         self.asking = 0
@@ -111,7 +111,7 @@ class FarCell:
         await self.real.destroy()
 
 
-class Nearby(MemoryBackend):
+class Nearby(UnisolatedBackend):
     """The machine's own."""
 
     name = "local"

@@ -1,4 +1,4 @@
-"""Engines on the memory backend, closed and checked for leftovers afterwards."""
+"""Engines on the unisolated backend, closed and checked for leftovers afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend that several processes share: a cell is a file in a folder, its runner in memory.
+"""A backend that several processes share: a cell is a file in a folder, its runner unisolated.
 
 Another process sees the cell and can remove it; only the one that made it can talk to it.
 Run as a program it plays one such process: `python -m tests.engine.folder_backend ACT ROOT`.
@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import SandboxLost
@@ -21,6 +20,7 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
+from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,10 +37,10 @@ class FolderCell:
         self._id = the_id
 
     async def dial(self) -> ByteStream:
-        return await (await self._backend.memory.attach(self._id)).dial()
+        return await (await self._backend.unisolated.attach(self._id)).dial()
 
     async def usage(self) -> Usage:
-        return await (await self._backend.memory.attach(self._id)).usage()
+        return await (await self._backend.unisolated.attach(self._id)).usage()
 
     async def destroy(self) -> None:
         await self._backend.discard(self._id)
@@ -53,10 +53,10 @@ class FolderBackend:
         self._root = root / "cells"
         self._root.mkdir(parents=True, exist_ok=True)
         self._die = die
-        self.memory = MemoryBackend()
+        self.unisolated = UnisolatedBackend()
 
     async def probe(self) -> Readiness:
-        return await self.memory.probe()
+        return await self.unisolated.probe()
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> FolderCell:
         if self._die == "before":
@@ -64,7 +64,7 @@ class FolderBackend:
         (self._root / sandbox_id).write_text("")
         if self._die == "after":
             os._exit(9)
-        await self.memory.create(sandbox_id, spec)
+        await self.unisolated.create(sandbox_id, spec)
         await asyncio.sleep(0.02)
         return FolderCell(self, sandbox_id)
 
@@ -80,7 +80,7 @@ class FolderBackend:
         if self._die == "destroy":
             os._exit(9)
         (self._root / sandbox_id).unlink(missing_ok=True)
-        await self.memory.discard(sandbox_id)
+        await self.unisolated.discard(sandbox_id)
 
 
 def folder_engine(root: Path, die: str = "") -> Engine:

@@ -1,19 +1,19 @@
-"""A backend that fails on purpose, behind the port, around the one in memory.
+"""A backend that fails on purpose, behind the port, around the unisolated one.
 
 Each hook is awaited before the real call; it may raise, hang or wait. What reaches the
-memory backend is real, so what is left behind afterwards can be counted there.
+unisolated backend is real, so what is left behind afterwards can be counted there.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.store.memory import MemoryStore
+from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -71,10 +71,10 @@ class InjectedCell:
 
 
 class InjectedBackend:
-    name = "memory"
+    name = "unisolated"
 
     def __init__(self) -> None:
-        self.real = MemoryBackend()
+        self.real = UnisolatedBackend()
         self.gate = Gate()
         self.cells: dict[str, InjectedCell] = {}
         self.created = 0
@@ -159,8 +159,8 @@ class World:
     def another(self) -> Engine:
         """A second engine on the same ledger and backend, as another process would have."""
         return Engine(
-            backends={"memory": self.backend},
-            default_backend="memory",
+            backends={"unisolated": self.backend},
+            default_backend="unisolated",
             store=self.store,
             images=self._images,
             policy=self.policy,

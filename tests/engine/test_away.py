@@ -268,8 +268,7 @@ async def test_a_hanging_engine_is_asked_once_at_a_time_and_keeps_nobody_waiting
     await world.far.turn("hanging")
     await engine.recover()
     world.far.most = 0
-    machine = world.near._machines[near]
-    await machine.die()
+    await (await world.near.attach(near)).crash()
 
     async def buried() -> bool:
         return await world.store.get(near) is None

@@ -74,7 +74,14 @@ async def test_shells_of_other_names_remember_apart(engine, box):
 
 
 async def test_streams_are_apart_and_together_in_order(engine, box):
-    result = await engine.exec(box, ExecRequest("echo a; echo b >&2; echo c"))
+    # Two pipes have no order between them, so each line waits until the one before it was read.
+    wait = "until test -e {0}; do sleep 0.01; done"
+    script = f"echo a; {wait.format('b')}; echo b >&2; {wait.format('c')}; echo c"
+    async for item in engine.exec_stream(box, ExecRequest(script)):
+        if isinstance(item, ExecResult):
+            result = item
+        elif item.data != b"c\n":
+            await engine.files.write(box, {b"a\n": "b", b"b\n": "c"}[item.data], b"")
     assert (result.stdout, result.stderr, result.output) == (b"a\nc\n", b"b\n", b"a\nb\nc\n")
     assert (result.stdout_bytes, result.stderr_bytes, result.truncated) == (4, 2, False)
 
@@ -243,8 +250,12 @@ async def test_stdin_of_a_started_command_is_fed_in_pieces(engine, box):
 
 async def test_output_is_read_on_from_a_sequence_number(engine, box):
     result = await engine.exec(box, ExecRequest("echo a; echo b >&2; echo c"))
+    every, _ = await collect(engine.exec_output(box, result.exec_id))
     chunks, _ = await collect(engine.exec_output(box, result.exec_id, since_seq=1))
-    assert [(c.seq, c.data, c.gap_bytes) for c in chunks] == [(2, b"b\n", 0), (3, b"c\n", 0)]
+    assert [(c.seq, c.gap_bytes) for c in every] == [(n + 1, 0) for n in range(len(every))]
+    assert sorted(b"".join(c.data for c in every).splitlines()) == [b"a", b"b", b"c"]
+    assert chunks == every[1:]
+    assert chunks
 
 
 @pytest.mark.promise("P14")

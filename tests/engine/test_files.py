@@ -262,11 +262,19 @@ async def test_changes_are_watched(engine, box):
 
 
 async def test_a_port_that_answers_is_reached_and_a_closed_one_refused(world, box):
-    async def echo(stream) -> None:
-        while data := await stream.receive(65_536):
-            await stream.send(data.upper())
-
-    world.backend.cells[box].real.listen(8000, echo)
+    server = """
+import socket
+with socket.create_server(("127.0.0.1", 8000)) as listener:
+    print("ready", flush=True)
+    connection, _ = listener.accept()
+    with connection:
+        while data := connection.recv(65_536):
+            connection.sendall(data.upper())
+"""
+    running = await world.engine.exec_start(box, ExecRequest(("python3", "-c", server)))
+    output = world.engine.exec_output(box, running.exec_id, follow=True)
+    assert (await anext(output)).data == b"ready\n"
+    await output.aclose()
     async with world.engine.connect(box, 8000) as stream:
         await stream.send(b"hello")
         async for data in stream:

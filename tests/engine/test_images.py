@@ -1,6 +1,6 @@
 """Images and the sandboxes that use them: what is in use stays, and races end one way or the other.
 
-The memory backend shows no image, but the ledger, the store and the rules are the real ones.
+The backend shows the host in place of any image; the ledger, the store and the rules are real.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import Busy, Conflict, InvalidImage, UnsupportedByBackend
@@ -24,6 +23,7 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryStore
 from tests.imagekit import docker_members, layer, sketch, write_tar
+from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +39,8 @@ class World:
         self.library = Images(self.layers)
         self.ledger = MemoryStore()
         self.engine = Engine(
-            backends={"memory": MemoryBackend()},
-            default_backend="memory",
+            backends={"unisolated": UnisolatedBackend()},
+            default_backend="unisolated",
             store=self.ledger,
             images=self.library,
             library=self.library,
@@ -187,8 +187,8 @@ async def test_the_environment_of_an_image_lies_below_the_callers(world):
 
 async def test_an_engine_without_a_library_says_so():
     engine = Engine(
-        backends={"memory": MemoryBackend()},
-        default_backend="memory",
+        backends={"unisolated": UnisolatedBackend()},
+        default_backend="unisolated",
         store=MemoryStore(),
         images=HostImages(),
         policy=Policy(),

@@ -1,6 +1,6 @@
 """Images on a backend that keeps its own: the store first, then the backend, never the host.
 
-The memory backend with a few images behind its name; the store, the ledger and the rules are real.
+The unisolated backend with a few images of its own; the store, the ledger and the rules are real.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
@@ -32,6 +31,7 @@ from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import KeepsImages
 from sandkasten.store.memory import MemoryStore
 from tests.imagekit import docker_members, sketch, write_tar
+from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-class Keeper(MemoryBackend):
-    """The memory backend with images of its own; remembers what it was asked for and showed."""
+class Keeper(UnisolatedBackend):
+    """The unisolated backend with images of its own; remembers what it was asked for and showed."""
 
     name = "docker"
 
@@ -78,7 +78,7 @@ class World:
         self.keeper = Keeper(*images)
         self.ledger = MemoryStore()
         self.engine = Engine(
-            backends={"docker": self.keeper, "memory": MemoryBackend()},
+            backends={"docker": self.keeper, "unisolated": UnisolatedBackend()},
             default_backend="docker",
             store=self.ledger,
             images=self.library,
@@ -158,7 +158,7 @@ async def test_the_host_stands_in_for_nothing_here_and_elsewhere_as_ever(opened)
     world = opened()
     with pytest.raises(InvalidImage):
         await world.shown("bash")
-    elsewhere = await world.engine.create(CreateRequest(image="bash", backend="memory"))
+    elsewhere = await world.engine.create(CreateRequest(image="bash", backend="unisolated"))
     assert elsewhere.image == "host"
     assert elsewhere.warnings
 
@@ -276,6 +276,6 @@ async def test_a_backend_that_comes_later_keeps_images_only_if_it_is_said_to(tmp
     assert found is not None
     assert found.name == "alpine:latest"
     assert len(opened) == 1
-    wrong = LaterImages("memory", tmp_path / "memory", MemoryBackend)
+    wrong = LaterImages("unisolated", tmp_path / "unisolated", UnisolatedBackend)
     with pytest.raises(InternalError):
         await wrong.find_image(["alpine"])

@@ -30,7 +30,7 @@ async def test_code_runs_and_everything_is_gone(world):
     result = await sh(world, "echo out; echo err >&2; pwd")
     assert (result.ok, result.exit_code, result.error) == (True, 0, None)
     assert (result.stdout, result.stderr) == (b"out\n/workspace\n", b"err\n")
-    assert (result.runtime, result.image, result.backend) == ("sh", "host", "memory")
+    assert (result.runtime, result.image, result.backend) == ("sh", "host", "unisolated")
     assert result.limits["timeout_seconds"] == 120
     assert result.limits["max_stdout_bytes"] == 200_000
     assert result.limits["max_artifact_bytes"] == 10_000_000
@@ -132,7 +132,7 @@ async def test_artifacts_of_failed_code_are_still_given(world):
 
 async def test_a_missing_interpreter_is_named_with_a_remedy(world):
     with pytest.raises(CommandNotFound) as refused:
-        await world.engine.run(RunRequest("1", runtime="node"))
+        await world.engine.run(RunRequest("1", runtime="node", env={"PATH": "/nowhere"}))
     assert "node" in refused.value.message
     assert "nodejs" in refused.value.hint
     assert await world.left() == ([], [])

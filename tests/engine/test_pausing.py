@@ -1,7 +1,7 @@
 """Pausing as the ledger sees it: what a paused row means to everybody, and who may change it.
 
-The memory backend cannot pause; a row that says so stands for what another process did. The real
-thing is in tests/local/test_pausing.py.
+The unisolated backend cannot pause; a row that says so stands for what another process did. Real
+pauses are in tests/local/test_pausing.py.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
-from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +47,7 @@ async def test_what_was_asked_for_is_what_is_described(engine):
         "running",
         True,
         "host",
-        "memory",
+        "unisolated",
     )
     assert (info.cwd, info.workdir, info.acquire_source) == ("/workspace", "/workspace", "cold")
     assert info.limits.memory_bytes == 64 * 2**20
@@ -420,8 +419,7 @@ async def test_one_that_is_being_made_is_busy_and_not_lost(world):
 
 async def test_the_runner_is_told_when_to_end(world, monkeypatch):
     info = await world.engine.create(CreateRequest(ttl_s=1, lifetime_s=1))
-    machine = world.backend.cells[info.id].real._machine
-    await asyncio.wait_for(machine.ended.wait(), PATIENCE_S)
+    await world.backend.cells[info.id].real.ended()
     assert (await world.engine.get(info.id)).status == "lost"
 
 
@@ -430,4 +428,4 @@ async def test_events_tell_what_happened(world, box):
     assert world.events.names() == ["sandbox.created", "sandbox.destroyed"]
     fields = world.events.seen[0][1]
     assert 0 < fields.pop("seconds") < 10
-    assert fields == {"sandbox": box, "backend": "memory", "image": "host", "source": "cold"}
+    assert fields == {"sandbox": box, "backend": "unisolated", "image": "host", "source": "cold"}

@@ -1,4 +1,4 @@
-"""Which backend a request gets. Every tier here is a real backend: the one in memory, renamed."""
+"""Which backend a request gets. Every tier here is the unisolated backend, renamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
@@ -17,14 +16,15 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryStore
+from tests.unisolated.backend import UnisolatedBackend
 
 pytestmark = pytest.mark.anyio
 
 BROKEN = Readiness(ready=False, reason="runsc is too old", remedy="install a newer runsc")
 
 
-class Named(MemoryBackend):
-    """The memory backend under another name, ready or not."""
+class Named(UnisolatedBackend):
+    """The unisolated backend under another name, ready or not."""
 
     def __init__(self, name: str, broken: Readiness | None = None) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ async def test_each_isolation_is_a_backend(opened):
 async def test_strongest_is_the_strongest_that_is_ready_and_the_answer_says_which(opened):
     engine = opened(Named("oci"), Named("local"), Named("gvisor", BROKEN))
     assert await backend_of(engine, isolation="strongest") == "oci"
-    assert await backend_of(opened(Named("memory")), isolation="strongest") == "memory"
+    assert await backend_of(opened(Named("unisolated")), isolation="strongest") == "unisolated"
 
 
 @pytest.mark.promise("P05")
@@ -150,7 +150,7 @@ async def test_strongest_does_not_fall_below_the_minimum(opened):
 
 
 async def test_a_backend_nobody_examined_isolates_nothing(opened):
-    engine = opened(Named("memory"), policy=Policy(isolation_minimum="standard"))
+    engine = opened(Named("unisolated"), policy=Policy(isolation_minimum="standard"))
     with pytest.raises(PolicyDenied):
         await engine.create(CreateRequest())
 

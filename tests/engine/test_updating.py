@@ -15,7 +15,6 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateRequest
-from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -38,8 +37,7 @@ async def test_the_runner_holds_the_new_lease(kept):
     engine = kept.engine
     info = await engine.create(CreateRequest())
     await engine.update(info.id, UpdateRequest(ttl_s=1))
-    machine = kept.backend.cells[info.id].real._machine
-    await asyncio.wait_for(machine.ended.wait(), PATIENCE_S)
+    await kept.backend.cells[info.id].real.ended()
     with pytest.raises(SessionExpired) as gone:
         await engine.exec(info.id, ExecRequest("true"))
     assert gone.value.details["status"] == "expired"

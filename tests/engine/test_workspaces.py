@@ -196,8 +196,11 @@ async def test_workspaces_are_made_listed_measured_copied_and_deleted(world):
     box = await world.engine.create(NAMED)
     await world.engine.exec(box.id, ExecRequest("echo 12345 > file"))
     assert (await workspaces.list())[0].used_by == (box.id,)
+    # A directory counts too, with a size that the file system chooses.
+    before = (await workspaces.get("w")).used_bytes
+    await world.engine.exec(box.id, ExecRequest("echo 12345 >> file"))
     told = await workspaces.get("w")
-    assert (told.used_bytes, told.used_by, told.problem) == (6, (box.id,), None)
+    assert (told.used_bytes, told.used_by, told.problem) == (before + 6, (box.id,), None)
     for attempt in (
         workspaces.delete("w"),
         workspaces.copy("w", "x"),
@@ -206,12 +209,12 @@ async def test_workspaces_are_made_listed_measured_copied_and_deleted(world):
         with pytest.raises(Conflict, match=f"while sandbox {box.id} has it"):
             await attempt
     await world.engine.destroy(box.id)
-    assert (await workspaces.copy("w", "x")).used_bytes == 6
+    assert (await workspaces.copy("w", "x")).used_bytes == before + 6
     assert (await workspaces.resize("x", 32)).size_bytes == 32 * MIB
     assert [one.name for one in await workspaces.list()] == ["w", "x"]
     await workspaces.delete("w")
     copy = await world.engine.create(CreateRequest(workspace_id="x"))
-    assert (await world.engine.exec(copy.id, ExecRequest("cat file"))).stdout == b"12345\n"
+    assert (await world.engine.exec(copy.id, ExecRequest("cat file"))).stdout == b"12345\n12345\n"
     assert {"workspace.created", "workspace.copied", "workspace.resized", "workspace.deleted"} <= {
         *world.events.names()
     }
@@ -431,20 +434,27 @@ def shown(tmp_path):
 
 
 async def test_a_request_gets_the_mounts_it_names(shown, tmp_path):
-    seen = []
-    create = shown.backend.real.create
-
-    async def look(sandbox_id, spec):
-        seen.append(spec.mounts)
-        return await create(sandbox_id, replace(spec, mounts=()))
-
-    shown.backend.real.create = look
+    (tmp_path / "models" / "weights").write_text("of the host\n")
+    look = ExecRequest("cat /models/weights")
     info = await shown.engine.create(CreateRequest(mounts=("models",)))
-    assert [(one.source, one.target) for one in seen[0]] == [(str(tmp_path / "models"), "/models")]
+    assert (await shown.engine.exec(info.id, look)).stdout == b"of the host\n"
     assert info.mounts == (Mounted("models", "/models"),)
     assert (await shown.another().get(info.id)).mounts == info.mounts
     plain = await shown.engine.create(CreateRequest())
-    assert (seen[1], plain.mounts) == ((), ())
+    assert ((await shown.engine.exec(plain.id, look)).exit_code, plain.mounts) == (1, ())
+    await shown.engine.aclose()
+
+
+async def test_a_backend_that_cannot_show_mounts_leaves_nothing(shown):
+    async def refuse() -> None:
+        raise UnsupportedByBackend("this backend cannot show files of the host")
+
+    shown.backend.gate.before_create = refuse
+    with pytest.raises(UnsupportedByBackend):
+        await shown.engine.create(CreateRequest(mounts=("models",)))
+    with pytest.raises(UnsupportedByBackend):
+        await shown.engine.run(RunRequest("true", runtime="sh", mounts=("models",)))
+    assert await shown.left() == ([], [])
     await shown.engine.aclose()
 
 
@@ -457,8 +467,6 @@ async def test_a_request_gets_the_mounts_it_names(shown, tmp_path):
         ("models", InvalidRequest),
         ((7,), InvalidRequest),
         (("gone",), BackendUnavailable),
-        # The fake cannot show files of the host, and says so.
-        (("models",), UnsupportedByBackend),
     ],
 )
 async def test_a_mount_that_cannot_be_had_is_refused(shown, mounts, error):

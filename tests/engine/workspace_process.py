@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Folder(FolderBackend):
-    """Its cells are fakes in memory, which cannot show a volume of the disk."""
+    """Its cells cannot mount an image; that the volume is there is enough here."""
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> FolderCell:
         if spec.workspace is None or not os.access(spec.workspace.path, os.R_OK):
