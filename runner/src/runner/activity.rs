@@ -1,0 +1,156 @@
+//! Signs of work inside the sandbox, for the lease: what runs, who is connected, how much was computed.
+//!
+//! All of it is what /proc says now. A process at rest counts as long as it lives, unless it is one of ours
+//! or a persistent shell that waits for its next command.
+
+use crate::processes::{self, Process};
+use crate::server::Server;
+use crate::shell::Phase;
+use crate::sys;
+use std::collections::{HashMap, HashSet};
+
+/// A table of connections longer than this says enough in its beginning.
+const MAX_TABLE: usize = 1 << 20;
+const ESTABLISHED: &str = "01";
+
+#[derive(Debug, Clone, Copy)]
+pub struct Cpu {
+    pub ticks: u64,
+    pub tick_ns: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct Signs {
+    /// A request is open, or a command runs or stands in a queue.
+    pub asked: bool,
+    /// Living processes of the user that are no idle shells.
+    pub children: usize,
+    /// Ends of established TCP connections.
+    pub connections: usize,
+    /// Used so far by everything below us; `None` when nobody looked.
+    pub cpu: Option<Cpu>,
+}
+
+pub fn look(server: &Server) -> Signs {
+    let asked = server.active() > 0 || server.connections.values().any(|c| !c.streams.is_empty());
+    if asked {
+        // Enough to know.
+        return Signs {
+            asked,
+            ..Signs::default()
+        };
+    }
+    let mut at_rest: HashSet<i32> = server.supervisors.keys().copied().collect();
+    let shells = server.shells.values();
+    at_rest.extend(shells.filter(|s| s.phase == Phase::Idle).map(|s| s.pid));
+    let me = std::process::id() as i32;
+    let (children, ticks) = below(me, &processes::all().unwrap_or_default(), &at_rest);
+    let tables: [&[u8]; 2] = [b"/proc/self/net/tcp", b"/proc/self/net/tcp6"];
+    let connections = tables
+        .iter()
+        .filter_map(|path| sys::read_file(path, MAX_TABLE).ok())
+        .map(|table| established(&table))
+        .sum();
+    // SAFETY: sysconf only reads constants.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
+    Signs {
+        asked,
+        children,
+        connections,
+        cpu: Some(Cpu {
+            ticks,
+            tick_ns: 1_000_000_000 / per_second,
+        }),
+    }
+}
+
+/// How many below `root` live and are not at rest, and the processor time of all of them with their dead.
+fn below(root: i32, found: &[Process], at_rest: &HashSet<i32>) -> (usize, u64) {
+    let parents: HashMap<i32, i32> = found.iter().map(|p| (p.pid, p.ppid)).collect();
+    let descends = |pid: i32| {
+        let mut at = pid;
+        // A chain longer than there are processes is a race of pids.
+        for _ in 0..found.len() {
+            match parents.get(&at) {
+                Some(&parent) if parent == root => return true,
+                Some(&parent) => at = parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    let (mut count, mut ticks) = (0, 0);
+    for process in found {
+        if process.pid == root {
+            // What we compute ourselves is no work of the sandbox.
+            ticks += process.child_ticks;
+        } else if descends(process.pid) {
+            ticks += process.cpu_ticks + process.child_ticks;
+            count += usize::from(process.alive() && !at_rest.contains(&process.pid));
+        }
+    }
+    (count, ticks)
+}
+
+fn established(table: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(table);
+    let states = text
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_ascii_whitespace().nth(3));
+    states.filter(|state| *state == ESTABLISHED).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, ppid: i32, state: u8, ticks: u64) -> Process {
+        Process {
+            pid,
+            ppid,
+            group: 0,
+            state,
+            threads: 1,
+            cpu_ticks: ticks,
+            child_ticks: 1000 * ticks,
+            start: 0,
+            rss_pages: 0,
+            name: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn only_the_living_below_us_count_and_resting_ones_do_not() {
+        let found = [
+            process(1, 0, b'S', 7),
+            process(5, 1, b'S', 1),
+            process(6, 5, b'S', 2),
+            process(7, 6, b'S', 3),
+            process(8, 1, b'Z', 4),
+            process(9, 0, b'R', 50),
+        ];
+        let rest = |pids: &[i32]| pids.iter().copied().collect::<HashSet<i32>>();
+        assert_eq!(below(1, &found, &rest(&[5, 6])), (1, 10 + 17_000));
+        assert_eq!(below(1, &found, &rest(&[5, 6, 7])).0, 0);
+        assert_eq!(below(2, &found, &rest(&[])), (0, 0));
+    }
+
+    #[test]
+    fn a_circle_of_parents_ends() {
+        let found = [process(5, 6, b'S', 1), process(6, 5, b'S', 1)];
+        assert_eq!(below(1, &found, &HashSet::new()), (0, 0));
+    }
+
+    #[test]
+    fn listening_is_no_connection() {
+        // Linux 6.18, /proc/net/tcp; cut after the state's neighbours.
+        let table = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when\n\
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000\n\
+   1: 0100007F:1F90 0100007F:A2C4 01 00000000:00000000 00:00000000\n\
+   2: 0100007F:A2C4 0100007F:1F90 01 00000000:00000000 00:00000000\n\
+   3: 0100007F:A2C6 0100007F:1F90 06 00000000:00000000 03:00001770\n";
+        assert_eq!(established(table), 2);
+        assert_eq!(established(b""), 0);
+    }
+}

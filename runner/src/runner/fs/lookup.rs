@@ -1,0 +1,115 @@
+//! How paths are looked up: by openat2 where the kernel and the seccomp profile allow it, by a walk
+//! over components otherwise. Both follow ordinary symlinks and refuse magic ones with `ELOOP`.
+
+use super::sys::{self, as_fd};
+use crate::fs::names;
+use std::collections::VecDeque;
+use std::io;
+use std::os::raw::c_int;
+use std::os::unix::io::{BorrowedFd, OwnedFd};
+
+const MOST_LINKS: usize = 40;
+
+#[cfg(test)]
+thread_local! {
+    /// Makes this thread believe that openat2 is forbidden.
+    pub static WITHOUT_OPENAT2: std::cell::Cell<bool> = std::cell::Cell::new(false);
+    /// Makes this thread believe that /proc is not mounted.
+    pub static WITHOUT_PROC: std::cell::Cell<bool> = std::cell::Cell::new(false);
+}
+
+/// An `O_PATH` descriptor of what `path` leads to from `start`. `extra` may be `O_DIRECTORY`.
+pub fn follow(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> io::Result<OwnedFd> {
+    #[cfg(test)]
+    if WITHOUT_OPENAT2.with(|flag| flag.get()) {
+        return walk(start, path, extra);
+    }
+    let flags = libc::O_PATH | extra;
+    match sys::open_at2(start, path, flags, sys::RESOLVE_NO_MAGICLINKS) {
+        // EPERM: a seccomp profile that does not know the call; opening with O_PATH never says it.
+        Err(error) if matches!(sys::errno(&error), libc::ENOSYS | libc::EPERM) => {
+            walk(start, path, extra)
+        }
+        answer => answer,
+    }
+}
+
+fn walk(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> io::Result<OwnedFd> {
+    let root = || sys::open_path(b"/", libc::O_PATH | libc::O_DIRECTORY);
+    let parts = |text: &[u8]| -> VecDeque<Vec<u8>> {
+        names::components(text).map(<[u8]>::to_vec).collect()
+    };
+    let mut here = if path.first() == Some(&b'/') {
+        root()?
+    } else {
+        sys::duplicate(start)?
+    };
+    let mut todo = parts(path);
+    let mut directory = extra & libc::O_DIRECTORY != 0 || path.ends_with(b"/");
+    let mut links = 0;
+    while let Some(name) = todo.pop_front() {
+        let next = sys::open_at(as_fd(&here), &name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+        if !sys::is_symlink(&sys::stat_fd(as_fd(&next))?) {
+            here = next;
+            continue;
+        }
+        links += 1;
+        if links > MOST_LINKS || is_magic(as_fd(&here), as_fd(&next), &name)? {
+            return Err(sys::os_error(libc::ELOOP));
+        }
+        let target = sys::read_link(as_fd(&next), b"")?;
+        if target.is_empty() {
+            return Err(sys::os_error(libc::ENOENT));
+        }
+        if target.first() == Some(&b'/') {
+            here = root()?;
+        }
+        directory |= todo.is_empty() && target.ends_with(b"/");
+        for part in parts(&target).into_iter().rev() {
+            todo.push_front(part);
+        }
+    }
+    if directory && !sys::is_dir(&sys::stat_fd(as_fd(&here))?) {
+        return Err(sys::os_error(libc::ENOTDIR));
+    }
+    Ok(here)
+}
+
+/// A symlink of procfs that is more than its text. The plain ones all lie in its root.
+fn is_magic(dir: BorrowedFd<'_>, link: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
+    const PROC_ROOT_INO: libc::ino_t = 1;
+    if !sys::on_proc(link)? {
+        return Ok(false);
+    }
+    let plain: [&[u8]; 4] = [b"self", b"thread-self", b"mounts", b"net"];
+    Ok(!(plain.contains(&name) && sys::stat_fd(dir)?.st_ino == PROC_ROOT_INO))
+}
+
+/// Opens the directory that `names` lead to from `base`, following no symlink at all.
+pub fn beneath<'a>(
+    base: BorrowedFd<'_>,
+    names: impl Iterator<Item = &'a [u8]>,
+) -> io::Result<OwnedFd> {
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let mut here = sys::duplicate(base)?;
+    for name in names {
+        here = sys::open_at(as_fd(&here), name, flags, 0)?;
+    }
+    Ok(here)
+}
+
+/// The path the kernel knows for `fd`. Fails where procfs is not mounted on /proc, where the path
+/// is longer than PATH_MAX, and where `fd` lies outside this root.
+pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    #[cfg(test)]
+    if WITHOUT_PROC.with(|flag| flag.get()) {
+        return Err(sys::os_error(libc::ENOENT));
+    }
+    let fds = sys::proc_fds()?;
+    let path = sys::read_link(as_fd(&fds), &sys::fd_name(fd))?;
+    if path.first() == Some(&b'/') {
+        Ok(path)
+    } else {
+        Err(sys::os_error(libc::ENOENT))
+    }
+}

@@ -1,0 +1,155 @@
+//! `fs.read`: a range of a regular file, straight into DATA frames, as fast as credit allows.
+//!
+//! The size is taken once; a file that grows is read to that size, one that shrinks ends early and
+//! the RESULT says how many bytes came. What is not a regular file is `not_regular` before it is
+//! opened, and so are files of pseudo file systems, whose size says nothing and whose reads may
+//! wait for ever.
+
+use super::request::Request;
+use super::resolve::failed;
+use super::sys::{self, as_fd};
+use super::{entry, names};
+use crate::wire::handler::{Failure, Handler, Out, Step};
+use serde_json::{json, Value};
+use std::os::unix::io::OwnedFd;
+
+/// One whole frame: the other side receives the body of a large one in place.
+const BUFFER_BYTES: usize = 1024 * 1024;
+/// A step sends at most so much before other streams have their turn.
+const STEP_BYTES: usize = 1024 * 1024;
+
+/// proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs, configfs, bpf, selinux, pstore, devpts
+const PSEUDO: [u64; 12] = [
+    0x9fa0,
+    0x6265_6572,
+    0x0027_e0eb,
+    0x6367_7270,
+    0x6462_6720,
+    0x7472_6163,
+    0x7363_6673,
+    0x6265_6570,
+    0xcafe_4a11,
+    0xf97c_ff8c,
+    0x6165_676c,
+    0x1cd1,
+];
+
+pub struct Read {
+    file: OwnedFd,
+    path: Vec<u8>,
+    told: Option<Value>,
+    size: u64,
+    offset: u64,
+    left: u64,
+    sent: u64,
+    buffer: Vec<u8>,
+}
+
+pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
+    let mut resolver = request.reading()?;
+    resolver.magic = "not_regular";
+    let path = request.path("path")?;
+    let offset = request.count("offset")?.unwrap_or(0);
+    let limit = request.count("limit")?;
+    let max = request.count("max")?;
+    let mut object = resolver.object(&path)?;
+    let regular = sys::is_file(&object.stat)
+        && !PSEUDO.contains(
+            &sys::file_system(as_fd(&object.fd))
+                .map_err(|error| failed(error, "stat", &object.path))?,
+        );
+    if !regular {
+        return Err(not_regular(&object.path));
+    }
+    let file = resolver.reopen(&object, &path)?;
+    object.stat =
+        sys::stat_fd(as_fd(&file)).map_err(|error| failed(error, "stat", &object.path))?;
+    if !sys::is_file(&object.stat) {
+        return Err(not_regular(&object.path));
+    }
+    let size = object.stat.st_size as u64;
+    let rest = size.saturating_sub(offset);
+    if let (None, Some(max)) = (limit, max) {
+        if rest > max {
+            return Err(Failure::new(
+                "too_large",
+                format!(
+                    "{}: {} bytes, more than {}",
+                    names::show(&object.path),
+                    rest,
+                    max
+                ),
+            ));
+        }
+    }
+    let left = rest.min(limit.unwrap_or(rest));
+    Ok(Box::new(Read {
+        file,
+        told: Some(entry::of_object(&object)?),
+        path: object.path,
+        size,
+        offset,
+        left,
+        sent: 0,
+        buffer: Vec::new(),
+    }))
+}
+
+fn not_regular(path: &[u8]) -> Failure {
+    Failure::new(
+        "not_regular",
+        format!("{} is not a regular file", names::show(path)),
+    )
+}
+
+impl Read {
+    fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
+        if let Some(entry) = self.told.take() {
+            out.event(json!({ "event": "open", "entry": entry }));
+        }
+        let mut budget = STEP_BYTES;
+        while self.left > 0 {
+            let room = out.credit().min(budget).min(BUFFER_BYTES);
+            if room == 0 {
+                return Ok(if budget == 0 { Step::Again } else { Step::Idle });
+            }
+            let wanted = self.left.min(room as u64) as usize;
+            if self.buffer.len() < wanted {
+                // Grown to what is needed: most files are small, and so is their buffer.
+                self.buffer.resize(wanted, 0);
+            }
+            let buffer = &mut self.buffer[..wanted];
+            let count = sys::read_at(as_fd(&self.file), buffer, self.offset)
+                .map_err(|error| failed(error, "read", &self.path))?;
+            if count == 0 {
+                break;
+            }
+            out.data(&self.buffer[..count]);
+            self.offset += count as u64;
+            self.left -= count as u64;
+            self.sent += count as u64;
+            budget -= count;
+        }
+        out.result(json!({ "size": self.size, "bytes": self.sent }));
+        Ok(Step::Done)
+    }
+}
+
+impl Handler for Read {
+    fn step(&mut self, out: &mut dyn Out) -> Step {
+        self.run(out).unwrap_or_else(|failure| {
+            out.error(failure);
+            Step::Done
+        })
+    }
+
+    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
+        super::discard(bytes, out)
+    }
+
+    fn end(&mut self, _out: &mut dyn Out) -> Step {
+        Step::Again
+    }
+
+    fn cancel(&mut self) {}
+}

@@ -1,0 +1,93 @@
+//! `fs.remove`: one entry, or a tree of any depth, in small steps and without recursion.
+//!
+//! Symlinks are removed and never followed. A directory that its owner has closed to himself is
+//! opened by chmod first. What cannot be removed ends the verb with the reason; what was removed
+//! before stays removed.
+
+use super::remover::Remover;
+use super::request::Request;
+use super::resolve::{failed, Place};
+use super::sys;
+use crate::fs::names;
+use crate::wire::handler::{Failure, Handler, Out, Step};
+use serde_json::json;
+use std::io;
+
+pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
+    let resolver = request.writing()?;
+    let path = request.path("path")?;
+    let recursive = request.flag("recursive", false)?;
+    let missing_ok = request.flag("missing_ok", false)?;
+    let place = match resolver.place(&path) {
+        Err(failure) if missing_ok && failure.code == "not_found" => {
+            return super::answer(json!({ "removed": 0 }));
+        }
+        answer => answer?,
+    };
+    let shown = place.path();
+    let stat = match place
+        .stat()
+        .map_err(|error| failed(error, "remove", &shown))?
+    {
+        Some(stat) => stat,
+        None if missing_ok => return super::answer(json!({ "removed": 0 })),
+        None => {
+            return Err(Failure::from_errno(
+                libc::ENOENT,
+                format!("remove {}", names::show(&shown)),
+            ))
+        }
+    };
+    if !sys::is_dir(&stat) {
+        if place.slash {
+            return Err(Failure::from_errno(
+                libc::ENOTDIR,
+                format!("remove {}", names::show(&shown)),
+            ));
+        }
+        return remove_one(&shown, sys::unlink(place.dir(), &place.name));
+    }
+    resolver.policy.check_tree(&shown)?;
+    if !recursive {
+        return remove_one(&shown, sys::remove_dir(place.dir(), &place.name));
+    }
+    let Place { dir, name, .. } = place;
+    Ok(Box::new(Remove {
+        remover: Remover::new(dir, name),
+    }))
+}
+
+fn remove_one(shown: &[u8], answer: io::Result<()>) -> Result<Box<dyn Handler>, Failure> {
+    answer.map_err(|error| failed(error, "remove", shown))?;
+    super::answer(json!({ "removed": 1 }))
+}
+
+struct Remove {
+    remover: Remover,
+}
+
+impl Handler for Remove {
+    fn step(&mut self, out: &mut dyn Out) -> Step {
+        match self.remover.step() {
+            Ok(false) => Step::Again,
+            Ok(true) => {
+                out.result(json!({ "removed": self.remover.removed }));
+                Step::Done
+            }
+            Err(failure) => {
+                out.error(failure);
+                Step::Done
+            }
+        }
+    }
+
+    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
+        super::discard(bytes, out)
+    }
+
+    fn end(&mut self, _out: &mut dyn Out) -> Step {
+        Step::Again
+    }
+
+    fn cancel(&mut self) {}
+}

@@ -1,0 +1,282 @@
+//! The verbs driven through `open` and a recording `Out`, on real files.
+
+mod hostile_tar;
+mod innocent_tar;
+mod large;
+mod races;
+mod reading;
+mod tar_fuzz;
+mod tar_round_trip;
+mod tars;
+mod watching;
+mod writing;
+
+use super::{open, Context};
+use crate::wire::bytes;
+use crate::wire::handler::{Failure, Handler, Out, Step};
+use serde_json::{json, Value};
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Everything a handler said. `credit` is what it may still send.
+pub struct Recorder {
+    pub credit: usize,
+    pub data: Vec<u8>,
+    pub keep_data: bool,
+    pub sent: u64,
+    pub events: Vec<Value>,
+    pub granted: u64,
+    pub outcome: Option<Result<Value, Failure>>,
+}
+
+impl Recorder {
+    pub fn new() -> Recorder {
+        Recorder {
+            credit: usize::MAX,
+            data: Vec::new(),
+            keep_data: true,
+            sent: 0,
+            events: Vec::new(),
+            granted: 0,
+            outcome: None,
+        }
+    }
+}
+
+impl Out for Recorder {
+    fn credit(&self) -> usize {
+        self.credit
+    }
+
+    fn data(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.credit, "more DATA than credit");
+        assert!(
+            !bytes.is_empty() && bytes.len() <= 1 << 20,
+            "a frame of {}",
+            bytes.len()
+        );
+        if self.credit != usize::MAX {
+            self.credit -= bytes.len();
+        }
+        self.sent += bytes.len() as u64;
+        if self.keep_data {
+            self.data.extend_from_slice(bytes);
+        }
+    }
+
+    fn event(&mut self, body: Value) {
+        self.events.push(body);
+    }
+
+    fn grant(&mut self, n: u32) {
+        self.granted += u64::from(n);
+    }
+
+    fn result(&mut self, body: Value) {
+        assert!(self.outcome.is_none(), "a second answer");
+        assert!(body.to_string().len() <= 1 << 20, "a RESULT over its limit");
+        self.outcome = Some(Ok(body));
+    }
+
+    fn error(&mut self, failure: Failure) {
+        assert!(self.outcome.is_none(), "a second answer");
+        self.outcome = Some(Err(failure));
+    }
+}
+
+/// A directory of its own that is gone afterwards, whatever is in it.
+pub struct Place {
+    pub root: PathBuf,
+    ctx: Context,
+}
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+impl Place {
+    pub fn new() -> Place {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Place::at(&std::env::temp_dir(), count)
+    }
+
+    pub fn at(parent: &Path, count: usize) -> Place {
+        let name = format!("sandkasten-fs-{}-{}", std::process::id(), count);
+        let root = fs::canonicalize(parent).unwrap().join(name);
+        fs::create_dir(&root).unwrap();
+        Place {
+            ctx: Context {
+                workspace: root.as_os_str().as_bytes().to_vec(),
+                home: b"/".to_vec(),
+            },
+            root,
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    pub fn put(&self, name: &str, content: &[u8]) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    pub fn get(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
+    }
+
+    pub fn open(&self, verb: &str, request: &Value) -> Result<Box<dyn Handler>, Failure> {
+        open(verb, request, &self.ctx)
+    }
+
+    /// Runs a verb to its end with `data` as the client's DATA, in pieces of `piece`.
+    pub fn run_with(&self, verb: &str, request: &Value, data: &[u8], piece: usize) -> Recorder {
+        let mut out = Recorder::new();
+        match self.open(verb, request) {
+            Ok(mut handler) => drive(handler.as_mut(), data, piece, &mut out),
+            Err(failure) => out.error(failure),
+        }
+        out
+    }
+
+    pub fn run(&self, verb: &str, request: Value) -> Recorder {
+        self.run_with(verb, &request, b"", 1)
+    }
+
+    pub fn ok(&self, verb: &str, request: Value) -> Value {
+        match self.run(verb, request).outcome.unwrap() {
+            Ok(value) => value,
+            Err(failure) => panic!("{}: {:?}", verb, failure),
+        }
+    }
+
+    pub fn code(&self, verb: &str, request: Value) -> &'static str {
+        match self.run(verb, request.clone()).outcome.unwrap() {
+            Ok(value) => panic!("{} {} answered {}", verb, request, value),
+            Err(failure) => failure.code,
+        }
+    }
+
+    pub fn write(&self, path: &str, content: &[u8]) -> Value {
+        let out = self.run_with("fs.write", &json!({ "path": path }), content, 1 << 16);
+        out.outcome.unwrap().unwrap()
+    }
+
+    pub fn write_code(&self, request: Value, content: &[u8]) -> &'static str {
+        let out = self.run_with("fs.write", &request, content, 1 << 16);
+        out.outcome.unwrap().unwrap_err().code
+    }
+
+    pub fn read(&self, path: &str) -> Vec<u8> {
+        let out = self.run("fs.read", json!({ "path": path }));
+        out.outcome.unwrap().unwrap();
+        out.data
+    }
+
+    /// The names in a directory, sorted.
+    pub fn names(&self, name: &str) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(self.path(name))
+            .unwrap()
+            .map(|entry| {
+                String::from_utf8_lossy(&entry.unwrap().file_name().into_vec()).into_owned()
+            })
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let path = bytes::to_json(self.root.as_os_str().as_bytes());
+        let out = self.run("fs.remove", json!({ "path": path, "recursive": true }));
+        if !std::thread::panicking() {
+            out.outcome.unwrap().unwrap();
+        }
+    }
+}
+
+/// Steps until the verb is over; sends no more DATA than was granted beyond the first MiB.
+pub fn drive(handler: &mut dyn Handler, data: &[u8], piece: usize, out: &mut Recorder) {
+    let mut step = handler.step(out);
+    let (mut rest, mut sent, mut ended) = (data, 0u64, false);
+    for _ in 0..50_000_000u64 {
+        match step {
+            Step::Done => {
+                assert!(out.outcome.is_some(), "done without an answer");
+                return;
+            }
+            Step::Again => step = handler.step(out),
+            Step::Idle => {
+                let window = (1u64 << 20) + out.granted - sent;
+                let count = rest.len().min(piece).min(window as usize);
+                if count > 0 {
+                    sent += count as u64;
+                    step = handler.data(&rest[..count], out);
+                    rest = &rest[count..];
+                } else if rest.is_empty() && !ended {
+                    ended = true;
+                    step = handler.end(out);
+                } else {
+                    panic!("waits for ever: {} of {} bytes sent", sent, data.len());
+                }
+            }
+        }
+    }
+    panic!("never ends");
+}
+
+/// Steps until it is idle or done.
+pub fn settle(handler: &mut dyn Handler, out: &mut Recorder) -> Step {
+    loop {
+        match handler.step(out) {
+            Step::Again => {}
+            step => return step,
+        }
+    }
+}
+
+pub fn make_fifo(path: &Path) {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+}
+
+/// Runs `work` in a thread that touches files as an ordinary user, as the runner does.
+pub fn as_user<T: Send + 'static>(place: Place, work: fn(&Place) -> T) -> T {
+    let run = move || {
+        let user: libc::c_long = 65534;
+        let path = CString::new(place.root.as_os_str().as_bytes()).unwrap();
+        unsafe {
+            // A thread of its own has its own fsuid; the raw call does not tell the other threads.
+            libc::chown(path.as_ptr(), user as u32, user as u32);
+            libc::syscall(libc::SYS_setfsgid, user);
+            libc::syscall(libc::SYS_setfsuid, user);
+        }
+        let answer = work(&place);
+        unsafe { libc::syscall(libc::SYS_setfsuid, 0 as libc::c_long) };
+        answer
+    };
+    match std::thread::spawn(run).join() {
+        Ok(answer) => answer,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// As many as this, or as the environment says: the full counts take minutes.
+pub fn count_of(variable: &str, default: usize) -> usize {
+    std::env::var(variable)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
+}
+
+pub fn open_descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}

@@ -1,0 +1,356 @@
+//! The first process of a sandbox: it serves commands, shells and files to a client over one byte stream.
+//!
+//! This file reads the command line and settles the process (descriptors, signals, limits, identity);
+//! `serve` is the loop. A mistake on the command line ends it with status 2 and a line on stderr.
+
+// Newer versions of libc define c_int through a path that is younger than our oldest compiler.
+// The oldest clippy we lint with does not know that lint.
+#![allow(unknown_lints)]
+#![allow(clippy::incompatible_msrv)]
+
+mod activity;
+mod exec;
+mod fs;
+mod identity;
+mod lease;
+mod poll;
+mod port;
+mod posture;
+mod processes;
+mod relay;
+mod server;
+mod shell;
+mod stats;
+mod supervisor;
+mod sys;
+mod timers;
+mod wire;
+
+use identity::{Identity, Ids};
+use server::{Config, Listen, Server};
+use shell::files;
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use supervisor::program;
+use wire::{handler, protocol};
+
+const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
+[--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--guard PATH]... \
+[--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]
+       sandkasten-runner --relay PATH | --posture | --describe | --version";
+
+#[derive(Default)]
+struct Options {
+    listen_fd: Option<RawFd>,
+    listen: Option<Vec<u8>>,
+    stdio: bool,
+    ready_fd: Option<RawFd>,
+    run_as: Option<Ids>,
+    user: Option<Ids>,
+    user_capabilities: u64,
+    /// Directories that are given to the user.
+    own: Vec<Vec<u8>>,
+    /// What nobody but root may put something else in the place of.
+    guard: Vec<Vec<u8>>,
+    state_dir: Option<Vec<u8>>,
+    workspace: Option<Vec<u8>>,
+    home: Option<Vec<u8>>,
+    shell: Option<Vec<u8>>,
+}
+
+fn main() {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if arguments == ["--describe"] {
+        println!("{}", protocol::describe());
+        return;
+    }
+    if arguments == ["--rest"] {
+        // Something to look at from outside, whatever programs the image has or lacks.
+        std::thread::sleep(std::time::Duration::from_secs(20));
+        return;
+    }
+    if arguments == ["--version"] {
+        println!("{}", env!("CARGO_PKG_VERSION"));
+        return;
+    }
+    if arguments == ["--posture"] {
+        let found = posture::describe()
+            .unwrap_or_else(|error| fail(1, &format!("cannot look at this process: {error}")));
+        if sys::write_all(1, format!("{found}\n").as_bytes()).is_err() {
+            std::process::exit(1);
+        }
+        return;
+    }
+    if let [mode, path] = arguments.as_slice() {
+        if mode == "--relay" {
+            return relay(path.as_bytes());
+        }
+    }
+    let options = match parse(arguments) {
+        Ok(options) => options,
+        Err(message) => fail(2, &format!("{message}\nusage: {USAGE}")),
+    };
+    match run(options) {
+        Ok(code) => std::process::exit(code),
+        Err((what, errno)) => fail(1, &handler::Failure::from_errno(errno, what).message),
+    }
+}
+
+/// Beside the code of the user, whom it must give nothing to hold on to.
+fn relay(path: &[u8]) {
+    hide();
+    sys::close_from(3);
+    if let Err(errno) = relay::run(path) {
+        let what = format!("cannot reach {}", String::from_utf8_lossy(path));
+        fail(1, &handler::Failure::from_errno(errno, what).message);
+    }
+}
+
+fn fail(code: i32, message: &str) -> ! {
+    let _nobody_listens = sys::write_all(2, format!("sandkasten-runner: {message}\n").as_bytes());
+    std::process::exit(code)
+}
+
+fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
+    let mut options = Options::default();
+    let mut words = arguments.into_iter();
+    while let Some(word) = words.next() {
+        let name = word.to_string_lossy().into_owned();
+        if name == "--stdio" {
+            options.stdio = true;
+            continue;
+        }
+        let value = words
+            .next()
+            .ok_or_else(|| format!("{name} needs a value"))?
+            .into_vec();
+        let text = String::from_utf8_lossy(&value).into_owned();
+        let number = |text: &str| {
+            text.parse()
+                .map_err(|_| format!("{name}: {text} is no number"))
+        };
+        match name.as_str() {
+            "--listen-fd" => options.listen_fd = Some(number(&text)?),
+            "--ready-fd" => options.ready_fd = Some(number(&text)?),
+            "--listen" => options.listen = Some(value),
+            "--state-dir" => options.state_dir = Some(value),
+            "--workspace" => options.workspace = Some(value),
+            "--own" => options.own.push(value),
+            "--guard" => options.guard.push(value),
+            "--home" => options.home = Some(value),
+            "--shell" => options.shell = Some(value),
+            "--run-as" => options.run_as = Some(parse_ids(&name, &text)?),
+            "--user" => options.user = Some(parse_ids(&name, &text)?),
+            "--user-capabilities" => {
+                options.user_capabilities = u64::from_str_radix(&text, 16)
+                    .map_err(|_| format!("{name}: {text} is no hexadecimal number"))?;
+            }
+            _ => return Err(format!("unknown option {name}")),
+        }
+    }
+    let ways = usize::from(options.listen_fd.is_some())
+        + usize::from(options.listen.is_some())
+        + usize::from(options.stdio);
+    if options.user_capabilities != 0 && options.user.is_none() {
+        return Err("--user-capabilities needs --user".to_owned());
+    }
+    if !options.own.is_empty() && options.user.is_none() {
+        return Err("--own needs --user".to_owned());
+    }
+    if ways != 1 {
+        return Err("give exactly one of --listen-fd, --listen and --stdio".to_owned());
+    }
+    Ok(options)
+}
+
+fn parse_ids(name: &str, text: &str) -> Result<Ids, String> {
+    let ids = text.split_once(':').and_then(|(uid, gid)| {
+        Some(Ids {
+            uid: uid.parse().ok()?,
+            gid: gid.parse().ok()?,
+        })
+    });
+    ids.ok_or_else(|| format!("{name} must be UID:GID"))
+}
+
+/// What was attempted, and why it failed.
+type Stopped = (Cow<'static, str>, sys::Errno);
+
+fn stopped(what: &'static str) -> impl Fn(sys::Errno) -> Stopped {
+    move |errno| (Cow::Borrowed(what), errno)
+}
+
+fn run(options: Options) -> Result<i32, Stopped> {
+    let (listen, ready) = take_descriptors(&options)?;
+    settle()?;
+    let signals = block_signals().map_err(stopped("cannot take signals"))?;
+    if let Some(user) = options.user {
+        for path in &options.own {
+            sys::own_dir(path, user.uid, user.gid).map_err(|errno| {
+                let path = String::from_utf8_lossy(path);
+                (format!("cannot give {path} to the user").into(), errno)
+            })?;
+        }
+    }
+    // After directories were given away: one of them may be where an image's link leads.
+    for path in &options.guard {
+        if let Err((place, errno)) = sys::only_roots(path) {
+            let place = String::from_utf8_lossy(&place).into_owned();
+            return Err((format!("not for root alone: {place}").into(), errno));
+        }
+    }
+    if let Some(ids) = options.run_as {
+        identity::step_down(ids, options.user_capabilities)
+            .map_err(stopped("cannot take the runner's id"))?;
+    }
+    let identity = Identity::current(options.user, options.user_capabilities);
+    let state_dir = make_state_dir(options.state_dir, &identity)?;
+    identity
+        .settle()
+        .map_err(stopped("cannot settle the identity"))?;
+    let env: program::Env = std::env::vars_os()
+        .map(|(name, value)| (name.into_vec(), value.into_vec()))
+        // Where we were started, not where a command runs.
+        .filter(|(name, _)| name != b"PWD" && name != b"OLDPWD")
+        .collect();
+    let home = options
+        .home
+        .or_else(|| program::env_get(&env, b"HOME").map(<[u8]>::to_vec))
+        .unwrap_or_else(|| b"/".to_vec());
+    let found = || files::find_shell(program::env_get(&env, b"PATH"));
+    let shell = options.shell.or_else(found);
+    let config = Config {
+        identity,
+        state_dir,
+        workspace: options.workspace.unwrap_or_else(|| b"/".to_vec()),
+        home,
+        shell,
+        env,
+    };
+    let mut server = Server::new(config, signals).map_err(stopped("cannot poll"))?;
+    server.listen(listen).map_err(stopped("cannot listen"))?;
+    if !options.stdio {
+        // Until now somebody may have read why we cannot start.
+        silence(2).map_err(stopped("no /dev/null"))?;
+    }
+    if let Some(ready) = ready {
+        let _nobody_waits = sys::write_all(ready.as_raw_fd(), b"1");
+    }
+    let code = server.run();
+    server.part();
+    server.tidy();
+    Ok(code)
+}
+
+fn silence(fd: RawFd) -> Result<(), sys::Errno> {
+    let null = sys::open(b"/dev/null", libc::O_RDWR, 0)?;
+    // SAFETY: replaces a standard descriptor by /dev/null.
+    sys::check(unsafe { libc::dup2(null.as_raw_fd(), fd) }).map(|_| ())
+}
+
+/// Keeps what we were given, closes every other descriptor, and puts /dev/null on stdin and stdout.
+fn take_descriptors(options: &Options) -> Result<(Listen, Option<OwnedFd>), Stopped> {
+    let failed = stopped("cannot take the descriptors");
+    // First well above everything that could be in the way, then down to where we want them.
+    let keep = |fd: RawFd| sys::duplicate(fd, 100);
+    let ready = match options.ready_fd {
+        Some(fd) => Some(keep(fd).map_err(stopped("--ready-fd is not open"))?),
+        None => None,
+    };
+    let listen = match (options.listen_fd, &options.listen) {
+        (Some(fd), _) => Listen::Inherited(keep(fd).map_err(stopped("--listen-fd is not open"))?),
+        (None, Some(path)) => Listen::Path(path.clone()),
+        (None, None) => Listen::Stdio(keep(0).map_err(&failed)?, keep(1).map_err(&failed)?),
+    };
+    let mut kept: Vec<RawFd> = ready.iter().map(|fd| fd.as_raw_fd()).collect();
+    match &listen {
+        Listen::Inherited(fd) => kept.push(fd.as_raw_fd()),
+        Listen::Stdio(input, output) => kept.extend([input.as_raw_fd(), output.as_raw_fd()]),
+        Listen::Path(_) => {}
+    }
+    kept.sort_unstable();
+    let mut next: RawFd = 3;
+    for fd in kept {
+        sys::close_between(next, fd - 1);
+        next = fd + 1;
+    }
+    sys::close_from(next);
+    // Stderr stays while we may fail to start, and with --stdio for messages of the last resort.
+    for fd in [0, 1] {
+        silence(fd).map_err(stopped("no /dev/null"))?;
+    }
+    Ok((listen, ready))
+}
+
+/// What has our id, or can look at us, gets nothing of us, not even a core.
+fn hide() {
+    let none = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: attributes of this process alone.
+    unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+    }
+}
+
+fn settle() -> Result<(), Stopped> {
+    hide();
+    // SAFETY: attributes of this process alone; mallopt takes integers.
+    unsafe {
+        // Also where we are not the first process: orphans of our commands come to us.
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        // Large buffers go back to the kernel at once, so that an idle runner stays small.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+        sys::check(libc::chdir(b"/\0".as_ptr().cast())).map_err(stopped("cannot enter /"))?;
+    }
+    Ok(())
+}
+
+/// Nothing that can be blocked may end us; children get the defaults back before they exec.
+fn block_signals() -> Result<OwnedFd, sys::Errno> {
+    // SAFETY: zeroed sets are initialised by sigfillset and sigemptyset before they are used.
+    unsafe {
+        // As the kernel sees it: libc keeps two signals for itself and would not reset them, though we
+        // may have inherited them ignored. All zeros is the default action, whatever the architecture.
+        let default = [0u64; 8];
+        for signal in 1..=64 {
+            let old = std::ptr::null::<u64>();
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                old,
+                8usize,
+            );
+        }
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
+        let mut child: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut child);
+        libc::sigaddset(&mut child, libc::SIGCHLD);
+        let fd = libc::signalfd(-1, &child, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        sys::check(fd).map(sys::own)
+    }
+}
+
+/// Searchable by the user's shells, writable by us alone.
+fn make_state_dir(given: Option<Vec<u8>>, identity: &Identity) -> Result<Vec<u8>, Stopped> {
+    let path = match given {
+        Some(path) => path,
+        None => format!("/tmp/.sandkasten-{}-{}", std::process::id(), sys::boot_ns()).into_bytes(),
+    };
+    let made = identity.as_runner(|| match sys::make_dir(&path, 0o711) {
+        Err(libc::EEXIST) => Ok(()),
+        other => other,
+    });
+    made.map_err(stopped("cannot make the state directory"))?;
+    let searchable = sys::c_string(&path).map_err(stopped("bad state directory"))?;
+    // SAFETY: `searchable` is NUL-terminated. Not ours to change: then it must fit already.
+    unsafe { libc::chmod(searchable.as_ptr(), 0o711) };
+    Ok(path)
+}

@@ -1,0 +1,232 @@
+//! A byte stream to a port inside the sandbox, for previews where there is no network.
+
+use crate::sys;
+use crate::wire::handler::{last_errno, Failure, Handler, Out, Step};
+use crate::wire::request::Fields;
+use serde_json::json;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+
+const BLOCK: usize = 64 << 10;
+
+struct Port {
+    socket: OwnedFd,
+    address: SocketAddr,
+    connected: bool,
+    /// From the client, on its way to the server.
+    pending: Vec<u8>,
+    pending_at: usize,
+    client_ended: bool,
+    half_closed: bool,
+    server_ended: bool,
+    sent: u64,
+    received: u64,
+    starved: bool,
+}
+
+pub fn open(fields: &Fields) -> Result<Box<dyn Handler>, Failure> {
+    let port = match fields.needed_number("port")? {
+        port @ 1..=65535 => port as u16,
+        _ => return Err(Failure::invalid("port must be 1 to 65535")),
+    };
+    let host = fields.text("host")?.unwrap_or("127.0.0.1");
+    let host = if host == "localhost" {
+        "127.0.0.1"
+    } else {
+        host
+    };
+    let ip: IpAddr = host
+        .parse()
+        .map_err(|_| Failure::invalid("host must be an IP address or localhost"))?;
+    let address = SocketAddr::new(ip, port);
+    let failed = |errno| Failure::from_errno(errno, format!("cannot connect to {address}"));
+    let family = match address {
+        SocketAddr::V4(_) => libc::AF_INET,
+        SocketAddr::V6(_) => libc::AF_INET6,
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain system call.
+    let socket = sys::check(unsafe { libc::socket(family, kind, 0) });
+    let socket = sys::own(socket.map_err(failed)?);
+    match connect(socket.as_raw_fd(), &address) {
+        Ok(()) | Err(libc::EINPROGRESS) => {}
+        Err(errno) => return Err(failed(errno)),
+    }
+    Ok(Box::new(Port {
+        socket,
+        address,
+        connected: false,
+        pending: Vec::new(),
+        pending_at: 0,
+        client_ended: false,
+        half_closed: false,
+        server_ended: false,
+        sent: 0,
+        received: 0,
+        starved: false,
+    }))
+}
+
+fn connect(fd: RawFd, address: &SocketAddr) -> Result<(), sys::Errno> {
+    // SAFETY: each branch passes a filled-in address of the size it names.
+    let rc = unsafe {
+        match address {
+            SocketAddr::V4(v4) => {
+                let mut raw: libc::sockaddr_in = std::mem::zeroed();
+                raw.sin_family = libc::AF_INET as libc::sa_family_t;
+                raw.sin_port = v4.port().to_be();
+                raw.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+                let size = std::mem::size_of_val(&raw) as libc::socklen_t;
+                libc::connect(fd, (&raw as *const libc::sockaddr_in).cast(), size)
+            }
+            SocketAddr::V6(v6) => {
+                let mut raw: libc::sockaddr_in6 = std::mem::zeroed();
+                raw.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                raw.sin6_port = v6.port().to_be();
+                raw.sin6_addr.s6_addr = v6.ip().octets();
+                let size = std::mem::size_of_val(&raw) as libc::socklen_t;
+                libc::connect(fd, (&raw as *const libc::sockaddr_in6).cast(), size)
+            }
+        }
+    };
+    sys::check(rc).map(|_| ())
+}
+
+impl Port {
+    /// `None` while the connection is being made.
+    fn outcome(&self) -> Option<Result<(), sys::Errno>> {
+        let mut state = libc::pollfd {
+            fd: self.socket.as_raw_fd(),
+            events: libc::POLLOUT,
+            revents: 0,
+        };
+        // SAFETY: one valid pollfd.
+        if unsafe { libc::poll(&mut state, 1, 0) } <= 0 {
+            return None;
+        }
+        let mut error: libc::c_int = 0;
+        let mut size = std::mem::size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the option value is one int.
+        let rc = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ERROR,
+                (&mut error as *mut libc::c_int).cast(),
+                &mut size,
+            )
+        };
+        Some(match (rc, error) {
+            (0, 0) => Ok(()),
+            (0, error) => Err(error),
+            _ => Err(last_errno()),
+        })
+    }
+
+    fn write_pending(&mut self, out: &mut dyn Out) {
+        while self.pending_at < self.pending.len() {
+            match sys::write(self.socket.as_raw_fd(), &self.pending[self.pending_at..]) {
+                Ok(count) => {
+                    self.pending_at += count;
+                    self.sent += count as u64;
+                    out.grant(count as u32);
+                }
+                Err(libc::EAGAIN) => return,
+                Err(_) => {
+                    // The server reads no more; what is still to come goes nowhere.
+                    out.grant((self.pending.len() - self.pending_at) as u32);
+                    self.pending_at = self.pending.len();
+                    self.half_closed = true;
+                }
+            }
+        }
+        self.pending.clear();
+        self.pending_at = 0;
+        if self.client_ended && !self.half_closed {
+            self.half_closed = true;
+            // SAFETY: plain system call.
+            unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_WR) };
+        }
+    }
+
+    fn read_some(&mut self, out: &mut dyn Out) -> bool {
+        let room = out.credit().min(BLOCK);
+        self.starved = room == 0;
+        if self.server_ended || room == 0 {
+            return false;
+        }
+        let mut block = vec![0u8; room];
+        match sys::read(self.socket.as_raw_fd(), &mut block) {
+            Ok(0) => self.server_ended = true,
+            Ok(count) => {
+                self.received += count as u64;
+                out.data(&block[..count]);
+                return true;
+            }
+            Err(libc::EAGAIN) => {}
+            Err(_) => {
+                self.server_ended = true;
+                self.half_closed = true;
+            }
+        }
+        false
+    }
+
+    fn go_on(&mut self, out: &mut dyn Out) -> Step {
+        if !self.connected {
+            match self.outcome() {
+                None => return Step::Idle,
+                Some(Ok(())) => {
+                    self.connected = true;
+                    out.event(json!({"event": "connected"}));
+                }
+                Some(Err(errno)) => {
+                    let what = format!("cannot connect to {}", self.address);
+                    out.error(Failure::from_errno(errno, what));
+                    return Step::Done;
+                }
+            }
+        }
+        self.write_pending(out);
+        let more = self.read_some(out);
+        // A server that closed its side has said all it will: whoever reads an answer that ends
+        // with the connection waits for just this.
+        if self.server_ended && self.pending.is_empty() {
+            out.result(json!({"sent": self.sent, "received": self.received}));
+            return Step::Done;
+        }
+        if more {
+            Step::Again
+        } else {
+            Step::Idle
+        }
+    }
+}
+
+impl Handler for Port {
+    fn step(&mut self, out: &mut dyn Out) -> Step {
+        self.go_on(out)
+    }
+
+    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
+        if self.half_closed {
+            out.grant(bytes.len() as u32);
+            return Step::Idle;
+        }
+        self.pending.extend_from_slice(bytes);
+        self.go_on(out)
+    }
+
+    fn end(&mut self, out: &mut dyn Out) -> Step {
+        self.client_ended = true;
+        self.go_on(out)
+    }
+
+    fn cancel(&mut self) {}
+
+    fn interest(&self) -> Option<(RawFd, bool, bool)> {
+        let write = !self.connected || self.pending_at < self.pending.len();
+        let read = self.connected && !self.server_ended && !self.starved;
+        (read || write).then(|| (self.socket.as_raw_fd(), read, write))
+    }
+}

@@ -1,0 +1,196 @@
+//! /proc: who is there, who is whose child. Its text is partly chosen by user code and is parsed as such.
+
+use crate::sys::{self, Errno};
+use crate::wire::bytes;
+use crate::wire::protocol;
+use serde_json::{json, Value};
+use std::collections::HashMap;
+
+#[derive(Debug, Clone)]
+pub struct Process {
+    pub pid: i32,
+    pub ppid: i32,
+    pub group: i32,
+    pub state: u8,
+    pub threads: u64,
+    pub cpu_ticks: u64,
+    /// Of its children that ended and were waited for, and of theirs.
+    pub child_ticks: u64,
+    /// Clock ticks since boot; with the pid it names a process for good.
+    pub start: u64,
+    pub rss_pages: u64,
+    pub name: Vec<u8>,
+}
+
+impl Process {
+    /// False for a zombie. A dead main thread with living siblings shows `Z` and several threads.
+    pub fn alive(&self) -> bool {
+        !matches!(self.state, b'Z' | b'X' | b'x') || self.threads > 1
+    }
+}
+
+pub fn pids() -> Result<Vec<i32>, Errno> {
+    let entries = std::fs::read_dir("/proc").map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+    Ok(entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect())
+}
+
+pub fn stat(pid: i32) -> Option<Process> {
+    let text = sys::read_file(format!("/proc/{pid}/stat").as_bytes(), 4096).ok()?;
+    parse_stat(pid, &text)
+}
+
+/// The name stands in parentheses and may itself contain them, spaces and newlines.
+fn parse_stat(pid: i32, text: &[u8]) -> Option<Process> {
+    let open = text.iter().position(|&c| c == b'(')?;
+    let close = text.iter().rposition(|&c| c == b')')?;
+    let name = text.get(open + 1..close)?.to_vec();
+    let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<i64>().ok();
+    Some(Process {
+        pid,
+        state: *fields.first()?.as_bytes().first()?,
+        ppid: number(1)? as i32,
+        group: number(2)? as i32,
+        cpu_ticks: (number(11)? + number(12)?).max(0) as u64,
+        child_ticks: (number(13)? + number(14)?).max(0) as u64,
+        threads: number(17)?.max(0) as u64,
+        start: number(19)?.max(0) as u64,
+        rss_pages: number(21)?.max(0) as u64,
+        name,
+    })
+}
+
+pub fn all() -> Result<Vec<Process>, Errno> {
+    Ok(pids()?.into_iter().filter_map(stat).collect())
+}
+
+/// Direct children of a single-threaded process, or `None` where the kernel does not tell.
+pub fn children(pid: i32) -> Option<Vec<i32>> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = sys::read_file(path.as_bytes(), 1 << 20).ok()?;
+    let text = std::str::from_utf8(&text).ok()?;
+    Some(
+        text.split_ascii_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect(),
+    )
+}
+
+/// What a reader of `proc.list` may learn about the owner of a process.
+pub struct Owners {
+    /// Supervisor pid → the command it carries, and when that began (unix ms).
+    pub by_supervisor: HashMap<i32, (String, u64)>,
+}
+
+pub fn list(owners: &Owners) -> Value {
+    let found = all().unwrap_or_default();
+    let parents: HashMap<i32, i32> = found.iter().map(|p| (p.pid, p.ppid)).collect();
+    // SAFETY: sysconf only reads constants.
+    let (ticks, page) = unsafe {
+        (
+            libc::sysconf(libc::_SC_CLK_TCK).max(1) as u64,
+            libc::sysconf(libc::_SC_PAGESIZE).max(1) as u64,
+        )
+    };
+    let boot_unix_ms = sys::unix_ms().saturating_sub(sys::boot_ns() / 1_000_000);
+    let truncated = found.len() > protocol::MAX_PROCESSES;
+    let mut rows = Vec::new();
+    // A result frame holds 1 MiB; hostile command lines must not push it over.
+    let mut budget = 800_000usize;
+    let mut cut = truncated;
+    for process in found.iter().take(protocol::MAX_PROCESSES) {
+        // Gone since it was listed: it is not there any more.
+        let (uid, cmdline, weight) = match describe(process.pid) {
+            Some(described) => described,
+            None => continue,
+        };
+        if weight + 400 > budget {
+            cut = true;
+            break;
+        }
+        budget -= weight + 400;
+        let started_ms = boot_unix_ms + process.start * 1000 / ticks;
+        let mut row = json!({
+            "pid": process.pid,
+            "ppid": process.ppid,
+            "uid": uid,
+            "state": char::from(process.state).to_string(),
+            "name": bytes::to_json(&process.name),
+            "cmdline": cmdline,
+            "rss_bytes": process.rss_pages * page,
+            "cpu_ms": process.cpu_ticks * 1000 / ticks,
+            "started_ms": started_ms,
+            "threads": process.threads,
+        });
+        if let Some(exec_id) = owner_of(process.pid, started_ms, &parents, owners) {
+            row["exec_id"] = Value::from(exec_id);
+        }
+        rows.push(row);
+    }
+    json!({"processes": rows, "truncated": cut})
+}
+
+fn owner_of<'a>(
+    pid: i32,
+    started_ms: u64,
+    parents: &HashMap<i32, i32>,
+    owners: &'a Owners,
+) -> Option<&'a str> {
+    let mut at = pid;
+    for _ in 0..parents.len() {
+        at = *parents.get(&at)?;
+        if let Some((exec_id, since)) = owners.by_supervisor.get(&at) {
+            // Start times count in ticks of 10 ms.
+            return (started_ms + 20 >= *since).then_some(exec_id.as_str());
+        }
+    }
+    None
+}
+
+/// `(uid, command line, how much JSON it may take)`.
+fn describe(pid: i32) -> Option<(Value, Vec<Value>, usize)> {
+    let uid = Value::from(sys::identity_of_owner(format!("/proc/{pid}").as_bytes()).ok()?);
+    let path = format!("/proc/{pid}/cmdline");
+    let raw = sys::read_file(path.as_bytes(), protocol::MAX_CMDLINE).unwrap_or_default();
+    let mut weight = raw.len() * 6;
+    let mut words: Vec<&[u8]> = raw.split(|&c| c == 0).collect();
+    if words.last().map_or(false, |word| word.is_empty()) {
+        words.pop();
+    }
+    weight += words.len() * 16;
+    Some((uid, words.into_iter().map(bytes::to_json).collect(), weight))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_full_of_parentheses_does_not_shift_the_fields() {
+        let text = b"42 (a) R (b\n)) S 7 8 9 0 -1 4194304 1 2 3 4 50 60 5 6 20 0 3 0 12345 1000 77 18446744073709551615";
+        let process = parse_stat(42, text).unwrap();
+        assert_eq!(process.name, b"a) R (b\n)");
+        assert_eq!((process.state, process.ppid, process.group), (b'S', 7, 8));
+        assert_eq!((process.cpu_ticks, process.child_ticks), (110, 11));
+        assert_eq!(
+            (process.threads, process.start, process.rss_pages),
+            (3, 12345, 77)
+        );
+    }
+
+    #[test]
+    fn cut_off_text_is_nobody() {
+        for text in ["", "42", "42 (x", "42 (x)", "42 (x) S 1", ") ("] {
+            assert!(parse_stat(42, text.as_bytes()).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn we_find_ourselves() {
+        let me = std::process::id() as i32;
+        assert!(all().unwrap().iter().any(|p| p.pid == me && p.alive()));
+    }
+}

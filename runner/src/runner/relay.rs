@@ -1,0 +1,180 @@
+//! `--relay`: standard input to the runner's socket, the socket to standard output, both ways at once.
+//!
+//! For a host that cannot reach the socket itself and has to go through a stream that an engine starts.
+//! It knows nothing of the protocol. Each way has one buffer, and reads nothing before that is written, so
+//! a side that does not read slows the other down and costs no memory.
+//!
+//! The end of the input is handed on, and what the runner still says after it is written; the end of the
+//! runner, or nobody left to read the output, is the end. So that nobody's relay stays behind, an input
+//! that is over and a `GRACE` in which nothing moves are the end as well.
+
+use crate::sys::{self, Errno};
+use crate::wire::connection;
+use std::os::unix::io::{AsRawFd, RawFd};
+
+const BUFFER: usize = 256 << 10;
+/// How long the other way may take a turn for itself.
+const ROUNDS: usize = 16;
+const GRACE_MS: libc::c_int = 10_000;
+const GONE: libc::c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
+
+struct Way {
+    from: RawFd,
+    to: RawFd,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Nothing comes any more.
+    ended: bool,
+    reset: bool,
+}
+
+impl Way {
+    fn new(from: RawFd, to: RawFd) -> Way {
+        Way {
+            from,
+            to,
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            ended: false,
+            reset: false,
+        }
+    }
+
+    fn pending(&self) -> bool {
+        self.start < self.end
+    }
+
+    fn done(&self) -> bool {
+        self.ended && !self.pending()
+    }
+
+    /// Goes on until one side would have to be waited for; an error is that of the writing side.
+    fn pump(&mut self) -> Result<(), Errno> {
+        for _ in 0..ROUNDS {
+            if !self.pending() {
+                if self.ended || !self.fill() {
+                    return Ok(());
+                }
+                continue;
+            }
+            match sys::write(self.to, &self.buffer[self.start..self.end]) {
+                Ok(count) => self.start += count,
+                Err(libc::EAGAIN) => return Ok(()),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// False when there is nothing to write now.
+    fn fill(&mut self) -> bool {
+        match sys::read(self.from, &mut self.buffer) {
+            Ok(0) => self.ended = true,
+            Ok(count) => {
+                self.start = 0;
+                self.end = count;
+            }
+            Err(libc::EAGAIN) => {}
+            // Said once of a socket that was closed with something unread; its last words may follow.
+            Err(libc::ECONNRESET) if !self.reset => {
+                self.reset = true;
+                return self.fill();
+            }
+            Err(_) => self.ended = true,
+        }
+        self.pending()
+    }
+}
+
+struct Relay {
+    up: Way,
+    down: Way,
+    /// The input's writer is gone, though not everything was read.
+    hung_up: bool,
+    /// The runner takes nothing more.
+    refused: bool,
+    /// It was told that nothing more comes.
+    told: bool,
+}
+
+/// The error is that of reaching the socket.
+pub fn run(path: &[u8]) -> Result<(), Errno> {
+    let socket = sys::connect_unix(path, GRACE_MS)?;
+    let fd = socket.as_raw_fd();
+    connection::widen(fd);
+    for end in [0, 1] {
+        sys::widen_pipe(end, BUFFER);
+    }
+    for end in [0, 1, fd] {
+        sys::set_nonblocking(end)?;
+    }
+    let mut relay = Relay {
+        up: Way::new(0, fd),
+        down: Way::new(fd, 1),
+        hung_up: false,
+        refused: false,
+        told: false,
+    };
+    while relay.turn(fd) {}
+    Ok(())
+}
+
+impl Relay {
+    /// Waits until something can move, and moves it. False at the end.
+    fn turn(&mut self, socket: RawFd) -> bool {
+        let watch = |fd: RawFd, watched: bool, events: libc::c_short| libc::pollfd {
+            fd: if watched { fd } else { -1 },
+            events,
+            revents: 0,
+        };
+        let when = |wanted: bool, event: libc::c_short| if wanted { event } else { 0 };
+        let input_over = self.up.ended || self.hung_up;
+        let takes_input = !self.up.pending() && !self.refused;
+        let to_socket = when(self.up.pending(), libc::POLLOUT);
+        let from_socket = when(!self.down.pending(), libc::POLLIN);
+        let of_socket = to_socket | from_socket;
+        let mut polled = [
+            // Watched for its end even while it may not be read, and until then only: an end is told
+            // again and again.
+            watch(
+                0,
+                !input_over || takes_input && !self.up.ended,
+                when(takes_input, libc::POLLIN),
+            ),
+            watch(socket, of_socket != 0, of_socket),
+            watch(1, true, when(self.down.pending(), libc::POLLOUT)),
+        ];
+        let timeout = if input_over { GRACE_MS } else { -1 };
+        // SAFETY: three valid entries.
+        match sys::check(unsafe { libc::poll(polled.as_mut_ptr(), 3, timeout) }) {
+            Ok(0) => return false,
+            Err(libc::EINTR) => return true,
+            Err(_) => return false,
+            Ok(_) => {}
+        }
+        let [input, socket_said, output] = polled.map(|entry| entry.revents);
+        if output & GONE != 0 {
+            return false;
+        }
+        if input & GONE != 0 {
+            self.hung_up = true;
+        }
+        let socket_writable = socket_said & (libc::POLLOUT | GONE) != 0 && to_socket != 0;
+        if (input != 0 && takes_input || socket_writable) && self.up.pump().is_err() {
+            self.refused = true;
+            self.up.start = self.up.end;
+        }
+        let readable = socket_said & (libc::POLLIN | GONE) != 0 && from_socket != 0;
+        if (readable || output != 0) && self.down.pump().is_err() {
+            return false;
+        }
+        if self.up.done() && !self.told {
+            self.told = true;
+            // SAFETY: plain system call; a socket that is gone needs not be told.
+            unsafe { libc::shutdown(socket, libc::SHUT_WR) };
+        }
+        !self.down.done()
+    }
+}

@@ -1,0 +1,275 @@
+//! What a shell needs from the file system: its private directory, FIFOs per command, its environment.
+//!
+//! The directory belongs to the runner. Where uids differ the user can read the command FIFO and write
+//! the output FIFOs, and can neither make nor remove anything. Where they are the same the user could
+//! replace anything, so whatever we open must be a FIFO and no symlink.
+
+use crate::exec::process::attach_terminal;
+use crate::exec::pty;
+use crate::exec::{Exec, What, STDERR, STDOUT};
+use crate::identity::Identity;
+use crate::poll::{self, Poll, Source};
+use crate::shell::script::{self, Body, Standard};
+use crate::supervisor::program::{env_set, Env};
+use crate::sys::{self, Errno};
+use std::os::unix::io::{AsRawFd, OwnedFd};
+
+/// Read by bash at start-up, or telling it how to behave; not for the shell itself.
+const NOT_AT_START: &[&[u8]] = &[
+    b"BASH_ENV",
+    b"SHELLOPTS",
+    b"BASHOPTS",
+    b"POSIXLY_CORRECT",
+    b"BASH_XTRACEFD",
+    b"OLDPWD",
+    b"SHLVL",
+    b"_",
+];
+
+pub struct Directory {
+    path: Vec<u8>,
+    /// Files of the current command.
+    files: Vec<Vec<u8>>,
+    /// The line that starts the current command.
+    call: Vec<u8>,
+    /// The command FIFO, held open since the shell was met waiting for its next command.
+    held: Option<OwnedFd>,
+}
+
+impl Directory {
+    pub fn make(identity: &Identity, state_dir: &[u8], serial: u64) -> Result<Directory, Errno> {
+        let path = [state_dir, format!("/shell-{serial}").as_bytes()].concat();
+        identity.as_runner(|| {
+            sys::make_dir(&path, 0o711)?;
+            sys::make_fifo(&[&path[..], b"/cmd"].concat(), 0o644)
+        })?;
+        Ok(Directory {
+            path,
+            files: Vec::new(),
+            call: Vec::new(),
+            held: None,
+        })
+    }
+
+    fn file(&self, name: &str) -> Vec<u8> {
+        [&self.path[..], b"/", name.as_bytes()].concat()
+    }
+
+    /// Writes the body, makes the FIFOs of its standard descriptors, and opens our ends of them.
+    /// bash alone: a RETURN trap of an earlier command would run at the end of our file, too, and could
+    /// change the status it ends with.
+    pub fn untrace(&mut self) {
+        self.call
+            .splice(0..0, b"\\trap - RETURN; \\set +T; ".iter().copied());
+    }
+
+    pub fn lay_out(
+        &mut self,
+        identity: &Identity,
+        poll: &mut Poll,
+        number: u64,
+        exec: &mut Exec,
+        last_code: i32,
+    ) -> Result<(), Errno> {
+        let command = match &exec.start.what {
+            What::Shell { command, .. } => command,
+            What::Argv(_) => return Err(libc::EINVAL),
+        };
+        let text = script::body(&Body {
+            env: &exec.start.env,
+            cwd: exec.start.cwd.as_deref(),
+            last_code,
+            command,
+        });
+        let body = self.file("command");
+        self.files.push(body.clone());
+        identity.as_runner(|| write_file(&body, &text))?;
+        if let Some(size) = exec.start.pty {
+            let pair = pty::open(size)?;
+            let input = sys::duplicate(pair.master.as_raw_fd(), 3)?;
+            attach_terminal(poll, exec, number, pair.master, input)?;
+            exec.slave = Some(pair.slave);
+            self.call = script::call(&body, &Standard::Terminal(&pair.slave_path));
+            return Ok(());
+        }
+        let (output, error) = (self.file("out"), self.file("err"));
+        for (path, source) in [(&output, STDOUT), (&error, STDERR)] {
+            let reader = identity.as_runner(|| output_fifo(path))?;
+            let watched = poll.watch(reader, Source::Output(number, source), poll::READ)?;
+            exec.outputs[usize::from(source)] = Some(watched);
+        }
+        let mut input = b"/dev/null".to_vec();
+        if exec.start.stdin_stream {
+            input = self.file("in");
+            self.files.push(input.clone());
+            // Opening it for writing alone works only while somebody has it open for reading.
+            let writer = identity.as_runner(|| {
+                sys::make_fifo(&input, 0o644)?;
+                let _reader = open_fifo(&input, libc::O_RDWR)?;
+                open_fifo(&input, libc::O_WRONLY)
+            })?;
+            exec.input.early = Some(writer);
+        }
+        self.call = script::call(&body, &Standard::Files([&input, &output, &error]));
+        Ok(())
+    }
+
+    /// ENXIO while the shell does not read yet.
+    pub fn deliver(&mut self, identity: &Identity) -> Result<(), Errno> {
+        let fifo = match self.held.take() {
+            Some(fifo) => fifo,
+            None => self.reach(identity)?,
+        };
+        // Far below PIPE_BUF and into an empty pipe: all or nothing.
+        match sys::write(fifo.as_raw_fd(), &self.call) {
+            // Who waited is gone.
+            Err(libc::EPIPE) => Err(libc::ENXIO),
+            Err(errno) => Err(errno),
+            Ok(count) if count == self.call.len() => Ok(()),
+            Ok(_) => Err(libc::EIO),
+        }
+    }
+
+    /// The command FIFO, which opens only while somebody reads it. Closed with nothing written, it is an
+    /// empty command to a shell that waits.
+    pub fn reach(&self, identity: &Identity) -> Result<OwnedFd, Errno> {
+        let path = self.file("cmd");
+        identity.as_runner(|| open_fifo(&path, libc::O_WRONLY))
+    }
+
+    /// The shell goes on waiting; its next command goes in here.
+    pub fn hold(&mut self, fifo: OwnedFd) {
+        self.held = Some(fifo);
+    }
+
+    /// Removes the files of the current command. An output that somebody still holds open goes too, so
+    /// that the next command gets one of its own; the others are used again.
+    pub fn clean(&mut self, identity: &Identity, exec: Option<&Exec>) {
+        let mut files = std::mem::take(&mut self.files);
+        for (name, source) in [("out", STDOUT), ("err", STDERR)] {
+            let held = |exec: &Exec| exec.outputs[usize::from(source)].is_some();
+            if exec.map_or(true, held) {
+                files.push(self.file(name));
+            }
+        }
+        identity.as_runner(|| files.iter().for_each(|path| sys::unlink(path)));
+    }
+
+    pub fn remove(mut self, identity: &Identity) {
+        self.clean(identity, None);
+        let cmd = self.file("cmd");
+        identity.as_runner(|| {
+            sys::unlink(&cmd);
+            sys::remove_dir(&self.path);
+        });
+    }
+}
+
+fn write_file(path: &[u8], content: &[u8]) -> Result<(), Errno> {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+    let file = sys::open(path, flags, 0o444)?;
+    sys::write_all(file.as_raw_fd(), content)
+}
+
+/// Our end of a command's output; the FIFO is made when it is not there, or not what it should be.
+fn output_fifo(path: &[u8]) -> Result<OwnedFd, Errno> {
+    if let Ok(fd) = open_fifo(path, libc::O_RDONLY) {
+        // gVisor remembers the writers of earlier commands, and would say at once that all have left.
+        if !sys::is_hung_up(fd.as_raw_fd()) {
+            return Ok(fd);
+        }
+    }
+    sys::unlink(path);
+    sys::make_fifo(path, 0o622)?;
+    open_fifo(path, libc::O_RDONLY)
+}
+
+fn open_fifo(path: &[u8], access: i32) -> Result<OwnedFd, Errno> {
+    let fd = sys::open(path, access | libc::O_NONBLOCK | libc::O_NOFOLLOW, 0)?;
+    if sys::is_fifo(fd.as_raw_fd()) {
+        Ok(fd)
+    } else {
+        Err(libc::EINVAL)
+    }
+}
+
+pub fn is_directory(path: &[u8]) -> bool {
+    sys::identity_of(path).map_or(false, |(_, _, mode)| mode & libc::S_IFMT == libc::S_IFDIR)
+}
+
+pub fn is_bash(program: &[u8]) -> bool {
+    program.ends_with(b"/bash")
+}
+
+/// The shell of the image: bash where there is one, otherwise the POSIX shell.
+pub fn find_shell(path: Option<&[u8]>) -> Option<Vec<u8>> {
+    let searched = path.unwrap_or(b"").split(|&c| c == b':');
+    let directories: Vec<&[u8]> = [&b"/bin"[..], b"/usr/bin"]
+        .into_iter()
+        .chain(searched.filter(|directory| directory.starts_with(b"/")))
+        .collect();
+    let named = |name: &[u8]| {
+        let mut candidates = directories.iter().map(|at| [at, name].concat());
+        candidates.find(|path| sys::is_executable(path))
+    };
+    named(b"/bash").or_else(|| named(b"/sh"))
+}
+
+pub fn start_argv(program: &[u8], directory: &Directory) -> Vec<Vec<u8>> {
+    let mut argv = vec![program.to_vec()];
+    if is_bash(program) {
+        argv.extend([b"--norc".to_vec(), b"--noprofile".to_vec()]);
+    }
+    argv.push(b"-c".to_vec());
+    argv.push(script::life(&directory.path));
+    // `$0`, as messages of the shell itself name it.
+    argv.push(if is_bash(program) {
+        b"bash".to_vec()
+    } else {
+        b"sh".to_vec()
+    });
+    argv
+}
+
+/// The environment a shell starts with: the base, or what its predecessor had exported.
+pub fn start_env(base: &Env, saved: Option<&Env>, cwd: &[u8]) -> Env {
+    let mut env: Env = saved.unwrap_or(base).clone();
+    env.retain(|(name, _)| !NOT_AT_START.contains(&&name[..]) && !name.starts_with(b"BASH_FUNC_"));
+    env_set(&mut env, b"PWD", cwd.to_vec());
+    env
+}
+
+/// What the shell calls its directory when that is true, otherwise what the kernel says.
+pub fn current_directory(pid: i32, told: Option<Vec<u8>>) -> Vec<u8> {
+    let link = format!("/proc/{pid}/cwd").into_bytes();
+    let real = sys::read_link(&link);
+    match (told, real) {
+        (Some(told), Ok(real)) => {
+            let same = match (sys::identity_of(&told), sys::identity_of(&link)) {
+                (Ok(a), Ok(b)) => (a.0, a.1) == (b.0, b.1),
+                _ => false,
+            };
+            if told.starts_with(b"/") && (same || real.ends_with(b" (deleted)")) {
+                told
+            } else {
+                real
+            }
+        }
+        (Some(told), Err(_)) => told,
+        (None, Ok(real)) => real,
+        (None, Err(_)) => b"/".to_vec(),
+    }
+}
+
+/// Bytes the shell and its waited-for children have read from and written to disks.
+pub fn io_counts(pid: i32) -> (u64, u64) {
+    let path = format!("/proc/{pid}/io");
+    let text = sys::read_file(path.as_bytes(), 1024).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|value| value.trim().parse().ok())
+            .unwrap_or(0)
+    };
+    (field("read_bytes:"), field("write_bytes:"))
+}

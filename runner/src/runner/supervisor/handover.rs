@@ -1,0 +1,234 @@
+//! How an idle supervisor is handed its next command: one packet with the program's strings, and the
+//! three descriptors the command gets.
+//!
+//! Nothing is passed by memory, because the supervisor was forked before the command was asked for. What
+//! does not fit into the packet is for a supervisor forked on purpose, which has it all by then.
+
+use crate::supervisor::program::Program;
+use crate::sys::{self, Errno};
+use std::ffi::{CStr, CString};
+use std::os::unix::io::{OwnedFd, RawFd};
+
+/// Far below what a socket takes at once, far above what commands usually need.
+pub const MOST: usize = 32 << 10;
+/// Told apart from orders, which are shorter, by its first word.
+pub const KIND: i64 = 7;
+const WORDS: usize = 6;
+const HEAD: usize = WORDS * 8;
+const FDS: usize = 3;
+
+pub struct Handover {
+    pub command: u64,
+    pub terminal: bool,
+    pub program: Program,
+}
+
+/// The packet, or `None` when the program is too large for one.
+pub fn pack(command: u64, terminal: bool, program: &Program) -> Option<Vec<u8>> {
+    let lists = [&program.argv.own, &program.env.own, &program.candidates];
+    let strings = || std::iter::once(&program.cwd).chain(lists.into_iter().flatten());
+    let size = |string: &CString| string.as_bytes_with_nul().len();
+    if HEAD + strings().map(size).sum::<usize>() > MOST {
+        return None;
+    }
+    let counts = lists.map(|list| list.len() as i64);
+    let head = [KIND, command as i64, i64::from(terminal)];
+    let mut packet = Vec::with_capacity(MOST / 8);
+    for word in head.into_iter().chain(counts) {
+        packet.extend_from_slice(&word.to_ne_bytes());
+    }
+    for string in strings() {
+        packet.extend_from_slice(string.as_bytes_with_nul());
+    }
+    Some(packet)
+}
+
+pub fn unpack(packet: &[u8]) -> Option<Handover> {
+    let mut words = packet.get(..HEAD)?.chunks_exact(8).map(|word| {
+        let mut bytes = [0u8; 8];
+        bytes.copy_from_slice(word);
+        i64::from_ne_bytes(bytes)
+    });
+    let mut word = || words.next();
+    let kind = word()?;
+    let (command, terminal) = (word()? as u64, word()? != 0);
+    let counts = [word()?, word()?, word()?];
+    let mut rest = packet.get(HEAD..).filter(|_| kind == KIND)?;
+    let mut string = || {
+        let end = rest.iter().position(|&byte| byte == 0)? + 1;
+        let found = CStr::from_bytes_with_nul(rest.get(..end)?).ok()?.to_owned();
+        rest = rest.get(end..)?;
+        Some(found)
+    };
+    let cwd = string()?;
+    let mut list = |count: i64| (0..count).map(|_| string()).collect::<Option<Vec<_>>>();
+    let (argv, env) = (list(counts[0])?, list(counts[1])?);
+    let candidates = list(counts[2])?;
+    rest.is_empty().then(|| Handover {
+        command,
+        terminal,
+        program: Program {
+            argv: argv.into(),
+            env: env.into(),
+            candidates,
+            cwd,
+        },
+    })
+}
+
+/// Room for the control message, aligned as the kernel wants it.
+type Control = [u64; 8];
+
+fn control_size() -> usize {
+    // SAFETY: computes sizes only.
+    unsafe { libc::CMSG_SPACE((FDS * std::mem::size_of::<RawFd>()) as u32) as usize }
+}
+
+fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+    // SAFETY: an all-zero msghdr is a valid value to be filled in.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = control_size() as _;
+    message
+}
+
+pub fn send(socket: RawFd, packet: &[u8], fds: [RawFd; FDS]) -> Result<(), Errno> {
+    let mut control: Control = [0; 8];
+    let mut part = libc::iovec {
+        iov_base: packet.as_ptr() as *mut libc::c_void,
+        iov_len: packet.len(),
+    };
+    let message = message(&mut part, &mut control);
+    // SAFETY: the control buffer has room for one header and three descriptors, and the kernel only
+    // reads what the message points to.
+    let sent = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(std::mem::size_of_val(&fds) as u32) as _;
+        let data = libc::CMSG_DATA(header).cast::<RawFd>();
+        std::ptr::copy_nonoverlapping(fds.as_ptr(), data, FDS);
+        libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL)
+    };
+    if sent < 0 {
+        return Err(sys::errno());
+    }
+    Ok(())
+}
+
+/// The next packet into `packet`, with the descriptors that came along; an empty packet when the other
+/// side is gone.
+pub fn receive(socket: RawFd, packet: &mut Vec<u8>) -> Result<Vec<OwnedFd>, Errno> {
+    packet.clear();
+    packet.reserve_exact(MOST);
+    let mut control: Control = [0; 8];
+    let mut part = libc::iovec {
+        iov_base: packet.as_mut_ptr().cast(),
+        iov_len: MOST,
+    };
+    let mut message = message(&mut part, &mut control);
+    let count = loop {
+        // SAFETY: the message describes live buffers of the sizes given.
+        let rc = unsafe { libc::recvmsg(socket, &mut message, libc::MSG_CMSG_CLOEXEC) };
+        match sys::errno() {
+            libc::EINTR if rc < 0 => continue,
+            errno if rc < 0 => return Err(errno),
+            _ => break rc as usize,
+        }
+    };
+    // SAFETY: the kernel has initialised `count` bytes, at most the reserved ones.
+    unsafe { packet.set_len(count) };
+    let mut fds = Vec::new();
+    // SAFETY: walks the control messages that the kernel wrote; each descriptor is new and ours.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&message);
+        while !header.is_null() {
+            if ((*header).cmsg_level, (*header).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let data = libc::CMSG_DATA(header).cast::<RawFd>();
+                for index in 0..bytes / std::mem::size_of::<RawFd>() {
+                    fds.push(sys::own(data.add(index).read_unaligned()));
+                }
+            }
+            header = libc::CMSG_NXTHDR(&message, header);
+        }
+    }
+    Ok(fds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::io::AsRawFd;
+
+    fn program(argv: &[&[u8]]) -> Program {
+        let argv: Vec<Vec<u8>> = argv.iter().map(|word| word.to_vec()).collect();
+        let env = vec![
+            (b"PATH".to_vec(), b"/a:/b".to_vec()),
+            (b"E".to_vec(), b"".to_vec()),
+        ];
+        Program::new(&argv, &env, b"/w \xff").unwrap()
+    }
+
+    #[test]
+    fn what_is_handed_over_arrives_whole() {
+        let (ours, theirs) = sys::socket_pair().unwrap();
+        let packet = pack(9, true, &program(&[b"x", b"", b"\xfe\n"])).unwrap();
+        let pipe = sys::pipe().unwrap();
+        let fds = [pipe.0.as_raw_fd(), pipe.1.as_raw_fd(), ours.as_raw_fd()];
+        send(ours.as_raw_fd(), &packet, fds).unwrap();
+        let mut inbox = Vec::new();
+        let got = receive(theirs.as_raw_fd(), &mut inbox).unwrap();
+        assert_eq!(got.len(), 3);
+        sys::write_all(got[1].as_raw_fd(), b"!").unwrap();
+        let mut byte = [0u8];
+        assert_eq!(sys::read(pipe.0.as_raw_fd(), &mut byte), Ok(1));
+        for fd in &got {
+            // SAFETY: asks for flags.
+            let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
+            assert_eq!(flags, libc::FD_CLOEXEC);
+        }
+        let handover = unpack(&inbox).unwrap();
+        assert_eq!((handover.command, handover.terminal), (9, true));
+        let bytes = |list: &[CString]| -> Vec<Vec<u8>> {
+            list.iter()
+                .map(|string| string.to_bytes().to_vec())
+                .collect()
+        };
+        let program = &handover.program;
+        assert_eq!(bytes(&program.argv.own), [&b"x"[..], b"", b"\xfe\n"]);
+        assert_eq!(bytes(&program.env.own), [&b"PATH=/a:/b"[..], b"E="]);
+        assert_eq!(bytes(&program.candidates), [b"/a/x", b"/b/x"]);
+        assert_eq!(program.cwd.to_bytes(), b"/w \xff");
+        drop((ours, got));
+        assert_eq!(
+            receive(theirs.as_raw_fd(), &mut inbox).map(|fds| fds.len()),
+            Ok(0)
+        );
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn what_is_cut_off_or_something_else_is_nothing() {
+        let whole = pack(1, false, &program(&[b"x"])).unwrap();
+        for length in 0..whole.len() {
+            assert!(unpack(&whole[..length]).is_none(), "{length}");
+        }
+        assert!(unpack(&[&whole[..], b"\0"].concat()).is_none());
+        let mut other = whole.clone();
+        other[0] = 3;
+        assert!(unpack(&other).is_none());
+        other = whole;
+        other[3 * 8] = 200;
+        assert!(unpack(&other).is_none());
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_before_it_is_sent() {
+        let word = vec![b'x'; MOST];
+        assert!(pack(1, false, &program(&[&word])).is_none());
+        assert!(pack(1, false, &program(&[&word[..MOST / 4]])).is_some());
+    }
+}

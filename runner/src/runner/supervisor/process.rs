@@ -1,0 +1,465 @@
+//! The supervisor: a small process between the runner and one command (or one shell).
+//!
+//! It is a child subreaper, so whatever the command starts stays below it; it tells the runner how the
+//! command ended, kills on order, and stays as the reaper while anything below it lives. Then it waits to be
+//! handed another command, unless it carried a shell. If the runner goes away it kills everything and
+//! follows.
+
+use crate::identity::Identity;
+use crate::processes;
+use crate::supervisor::handover::{self, Handover};
+use crate::supervisor::program::{Program, Stage, Wiring};
+use crate::supervisor::registry::Registry;
+use crate::supervisor::sweep::Family;
+use crate::sys::{self, Errno};
+use crate::wire::handler::Failure;
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use super::messages::{receive, send, Message};
+
+/// For the child between clone and exec; it calls nothing deep.
+const STACK: usize = 64 << 10;
+
+/// Forks a supervisor that starts `program`. Returns its pid and the runner's end of their socket.
+pub fn start(
+    program: &Program,
+    wiring: &Wiring,
+    identity: &Identity,
+    registry: &Registry,
+) -> Result<(i32, OwnedFd), Failure> {
+    let failed = |errno| Failure::from_errno(errno, "cannot start a supervisor");
+    let (ours, theirs) = sys::socket_pair().map_err(failed)?;
+    sys::set_nonblocking(ours.as_raw_fd()).map_err(failed)?;
+    // SAFETY: the runner has one thread, so the child may run any code.
+    match registry.enrol(|| unsafe { libc::fork() }) {
+        -1 => Err(failed(sys::errno())),
+        0 => {
+            drop(ours);
+            Supervisor::begin(program, wiring, identity, registry, theirs.as_raw_fd());
+            // SAFETY: leaves without running anything of the parent's.
+            unsafe { libc::_exit(0) }
+        }
+        pid => Ok((pid, ours)),
+    }
+}
+
+/// Kills what dead supervisors left behind: every child of the runner that is no supervisor, and what is
+/// below it. A process of its own does that, so that nobody waits.
+pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
+    if registry.overflowed() {
+        return;
+    }
+    // Counted as a supervisor while it lives, or a second one would take it for an orphan.
+    // SAFETY: as in `start`.
+    if registry.enrol(|| unsafe { libc::fork() }) != 0 {
+        return;
+    }
+    sys::close_from(3);
+    identity.become_supervisor();
+    // SAFETY: getpid and getppid only read.
+    let (me, top) = unsafe { (libc::getpid(), libc::getppid()) };
+    let mut pause = Duration::from_micros(200);
+    loop {
+        let orphans = registry.steady(|known| {
+            let mut spared: Vec<(i32, u64)> = known.into_iter().map(|pid| (pid, 0)).collect();
+            spared.push((me, 0));
+            Family {
+                top,
+                spared,
+                shell: None,
+            }
+            .members()
+        });
+        match orphans {
+            Some(orphans) if orphans.is_empty() => break,
+            Some(orphans) => {
+                for orphan in orphans {
+                    let _gone = sys::kill(orphan.pid, libc::SIGKILL);
+                }
+            }
+            None => {}
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+    // SAFETY: leaves without running anything of the parent's.
+    unsafe { libc::_exit(0) }
+}
+
+struct Supervisor<'a> {
+    identity: &'a Identity,
+    registry: &'a Registry,
+    control: RawFd,
+    signals: RawFd,
+    root: i32,
+    root_gone: bool,
+    /// How the root ended, while that is not yet told.
+    ended: Option<i32>,
+    spent: Spent,
+    family: Family,
+    /// Waits for another command when nobody is left. A shell's supervisor goes instead.
+    stays: bool,
+    /// Nobody is left, and the runner knows it.
+    free: bool,
+    inbox: Vec<u8>,
+}
+
+/// What the dead below us have used, up to the end of the command itself.
+#[derive(Default)]
+struct Spent {
+    cpu_us: i64,
+    peak_rss: i64,
+    read_blocks: i64,
+    written_blocks: i64,
+}
+
+impl Spent {
+    fn add(&mut self, usage: &libc::rusage) {
+        let us = |time: libc::timeval| time.tv_sec as i64 * 1_000_000 + time.tv_usec as i64;
+        self.cpu_us += us(usage.ru_utime) + us(usage.ru_stime);
+        self.peak_rss = self.peak_rss.max(usage.ru_maxrss as i64 * 1024);
+        self.read_blocks += usage.ru_inblock as i64;
+        self.written_blocks += usage.ru_oublock as i64;
+    }
+}
+
+impl Supervisor<'_> {
+    /// In the forked process: starts the program, and stays while there is anything to do.
+    fn begin(
+        program: &Program,
+        wiring: &Wiring,
+        identity: &Identity,
+        registry: &Registry,
+        control: RawFd,
+    ) {
+        // SAFETY: attributes of this process alone.
+        unsafe {
+            libc::setsid();
+            libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        }
+        let started = fork_program(program, wiring, identity, false);
+        // SAFETY: onto a number that nothing of ours uses in this process.
+        unsafe {
+            if control != 3 {
+                libc::dup3(control, 3, libc::O_CLOEXEC);
+            }
+        }
+        sys::close_from(4);
+        identity.become_supervisor();
+        // SAFETY: a zeroed set is initialised by sigemptyset.
+        let signals = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, libc::SIGCHLD);
+            libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        };
+        let shell = wiring.ninth.is_some();
+        let mut supervisor = Supervisor {
+            identity,
+            registry,
+            control: 3,
+            signals,
+            root: 0,
+            root_gone: true,
+            ended: None,
+            spent: Spent::default(),
+            family: Family {
+                // SAFETY: getpid only reads.
+                top: unsafe { libc::getpid() },
+                spared: Vec::new(),
+                shell: None,
+            },
+            stays: !shell,
+            free: false,
+            inbox: Vec::new(),
+        };
+        supervisor.take_up(started, shell);
+        supervisor.watch();
+    }
+
+    /// The command's first process is there, or it could not be started.
+    fn take_up(&mut self, started: Result<i32, (Stage, Errno)>, shell: bool) {
+        match started {
+            Ok(root) => {
+                self.root = root;
+                self.root_gone = false;
+                self.spent = Spent::default();
+                self.family.spared.clear();
+                self.family.shell = shell.then_some(root);
+                self.free = false;
+                self.tell([1, i64::from(root), 0, 0, 0, 0]);
+            }
+            Err((stage, errno)) => {
+                self.free = self.stays;
+                self.tell([2, stage as i64, i64::from(errno), 0, 0, 0]);
+            }
+        }
+    }
+
+    /// A message while we are free: another command, or an order that came too late. False when there
+    /// will be none.
+    fn rest(&mut self) -> bool {
+        let mut inbox = std::mem::take(&mut self.inbox);
+        let fds = match handover::receive(self.control, &mut inbox) {
+            Ok(fds) => fds,
+            Err(errno) => return errno == libc::EAGAIN,
+        };
+        let handover = handover::unpack(&inbox);
+        let gone = inbox.is_empty();
+        self.inbox = inbox;
+        match (handover, &fds[..]) {
+            (Some(handover), [stdin, stdout, stderr]) => {
+                let stdio = [stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
+                self.carry(&handover, stdio);
+            }
+            (Some(_), _) => self.take_up(Err((Stage::Prepare, libc::EMFILE)), false),
+            (None, _) if gone => return false,
+            // A sweep is answered: there is nobody, so it is done.
+            (None, _) if inbox_kind(&self.inbox) == 3 => self.tell([5, 0, 0, 0, 0, 0]),
+            (None, _) => {}
+        }
+        true
+    }
+
+    fn carry(&mut self, handover: &Handover, stdio: [RawFd; 3]) {
+        let wiring = Wiring {
+            stdio,
+            ninth: None,
+            terminal: handover.terminal,
+            own_session: true,
+        };
+        self.registry.begin(self.family.top, handover.command);
+        let started = fork_program(&handover.program, &wiring, self.identity, true);
+        // What the child did to become the user may have touched the memory we shared.
+        // SAFETY: prctl with integers.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+        self.take_up(started, false);
+    }
+
+    fn tell(&self, message: Message) {
+        let _runner_gone = send(self.control, message);
+    }
+
+    fn watch(&mut self) {
+        loop {
+            if !self.free && !self.reap() && !self.stays {
+                return;
+            }
+            let mut waits = [
+                libc::pollfd {
+                    fd: self.signals,
+                    events: libc::POLLIN,
+                    revents: 0,
+                },
+                libc::pollfd {
+                    fd: self.control,
+                    events: libc::POLLIN,
+                    revents: 0,
+                },
+            ];
+            // Without a signalfd we look for dead children every 10 ms.
+            let timeout = if self.signals < 0 && !self.free {
+                10
+            } else {
+                -1
+            };
+            // SAFETY: `waits` is a valid array of two.
+            unsafe { libc::poll(waits.as_mut_ptr(), 2, timeout) };
+            if waits[0].revents != 0 {
+                let mut sink = [0u8; 1024];
+                let _drained = sys::read(self.signals, &mut sink);
+            }
+            let heard = waits[1].revents != 0;
+            if heard && !(if self.free { self.rest() } else { self.obey() }) {
+                return;
+            }
+        }
+    }
+
+    /// Collects the dead. False when nobody is left to wait for.
+    fn reap(&mut self) -> bool {
+        let left = loop {
+            let mut status = 0;
+            // SAFETY: a zeroed rusage is a valid value to be overwritten.
+            let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+            // SAFETY: both are valid out pointers.
+            let pid = unsafe { libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage) };
+            match pid {
+                0 => break true,
+                -1 if sys::errno() == libc::EINTR => continue,
+                -1 => break false,
+                _ => {}
+            }
+            if !self.root_gone {
+                self.spent.add(&usage);
+            }
+            if pid == self.root && !self.root_gone {
+                self.root_gone = true;
+                self.family.shell = None;
+                self.ended = Some(status);
+            }
+        };
+        let last = !left && self.stays && !self.free;
+        self.free |= last;
+        match self.ended.take() {
+            Some(status) => self.report_exit(status, last),
+            None if last => self.tell([6, 0, 0, 0, 0, 0]),
+            None => {}
+        }
+        left
+    }
+
+    fn report_exit(&self, status: i32, last: bool) {
+        self.tell([
+            if last { 7 } else { 3 },
+            i64::from(status),
+            self.spent.cpu_us / 1000,
+            self.spent.peak_rss,
+            self.spent.read_blocks * 512,
+            self.spent.written_blocks * 512,
+        ]);
+    }
+
+    /// One order from the runner. False when there is nothing more to do.
+    fn obey(&mut self) -> bool {
+        match receive(self.control) {
+            Err(libc::EAGAIN) => {}
+            Err(_) | Ok(None) => {
+                self.family.shell = None;
+                self.family.spared.clear();
+                self.sweep();
+                return false;
+            }
+            Ok(Some([1, ..])) => {
+                self.family.spared = self.present();
+                self.tell([4, 0, 0, 0, 0, 0]);
+            }
+            Ok(Some([2, signal, whom, ..])) => self.signal(signal as i32, whom),
+            Ok(Some([3, ..])) => {
+                self.sweep();
+                self.tell([5, 0, 0, 0, 0, 0]);
+            }
+            Ok(Some([4, ..])) => {
+                self.family.shell = None;
+                self.family.spared.clear();
+                self.sweep();
+            }
+            Ok(Some(_)) => {}
+        }
+        true
+    }
+
+    /// Everybody below us now, the shell excepted.
+    fn present(&self) -> Vec<(i32, u64)> {
+        let alone = |pid| processes::children(pid).map_or(false, |list| list.is_empty());
+        let only_shell = processes::children(self.family.top).map_or(false, |l| l == [self.root]);
+        if only_shell && alone(self.root) {
+            return Vec::new();
+        }
+        let everybody = Family {
+            top: self.family.top,
+            spared: Vec::new(),
+            shell: self.family.shell,
+        };
+        everybody
+            .members()
+            .iter()
+            .map(|p| (p.pid, p.start))
+            .collect()
+    }
+
+    fn signal(&mut self, signal: i32, whom: i64) {
+        let to_root = match whom {
+            2 => true,
+            // A shell that runs a builtin has no process to signal but itself.
+            1 => self.family.signal(signal) == 0 && self.family.shell.is_some(),
+            _ => {
+                self.family.signal(signal);
+                false
+            }
+        };
+        if to_root && !self.root_gone {
+            let _gone = sys::kill(self.root, signal);
+        }
+    }
+
+    fn sweep(&mut self) {
+        let family = Family {
+            top: self.family.top,
+            spared: self.family.spared.clone(),
+            shell: self.family.shell,
+        };
+        family.sweep(&mut || {
+            self.reap();
+        });
+    }
+}
+
+fn inbox_kind(packet: &[u8]) -> i64 {
+    let first = packet.get(..8).and_then(|word| word.try_into().ok());
+    first.map_or(0, i64::from_ne_bytes)
+}
+
+/// What the child needs, and where it leaves word of its failure; it shares our memory until it execs.
+struct Errand<'a> {
+    program: &'a Program,
+    wiring: &'a Wiring,
+    identity: &'a Identity,
+    /// From a supervisor that was one before.
+    again: bool,
+    refusal: Option<(Stage, Errno)>,
+}
+
+extern "C" fn child(argument: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `fork_program` passes a pointer to its own Errand and is suspended while we use it.
+    let errand = unsafe { &mut *argument.cast::<Errand>() };
+    let left = match errand.again {
+        true => errand.identity.leave_supervisor(),
+        false => Ok(()),
+    };
+    errand.refusal = Some(match left {
+        Ok(()) => errand.program.run(errand.wiring, errand.identity),
+        Err(errno) => (Stage::Prepare, errno),
+    });
+    // SAFETY: leaves without running anything of the parent's.
+    unsafe { libc::_exit(127) }
+}
+
+/// The child's pid once it has become the program. As posix_spawn does it: the child borrows our memory
+/// on a stack of its own while we wait, so nothing is copied and its failure is a value, not a message.
+fn fork_program(
+    program: &Program,
+    wiring: &Wiring,
+    identity: &Identity,
+    again: bool,
+) -> Result<i32, (Stage, Errno)> {
+    // Not cleared: most of its pages are never touched.
+    let mut stack: Vec<u128> = Vec::with_capacity(STACK / std::mem::size_of::<u128>());
+    let mut errand = Errand {
+        program,
+        wiring,
+        identity,
+        again,
+        refusal: None,
+    };
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the stack and the errand outlive the child's use of them, because CLONE_VFORK suspends us
+    // until it has exec'd or exited; all signals are blocked, so no handler runs on shared memory.
+    let pid = unsafe {
+        let top = stack.as_mut_ptr().add(stack.capacity());
+        let errand: *mut Errand = &mut errand;
+        libc::clone(child, top.cast(), flags, errand.cast())
+    };
+    if pid < 0 {
+        return Err((Stage::Prepare, sys::errno()));
+    }
+    match errand.refusal {
+        None => Ok(pid),
+        Some(refusal) => {
+            // SAFETY: waits for our own child.
+            unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+            Err(refusal)
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! From a request to a running program: what is prepared before the fork, and the child's way to exec.
+//!
+//! Everything that allocates or can be refused is done in `Program::new`; the child only makes system
+//! calls, and says by stage and errno where it stopped.
+
+use crate::identity::Identity;
+use crate::sys::{self, Errno};
+use crate::wire::handler::Failure;
+use std::ffi::CString;
+use std::os::unix::io::{AsRawFd, RawFd};
+
+/// What a child reports when it could not start the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Prepare = 1,
+    Cwd = 2,
+    Exec = 3,
+}
+
+pub type Env = Vec<(Vec<u8>, Vec<u8>)>;
+
+pub struct Program {
+    pub argv: Strings,
+    pub env: Strings,
+    pub candidates: Vec<CString>,
+    pub cwd: CString,
+}
+
+/// Strings, and the list of them that execve wants: made here, because a child that shares its parent's
+/// memory and execs would never give back what it allocates.
+pub struct Strings {
+    pub own: Vec<CString>,
+    list: Vec<*const libc::c_char>,
+}
+
+impl From<Vec<CString>> for Strings {
+    fn from(own: Vec<CString>) -> Strings {
+        let pointers = own.iter().map(|string| string.as_ptr());
+        let list = pointers.chain([std::ptr::null()]).collect();
+        Strings { own, list }
+    }
+}
+
+/// The descriptors a child gets; all are above 2 and closed on exec in their original place.
+pub struct Wiring {
+    pub stdio: [RawFd; 3],
+    /// A shell's private way to answer.
+    pub ninth: Option<RawFd>,
+    /// Standard input is a terminal that becomes the controlling one.
+    pub terminal: bool,
+    /// A shell stays in its supervisor's session: opening a terminal must not make it the controlling one.
+    pub own_session: bool,
+}
+
+const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+pub fn env_get<'a>(env: &'a Env, name: &[u8]) -> Option<&'a [u8]> {
+    env.iter()
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| value.as_slice())
+}
+
+pub fn env_set(env: &mut Env, name: &[u8], value: Vec<u8>) {
+    match env.iter_mut().find(|(key, _)| key == name) {
+        Some(pair) => pair.1 = value,
+        None => env.push((name.to_vec(), value)),
+    }
+}
+
+impl Program {
+    pub fn new(argv: &[Vec<u8>], env: &Env, cwd: &[u8]) -> Result<Program, Errno> {
+        let first = argv.first().ok_or(libc::EINVAL)?;
+        let mut candidates = Vec::new();
+        if first.contains(&b'/') {
+            candidates.push(sys::c_string(first)?);
+        } else if !first.is_empty() {
+            let path = env_get(env, b"PATH").unwrap_or(DEFAULT_PATH);
+            for directory in path.split(|&c| c == b':') {
+                let mut candidate = directory.to_vec();
+                if !candidate.is_empty() {
+                    candidate.push(b'/');
+                }
+                candidate.extend_from_slice(first);
+                candidates.push(sys::c_string(&candidate)?);
+            }
+        }
+        let argv = argv
+            .iter()
+            .map(|word| sys::c_string(word))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut pairs = Vec::with_capacity(env.len());
+        for (name, value) in env {
+            let mut pair = name.clone();
+            pair.push(b'=');
+            pair.extend_from_slice(value);
+            pairs.push(sys::c_string(&pair)?);
+        }
+        Ok(Program {
+            argv: argv.into(),
+            env: pairs.into(),
+            candidates,
+            cwd: sys::c_string(cwd)?,
+        })
+    }
+
+    /// In the child: becomes the program, or returns where it stopped and why.
+    pub fn run(&self, wiring: &Wiring, identity: &Identity) -> (Stage, Errno) {
+        if let Err(errno) = prepare(wiring, identity) {
+            return (Stage::Prepare, errno);
+        }
+        // SAFETY: `cwd` is NUL-terminated.
+        if let Err(errno) = sys::check(unsafe { libc::chdir(self.cwd.as_ptr()) }) {
+            return (Stage::Cwd, errno);
+        }
+        unblock_signals();
+        (Stage::Exec, self.exec())
+    }
+
+    fn exec(&self) -> Errno {
+        let (argv, env) = (&self.argv.list, &self.env.list);
+        let mut verdict = libc::ENOENT;
+        for candidate in &self.candidates {
+            // SAFETY: both arrays are NULL-terminated lists of NUL-terminated strings.
+            unsafe { libc::execve(candidate.as_ptr(), argv.as_ptr(), env.as_ptr()) };
+            match sys::errno() {
+                libc::ENOENT | libc::ENOTDIR => {}
+                // Found, but not for us: keep looking, and say this if nothing better comes.
+                libc::EACCES => verdict = libc::EACCES,
+                other => return other,
+            }
+        }
+        verdict
+    }
+}
+
+fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
+    // SAFETY: system calls on descriptors and attributes of this child alone.
+    unsafe {
+        if wiring.own_session {
+            sys::check(libc::setsid())?;
+        } else {
+            sys::check(libc::setpgid(0, 0))?;
+        }
+        for (target, &fd) in wiring.stdio.iter().enumerate() {
+            sys::check(libc::dup2(fd, target as RawFd))?;
+        }
+        if wiring.terminal {
+            sys::check(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
+        }
+        if let Some(fd) = wiring.ninth {
+            if fd == 9 {
+                sys::check(libc::fcntl(9, libc::F_SETFD, 0))?;
+            } else {
+                sys::check(libc::dup2(fd, 9))?;
+            }
+        }
+    }
+    identity.as_owner(raise_oom_score);
+    identity.become_user()
+}
+
+/// The OOM killer shall prefer what the user runs to what runs it.
+fn raise_oom_score() {
+    let write = || {
+        let file = sys::open(b"/proc/self/oom_score_adj", libc::O_WRONLY, 0)?;
+        sys::write_all(file.as_raw_fd(), b"500")
+    };
+    if write().is_err() {
+        // Without root, the files of a non-dumpable process belong to somebody else.
+        // SAFETY: prctl with integers.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
+        let _not_vital = write();
+        // SAFETY: as above.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+    }
+}
+
+fn unblock_signals() {
+    // SAFETY: a zeroed set is initialised by sigemptyset; SIG_DFL is a valid disposition.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+    }
+}
+
+/// The protocol's words for a program that did not start.
+pub fn not_started(stage: i64, errno: Errno, program: &[u8], cwd: &[u8]) -> Failure {
+    let shown = String::from_utf8_lossy(program);
+    if stage == Stage::Cwd as i64 {
+        let cwd = String::from_utf8_lossy(cwd);
+        return Failure::from_errno(errno, format!("cannot enter {cwd}"));
+    }
+    let mut failure = Failure::from_errno(errno, format!("cannot run {shown}"));
+    if stage == Stage::Exec as i64 {
+        match errno {
+            libc::ENOENT | libc::ENOTDIR => failure.code = "command_not_found",
+            libc::EACCES | libc::ENOEXEC | libc::EISDIR | libc::EPERM | libc::ELIBBAD => {
+                failure.code = "not_executable"
+            }
+            _ => {}
+        }
+    }
+    failure
+}

@@ -1,0 +1,324 @@
+//! One client: its socket, what waits to be sent to it, and its open streams with their credit.
+//!
+//! Knows nothing of commands or files. A client that does not read costs bounded memory: streams wait
+//! once `HIGH_WATER` bytes are pending, and control frames beyond `OVERFLOW` end the connection.
+
+use crate::exec::ring::{Chunk, SOURCES};
+use crate::sys::{self, Errno};
+use crate::timers::TimerId;
+use crate::wire::frame::{self, Decoder};
+use crate::wire::handler::{Failure, Handler, Out};
+use crate::wire::protocol;
+use serde_json::{json, Value};
+use std::collections::HashMap;
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+
+/// Streams wait while this much is pending.
+pub const HIGH_WATER: usize = 1 << 20;
+/// Pending bytes at which a client counts as gone.
+pub const OVERFLOW: usize = 16 << 20;
+const FLUSH_AT: usize = 256 << 10;
+
+pub struct Outgoing {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+    sent: usize,
+    pub broken: bool,
+    /// Some stream had credit but no room; look at all of them once there is room.
+    pub stalled: bool,
+}
+
+impl Outgoing {
+    pub fn new(fd: OwnedFd) -> Outgoing {
+        Outgoing {
+            fd,
+            buffer: Vec::new(),
+            sent: 0,
+            broken: false,
+            stalled: false,
+        }
+    }
+
+    pub fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    pub fn pending(&self) -> usize {
+        self.buffer.len() - self.sent
+    }
+
+    pub fn room(&self) -> usize {
+        HIGH_WATER.saturating_sub(self.pending())
+    }
+
+    /// Writes what the socket takes.
+    pub fn flush(&mut self) {
+        while self.sent < self.buffer.len() && !self.broken {
+            match sys::write(self.fd.as_raw_fd(), &self.buffer[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(libc::EAGAIN) => break,
+                Err(_) => self.broken = true,
+            }
+        }
+        if self.sent == self.buffer.len() {
+            self.buffer.clear();
+            self.sent = 0;
+            self.buffer.shrink_to(64 << 10);
+        } else if self.sent > FLUSH_AT {
+            self.buffer.drain(..self.sent);
+            self.sent = 0;
+        }
+        if self.pending() > OVERFLOW {
+            self.broken = true;
+        }
+    }
+
+    fn json(&mut self, kind: u8, stream: u32, body: &Value) {
+        let start = self.buffer.len();
+        frame::put_header(&mut self.buffer, kind, stream, 0);
+        let body_at = self.buffer.len();
+        // Writing a Value into memory cannot fail.
+        let _ = serde_json::to_writer(&mut self.buffer, body);
+        let length = (self.buffer.len() - body_at + 5) as u32;
+        self.buffer[start..start + 4].copy_from_slice(&length.to_be_bytes());
+    }
+
+    pub fn hello(&mut self, body: &Value) {
+        self.json(frame::HELLO, 0, body);
+    }
+
+    pub fn event(&mut self, stream: u32, body: &Value) {
+        self.json(frame::EVENT, stream, body);
+    }
+
+    pub fn result(&mut self, stream: u32, body: &Value) {
+        self.json(frame::RESULT, stream, body);
+    }
+
+    pub fn error(&mut self, stream: u32, failure: &Failure) {
+        let known = Failure {
+            code: protocol::known_code(failure.code),
+            ..failure.clone()
+        };
+        self.json(frame::ERROR, stream, &known.to_json());
+    }
+
+    pub fn credit(&mut self, stream: u32, amount: u32) {
+        frame::put_header(&mut self.buffer, frame::CREDIT, stream, 4);
+        self.buffer.extend_from_slice(&amount.to_be_bytes());
+    }
+
+    pub fn data(&mut self, stream: u32, bytes: &[u8]) {
+        for part in bytes.chunks(protocol::DATA_FRAME) {
+            frame::put_header(&mut self.buffer, frame::DATA, stream, part.len());
+            self.buffer.extend_from_slice(part);
+            if self.pending() >= FLUSH_AT {
+                self.flush();
+            }
+        }
+    }
+
+    pub fn chunk(&mut self, stream: u32, chunk: &Chunk) {
+        frame::put_header(&mut self.buffer, frame::CHUNK, stream, chunk_body(chunk));
+        self.buffer.extend_from_slice(&chunk.seq.to_be_bytes());
+        self.buffer.extend_from_slice(&chunk.offset.to_be_bytes());
+        self.buffer.push(chunk.source);
+        self.buffer.extend_from_slice(chunk.pieces.0);
+        self.buffer.extend_from_slice(chunk.pieces.1);
+        if self.pending() >= FLUSH_AT {
+            self.flush();
+        }
+    }
+}
+
+/// What a CHUNK takes of the credit.
+pub fn chunk_body(chunk: &Chunk) -> usize {
+    17 + chunk.len()
+}
+
+/// Where a reader of a command's output stands.
+pub struct Follow {
+    pub exec: u64,
+    pub seq: u64,
+    pub sent: [u64; SOURCES],
+    /// The `started` event is still owed.
+    pub announce: bool,
+    /// Go on until the command ends; otherwise answer with what is there.
+    pub to_the_end: bool,
+    /// DATA on this stream is the command's standard input.
+    pub feeds: bool,
+}
+
+pub struct Feed {
+    pub exec: u64,
+    pub close: bool,
+    pub received: u64,
+    pub written: u64,
+}
+
+pub struct Watch {
+    pub fd: RawFd,
+    pub interest: u32,
+    pub token: u64,
+}
+
+/// What a stream is about.
+pub enum Work {
+    Verb {
+        handler: Box<dyn Handler>,
+        watch: Option<Watch>,
+        /// Already in the queue of those that asked for another step.
+        queued: bool,
+    },
+    Follow(Follow),
+    /// Answer once the command has started (or stands in a shell's queue).
+    Begin {
+        exec: u64,
+        feeds: bool,
+    },
+    Wait {
+        exec: u64,
+        timer: Option<TimerId>,
+    },
+    Feed(Feed),
+    /// Answer once nothing of the command is left.
+    Sweep {
+        exec: u64,
+        until: u32,
+    },
+}
+
+impl Work {
+    pub fn exec(&self) -> Option<u64> {
+        match self {
+            Work::Verb { .. } => None,
+            Work::Follow(follow) => Some(follow.exec),
+            Work::Begin { exec, .. } | Work::Wait { exec, .. } | Work::Sweep { exec, .. } => {
+                Some(*exec)
+            }
+            Work::Feed(feed) => Some(feed.exec),
+        }
+    }
+}
+
+pub struct Stream {
+    /// DATA and CHUNK bytes we may still send.
+    pub credit: u64,
+    /// DATA bytes the client may still send.
+    pub window: u64,
+    pub ended: bool,
+    pub work: Work,
+}
+
+impl Stream {
+    pub fn new(work: Work) -> Stream {
+        Stream {
+            credit: protocol::INITIAL_CREDIT,
+            window: protocol::INITIAL_CREDIT,
+            ended: false,
+            work,
+        }
+    }
+}
+
+pub struct Connection {
+    pub input: OwnedFd,
+    pub token: u64,
+    pub write_token: Option<u64>,
+    pub decoder: Decoder,
+    pub out: Outgoing,
+    pub streams: HashMap<u32, Stream>,
+}
+
+impl Connection {
+    pub fn new(input: OwnedFd, output: OwnedFd, token: u64) -> Connection {
+        Connection {
+            input,
+            token,
+            write_token: None,
+            decoder: Decoder::default(),
+            out: Outgoing::new(output),
+            streams: HashMap::new(),
+        }
+    }
+
+    /// The client's DATA was consumed: it may send as much again.
+    pub fn grant(&mut self, stream: u32, amount: u64) {
+        if let Some(open) = self.streams.get_mut(&stream) {
+            open.window += amount;
+            self.out
+                .credit(stream, amount.min(u64::from(u32::MAX)) as u32);
+        }
+    }
+}
+
+/// A handler's way out: frames into the connection, counted against the stream's credit.
+pub struct StreamOut<'a> {
+    pub out: &'a mut Outgoing,
+    pub stream: u32,
+    pub credit: &'a mut u64,
+    pub window: &'a mut u64,
+    pub done: bool,
+}
+
+impl Out for StreamOut<'_> {
+    fn credit(&self) -> usize {
+        (*self.credit).min(self.out.room() as u64) as usize
+    }
+
+    fn data(&mut self, bytes: &[u8]) {
+        *self.credit = self.credit.saturating_sub(bytes.len() as u64);
+        self.out.data(self.stream, bytes);
+    }
+
+    fn event(&mut self, body: Value) {
+        self.out.event(self.stream, &body);
+    }
+
+    fn grant(&mut self, n: u32) {
+        *self.window += u64::from(n);
+        self.out.credit(self.stream, n);
+    }
+
+    fn result(&mut self, body: Value) {
+        if !self.done {
+            self.done = true;
+            self.out.result(self.stream, &body);
+        }
+    }
+
+    fn error(&mut self, failure: Failure) {
+        if !self.done {
+            self.done = true;
+            self.out.error(self.stream, &failure);
+        }
+    }
+}
+
+pub fn empty() -> Value {
+    json!({})
+}
+
+/// Larger buffers than the default let a 50 MB file pass in fewer turns; the kernel may give less.
+pub fn widen(fd: RawFd) {
+    for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+        let size: libc::c_int = 1 << 20;
+        // SAFETY: the option value is one int.
+        unsafe {
+            libc::setsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                option,
+                (&size as *const libc::c_int).cast(),
+                std::mem::size_of::<libc::c_int>() as libc::socklen_t,
+            );
+        }
+    }
+}
+
+pub fn accept(listener: RawFd) -> Result<OwnedFd, Errno> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no address is asked for.
+    let rc = unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+    sys::check(rc).map(sys::own)
+}
