@@ -347,7 +347,7 @@ REFUSED: dict[str, Refused] = {
     ),
     # -- no archive
     "nothing at all": Refused(lambda: b"", "malformed", "empty"),
-    "text": Refused(lambda: b"Hello, world!\n" * 500, "malformed", "no tar archive"),
+    "text": Refused(lambda: b"Hello, world!\n" * 500, "malformed", "not a tar archive"),
     "a header cut short": Refused(lambda: X[:100], "malformed", "stops before its end"),
     "content cut short": Refused(
         lambda: file(b"x", bytes(9000))[:5000], "malformed", "stops before its end"

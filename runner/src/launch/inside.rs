@@ -3,8 +3,9 @@
 //! bubblewrap could do most of it, but reads the whole list of mounts for each; and it knows no limit
 //! of terminals.
 
+use crate::failure::{check, open, Outcome};
 use crate::plan::{Masks, Plan};
-use crate::{mounts, sys, tree, Outcome};
+use crate::{mounts, sys, tree};
 use std::os::unix::io::RawFd;
 
 const STEP: &str = "mount";
@@ -27,10 +28,10 @@ pub fn covers(plan: &Plan) -> Outcome<Covers> {
 
 /// Enters the sandbox's mount namespace for good; this process is about to end.
 pub fn finish(first: i32, masks: &Masks, covers: Covers, terminals: u32) -> Outcome<()> {
-    let namespace = sys::open_read(STEP, &format!("/proc/{}/ns/mnt", first))?;
+    let namespace = open(STEP, &format!("/proc/{}/ns/mnt", first), libc::O_RDONLY, 0)?;
     let entered = unsafe { libc::setns(namespace, libc::CLONE_NEWNS) };
     sys::close(namespace);
-    sys::check(STEP, "enter the sandbox's mount namespace", entered)?;
+    check(STEP, "enter the sandbox's mount namespace", entered)?;
     // The number of terminals is one for the whole machine, and bubblewrap sets no limit.
     mounts::mount(
         "the limit of terminals",

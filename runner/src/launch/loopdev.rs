@@ -3,8 +3,8 @@
 //! A file that several sandboxes may use at once is attached once: two devices over one file would be
 //! two file systems that know nothing of each other, and ruin it.
 
+use crate::failure::{check, open, Failure, Outcome};
 use crate::sys;
-use crate::{Outcome, Trouble};
 use std::os::unix::io::RawFd;
 
 const STEP: &str = "loop";
@@ -66,7 +66,7 @@ impl Attached {
 pub fn attach_shared(image: &str) -> Outcome<Attached> {
     // Opened for this alone: a lock lives as long as what was opened, and the device keeps its own.
     let turn = open_rw(image)?;
-    sys::check(STEP, "wait for others that attach the image", unsafe {
+    check(STEP, "wait for others that attach the image", unsafe {
         libc::flock(turn, libc::LOCK_EX)
     })?;
     let found = match find(turn) {
@@ -92,14 +92,14 @@ pub fn attach_shared(image: &str) -> Outcome<Attached> {
 
 fn find(file: RawFd) -> Outcome<Option<(String, RawFd)>> {
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    sys::check(STEP, "look at the image", unsafe {
+    check(STEP, "look at the image", unsafe {
         libc::fstat(file, &mut stat)
     })?;
     let names = match std::fs::read_dir("/dev") {
         Ok(names) => names,
         Err(e) => {
             let errno = e.raw_os_error().unwrap_or(0);
-            return Err(Trouble::new(STEP, "list /dev", errno));
+            return Err(Failure::new(STEP, "list /dev", errno));
         }
     };
     for entry in names.flatten() {
@@ -136,7 +136,7 @@ pub fn attach(image: &str) -> Outcome<Attached> {
 
 fn claim(file: RawFd, control: RawFd) -> Outcome<Attached> {
     for _ in 0..TRIES {
-        let number = sys::check(STEP, "find a free loop device", unsafe {
+        let number = check(STEP, "find a free loop device", unsafe {
             libc::ioctl(control, LOOP_CTL_GET_FREE as _)
         })?;
         let path = format!("/dev/loop{}", number);
@@ -167,10 +167,10 @@ fn claim(file: RawFd, control: RawFd) -> Outcome<Attached> {
         let errno = sys::errno();
         sys::close(fd);
         if errno != libc::EBUSY {
-            return Err(Trouble::new(STEP, format!("configure {}", path), errno));
+            return Err(Failure::new(STEP, format!("configure {}", path), errno));
         }
     }
-    Err(Trouble::new(
+    Err(Failure::new(
         STEP,
         "every free loop device was taken by others",
         libc::EBUSY,
@@ -178,8 +178,5 @@ fn claim(file: RawFd, control: RawFd) -> Outcome<Attached> {
 }
 
 fn open_rw(path: &str) -> Outcome<RawFd> {
-    let cpath = sys::c(STEP, path)?;
-    sys::check(STEP, &format!("open {}", path), unsafe {
-        libc::open(cpath.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC)
-    })
+    open(STEP, path, libc::O_RDWR, 0)
 }

@@ -12,6 +12,7 @@
 #![allow(unknown_lints)]
 #![allow(clippy::incompatible_msrv)]
 
+mod failure;
 mod inside;
 mod loopdev;
 mod mounts;
@@ -19,57 +20,34 @@ mod plan;
 mod root;
 mod runtime;
 mod spawn;
-mod sys;
 mod tree;
 mod userns;
 mod visible;
 mod volume;
 
+use failure::{failed, write_file, Failure, Outcome};
 use plan::{Plan, Program};
+use sandkasten_runner::sys;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
-
-/// Where it stopped and why; `step` is a closed set that the caller turns into a remedy.
-#[derive(Debug)]
-pub struct Trouble {
-    pub step: &'static str,
-    pub message: String,
-    pub errno: i32,
-}
-
-pub type Outcome<T> = Result<T, Trouble>;
-
-impl Trouble {
-    pub fn new(step: &'static str, message: impl Into<String>, errno: i32) -> Self {
-        Trouble {
-            step,
-            message: message.into(),
-            errno,
-        }
-    }
-
-    pub fn last(step: &'static str, message: impl Into<String>) -> Self {
-        Trouble::new(step, message, sys::errno())
-    }
-}
 
 fn launch() -> Outcome<spawn::Born> {
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
-        .map_err(|e| Trouble::new("plan", e.to_string(), e.raw_os_error().unwrap_or(0)))?;
+        .map_err(|e| Failure::new("plan", e.to_string(), e.raw_os_error().unwrap_or(0)))?;
     let source: Value = serde_json::from_str(&text)
-        .map_err(|e| Trouble::new("plan", format!("not JSON: {}", e), 0))?;
+        .map_err(|e| Failure::new("plan", format!("not JSON: {}", e), 0))?;
     if let Some(place) = visible::parse(&source)? {
         visible::make(&place)?;
         return Ok(spawn::Born { pid: 0, start: 0 });
     }
     let plan = Plan::parse(&source)?;
-    sys::close_all_but(&[0, 1, 2, plan.listen_fd])?;
+    sys::close_all_but(&[0, 1, 2, plan.listen_fd]).map_err(failed("descriptors", "close_range"))?;
     // Joined before any namespace is made, so that the cgroup namespace's root is this very cgroup
     // and /proc/self/cgroup inside says "/".
     for file in &plan.cgroup_tasks {
-        sys::write_file("cgroup", file, b"0")?;
+        write_file("cgroup", file, b"0")?;
     }
     let userns = match plan.id_map {
         Some(map) => {
@@ -84,7 +62,10 @@ fn launch() -> Outcome<spawn::Born> {
         }
     };
     mounts::stage(&plan, userns)?;
-    sys::set_limits(&plan)?;
+    for &(resource, value) in &plan.limits {
+        sys::lower_limit(resource as libc::__rlimit_resource_t, value)
+            .map_err(failed("limits", "setrlimit"))?;
+    }
     match &plan.program {
         Program::Trial => Ok(spawn::Born { pid: 0, start: 0 }),
         Program::Bubblewrap(bwrap) => spawn::bubblewrap(&plan, bwrap, userns),

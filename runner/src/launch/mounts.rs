@@ -4,8 +4,9 @@
 //! unmounted: it goes with the last process of the sandbox. It exists because bubblewrap resolves
 //! sources as the sandbox's user, who may not walk through our 0700 data directory.
 
+use crate::failure::{c_string, check, io_failed, Failure, Outcome};
 use crate::plan::{IdMap, Plan};
-use crate::{root, sys, tree, volume, Outcome};
+use crate::{root, sys, tree, volume};
 use std::ffi::CString;
 use std::os::unix::io::RawFd;
 use std::ptr;
@@ -14,7 +15,7 @@ const STEP: &str = "mount";
 pub const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
 
 pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
-    sys::check(STEP, "make a mount namespace", unsafe {
+    check(STEP, "make a mount namespace", unsafe {
         libc::unshare(libc::CLONE_NEWNS)
     })?;
     // In one's own user namespace the inherited mounts belong to a stronger one: private is refused
@@ -61,7 +62,7 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
     for shown in &plan.mounts {
         let target = format!("{}/{}", stage, shown.name);
         let kind = std::fs::metadata(&shown.source)
-            .map_err(sys::failed(STEP, &format!("look at {}", shown.source)))?;
+            .map_err(io_failed(STEP, &format!("look at {}", shown.source)))?;
         make_target(&target, kind.is_dir())?;
         let closed = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
         tree::bind(&shown.source, &target, closed, None)?;
@@ -76,14 +77,14 @@ fn make_target(path: &str, directory: bool) -> Outcome<()> {
     if directory {
         return mkdir(path, 0o755);
     }
-    std::fs::write(path, b"").map_err(sys::failed(STEP, &format!("make {}", path)))
+    std::fs::write(path, b"").map_err(io_failed(STEP, &format!("make {}", path)))
 }
 
 pub fn mkdir(path: &str, mode: libc::mode_t) -> Outcome<()> {
-    let cpath = sys::c(STEP, path)?;
+    let cpath = c_string(STEP, path)?;
     // A workspace that was used before already has its directories.
     if unsafe { libc::mkdir(cpath.as_ptr(), mode) } < 0 && sys::errno() != libc::EEXIST {
-        return Err(crate::Trouble::last(STEP, format!("mkdir {}", path)));
+        return Err(Failure::last(STEP, format!("mkdir {}", path)));
     }
     Ok(())
 }
@@ -96,9 +97,9 @@ pub fn mount(
     flags: libc::c_ulong,
     options: Option<&str>,
 ) -> Outcome<()> {
-    let own = |t: Option<&str>| t.map(|t| sys::c(STEP, t)).transpose();
+    let own = |t: Option<&str>| t.map(|t| c_string(STEP, t)).transpose();
     let (source, kind, options) = (own(source)?, own(kind)?, own(options)?);
-    let target_c = sys::c(STEP, target)?;
+    let target_c = c_string(STEP, target)?;
     let raw = |t: &Option<CString>| t.as_ref().map_or(ptr::null(), |t| t.as_ptr());
     let r = unsafe {
         libc::mount(
@@ -109,5 +110,5 @@ pub fn mount(
             raw(&options).cast(),
         )
     };
-    sys::check(STEP, &format!("mount {} on {}", what, target), r).map(|_| ())
+    check(STEP, &format!("mount {} on {}", what, target), r).map(|_| ())
 }

@@ -1,6 +1,6 @@
 //! The plan, as the caller wrote it: parsed completely before anything is done.
 
-use crate::{Outcome, Trouble};
+use crate::failure::{Failure, Outcome};
 use serde_json::Value;
 
 /// Inside ids 0..count are host ids base..base+count.
@@ -123,8 +123,8 @@ pub struct Bubblewrap {
     pub pid_file: String,
 }
 
-fn bad(what: &str) -> Trouble {
-    Trouble::new("plan", format!("the plan has no usable '{}'", what), 0)
+fn bad(what: &str) -> Failure {
+    Failure::new("plan", format!("the plan has no usable '{}'", what), 0)
 }
 
 pub fn text(v: &Value, key: &str) -> Outcome<String> {
@@ -195,7 +195,7 @@ pub fn id_map(v: &Value) -> Outcome<Option<IdMap>> {
         expect: number(v, "expect")? as u32,
     };
     if map.base == 0 || map.expect == 0 {
-        return Err(Trouble::new("plan", "host id 0 may never be mapped", 0));
+        return Err(Failure::new("plan", "host id 0 may never be mapped", 0));
     }
     Ok(Some(map))
 }

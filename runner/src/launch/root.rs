@@ -5,9 +5,10 @@
 //! Layers are bound to short names first and given relative to the stage: a sandbox can read the
 //! options of its root, and they tell nothing then.
 
+use crate::failure::{c_string, check, io_failed, Failure, Outcome};
 use crate::mounts::{mkdir, mount, QUIET};
 use crate::plan::{IdMap, Place, Plan, Root};
-use crate::{sys, tree, volume, Outcome, Trouble};
+use crate::{sys, tree, volume};
 use std::os::unix::io::RawFd;
 
 const STEP: &str = "image";
@@ -23,7 +24,7 @@ pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<(
         let target = format!("{}/{}", stage, name);
         mkdir(&target, 0o755)?;
         tree::bind(layer, &target, QUIETLY, ids.map(|(_, userns)| userns))
-            .map_err(|t| Trouble { step: STEP, ..t })?;
+            .map_err(|t| Failure { step: STEP, ..t })?;
         lowers.insert(0, name);
     }
     if lowers.len() == 1 && !root.writable {
@@ -90,8 +91,8 @@ fn lay(stage: &str, lowers: &[String], changes: Option<&str>, own: bool) -> Outc
         0
     };
     let chdir = |to: &str| -> Outcome<()> {
-        let cto = sys::c(STEP, to)?;
-        sys::check(STEP, &format!("enter {}", to), unsafe {
+        let cto = c_string(STEP, to)?;
+        check(STEP, &format!("enter {}", to), unsafe {
             libc::chdir(cto.as_ptr())
         })
         .map(|_| ())
@@ -105,15 +106,15 @@ fn lay(stage: &str, lowers: &[String], changes: Option<&str>, own: bool) -> Outc
         QUIET | libc::MS_NOATIME | read_only,
         Some(&options),
     )
-    .map_err(|t| Trouble { step: STEP, ..t });
+    .map_err(|t| Failure { step: STEP, ..t });
     chdir("/")?;
     laid
 }
 
 /// Which places are not there. One that is a symlink, or below one, would be mounted somewhere else.
 fn missing<'a>(stage: &str, places: &'a [Place]) -> Outcome<Vec<&'a Place>> {
-    let path = sys::c(STEP, &format!("{}/root", stage))?;
-    let root = sys::check(STEP, "open the image's root", unsafe {
+    let path = c_string(STEP, &format!("{}/root", stage))?;
+    let root = check(STEP, "open the image's root", unsafe {
         libc::open(
             path.as_ptr(),
             libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC,
@@ -128,7 +129,7 @@ fn missing<'a>(stage: &str, places: &'a [Place]) -> Outcome<Vec<&'a Place>> {
             Err(errno) => {
                 let what = if place.directory { "directory" } else { "file" };
                 let message = format!("{} is not a plain {} in the image", place.path, what);
-                outcome = Err(Trouble::new(STEP, message, errno));
+                outcome = Err(Failure::new(STEP, message, errno));
                 break;
             }
         }
@@ -149,14 +150,14 @@ fn make_places(at: &str, places: &[&Place], ids: Option<(IdMap, RawFd)>) -> Outc
             let last = i + 1 == parts.len();
             if last && !place.directory {
                 std::fs::write(&path, b"")
-                    .map_err(sys::failed(STEP, &format!("make {}", place.path)))?;
+                    .map_err(io_failed(STEP, &format!("make {}", place.path)))?;
             } else {
                 mkdir(&path, 0o755)?;
             }
             give_to_inside_root(&path, ids)?;
             let mode = if last { place.mode } else { 0o755 };
-            let cpath = sys::c(STEP, &path)?;
-            sys::check(STEP, &format!("chmod {}", place.path), unsafe {
+            let cpath = c_string(STEP, &path)?;
+            check(STEP, &format!("chmod {}", place.path), unsafe {
                 libc::chmod(cpath.as_ptr(), mode)
             })?;
         }
@@ -169,16 +170,16 @@ fn give_to_inside_root(path: &str, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
         None => return Ok(()),
         Some((map, _)) => map.base,
     };
-    let cpath = sys::c(STEP, path)?;
-    sys::check(STEP, &format!("chown {}", path), unsafe {
+    let cpath = c_string(STEP, path)?;
+    check(STEP, &format!("chown {}", path), unsafe {
         libc::lchown(cpath.as_ptr(), base, base)
     })
     .map(|_| ())
 }
 
 fn unmount(path: &str) -> Outcome<()> {
-    let cpath = sys::c(STEP, path)?;
-    sys::check(STEP, &format!("unmount {}", path), unsafe {
+    let cpath = c_string(STEP, path)?;
+    check(STEP, &format!("unmount {}", path), unsafe {
         libc::umount2(cpath.as_ptr(), libc::MNT_DETACH)
     })
     .map(|_| ())

@@ -5,10 +5,10 @@
 //! a pipe that it serves. Its view of the host's mounts is our private one, so nothing it mounts is
 //! seen elsewhere and all of it goes with the sandbox.
 
+use crate::failure::{c_string, check, io_failed, open, pipe, Failure, Outcome};
 use crate::plan::{Plan, Runtime};
 use crate::spawn::{self, Born};
 use crate::{mounts, sys, tree};
-use crate::{Outcome, Trouble};
 use std::ffi::CString;
 use std::os::unix::io::RawFd;
 use std::time::{Duration, Instant};
@@ -24,14 +24,19 @@ pub fn run(plan: &Plan, runtime: &Runtime, userns: Option<RawFd>) -> Outcome<Bor
     let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
     let left = || deadline.saturating_duration_since(Instant::now());
     prepare(plan, userns)?;
-    let program = sys::c(STEP, &runtime.program)?;
+    let program = c_string(STEP, &runtime.program)?;
     let mut argv: Vec<CString> = Vec::new();
     for word in &runtime.argv {
-        argv.push(sys::c(STEP, word)?);
+        argv.push(c_string(STEP, word)?);
     }
     // A file and not a pipe: a sandbox that writes to a pipe nobody reads any more would die of it.
-    let log = sys::open_log(STEP, &runtime.log)?;
-    let (ready_r, ready_w) = sys::pipe()?;
+    let log = open(
+        STEP,
+        &runtime.log,
+        libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND,
+        0o600,
+    )?;
+    let (ready_r, ready_w) = pipe()?;
     let mut moves = vec![(ready_w, READY)];
     if plan.listen_fd > 2 {
         moves.push((plan.listen_fd, LISTEN));
@@ -57,7 +62,7 @@ fn prepare(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
     if let Some(fd) = userns {
         // A name for the namespace that a configuration can refer to.
         let name = format!("{}/userns", plan.stage);
-        std::fs::write(&name, b"").map_err(sys::failed(STEP, &format!("make {}", name)))?;
+        std::fs::write(&name, b"").map_err(io_failed(STEP, &format!("make {}", name)))?;
         let source = format!("/proc/self/fd/{}", fd);
         mounts::mount(
             "the user namespace",
@@ -75,16 +80,16 @@ fn prepare(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
 
 fn wait_for_end(pid: i32, within: Duration) -> Outcome<()> {
     let pidfd = unsafe { libc::syscall(SYS_PIDFD_OPEN, pid, 0) } as libc::c_int;
-    let pidfd = sys::check(STEP, "watch the runtime", pidfd)?;
+    let pidfd = check(STEP, "watch the runtime", pidfd)?;
     let ended = spawn::readable_within(pidfd, within);
     sys::close(pidfd);
     if !ended {
         spawn::kill_and_reap(pid);
         let message = "the runtime did not end in time";
-        return Err(Trouble::new(STEP, message, libc::ETIMEDOUT));
+        return Err(Failure::new(STEP, message, libc::ETIMEDOUT));
     }
     let mut status = 0;
-    sys::check(STEP, "wait for the runtime", unsafe {
+    check(STEP, "wait for the runtime", unsafe {
         libc::waitpid(pid, &mut status, 0)
     })?;
     if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
@@ -106,7 +111,7 @@ fn wait_for_end(pid: i32, within: Duration) -> Outcome<()> {
             0,
         )
     };
-    Err(Trouble::new(STEP, message, errno))
+    Err(Failure::new(STEP, message, errno))
 }
 
 /// The pid that the runtime wrote down.
@@ -115,10 +120,10 @@ fn first(runtime: &Runtime) -> Outcome<i32> {
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .filter(|pid| *pid > 1)
-        .ok_or_else(|| Trouble::new(STEP, "the runtime did not say the sandbox's pid", 0))
+        .ok_or_else(|| Failure::new(STEP, "the runtime did not say the sandbox's pid", 0))
 }
 
-fn with_log(mut trouble: Trouble, path: &str) -> Trouble {
+fn with_log(mut trouble: Failure, path: &str) -> Failure {
     let said = std::fs::read(path).unwrap_or_default();
     let end = String::from_utf8_lossy(&said[said.len().saturating_sub(TOLD)..]).into_owned();
     let end = end.trim();

@@ -3,12 +3,12 @@
 //! The sandbox's first process ends up as nobody's child: bubblewrap's monitor is killed once the
 //! runner serves (it has nothing more to do and costs memory), and we exit.
 
+use crate::failure::{c_string, check, failed, open, pipe, Failure, Outcome};
 use crate::plan::{Bubblewrap, Plan};
 use crate::{inside, sys};
-use crate::{Outcome, Trouble};
 use serde_json::Value;
 use std::ffi::CString;
-use std::os::unix::io::RawFd;
+use std::os::unix::io::{IntoRawFd, RawFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -36,10 +36,12 @@ pub struct Born {
 }
 
 pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Outcome<Born> {
-    let (ready_r, ready_w) = sys::pipe()?;
-    let (info_r, info_w) = sys::pipe()?;
-    let (err_r, err_w) = sys::pipe()?;
-    let args_fd = sys::memfd("args", &nul_separated(&bwrap.args)?)?;
+    let (ready_r, ready_w) = pipe()?;
+    let (info_r, info_w) = pipe()?;
+    let (err_r, err_w) = pipe()?;
+    let args_fd = sys::memory_file("args", &nul_separated(&bwrap.args)?)
+        .map_err(failed("descriptors", "memfd_create"))?
+        .into_raw_fd();
     let mut moves = vec![
         (plan.listen_fd, LISTEN),
         (ready_w, READY),
@@ -50,9 +52,12 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Out
         moves.push((fd, USERNS));
     }
     for (i, path) in bwrap.seccomp.iter().enumerate() {
-        moves.push((sys::open_read("seccomp", path)?, SECCOMP + i as RawFd));
+        moves.push((
+            open("seccomp", path, libc::O_RDONLY, 0)?,
+            SECCOMP + i as RawFd,
+        ));
     }
-    let program = sys::c(STEP, &bwrap.program)?;
+    let program = c_string(STEP, &bwrap.program)?;
     let argv = argv(bwrap)?;
     let pid = born_in(plan.cgroup_v2.as_deref())?;
     if pid == 0 {
@@ -82,8 +87,8 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Out
 /// for a grace period of the kernel, 10 ms and more.
 pub fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
     let directory = match cgroup {
-        None => return sys::check(STEP, "fork", unsafe { libc::fork() }),
-        Some(path) => sys::open_read("cgroup", path)?,
+        None => return check(STEP, "fork", unsafe { libc::fork() }),
+        Some(path) => open("cgroup", path, libc::O_RDONLY, 0)?,
     };
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
     args.flags = CLONE_INTO_CGROUP;
@@ -95,27 +100,27 @@ pub fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
         return Ok(0);
     }
     sys::close(directory);
-    sys::check("cgroup", "start in the cgroup", pid as libc::c_int)
+    check("cgroup", "start in the cgroup", pid as libc::c_int)
 }
 
 /// A NUL within one would make two of it, and the second an option of somebody else's choosing.
 fn nul_separated(args: &[String]) -> Outcome<Vec<u8>> {
     let mut out = Vec::new();
     for a in args {
-        out.extend_from_slice(sys::c("plan", a)?.as_bytes_with_nul());
+        out.extend_from_slice(c_string("plan", a)?.as_bytes_with_nul());
     }
     Ok(out)
 }
 
 fn argv(bwrap: &Bubblewrap) -> Outcome<Vec<CString>> {
     let mut argv = vec![
-        sys::c(STEP, "bwrap")?,
-        sys::c(STEP, "--args")?,
-        sys::c(STEP, &ARGS.to_string())?,
-        sys::c(STEP, "--")?,
+        c_string(STEP, "bwrap")?,
+        c_string(STEP, "--args")?,
+        c_string(STEP, &ARGS.to_string())?,
+        c_string(STEP, "--")?,
     ];
     for word in &bwrap.command {
-        argv.push(sys::c(STEP, word)?);
+        argv.push(c_string(STEP, word)?);
     }
     Ok(argv)
 }
@@ -157,7 +162,7 @@ fn wait_ready(plan: &Plan, bwrap: &Bubblewrap, ready: RawFd, info: RawFd) -> Out
     let left = || deadline.saturating_duration_since(Instant::now());
     let born = wait_born(plan, &bwrap.pid_file, ready, left, || {
         first_pid(info, left())
-            .ok_or_else(|| Trouble::new(STEP, "bubblewrap did not start the sandbox", 0))
+            .ok_or_else(|| Failure::new(STEP, "bubblewrap did not start the sandbox", 0))
     })?;
     let covers = inside::covers(plan)?;
     inside::finish(born.pid, &plan.masks, covers, bwrap.terminals)?;
@@ -174,21 +179,21 @@ pub fn wait_born(
 ) -> Outcome<Born> {
     let pid = first()?;
     let start = sys::start_time(pid)
-        .ok_or_else(|| Trouble::new(STEP, "the sandbox ended at once", libc::ESRCH))?;
+        .ok_or_else(|| Failure::new(STEP, "the sandbox ended at once", libc::ESRCH))?;
     // Written before the sandbox is known to work, so that whoever finds the litter can end it.
     write_pid_file(pid_file, pid, start)?;
     let mut byte = [0u8; 1];
     match read_within(ready, &mut byte, left()) {
         Some(1) => {}
         Some(_) => {
-            return Err(Trouble::new(
+            return Err(Failure::new(
                 "runner",
                 "the runner ended before it was ready",
                 0,
             ))
         }
         None => {
-            return Err(Trouble::new(
+            return Err(Failure::new(
                 "runner",
                 "the runner was not ready in time",
                 libc::ETIMEDOUT,
@@ -224,7 +229,7 @@ fn write_pid_file(path: &str, pid: i32, start: u64) -> Outcome<()> {
         .and_then(|()| std::fs::rename(&temporary, path))
         .map_err(|e| {
             let errno = e.raw_os_error().unwrap_or(0);
-            Trouble::new("pid file", format!("write {}: {}", path, e), errno)
+            Failure::new("pid file", format!("write {}: {}", path, e), errno)
         })
 }
 
@@ -251,7 +256,7 @@ fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
     if all("Uid:", true) && all("Gid:", true) {
         return Ok(());
     }
-    Err(Trouble::new(
+    Err(Failure::new(
         "ids",
         "the first process does not have the expected ids on the host",
         0,
@@ -299,7 +304,7 @@ pub fn kill_and_reap(pid: i32) {
 }
 
 /// What bubblewrap had to say, for the person who has to mend it.
-fn with_stderr(mut trouble: Trouble, err: RawFd) -> Trouble {
+fn with_stderr(mut trouble: Failure, err: RawFd) -> Failure {
     let mut buffer = [0u8; 4096];
     if let Some(n) = read_within(err, &mut buffer, Duration::from_millis(50)) {
         let said = String::from_utf8_lossy(&buffer[..n]);

@@ -4,20 +4,18 @@
 //! which the older call cannot say. Numbers by hand: the same on every architecture, and newer than
 //! some bindings we build with.
 
-use crate::{sys, Outcome};
-use std::os::unix::io::RawFd;
+use crate::failure::{c_string, check, Outcome};
+use crate::sys;
+use std::os::unix::io::{IntoRawFd, RawFd};
 
 const STEP: &str = "mount";
 const SYS_OPEN_TREE: libc::c_long = 428;
 const SYS_MOVE_MOUNT: libc::c_long = 429;
-const SYS_OPENAT2: libc::c_long = 437;
 const SYS_MOUNT_SETATTR: libc::c_long = 442;
 const OPEN_TREE_CLONE: libc::c_uint = 1;
 const OPEN_TREE_CLOEXEC: libc::c_uint = libc::O_CLOEXEC as libc::c_uint;
 const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
 const ATTR_IDMAP: u64 = 0x0010_0000;
-const RESOLVE_NO_SYMLINKS: u64 = 0x04;
-const RESOLVE_IN_ROOT: u64 = 0x10;
 
 pub const READ_ONLY: u64 = 1;
 pub const NOSUID: u64 = 2;
@@ -33,17 +31,9 @@ struct Attributes {
     userns: u64,
 }
 
-/// struct open_how of <linux/openat2.h>.
-#[repr(C)]
-struct How {
-    flags: u64,
-    mode: u64,
-    resolve: u64,
-}
-
 /// A mount of `source` alone, without what is mounted below it, that is nowhere yet.
 pub fn copy(source: &str) -> Outcome<RawFd> {
-    let csource = sys::c(STEP, source)?;
+    let csource = c_string(STEP, source)?;
     let fd = unsafe {
         libc::syscall(
             SYS_OPEN_TREE,
@@ -52,7 +42,7 @@ pub fn copy(source: &str) -> Outcome<RawFd> {
             OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC,
         )
     };
-    sys::check(STEP, &format!("take a mount of {}", source), fd as i32)
+    check(STEP, &format!("take a mount of {}", source), fd as i32)
 }
 
 /// `userns`: ids of the file system are those inside that namespace.
@@ -80,12 +70,12 @@ pub fn restrict(mount: RawFd, set: u64, userns: Option<RawFd>) -> Outcome<()> {
     } else {
         "restrict a mount"
     };
-    sys::check(STEP, what, r as i32).map(|_| ())
+    check(STEP, what, r as i32).map(|_| ())
 }
 
 /// Puts it there and closes the descriptor.
 pub fn put(mount: RawFd, target: &str) -> Outcome<()> {
-    let ctarget = sys::c(STEP, target)?;
+    let ctarget = c_string(STEP, target)?;
     let r = unsafe {
         libc::syscall(
             SYS_MOVE_MOUNT,
@@ -96,7 +86,7 @@ pub fn put(mount: RawFd, target: &str) -> Outcome<()> {
             MOVE_MOUNT_F_EMPTY_PATH,
         )
     };
-    let done = sys::check(STEP, &format!("put a mount on {}", target), r as i32);
+    let done = check(STEP, &format!("put a mount on {}", target), r as i32);
     sys::close(mount);
     done.map(|_| ())
 }
@@ -113,24 +103,8 @@ pub fn bind(source: &str, target: &str, set: u64, userns: Option<RawFd>) -> Outc
 
 /// A path below `root` without any symlink in it, as O_PATH; the errno when it is not there or not so.
 pub fn plain_path(root: RawFd, path: &str, directory: bool) -> Result<RawFd, i32> {
-    let cpath = sys::c(STEP, path).map_err(|t| t.errno)?;
     let kind = if directory { libc::O_DIRECTORY } else { 0 };
-    let how = How {
-        flags: (libc::O_PATH | libc::O_CLOEXEC | libc::O_NOFOLLOW | kind) as u64,
-        mode: 0,
-        resolve: RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT,
-    };
-    let fd = unsafe {
-        libc::syscall(
-            SYS_OPENAT2,
-            root,
-            cpath.as_ptr(),
-            &how,
-            std::mem::size_of::<How>(),
-        )
-    };
-    if fd < 0 {
-        return Err(sys::errno());
-    }
-    Ok(fd as RawFd)
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | kind;
+    let resolve = sys::RESOLVE_NO_SYMLINKS | sys::RESOLVE_IN_ROOT;
+    Ok(sys::open_at2(root, path.as_bytes(), flags, resolve)?.into_raw_fd())
 }

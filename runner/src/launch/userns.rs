@@ -1,8 +1,8 @@
 //! User namespaces: a fresh one mapped to an id range of its own (root), or one's own id (ordinary user).
 
+use crate::failure::{check, failed, open, pipe, write_file, Failure, Outcome};
 use crate::plan::IdMap;
 use crate::sys;
-use crate::{Outcome, Trouble};
 use std::os::unix::io::RawFd;
 
 const STEP: &str = "userns";
@@ -12,9 +12,9 @@ const STEP: &str = "userns";
 /// A child makes the namespace and waits; we write its maps, as only a process outside may for a
 /// range, and keep the namespace alive by its descriptor.
 pub fn mapped(map: IdMap) -> Outcome<RawFd> {
-    let (from_child, to_parent) = sys::pipe()?;
-    let (from_parent, to_child) = sys::pipe()?;
-    let pid = sys::check(STEP, "fork", unsafe { libc::fork() })?;
+    let (from_child, to_parent) = pipe()?;
+    let (from_parent, to_child) = pipe()?;
+    let pid = check(STEP, "fork", unsafe { libc::fork() })?;
     if pid == 0 {
         // Our copies of the parent's ends would keep us from seeing it close them.
         sys::close(from_child);
@@ -35,7 +35,7 @@ pub fn mapped(map: IdMap) -> Outcome<RawFd> {
     made.map_err(|t| {
         if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) != 0 {
             let errno = libc::WEXITSTATUS(status);
-            Trouble::new(STEP, "make a user namespace", errno)
+            Failure::new(STEP, "make a user namespace", errno)
         } else {
             t
         }
@@ -45,11 +45,11 @@ pub fn mapped(map: IdMap) -> Outcome<RawFd> {
 fn write_maps(pid: i32, map: IdMap, from_child: RawFd, to_child: RawFd) -> Outcome<RawFd> {
     wait_byte(from_child)?;
     let line = format!("0 {} {}", map.base, map.count);
-    sys::write_file(STEP, &format!("/proc/{}/uid_map", pid), line.as_bytes())?;
-    sys::write_file(STEP, &format!("/proc/{}/gid_map", pid), line.as_bytes())?;
+    write_file(STEP, &format!("/proc/{}/uid_map", pid), line.as_bytes())?;
+    write_file(STEP, &format!("/proc/{}/gid_map", pid), line.as_bytes())?;
     send_byte(to_child)?;
     wait_byte(from_child)?;
-    sys::open_read(STEP, &format!("/proc/{}/ns/user", pid))
+    open(STEP, &format!("/proc/{}/ns/user", pid), libc::O_RDONLY, 0)
 }
 
 fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
@@ -57,23 +57,23 @@ fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
     // namespace's maker. Made by host root, one sandbox could use up what root itself may have; so
     // the maker is an id of the sandbox's own range. Capabilities are kept over the change, because
     // some hosts let only the privileged make user namespaces.
-    sys::check(STEP, "keep capabilities", unsafe {
+    check(STEP, "keep capabilities", unsafe {
         libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0)
     })?;
-    sys::check(STEP, "take the range's group", unsafe {
+    check(STEP, "take the range's group", unsafe {
         libc::syscall(libc::SYS_setresgid, map.base, map.base, map.base) as libc::c_int
     })?;
-    sys::check(STEP, "take the range's id", unsafe {
+    check(STEP, "take the range's id", unsafe {
         libc::syscall(libc::SYS_setresuid, map.base, map.base, map.base) as libc::c_int
     })?;
-    sys::raise_permitted()?;
-    sys::check(STEP, "unshare", unsafe {
+    sys::raise_permitted().map_err(failed("capabilities", "capset"))?;
+    check(STEP, "unshare", unsafe {
         libc::unshare(libc::CLONE_NEWUSER)
     })?;
     send_byte(to_parent)?;
     wait_byte(from_parent)?;
     // This sysctl is the namespace's own: inside, nobody can make another one, seccomp or not.
-    sys::write_file(STEP, "/proc/sys/user/max_user_namespaces", b"0")?;
+    write_file(STEP, "/proc/sys/user/max_user_namespaces", b"0")?;
     send_byte(to_parent)?;
     // Lives until the parent has opened the namespace and closed its end.
     let _ = wait_byte(from_parent);
@@ -83,16 +83,16 @@ fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
 /// An ordinary user: our own id, mapped to itself, which is enough to mount in a private namespace.
 pub fn enter_own() -> Outcome<()> {
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
-    sys::check(STEP, "make a user namespace as an ordinary user", unsafe {
+    check(STEP, "make a user namespace as an ordinary user", unsafe {
         libc::unshare(libc::CLONE_NEWUSER)
     })?;
-    sys::write_file(STEP, "/proc/self/setgroups", b"deny")?;
-    sys::write_file(
+    write_file(STEP, "/proc/self/setgroups", b"deny")?;
+    write_file(
         STEP,
         "/proc/self/uid_map",
         format!("{} {} 1", uid, uid).as_bytes(),
     )?;
-    sys::write_file(
+    write_file(
         STEP,
         "/proc/self/gid_map",
         format!("{} {} 1", gid, gid).as_bytes(),
@@ -101,18 +101,18 @@ pub fn enter_own() -> Outcome<()> {
 
 fn send_byte(fd: RawFd) -> Outcome<()> {
     let n = unsafe { libc::write(fd, b"x".as_ptr().cast(), 1) };
-    sys::check(STEP, "signal the other side", n as libc::c_int).map(|_| ())
+    check(STEP, "signal the other side", n as libc::c_int).map(|_| ())
 }
 
 fn wait_byte(fd: RawFd) -> Outcome<()> {
     let mut byte = 0u8;
     match unsafe { libc::read(fd, (&mut byte as *mut u8).cast(), 1) } {
         1 => Ok(()),
-        0 => Err(Trouble::new(
+        0 => Err(Failure::new(
             STEP,
             "the other side ended early",
             libc::EPIPE,
         )),
-        _ => Err(Trouble::last(STEP, "wait for the other side")),
+        _ => Err(Failure::last(STEP, "wait for the other side")),
     }
 }

@@ -3,8 +3,9 @@
 //! No namespace is made and no process is left. Whoever releases the place takes the same lock first:
 //! a caller that was killed leaves us running, and we must not mount where somebody is removing.
 
+use crate::failure::{c_string, check, failed, Outcome};
 use crate::plan::{self, IdMap, Volume};
-use crate::{sys, userns, volume, Outcome};
+use crate::{sys, userns, volume};
 use serde_json::Value;
 
 const STEP: &str = "mount";
@@ -38,14 +39,14 @@ pub fn parse(plan: &Value) -> Outcome<Option<Place>> {
 }
 
 pub fn make(place: &Place) -> Outcome<()> {
-    sys::close_all_but(&[0, 1, 2])?;
-    let directory = sys::c(STEP, &place.directory)?;
+    sys::close_all_but(&[0, 1, 2]).map_err(failed("descriptors", "close_range"))?;
+    let directory = c_string(STEP, &place.directory)?;
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    let held = sys::check(STEP, &format!("open {}", place.directory), unsafe {
+    let held = check(STEP, &format!("open {}", place.directory), unsafe {
         libc::open(directory.as_ptr(), flags)
     })?;
     // Given back by our end.
-    sys::check(STEP, "wait for who removes it", unsafe {
+    check(STEP, "wait for who removes it", unsafe {
         libc::flock(held, libc::LOCK_EX)
     })?;
     let ids = match place.id_map {

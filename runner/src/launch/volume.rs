@@ -3,9 +3,10 @@
 //! What is the sandbox's own holds host ids and is nobody's afterwards; what outlives it holds the ids
 //! that were seen inside, shifted on the way, so that the next sandbox with another range can use it.
 
+use crate::failure::{c_string, check, io_failed, Outcome};
 use crate::mounts::{mkdir, mount, QUIET};
 use crate::plan::{IdMap, Volume};
-use crate::{loopdev, sys, tree, Outcome};
+use crate::{loopdev, tree};
 use std::os::unix::io::RawFd;
 
 const STEP: &str = "mount";
@@ -23,7 +24,7 @@ pub fn place(
         Volume::Image { path, keep: false } => {
             mount_image(path, target)?;
             // The mount holds the file from here on; without a name it goes with the sandbox.
-            std::fs::remove_file(path).map_err(sys::failed(STEP, &format!("unlink {}", path)))?;
+            std::fs::remove_file(path).map_err(io_failed(STEP, &format!("unlink {}", path)))?;
         }
         Volume::Image { path, keep: true } => {
             let device = loopdev::attach_shared(path)?;
@@ -109,8 +110,8 @@ fn make_directories(at: &str, names: &[&str], owner: u32, chown: bool) -> Outcom
         let path = format!("{}/{}", at, name);
         mkdir(&path, 0o755)?;
         if chown {
-            let cpath = sys::c(STEP, &path)?;
-            sys::check(STEP, "chown the workspace", unsafe {
+            let cpath = c_string(STEP, &path)?;
+            check(STEP, "chown the workspace", unsafe {
                 libc::lchown(cpath.as_ptr(), owner, owner)
             })?;
         }

@@ -6,14 +6,14 @@
 //! the user is root inside (`--user-capabilities`), exactly those it was given: it may then signal
 //! supervisors, and never the runner, which is the first process and which the kernel protects.
 
-use crate::sys::{self, Errno};
+use crate::sys::{self, Capabilities, Errno};
 
 const CAP_KILL: u32 = 5;
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_SETPCAP: u32 = 8;
 /// What the runner itself cannot do without.
-const WANTED: u32 = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
+const WANTED: u64 = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
 /// Beyond any capability that exists; PR_CAPBSET_DROP says EINVAL at the first unknown one.
 const CAP_END: libc::c_ulong = 64;
 const KEEP: libc::uid_t = libc::uid_t::MAX;
@@ -37,44 +37,9 @@ pub struct Identity {
     effective_ids: bool,
 }
 
-#[repr(C)]
-struct CapHeader {
-    version: u32,
-    pid: i32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct CapData {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
-}
-
-fn cap_get() -> Result<[CapData; 2], Errno> {
-    let mut header = CapHeader {
-        version: 0x2008_0522,
-        pid: 0,
-    };
-    let mut data = [CapData::default(); 2];
-    // SAFETY: version 3 of the interface wants one header and two data records.
-    let rc = unsafe { libc::syscall(libc::SYS_capget, &mut header, data.as_mut_ptr()) };
-    sys::check(rc as libc::c_int)?;
-    Ok(data)
-}
-
-fn cap_set(data: [CapData; 2]) -> Result<(), Errno> {
-    let mut header = CapHeader {
-        version: 0x2008_0522,
-        pid: 0,
-    };
-    // SAFETY: as in `cap_get`.
-    let rc = unsafe { libc::syscall(libc::SYS_capset, &mut header, data.as_ptr()) };
-    sys::check(rc as libc::c_int).map(|_| ())
-}
-
-fn just(bits: u32) -> CapData {
-    CapData {
+/// Return sets in which `bits` are effective and permitted, and nothing is inheritable.
+fn just(bits: u64) -> Capabilities {
+    Capabilities {
         effective: bits,
         permitted: bits,
         inheritable: 0,
@@ -109,23 +74,9 @@ pub fn step_down(ids: Ids, kept: u64) -> Result<(), Errno> {
 
 /// What the user keeps must be ours to give, and lets us touch files as the user would.
 fn keep_only(kept: u64) -> Result<(), Errno> {
-    let mut caps = cap_get()?;
-    caps[0].permitted &= WANTED | kept as u32;
-    caps[1].permitted &= (kept >> 32) as u32;
-    for set in &mut caps {
-        set.effective = set.permitted;
-        set.inheritable = 0;
-    }
+    let permitted = sys::capabilities()?.permitted & (WANTED | kept);
     clear_ambient();
-    cap_set(caps)
-}
-
-fn raise_permitted() -> Result<(), Errno> {
-    let mut caps = cap_get()?;
-    for set in &mut caps {
-        set.effective = set.permitted;
-    }
-    cap_set(caps)
+    sys::set_capabilities(just(permitted))
 }
 
 impl Identity {
@@ -185,7 +136,7 @@ impl Identity {
                 libc::setresuid(KEEP, uid, KEEP);
                 libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
                 // Leaving the effective id 0 makes every capability ineffective.
-                let _stays_as_it_is = raise_permitted();
+                let _stays_as_it_is = sys::raise_permitted();
             } else {
                 libc::setfsgid(gid);
                 libc::setfsuid(uid);
@@ -240,7 +191,7 @@ impl Identity {
                 sys::check(libc::setresgid(KEEP, self.own.gid, KEEP))?;
                 sys::check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))?;
             }
-            raise_permitted()?;
+            sys::raise_permitted()?;
         }
         Ok(())
     }
@@ -253,7 +204,7 @@ impl Identity {
                 sys::check(libc::setresgid(user.gid, user.gid, user.gid))?;
                 sys::check(libc::setresuid(user.uid, user.uid, user.uid))?;
             }
-            cap_set([just(self.kept as u32), just((self.kept >> 32) as u32)])?;
+            sys::set_capabilities(just(self.kept))?;
         }
         // SAFETY: prctl with integers.
         sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;

@@ -22,11 +22,11 @@ mod server;
 mod shell;
 mod stats;
 mod supervisor;
-mod sys;
 mod timers;
 mod wire;
 
 use identity::{Identity, Ids};
+use sandkasten_runner::{sys, tar};
 use server::{Config, Listen, Server};
 use shell::files;
 use std::borrow::Cow;
@@ -196,7 +196,7 @@ fn run(options: Options) -> Result<i32, Stopped> {
     }
     // After directories were given away: one of them may be where an image's link leads.
     for path in &options.guard {
-        if let Err((place, errno)) = sys::only_roots(path) {
+        if let Err((place, errno)) = sys::check_only_root_can_replace(path) {
             let place = String::from_utf8_lossy(&place).into_owned();
             return Err((format!("not for root alone: {place}").into(), errno));
         }
@@ -254,7 +254,7 @@ fn silence(fd: RawFd) -> Result<(), sys::Errno> {
 fn take_descriptors(options: &Options) -> Result<(Listen, Option<OwnedFd>), Stopped> {
     let failed = stopped("cannot take the descriptors");
     // First well above everything that could be in the way, then down to where we want them.
-    let keep = |fd: RawFd| sys::duplicate(fd, 100);
+    let keep = |fd: RawFd| sys::duplicate_above(fd, 100);
     let ready = match options.ready_fd {
         Some(fd) => Some(keep(fd).map_err(stopped("--ready-fd is not open"))?),
         None => None,

@@ -1,7 +1,7 @@
 //! A byte stream to a port inside the sandbox, for previews where there is no network.
 
 use crate::sys;
-use crate::wire::handler::{last_errno, Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step};
 use crate::wire::request::Fields;
 use serde_json::json;
 use std::net::{IpAddr, SocketAddr};
@@ -119,7 +119,7 @@ impl Port {
         Some(match (rc, error) {
             (0, 0) => Ok(()),
             (0, error) => Err(error),
-            _ => Err(last_errno()),
+            _ => Err(sys::errno()),
         })
     }
 

@@ -152,7 +152,11 @@ fn owner_of<'a>(
 
 /// `(uid, command line, how much JSON it may take)`.
 fn describe(pid: i32) -> Option<(Value, Vec<Value>, usize)> {
-    let uid = Value::from(sys::identity_of_owner(format!("/proc/{pid}").as_bytes()).ok()?);
+    let uid = Value::from(
+        sys::stat_link(format!("/proc/{pid}").as_bytes())
+            .ok()?
+            .st_uid,
+    );
     let path = format!("/proc/{pid}/cmdline");
     let raw = sys::read_file(path.as_bytes(), protocol::MAX_CMDLINE).unwrap_or_default();
     let mut weight = raw.len() * 6;

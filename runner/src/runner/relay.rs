@@ -9,7 +9,6 @@
 //! that is over and a `GRACE` in which nothing moves are the end as well.
 
 use crate::sys::{self, Errno};
-use crate::wire::connection;
 use std::os::unix::io::{AsRawFd, RawFd};
 
 const BUFFER: usize = 256 << 10;
@@ -103,7 +102,7 @@ struct Relay {
 pub fn run(path: &[u8]) -> Result<(), Errno> {
     let socket = sys::connect_unix(path, GRACE_MS)?;
     let fd = socket.as_raw_fd();
-    connection::widen(fd);
+    sys::widen_socket(fd);
     for end in [0, 1] {
         sys::widen_pipe(end, BUFFER);
     }

@@ -234,15 +234,15 @@ impl Server {
 
     fn accept(&mut self) {
         for _ in 0..protocol::MAX_CONNECTIONS {
-            let fd = match self.listener.as_ref().map(|l| connection::accept(l.raw())) {
+            let fd = match self.listener.as_ref().map(|l| sys::accept(l.raw())) {
                 Some(Ok(fd)) => fd,
                 _ => return,
             };
             if self.connections.len() >= protocol::MAX_CONNECTIONS {
                 continue;
             }
-            connection::widen(fd.as_raw_fd());
-            if let Ok(output) = sys::duplicate(fd.as_raw_fd(), 3) {
+            sys::widen_socket(fd.as_raw_fd());
+            if let Ok(output) = sys::duplicate(fd.as_raw_fd()) {
                 let _refused = self.welcome(fd, output);
             }
         }

@@ -4,10 +4,10 @@
 //! no body whatever their size says, as for GNU tar and for Docker.
 
 use super::failure::{limit, malformed, show, Outcome};
-use super::header::{self, Header};
-use super::input::{cut, padding, Input, BLOCK};
+use super::input::{cut, Input};
 use super::pax::{self, Overrides, Time};
 use super::sparse::{self, Extent};
+use crate::tar::{self, padding, BLOCK};
 use std::io::Read;
 
 /// A name has to fit, and so do a few extended attributes.
@@ -38,6 +38,34 @@ pub struct Member {
     /// How long the file is, holes included.
     pub size: u64,
     pub sparse: Option<Vec<Extent>>,
+}
+
+/// Every field of a header block.
+struct Header {
+    flag: u8,
+    name: Vec<u8>,
+    target: Vec<u8>,
+    size: u64,
+    mode: u32,
+    uid: u64,
+    gid: u64,
+    mtime: i64,
+}
+
+impl Header {
+    fn read(block: &[u8; BLOCK]) -> Result<Header, tar::Invalid> {
+        let header = tar::Header::new(block)?;
+        Ok(Header {
+            flag: header.flag(),
+            name: header.name(),
+            target: header.target(),
+            size: header.size()?,
+            mode: header.mode()?,
+            uid: header.uid()?,
+            gid: header.gid()?,
+            mtime: header.mtime()?,
+        })
+    }
 }
 
 pub struct Archive<R> {
@@ -81,10 +109,9 @@ impl<R: Read> Archive<R> {
                 self.input.drain()?;
                 return Ok(None);
             }
-            let header = match header::read(&block) {
-                Err(failure) if first => {
-                    let why = failure.message;
-                    return Err(malformed(format!("this is no tar archive: {}", why)));
+            let header = match Header::read(&block) {
+                Err(reason) if first => {
+                    return Err(malformed(format!("this is not a tar archive: {}", reason)));
                 }
                 read => read?,
             };
@@ -124,7 +151,7 @@ impl<R: Read> Archive<R> {
     fn extend(&mut self, flag: u8, data: &[u8], overrides: &mut Overrides) -> Outcome<()> {
         match flag {
             b'L' | b'K' => {
-                let name = header::until_nul(data).to_vec();
+                let name = tar::until_nul(data).to_vec();
                 if name.is_empty() {
                     return Err(malformed("an empty long name"));
                 }

@@ -1,10 +1,9 @@
-//! What the process gives up before it reads the first byte, so that a mistake in the rest of it
-//! could not reach far either: as root it sees only the target and can do little more than own files.
+//! Privileges that the process gives up before it reads the first byte, so that a mistake in the parser
+//! does little harm: as root it sees only the target and may do little more than change owners.
 
 use super::failure::{Failure, Outcome};
-use super::sys;
-use std::io;
-use std::os::unix::io::OwnedFd;
+use crate::sys::{self, Capabilities, Errno};
+use std::os::unix::io::{AsRawFd, OwnedFd};
 
 const CHOWN: u64 = 1 << 0;
 const DAC_OVERRIDE: u64 = 1 << 1;
@@ -12,26 +11,37 @@ const FOWNER: u64 = 1 << 3;
 const SYS_ADMIN: u64 = 1 << 21;
 const OWNING: u64 = CHOWN | DAC_OVERRIDE | FOWNER;
 
-/// Makes `target` the current directory, and for root the only one there is.
+/// Make `target` the current directory and, for root, the root directory.
 pub fn confine(target: &OwnedFd, root: bool) -> Outcome<()> {
-    let failed = |what: &'static str| move |error: io::Error| Failure::kernel(what, &error);
-    // Safety: changes a number of this process alone. Modes are the archive's.
+    let failed = |what: &'static str| move |errno: Errno| Failure::kernel(what, errno);
+    // SAFETY: changes a number of this process alone. Modes come from the archive.
     unsafe { libc::umask(0) };
-    sys::raise_descriptors();
-    sys::change_directory(target).map_err(failed("enter the target"))?;
+    // A path needs one descriptor for each level.
+    sys::raise_descriptor_limit();
+    sys::change_directory(target.as_raw_fd()).map_err(failed("enter the target"))?;
     if root {
         sys::chroot_here().map_err(failed("make the target the root"))?;
-        sys::set_capabilities(OWNING, OWNING | SYS_ADMIN).map_err(failed("drop capabilities"))?;
+        keep(OWNING, OWNING | SYS_ADMIN).map_err(failed("drop capabilities"))?;
     } else {
-        sys::set_capabilities(0, 0).map_err(failed("drop capabilities"))?;
+        keep(0, 0).map_err(failed("drop capabilities"))?;
     }
     sys::no_new_privileges().map_err(failed("give up new privileges"))
 }
 
-/// Only `trusted.*` attributes need more, so only they have it, and only while they are set.
-pub fn as_admin(act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-    sys::set_capabilities(OWNING | SYS_ADMIN, OWNING | SYS_ADMIN)?;
-    let done = act();
-    sys::set_capabilities(OWNING, OWNING | SYS_ADMIN)?;
-    done
+/// Reduce the capabilities to these, as far as they are permitted now.
+fn keep(effective: u64, permitted: u64) -> sys::Result<()> {
+    let present = sys::capabilities()?.permitted;
+    sys::set_capabilities(Capabilities {
+        effective: effective & present,
+        permitted: permitted & present,
+        inheritable: 0,
+    })
+}
+
+/// Run `act` with the capability that only `trusted.*` attributes need.
+pub fn as_admin(act: impl FnOnce() -> sys::Result<()>) -> sys::Result<()> {
+    keep(OWNING | SYS_ADMIN, OWNING | SYS_ADMIN)?;
+    let result = act();
+    keep(OWNING, OWNING | SYS_ADMIN)?;
+    result
 }

@@ -1,5 +1,7 @@
 //! Why unpacking stopped: a closed set of kinds that the caller turns into its own errors.
 
+use crate::sys::Errno;
+use crate::tar::Invalid;
 use std::io;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +52,7 @@ impl Failure {
     }
 
     /// What the kernel said when `what` was tried.
-    pub fn kernel(what: impl AsRef<str>, error: &io::Error) -> Failure {
-        let errno = error.raw_os_error().unwrap_or(0);
+    pub fn kernel(what: impl AsRef<str>, errno: Errno) -> Failure {
         let kind = match errno {
             libc::ENOSPC | libc::EDQUOT => Kind::Space,
             libc::ENAMETOOLONG | libc::EMLINK | libc::EFBIG => Kind::Limit,
@@ -59,10 +60,21 @@ impl Failure {
         };
         Failure {
             kind,
-            message: format!("{}: {}", what.as_ref(), error),
+            message: format!("{}: {}", what.as_ref(), describe(errno)),
             errno,
         }
     }
+}
+
+impl From<Invalid> for Failure {
+    fn from(reason: Invalid) -> Failure {
+        malformed(reason.to_string())
+    }
+}
+
+/// Return the kernel's words for an error number.
+pub fn describe(errno: Errno) -> String {
+    io::Error::from_raw_os_error(errno).to_string()
 }
 
 pub fn malformed(message: impl Into<String>) -> Failure {

@@ -2,7 +2,8 @@
 //! panics. Members it still gives are what they claim to be.
 
 use super::archive::{Archive, Kind};
-use super::input::{Input, BLOCK};
+use super::input::Input;
+use crate::tar::BLOCK;
 use std::io::Read;
 
 /// Knuth's generator: the same archives on every machine.

@@ -1,9 +1,10 @@
 //! The archive as it comes: large reads, small takes, and an end to how much there may be.
 
 use super::failure::{limit, malformed, Failure, Outcome};
+use crate::sys;
+use crate::tar::BLOCK;
 use std::io::{ErrorKind, Read};
 
-pub const BLOCK: usize = 512;
 /// Large enough that reading costs little, small enough to stay in a core's cache.
 const BUFFER: usize = 256 * 1024;
 /// What may follow the end marker.
@@ -48,7 +49,9 @@ impl<R: Read> Input<R> {
                     return Ok(true);
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Failure::kernel("read the archive", &error)),
+                Err(error) => {
+                    return Err(Failure::kernel("read the archive", sys::errno_of(&error)))
+                }
             }
         }
     }
@@ -101,9 +104,4 @@ impl<R: Read> Input<R> {
 
 pub fn cut() -> Failure {
     malformed("the archive stops before its end")
-}
-
-/// What fills the last block of `size` bytes.
-pub fn padding(size: u64) -> u64 {
-    (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64
 }

@@ -9,13 +9,12 @@ use super::confine;
 use super::failure::{self, hostile, limit, malformed, show, Failure, Outcome};
 use super::names::{self, Meaning};
 use super::pax::Time;
-use super::sys;
 use super::tree::{self, Found, Tree};
-use std::ffi::{CStr, CString};
+use crate::sys::{self, Errno};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-use std::os::unix::io::{AsRawFd, OwnedFd};
+use std::os::unix::io::{AsFd, BorrowedFd, OwnedFd};
 
 /// Ids of an image end here: sandboxes are mapped to ranges of this size.
 const IDS: u64 = 65_536;
@@ -50,8 +49,9 @@ impl Layer {
     /// A layer that says nothing of its root directory has one that everybody may read.
     pub fn new(target: OwnedFd, root: bool, limits: Limits) -> Outcome<Layer> {
         // Would take the place of the modes that members are made with.
-        let _ = sys::remove_xattr(&target, cstr(b"system.posix_acl_default\0"));
-        sys::set_mode(&target, 0o755).map_err(|e| Failure::kernel("open up the target", &e))?;
+        let _ = sys::remove_xattr(target.as_fd(), b"system.posix_acl_default");
+        sys::set_mode(target.as_fd(), 0o755)
+            .map_err(|e| Failure::kernel("open up the target", e))?;
         Ok(Layer {
             tree: Tree::new(target, Time::default()),
             root,
@@ -136,7 +136,7 @@ impl Layer {
     }
 
     /// Goes to the directory `path`, making what is missing of it.
-    fn walk(&mut self, path: &[CString]) -> Outcome<()> {
+    fn walk(&mut self, path: &[Vec<u8>]) -> Outcome<()> {
         let shared = self.tree.retreat(path)?;
         for name in &path[shared..] {
             if let Found::There = self.tree.enter(name)? {
@@ -150,17 +150,16 @@ impl Layer {
 
     /// Makes a directory where nothing or a whiteout stands, and goes into it. What a whiteout hid
     /// of the layers below stays hidden.
-    fn make_directory(&mut self, name: &CStr, mode: u32, mtime: Time) -> Outcome<()> {
+    fn make_directory(&mut self, name: &[u8], mode: u32, mtime: Time) -> Outcome<()> {
         self.tree.touch();
-        let here = self.tree.here();
-        let mut made = sys::make_directory(here, name, mode);
+        let mut made = sys::make_dir_at(self.tree.here(), name, mode);
         let mut replaces = false;
-        if exists(&made) && tree::is_whiteout(here, name) {
+        if exists(&made) && tree::is_whiteout(self.tree.here(), name) {
             replaces = true;
             self.tree.clear(name)?;
-            made = sys::make_directory(here, name, mode);
+            made = sys::make_dir_at(self.tree.here(), name, mode);
         }
-        made.map_err(|e| Failure::kernel(show(name.to_bytes()), &e))?;
+        made.map_err(|e| Failure::kernel(show(name), e))?;
         self.tree.enter_new(name, mtime)?;
         if replaces {
             self.make_opaque()?;
@@ -168,11 +167,11 @@ impl Layer {
         Ok(())
     }
 
-    fn directory(&mut self, name: &CStr, member: &Member) -> Outcome<()> {
-        let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
+    fn directory(&mut self, name: &[u8], member: &Member) -> Outcome<()> {
+        let failed = |e: Errno| Failure::kernel(show(&member.name), e);
         let mode = self.directory_mode(member.mode);
         match self.tree.enter(name) {
-            Ok(Found::There) => sys::set_mode(self.tree.here_fd(), mode).map_err(failed)?,
+            Ok(Found::There) => sys::set_mode(self.tree.here(), mode).map_err(failed)?,
             Ok(Found::Missing) => self.make_directory(name, mode, member.mtime)?,
             Err(e) if e.kind == failure::Kind::Hostile => {
                 self.tree.clear(name)?;
@@ -194,8 +193,8 @@ impl Layer {
         self.report.files += 1;
         self.tree.retreat(&[])?;
         let mode = self.directory_mode(member.mode);
-        sys::set_mode(self.tree.here_fd(), mode)
-            .map_err(|e| Failure::kernel(show(&member.name), &e))?;
+        sys::set_mode(self.tree.here(), mode)
+            .map_err(|e| Failure::kernel(show(&member.name), e))?;
         self.finish_directory(member)
     }
 
@@ -211,24 +210,24 @@ impl Layer {
 
     fn finish_directory(&mut self, member: &Member) -> Outcome<()> {
         if self.root {
-            sys::set_owner(self.tree.here_fd(), member.uid as u32, member.gid as u32)
-                .map_err(|e| Failure::kernel(show(&member.name), &e))?;
+            sys::set_owner(self.tree.here(), member.uid as u32, member.gid as u32)
+                .map_err(|e| Failure::kernel(show(&member.name), e))?;
         }
         let kept = self.kept_xattrs(member)?;
-        set_xattrs(self.tree.here_fd(), &kept, member)?;
+        set_xattrs(self.tree.here(), &kept, member)?;
         self.tree.set_time(member.mtime);
         Ok(())
     }
 
     fn file<R: Read>(
         &mut self,
-        name: &CStr,
+        name: &[u8],
         member: &Member,
         archive: &mut Archive<R>,
     ) -> Outcome<()> {
         self.count_bytes(member.size)?;
         let kept = self.kept_xattrs(member)?;
-        let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
+        let failed = |e: Errno| Failure::kernel(show(&member.name), e);
         self.tree.touch();
         let last_mode = member.mode & 0o1777;
         // Attributes can be set by those who may write, however the file was opened.
@@ -236,17 +235,18 @@ impl Layer {
             true => last_mode,
             false => last_mode | 0o600,
         };
-        let mut made = sys::create(self.tree.here(), name, mode);
+        let mut made = create(self.tree.here(), name, mode);
         if exists(&made) {
             // Never written through: the old file may have other names.
             self.tree.clear(name)?;
-            made = sys::create(self.tree.here(), name, mode);
+            made = create(self.tree.here(), name, mode);
         }
-        let mut file = File::from(made.map_err(failed)?);
+        let file = File::from(made.map_err(failed)?);
+        let io_failed = |e: io::Error| failed(sys::errno_of(&e));
         match &member.sparse {
             None => {
                 while let Some(piece) = archive.body(u64::MAX)? {
-                    file.write_all(piece).map_err(failed)?;
+                    sys::write_all(file.as_fd(), piece).map_err(failed)?;
                     self.report.bytes += piece.len() as u64;
                 }
             }
@@ -254,48 +254,48 @@ impl Layer {
                 for extent in map {
                     let (mut at, end) = (extent.offset, extent.offset + extent.length);
                     while let Some(piece) = archive.body(end - at)? {
-                        file.write_all_at(piece, at).map_err(failed)?;
+                        file.write_all_at(piece, at).map_err(io_failed)?;
                         at += piece.len() as u64;
                         self.report.bytes += piece.len() as u64;
                     }
                 }
-                file.set_len(member.size).map_err(failed)?;
+                sys::truncate(file.as_fd(), member.size).map_err(failed)?;
             }
         }
         let file = OwnedFd::from(file);
         if self.root && (member.uid, member.gid) != (0, 0) {
-            sys::set_owner(&file, member.uid as u32, member.gid as u32).map_err(failed)?;
+            sys::set_owner(file.as_fd(), member.uid as u32, member.gid as u32).map_err(failed)?;
         }
-        set_xattrs(&file, &kept, member)?;
+        set_xattrs(file.as_fd(), &kept, member)?;
         if mode != last_mode {
-            sys::set_mode(&file, last_mode).map_err(failed)?;
+            sys::set_mode(file.as_fd(), last_mode).map_err(failed)?;
         }
-        sys::set_time(&file, member.mtime).map_err(failed)
+        sys::set_times(file.as_fd(), member.mtime.into()).map_err(failed)
     }
 
-    fn symlink(&mut self, name: &CStr, member: &Member) -> Outcome<()> {
-        let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
-        let target = CString::new(member.target.as_slice())
-            .map_err(|_| malformed("a link's target that holds a NUL"))?;
+    fn symlink(&mut self, name: &[u8], member: &Member) -> Outcome<()> {
+        let failed = |e: Errno| Failure::kernel(show(&member.name), e);
+        if member.target.contains(&0) {
+            return Err(malformed("the target of a link contains a NUL byte"));
+        }
         self.tree.touch();
-        let here = self.tree.here();
-        let mut made = sys::symlink(&target, here, name);
+        let mut made = sys::symlink_at(&member.target, self.tree.here(), name);
         if exists(&made) {
             self.tree.clear(name)?;
-            made = sys::symlink(&target, here, name);
+            made = sys::symlink_at(&member.target, self.tree.here(), name);
         }
         made.map_err(failed)?;
         if self.root && (member.uid, member.gid) != (0, 0) {
             let (uid, gid) = (member.uid as u32, member.gid as u32);
-            sys::set_owner_at(here, name, uid, gid).map_err(failed)?;
+            sys::set_owner_at(self.tree.here(), name, uid, gid).map_err(failed)?;
         }
-        sys::set_time_at(here, name, member.mtime).map_err(failed)
+        sys::set_times_at(self.tree.here(), name, member.mtime.into()).map_err(failed)
     }
 
     /// Another name for a file of this layer. A symlink is a file here: its own text is shared, and
     /// it is not followed.
-    fn hard_link(&mut self, name: &CStr, member: &Member) -> Outcome<()> {
-        let failed = |e: io::Error| Failure::kernel(show(&member.name), &e);
+    fn hard_link(&mut self, name: &[u8], member: &Member) -> Outcome<()> {
+        let failed = |e: Errno| Failure::kernel(show(&member.name), e);
         let refused = || {
             hostile(format!(
                 "{} is a hard link to {}, which is no file of this layer",
@@ -306,38 +306,36 @@ impl Layer {
         let path = names::path(&member.target)?;
         let (old, parents) = path.split_last().ok_or_else(refused)?;
         let from = self.tree.look(parents)?.ok_or_else(refused)?;
-        let wanted = sys::stat_at(from.as_raw_fd(), old).map_err(|e| match e.raw_os_error() {
-            Some(libc::ENOENT) => refused(),
+        let wanted = sys::stat_at(from.as_fd(), old).map_err(|e| match e {
+            libc::ENOENT => refused(),
             _ => failed(e),
         })?;
         if !matches!(wanted.st_mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFLNK) {
             return Err(refused());
         }
         self.tree.touch();
-        let here = self.tree.here();
-        let mut made = sys::link(from.as_raw_fd(), old, here, name);
+        let mut made = sys::link_at(from.as_fd(), old, self.tree.here(), name);
         if exists(&made) {
-            let there = sys::stat_at(here, name).map_err(failed)?;
-            if (there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino) {
+            let there = sys::stat_at(self.tree.here(), name).map_err(failed)?;
+            if sys::identity(&there) == sys::identity(&wanted) {
                 return Ok(());
             }
             self.tree.clear(name)?;
-            made = sys::link(from.as_raw_fd(), old, here, name);
+            made = sys::link_at(from.as_fd(), old, self.tree.here(), name);
         }
-        made.map_err(|e| match e.raw_os_error() {
+        made.map_err(|e| match e {
             // It lay below the directory whose place the link takes.
-            Some(libc::ENOENT) => refused(),
+            libc::ENOENT => refused(),
             _ => failed(e),
         })
     }
 
     /// Whatever this layer has under the name hides the layers below by itself, except a directory.
-    fn whiteout(&mut self, name: &CStr) -> Outcome<()> {
+    fn whiteout(&mut self, name: &[u8]) -> Outcome<()> {
         self.tree.touch();
-        let made = sys::make_whiteout(self.tree.here(), name);
+        let made = sys::make_node_at(self.tree.here(), name, libc::S_IFCHR, 0);
         if !exists(&made) {
-            return made
-                .map_err(|e| Failure::kernel(format!("hide {}", show(name.to_bytes())), &e));
+            return made.map_err(|e| Failure::kernel(format!("hide {}", show(name)), e));
         }
         match self.tree.enter(name) {
             Ok(Found::There) => self.make_opaque(),
@@ -349,48 +347,47 @@ impl Layer {
 
     /// Hides what the layers below have in the directory we stand in.
     fn make_opaque(&mut self) -> Outcome<()> {
-        let here = self.tree.here_fd();
+        let here = self.tree.here();
         let set = if self.root {
-            confine::as_admin(|| sys::set_xattr(here, cstr(b"trusted.overlay.opaque\0"), b"y"))
+            confine::as_admin(|| sys::set_xattr(here, b"trusted.overlay.opaque", b"y"))
         } else {
-            sys::set_xattr(here, cstr(b"user.overlay.opaque\0"), b"y")
+            sys::set_xattr(here, b"user.overlay.opaque", b"y")
         };
-        set.map_err(|e| Failure::kernel("mark a directory as opaque", &e))
+        set.map_err(|e| Failure::kernel("mark a directory as opaque", e))
     }
 
     /// `user.*` only, and of that nothing that overlay itself would obey.
-    fn kept_xattrs<'a>(&mut self, member: &'a Member) -> Outcome<Vec<(CString, &'a [u8])>> {
+    fn kept_xattrs<'a>(&mut self, member: &'a Member) -> Outcome<Vec<(&'a [u8], &'a [u8])>> {
         let mut kept = Vec::new();
         for (name, value) in &member.xattrs {
             if name.starts_with(b"user.") && !name.starts_with(b"user.overlay.") {
                 self.count_bytes(value.len() as u64)?;
-                let name = CString::new(name.as_slice())
-                    .map_err(|_| malformed("an attribute's name that holds a NUL"))?;
-                kept.push((name, value.as_slice()));
+                if name.contains(&0) {
+                    return Err(malformed("the name of an attribute contains a NUL byte"));
+                }
+                kept.push((name.as_slice(), value.as_slice()));
             }
         }
         Ok(kept)
     }
 }
 
-fn set_xattrs(fd: &OwnedFd, kept: &[(CString, &[u8])], member: &Member) -> Outcome<()> {
+fn set_xattrs(fd: BorrowedFd<'_>, kept: &[(&[u8], &[u8])], member: &Member) -> Outcome<()> {
     for (name, value) in kept {
         match sys::set_xattr(fd, name, value) {
             // A file system without them loses them, like every other program's.
-            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(()),
+            Err(libc::EOPNOTSUPP) => return Ok(()),
             Err(e) => {
-                let what = format!(
-                    "{}: attribute {}",
-                    show(&member.name),
-                    show(name.to_bytes())
-                );
+                let what = format!("{}: attribute {}", show(&member.name), show(name));
                 // The kernel says "no space" also where one file has no room for more of them.
-                if e.raw_os_error() == Some(libc::ENOSPC) && !sys::is_full(fd) {
-                    return Err(limit(format!("{}: {}", what, e)));
+                if e == libc::ENOSPC && !is_full(fd) {
+                    return Err(limit(format!("{}: {}", what, failure::describe(e))));
                 }
-                return Err(match e.raw_os_error() {
-                    Some(libc::E2BIG | libc::ERANGE) => limit(format!("{}: {}", what, e)),
-                    _ => Failure::kernel(what, &e),
+                return Err(match e {
+                    libc::E2BIG | libc::ERANGE => {
+                        limit(format!("{}: {}", what, failure::describe(e)))
+                    }
+                    _ => Failure::kernel(what, e),
                 });
             }
             Ok(()) => {}
@@ -399,10 +396,17 @@ fn set_xattrs(fd: &OwnedFd, kept: &[(CString, &[u8])], member: &Member) -> Outco
     Ok(())
 }
 
-fn exists<T>(made: &io::Result<T>) -> bool {
-    matches!(made, Err(e) if e.raw_os_error() == Some(libc::EEXIST))
+/// Report whether the file system has next to no room left.
+fn is_full(fd: BorrowedFd<'_>) -> bool {
+    sys::stat_file_system(fd).map_or(false, |stat| stat.f_bavail < 64)
 }
 
-fn cstr(text: &'static [u8]) -> &'static CStr {
-    CStr::from_bytes_with_nul(text).expect("written with its NUL")
+/// Create a file that must not exist yet.
+fn create(at: BorrowedFd<'_>, name: &[u8], mode: u32) -> sys::Result<OwnedFd> {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+    sys::open_at(at, name, flags, mode)
+}
+
+fn exists<T>(made: &sys::Result<T>) -> bool {
+    matches!(made, Err(libc::EEXIST))
 }

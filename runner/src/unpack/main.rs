@@ -12,19 +12,18 @@ mod confine;
 mod failure;
 #[cfg(test)]
 mod fuzz;
-mod header;
 mod input;
 mod layer;
 mod names;
 mod pax;
 mod sparse;
-mod sys;
 mod tree;
 
 use archive::Archive;
 use failure::{Failure, Kind, Outcome};
 use input::Input;
 use layer::{Layer, Limits, Report};
+use sandkasten_runner::{sys, tar};
 use serde_json::json;
 use std::io::Write;
 use std::os::unix::io::{FromRawFd, OwnedFd, RawFd};

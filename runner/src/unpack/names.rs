@@ -1,7 +1,6 @@
 //! Names of members taken apart: what each means in a layer, and which are refused. Pure.
 
 use super::failure::{hostile, limit, malformed, show, Outcome};
-use std::ffi::CString;
 
 /// What the kernel takes as one path; a longer one could not be used inside either.
 const MOST_PATH: usize = 4096;
@@ -27,11 +26,11 @@ pub enum Meaning {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Place {
     pub meaning: Meaning,
-    pub path: Vec<CString>,
+    pub path: Vec<Vec<u8>>,
 }
 
 /// Names between slashes; absolute ones count from the target, as for Docker.
-pub fn path(name: &[u8]) -> Outcome<Vec<CString>> {
+pub fn path(name: &[u8]) -> Outcome<Vec<Vec<u8>>> {
     if name.len() > MOST_PATH {
         return Err(limit(format!("a name longer than {} bytes", MOST_PATH)));
     }
@@ -45,7 +44,10 @@ pub fn path(name: &[u8]) -> Outcome<Vec<CString>> {
         if part.len() > MOST_NAME {
             return Err(limit(format!("a part of a name longer than {}", MOST_NAME)));
         }
-        path.push(CString::new(part).map_err(|_| malformed("a name that holds a NUL"))?);
+        if part.contains(&0) {
+            return Err(malformed("a name contains a NUL byte"));
+        }
+        path.push(part.to_vec());
     }
     if path.len() > MOST_DEPTH {
         return Err(limit(format!("a path deeper than {}", MOST_DEPTH)));
@@ -56,44 +58,35 @@ pub fn path(name: &[u8]) -> Outcome<Vec<CString>> {
 pub fn place(name: &[u8]) -> Outcome<Place> {
     let mut path = path(name)?;
     let is = |meaning, path| Ok(Place { meaning, path });
-    if path
-        .iter()
-        .all(|part| !part.to_bytes().starts_with(WHITEOUT))
-    {
+    if path.iter().all(|part| !part.starts_with(WHITEOUT)) {
         return is(Meaning::Member, path);
     }
-    if path.last().map(|part| part.to_bytes()) == Some(OPAQUE) {
+    if path.last().map(Vec::as_slice) == Some(OPAQUE) {
         path.pop();
         refuse_inner(&path, name)?;
         return is(Meaning::Opaque, path);
     }
-    if path
-        .iter()
-        .any(|part| part.to_bytes().starts_with(METADATA))
-    {
+    if path.iter().any(|part| part.starts_with(METADATA)) {
         return is(Meaning::Nothing, path);
     }
     // Not empty: one of its parts is a whiteout's.
     let last = path.pop().unwrap_or_default();
     refuse_inner(&path, name)?;
-    match last.to_bytes().strip_prefix(WHITEOUT) {
+    match last.strip_prefix(WHITEOUT) {
         Some(b"" | b"." | b"..") | None => Err(hostile(format!(
             "{} hides no name of its directory",
             show(name)
         ))),
         Some(hidden) => {
-            path.push(CString::new(hidden).map_err(|_| malformed("a name that holds a NUL"))?);
+            path.push(hidden.to_vec());
             is(Meaning::Whiteout, path)
         }
     }
 }
 
 /// A whiteout has nothing below it.
-fn refuse_inner(path: &[CString], name: &[u8]) -> Outcome<()> {
-    if path
-        .iter()
-        .any(|part| part.to_bytes().starts_with(WHITEOUT))
-    {
+fn refuse_inner(path: &[Vec<u8>], name: &[u8]) -> Outcome<()> {
+    if path.iter().any(|part| part.starts_with(WHITEOUT)) {
         return Err(hostile(format!("{} lies below a whiteout", show(name))));
     }
     Ok(())
@@ -104,9 +97,13 @@ mod tests {
     use super::*;
     use crate::failure::Kind;
 
-    fn told(name: &str) -> Result<(Meaning, String), Kind> {
+    fn parsed(name: &str) -> Result<(Meaning, String), Kind> {
         let place = place(name.as_bytes()).map_err(|failure| failure.kind)?;
-        let path: Vec<&str> = place.path.iter().map(|p| p.to_str().unwrap()).collect();
+        let path: Vec<&str> = place
+            .path
+            .iter()
+            .map(|p| std::str::from_utf8(p).unwrap())
+            .collect();
         Ok((place.meaning, path.join("/")))
     }
 
@@ -123,25 +120,25 @@ mod tests {
             ("a\nb", "a\nb"),
         ] {
             assert_eq!(
-                told(name),
+                parsed(name),
                 Ok((Meaning::Member, path.to_string())),
                 "{}",
                 name
             );
         }
         for name in ["..", "a/../b", "../x", "/..", "a/.."] {
-            assert_eq!(told(name), Err(Kind::Hostile), "{}", name);
+            assert_eq!(parsed(name), Err(Kind::Hostile), "{}", name);
         }
     }
 
     #[test]
     fn whiteouts_mean_the_name_after_their_prefix() {
-        assert_eq!(told("a/.wh.b"), Ok((Meaning::Whiteout, "a/b".into())));
-        assert_eq!(told(".wh.b/"), Ok((Meaning::Whiteout, "b".into())));
-        assert_eq!(told(".wh...."), Ok((Meaning::Whiteout, "...".into())));
-        assert_eq!(told("a/.wh..wh..opq"), Ok((Meaning::Opaque, "a".into())));
-        assert_eq!(told(".wh..wh..opq"), Ok((Meaning::Opaque, "".into())));
-        assert_eq!(told(".wh..wh.plnk/1.2").unwrap().0, Meaning::Nothing);
+        assert_eq!(parsed("a/.wh.b"), Ok((Meaning::Whiteout, "a/b".into())));
+        assert_eq!(parsed(".wh.b/"), Ok((Meaning::Whiteout, "b".into())));
+        assert_eq!(parsed(".wh...."), Ok((Meaning::Whiteout, "...".into())));
+        assert_eq!(parsed("a/.wh..wh..opq"), Ok((Meaning::Opaque, "a".into())));
+        assert_eq!(parsed(".wh..wh..opq"), Ok((Meaning::Opaque, "".into())));
+        assert_eq!(parsed(".wh..wh.plnk/1.2").unwrap().0, Meaning::Nothing);
         for name in [
             ".wh.",
             ".wh..",
@@ -150,16 +147,16 @@ mod tests {
             ".wh.a/b",
             ".wh.a/.wh..wh..opq",
         ] {
-            assert_eq!(told(name), Err(Kind::Hostile), "{}", name);
+            assert_eq!(parsed(name), Err(Kind::Hostile), "{}", name);
         }
     }
 
     #[test]
     fn names_end_where_the_kernel_or_the_descriptors_do() {
-        assert!(told(&"x".repeat(255)).is_ok());
-        assert_eq!(told(&"x".repeat(256)), Err(Kind::Limit));
-        assert!(told(&"a/".repeat(256)).is_ok());
-        assert_eq!(told(&"a/".repeat(257)), Err(Kind::Limit));
-        assert_eq!(told(&"a/".repeat(3000)), Err(Kind::Limit));
+        assert!(parsed(&"x".repeat(255)).is_ok());
+        assert_eq!(parsed(&"x".repeat(256)), Err(Kind::Limit));
+        assert!(parsed(&"a/".repeat(256)).is_ok());
+        assert_eq!(parsed(&"a/".repeat(257)), Err(Kind::Limit));
+        assert_eq!(parsed(&"a/".repeat(3000)), Err(Kind::Limit));
     }
 }

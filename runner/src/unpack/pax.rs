@@ -4,6 +4,7 @@
 
 use super::failure::{limit, malformed, show, Outcome};
 use super::sparse::{Extent, MOST_EXTENTS};
+use crate::sys::{self, Times};
 
 /// What extensions say about a member.
 #[derive(Default)]
@@ -42,6 +43,12 @@ impl SparseWords {
 pub struct Time {
     pub seconds: i64,
     pub nanoseconds: i64,
+}
+
+impl From<Time> for Times {
+    fn from(time: Time) -> Times {
+        Times::modified(sys::timespec(time.seconds, time.nanoseconds))
+    }
 }
 
 /// Records `"<length> <key>=<value>\n"`, the length counting the whole record.

@@ -1,9 +1,9 @@
 //! Sparse files: where the stored bytes of a member belong. Old GNU headers and pax 0.0, 0.1, 1.0.
 
 use super::failure::{limit, malformed, Failure, Outcome};
-use super::header;
-use super::input::{cut, Input, BLOCK};
+use super::input::{cut, Input};
 use super::pax::decimal;
+use crate::tar::{count, BLOCK};
 use std::io::Read;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub fn check(map: &[Extent], real_size: u64, stored: u64) -> Outcome<()> {
 
 /// The map and the real size in a header of type `S` and the blocks after it.
 pub fn old<R: Read>(block: &[u8; BLOCK], input: &mut Input<R>) -> Outcome<(Vec<Extent>, u64)> {
-    let real_size = header::count(&block[483..495], "sparse size")?;
+    let real_size = count(&block[483..495], "sparse size")?;
     let mut map = Vec::new();
     extents(&block[386..482], &mut map)?;
     let mut more = block[482] != 0;
@@ -60,8 +60,8 @@ fn extents(fields: &[u8], map: &mut Vec<Extent>) -> Outcome<()> {
             break;
         }
         map.push(Extent {
-            offset: header::count(&field[..12], "sparse offset")?,
-            length: header::count(&field[12..], "sparse length")?,
+            offset: count(&field[..12], "sparse offset")?,
+            length: count(&field[12..], "sparse length")?,
         });
     }
     Ok(())

@@ -6,14 +6,13 @@
 
 use super::failure::{hostile, show, Failure, Outcome};
 use super::pax::Time;
-use super::sys;
-use std::ffi::{CStr, CString};
-use std::io;
+use crate::sys::{self, Errno};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::io::{AsFd, BorrowedFd, OwnedFd};
 
 struct Step {
-    name: CString,
+    name: Vec<u8>,
     fd: OwnedFd,
     mtime: Time,
     changed: bool,
@@ -35,7 +34,7 @@ impl Tree {
     pub fn new(root: OwnedFd, mtime: Time) -> Tree {
         Tree {
             steps: vec![Step {
-                name: CString::default(),
+                name: Vec::new(),
                 fd: root,
                 mtime,
                 changed: true,
@@ -43,12 +42,9 @@ impl Tree {
         }
     }
 
-    pub fn here(&self) -> RawFd {
-        self.last().fd.as_raw_fd()
-    }
-
-    pub fn here_fd(&self) -> &OwnedFd {
-        &self.last().fd
+    /// The directory where the tree stands now.
+    pub fn here(&self) -> BorrowedFd<'_> {
+        self.last().fd.as_fd()
     }
 
     fn last(&self) -> &Step {
@@ -71,7 +67,7 @@ impl Tree {
     }
 
     /// Goes back to where the way to `path` leaves the present one; says how many names it shares.
-    pub fn retreat(&mut self, path: &[CString]) -> Outcome<usize> {
+    pub fn retreat(&mut self, path: &[Vec<u8>]) -> Outcome<usize> {
         let shared = self.shared(path);
         while self.steps.len() > shared + 1 {
             self.leave()?;
@@ -79,7 +75,7 @@ impl Tree {
         Ok(shared)
     }
 
-    fn shared(&self, path: &[CString]) -> usize {
+    fn shared(&self, path: &[Vec<u8>]) -> usize {
         let names = self.steps[1..].iter().map(|step| &step.name);
         names.zip(path).take_while(|(a, b)| a == b).count()
     }
@@ -87,21 +83,21 @@ impl Tree {
     fn leave(&mut self) -> Outcome<()> {
         if let Some(step) = self.steps.pop() {
             if step.changed {
-                sys::set_time(&step.fd, step.mtime)
-                    .map_err(|e| Failure::kernel("set the time of a directory", &e))?;
+                sys::set_times(step.fd.as_fd(), step.mtime.into())
+                    .map_err(|e| Failure::kernel("set the time of a directory", e))?;
             }
         }
         Ok(())
     }
 
     /// Goes one name further, into a directory that is there.
-    pub fn enter(&mut self, name: &CStr) -> Outcome<Found> {
-        match sys::open_directory(self.here(), name) {
+    pub fn enter(&mut self, name: &[u8]) -> Outcome<Found> {
+        match open_directory(self.here(), name) {
             Ok(fd) => {
-                let stat =
-                    sys::stat(&fd).map_err(|e| Failure::kernel("look at a directory", &e))?;
+                let stat = sys::stat_fd(fd.as_fd())
+                    .map_err(|e| Failure::kernel("look at a directory", e))?;
                 self.steps.push(Step {
-                    name: name.to_owned(),
+                    name: name.to_vec(),
                     fd,
                     mtime: Time {
                         seconds: stat.st_mtime,
@@ -111,28 +107,27 @@ impl Tree {
                 });
                 Ok(Found::There)
             }
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ENOENT) => Ok(Found::Missing),
-                Some(libc::ENOTDIR | libc::ELOOP) => {
+            Err(error) => match error {
+                libc::ENOENT => Ok(Found::Missing),
+                libc::ENOTDIR | libc::ELOOP => {
                     if is_whiteout(self.here(), name) {
                         return Ok(Found::Missing);
                     }
                     Err(hostile(format!(
                         "a member below {}, which is no directory",
-                        show(name.to_bytes())
+                        show(name)
                     )))
                 }
-                _ => Err(Failure::kernel(show(name.to_bytes()), &error)),
+                _ => Err(Failure::kernel(show(name), error)),
             },
         }
     }
 
     /// Goes into a directory that was just made here.
-    pub fn enter_new(&mut self, name: &CStr, mtime: Time) -> Outcome<()> {
-        let fd = sys::open_directory(self.here(), name)
-            .map_err(|e| Failure::kernel(show(name.to_bytes()), &e))?;
+    pub fn enter_new(&mut self, name: &[u8], mtime: Time) -> Outcome<()> {
+        let fd = open_directory(self.here(), name).map_err(|e| Failure::kernel(show(name), e))?;
         self.steps.push(Step {
-            name: name.to_owned(),
+            name: name.to_vec(),
             fd,
             mtime,
             changed: true,
@@ -141,15 +136,15 @@ impl Tree {
     }
 
     /// The directory at `path`, without going there. `None`: some part of it is no directory.
-    pub fn look(&self, path: &[CString]) -> Outcome<Option<OwnedFd>> {
+    pub fn look(&self, path: &[Vec<u8>]) -> Outcome<Option<OwnedFd>> {
         let shared = self.shared(path);
-        let failed = |e: io::Error| Failure::kernel("look for the target of a link", &e);
-        let mut fd = self.steps[shared].fd.try_clone().map_err(failed)?;
+        let failed = |e: Errno| Failure::kernel("look for the target of a link", e);
+        let mut fd = sys::duplicate(self.steps[shared].fd.as_fd()).map_err(failed)?;
         for name in &path[shared..] {
-            fd = match sys::open_directory(fd.as_raw_fd(), name) {
+            fd = match open_directory(fd.as_fd(), name) {
                 Ok(next) => next,
-                Err(e) => match e.raw_os_error() {
-                    Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => return Ok(None),
+                Err(e) => match e {
+                    libc::ENOENT | libc::ENOTDIR | libc::ELOOP => return Ok(None),
                     _ => return Err(failed(e)),
                 },
             };
@@ -158,20 +153,19 @@ impl Tree {
     }
 
     /// Removes what stands here under `name`, with all below it; nothing there is fine.
-    pub fn clear(&mut self, name: &CStr) -> Outcome<()> {
+    pub fn clear(&mut self, name: &[u8]) -> Outcome<()> {
         self.touch();
-        let failed =
-            |e: &io::Error| Failure::kernel(format!("replace {}", show(name.to_bytes())), e);
-        match sys::unlink(self.here(), name) {
+        let failed = |e: Errno| Failure::kernel(format!("replace {}", show(name)), e);
+        match sys::unlink_at(self.here(), name) {
             Ok(()) => Ok(()),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            Err(e) if e.raw_os_error() == Some(libc::EISDIR) => {
+            Err(libc::ENOENT) => Ok(()),
+            Err(libc::EISDIR) => {
                 // By one name from the directory itself, however deep that lies.
-                sys::change_directory(self.here_fd()).map_err(|e| failed(&e))?;
-                std::fs::remove_dir_all(std::ffi::OsStr::from_bytes(name.to_bytes()))
-                    .map_err(|e| failed(&e))
+                sys::change_directory(self.here()).map_err(failed)?;
+                std::fs::remove_dir_all(OsStr::from_bytes(name))
+                    .map_err(|e| failed(sys::errno_of(&e)))
             }
-            Err(e) => Err(failed(&e)),
+            Err(e) => Err(failed(e)),
         }
     }
 
@@ -184,7 +178,13 @@ impl Tree {
     }
 }
 
-/// The only devices in the tree are the whiteouts we made.
-pub fn is_whiteout(at: RawFd, name: &CStr) -> bool {
-    sys::stat_at(at, name).map_or(false, |stat| stat.st_mode & libc::S_IFMT == libc::S_IFCHR)
+/// Open a directory itself, never the target of a symlink.
+fn open_directory(at: BorrowedFd<'_>, name: &[u8]) -> sys::Result<OwnedFd> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    sys::open_at(at, name, flags, 0)
+}
+
+/// Report whether `name` is a whiteout. The only devices in the tree are the whiteouts that we made.
+pub fn is_whiteout(at: BorrowedFd<'_>, name: &[u8]) -> bool {
+    sys::stat_at(at, name).map_or(false, |stat| sys::kind(&stat) == libc::S_IFCHR)
 }

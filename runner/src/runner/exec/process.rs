@@ -102,9 +102,9 @@ impl Server {
         let poll = &mut self.poll;
         if let Some(size) = exec.start.pty {
             let pair = pty::open(size)?;
-            let input = sys::duplicate(pair.master.as_raw_fd(), 3)?;
+            let input = sys::duplicate(pair.master.as_raw_fd())?;
             attach_terminal(poll, exec, number, pair.master, input)?;
-            let copy = |fd: &OwnedFd| sys::duplicate(fd.as_raw_fd(), 3);
+            let copy = |fd: &OwnedFd| sys::duplicate(fd.as_raw_fd());
             return Ok(Ends {
                 stdio: [copy(&pair.slave)?, copy(&pair.slave)?, pair.slave],
                 terminal: true,

@@ -3,9 +3,9 @@
 use super::copy::Carry;
 use super::request::Request;
 use super::resolve::{failed, Place};
-use super::sys::{self, as_fd, Stat};
 use super::{answer, entry, names};
 use crate::fs::created::make_directory;
+use crate::sys::{self, as_fd, Stat};
 use crate::wire::handler::{Failure, Handler};
 
 pub fn make_dir(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
@@ -30,7 +30,7 @@ pub fn make_dir(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let shown = place.path();
     match make_directory(place.dir(), &place.name, mode) {
         Ok(()) => {}
-        Err(error) if sys::errno(&error) == libc::EEXIST => {
+        Err(libc::EEXIST) => {
             // Made by somebody else meanwhile, or a symlink that leads nowhere.
             let is_dir = matches!(place.stat(), Ok(Some(stat)) if sys::is_dir(&stat));
             if !exist_ok || !is_dir {
@@ -80,13 +80,13 @@ pub fn move_entry(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     }
     match rename(&source, &stat, &destination, overwrite) {
         Ok(()) => {}
-        Err(error) if sys::errno(&error) == libc::EXDEV => {
+        Err(libc::EXDEV) => {
             return Ok(Box::new(Carry::new(source, stat, destination, overwrite)?));
         }
-        Err(error) if sys::errno(&error) == libc::EEXIST => {
+        Err(libc::EEXIST) => {
             return Err(already_there("move to", &destination.path()));
         }
-        Err(error) if sys::errno(&error) == libc::EINVAL => {
+        Err(libc::EINVAL) => {
             return Err(Failure::invalid(format!(
                 "{} cannot be moved into itself",
                 names::show(&shown)
@@ -117,21 +117,16 @@ fn may_replace(there: &Stat, overwrite: bool, destination: &Place) -> Result<(),
     Ok(())
 }
 
-fn rename(
-    source: &Place,
-    stat: &Stat,
-    destination: &Place,
-    overwrite: bool,
-) -> std::io::Result<()> {
+fn rename(source: &Place, stat: &Stat, destination: &Place, overwrite: bool) -> sys::Result<()> {
     let (from, to) = (source.dir(), destination.dir());
     if overwrite {
-        return sys::rename(from, &source.name, to, &destination.name);
+        return sys::rename_at(from, &source.name, to, &destination.name);
     }
-    match sys::rename_new(from, &source.name, to, &destination.name) {
+    match sys::rename_new_at(from, &source.name, to, &destination.name) {
         // A file system that cannot promise it. Nothing was there a moment ago, and a directory
         // that appeared since can only be replaced while it is empty.
-        Err(error) if sys::errno(&error) == libc::EINVAL && sys::is_dir(stat) => {
-            sys::rename(from, &source.name, to, &destination.name)
+        Err(libc::EINVAL) if sys::is_dir(stat) => {
+            sys::rename_at(from, &source.name, to, &destination.name)
         }
         answer => answer,
     }
@@ -154,5 +149,5 @@ fn drop_second_name(
     if from == to && source.name == destination.name {
         return Ok(());
     }
-    sys::unlink(source.dir(), &source.name).map_err(fail)
+    sys::unlink_at(source.dir(), &source.name).map_err(fail)
 }

@@ -7,12 +7,11 @@
 
 use super::remover::Remover;
 use super::resolve::{failed, Place};
-use super::sys::{self, as_fd, Stat};
 use super::temp::{self, Purpose};
 use super::walk::{Trail, Visit, Walker};
 use super::{entry, names};
+use crate::sys::{self, as_fd, Stat, Times};
 use crate::wire::handler::{Failure, Handler, Out, Step};
-use std::io;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 const BUFFER_BYTES: usize = 256 * 1024;
@@ -103,12 +102,10 @@ impl Carry {
         let dir = self.destination.dir();
         let name = &self.destination.name;
         let moved = if self.overwrite {
-            sys::rename(dir, &self.temp, dir, name)
+            sys::rename_at(dir, &self.temp, dir, name)
         } else {
-            match sys::rename_new(dir, &self.temp, dir, name) {
-                Err(error) if sys::errno(&error) == libc::EINVAL => {
-                    sys::rename(dir, &self.temp, dir, name)
-                }
+            match sys::rename_new_at(dir, &self.temp, dir, name) {
+                Err(libc::EINVAL) => sys::rename_at(dir, &self.temp, dir, name),
                 answer => answer,
             }
         };
@@ -118,7 +115,7 @@ impl Carry {
     }
 
     /// `true` when the copy is whole.
-    fn copy_some(&mut self) -> io::Result<bool> {
+    fn copy_some(&mut self) -> sys::Result<bool> {
         if !self.begun {
             self.begin()?;
         }
@@ -136,7 +133,7 @@ impl Carry {
         Ok(false)
     }
 
-    fn begin(&mut self) -> io::Result<()> {
+    fn begin(&mut self) -> sys::Result<()> {
         self.begun = true;
         if !sys::is_dir(&self.stat) {
             let (from, to) = (self.source.dir(), self.destination.dir());
@@ -145,14 +142,14 @@ impl Carry {
         }
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
         let from = sys::open_at(self.source.dir(), &self.source.name, flags, 0)?;
-        sys::make_dir(self.destination.dir(), &self.temp, 0o700)?;
+        sys::make_dir_at(self.destination.dir(), &self.temp, 0o700)?;
         let to = sys::open_at(self.destination.dir(), &self.temp, flags, 0)?;
         self.tree = Some((Walker::new(from, BATCH)?, Trail::new(to)?));
         Ok(())
     }
 
     /// One entry of the tree; `false` at its end.
-    fn visit(&mut self) -> io::Result<bool> {
+    fn visit(&mut self) -> sys::Result<bool> {
         let (walker, trail) = match &mut self.tree {
             Some(tree) => tree,
             None => return Ok(false),
@@ -165,10 +162,10 @@ impl Carry {
             }
             Visit::Entry { name, stat } if sys::is_dir(&stat) => match walker.enter(&name) {
                 Ok(()) => {
-                    sys::make_dir(trail.here(), &name, 0o700)?;
+                    sys::make_dir_at(trail.here(), &name, 0o700)?;
                     trail.down(&name)?;
                 }
-                Err(error) if sys::errno(&error) == libc::ENOENT => {}
+                Err(libc::ENOENT) => {}
                 Err(error) => return Err(error),
             },
             Visit::Entry { name, stat } => {
@@ -182,7 +179,7 @@ impl Carry {
                 trail.up()?;
                 if trail.depth() != parent {
                     // Somebody moves the unfinished copy about.
-                    return Err(sys::os_error(libc::EBUSY));
+                    return Err(libc::EBUSY);
                 }
             }
         }
@@ -190,7 +187,7 @@ impl Carry {
     }
 
     /// A piece of the current file; `true` when it is whole.
-    fn copy_bytes(&mut self) -> io::Result<bool> {
+    fn copy_bytes(&mut self) -> sys::Result<bool> {
         let copy = match &mut self.file {
             Some(copy) => copy,
             None => return Ok(true),
@@ -237,10 +234,10 @@ impl Carry {
 }
 
 /// Where the next data after `offset` begins; the writer stands there too.
-fn skip_hole(from: &OwnedFd, to: &OwnedFd, offset: u64, size: u64) -> io::Result<u64> {
+fn skip_hole(from: &OwnedFd, to: &OwnedFd, offset: u64, size: u64) -> sys::Result<u64> {
     let next = match sys::seek(as_fd(from), offset, libc::SEEK_DATA) {
         Ok(next) => next.min(size),
-        Err(error) if sys::errno(&error) == libc::ENXIO => size,
+        Err(libc::ENXIO) => size,
         // The file system knows no holes.
         Err(_) => offset,
     };
@@ -256,26 +253,26 @@ fn copy_node(
     stat: &Stat,
     to: BorrowedFd<'_>,
     new_name: &[u8],
-) -> io::Result<Option<FileCopy>> {
+) -> sys::Result<Option<FileCopy>> {
     if sys::is_symlink(stat) {
-        let target = sys::read_link(from, name)?;
-        sys::make_symlink(&target, to, new_name)?;
-        let _ = sys::set_mtime_at(to, new_name, mtime(stat));
+        let target = sys::read_link_at(from, name)?;
+        sys::symlink_at(&target, to, new_name)?;
+        let _ = sys::set_times_at(to, new_name, Times::accessed_now(mtime(stat)));
         return Ok(None);
     }
     if !sys::is_file(stat) {
-        sys::make_node(to, new_name, stat.st_mode, stat.st_rdev)?;
+        sys::make_node_at(to, new_name, stat.st_mode, stat.st_rdev)?;
         let flags = libc::O_PATH | libc::O_NOFOLLOW;
         let node = sys::open_at(to, new_name, flags, 0)?;
         // The umask had its say; without /proc it keeps it.
-        let _ = sys::change_mode_pinned(as_fd(&node), stat.st_mode & 0o7777);
+        let _ = sys::set_mode_pinned(as_fd(&node), stat.st_mode & 0o7777);
         return Ok(None);
     }
     let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let source = sys::open_at(from, name, flags, 0)?;
     let stat = sys::stat_fd(as_fd(&source))?;
     if !sys::is_file(&stat) {
-        return Err(sys::os_error(libc::EBUSY));
+        return Err(libc::EBUSY);
     }
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     let copy = sys::open_at(to, new_name, flags, 0o600)?;
@@ -291,17 +288,17 @@ fn mtime(stat: &Stat) -> libc::timespec {
     sys::timespec(stat.st_mtime, stat.st_mtime_nsec)
 }
 
-fn finish(file: BorrowedFd<'_>, like: &Stat) -> io::Result<()> {
+fn finish(file: BorrowedFd<'_>, like: &Stat) -> sys::Result<()> {
     let stat = sys::stat_fd(file)?;
     let same_owner = (stat.st_uid, stat.st_gid) == (like.st_uid, like.st_gid)
-        || sys::change_owner(file, like.st_uid, like.st_gid).is_ok();
+        || sys::set_owner(file, like.st_uid, like.st_gid).is_ok();
     // Set-id bits must not pass to another owner.
     let mask = if same_owner { 0o7777 } else { 0o1777 };
-    sys::change_mode(file, like.st_mode & mask)?;
-    sys::set_mtime(file, mtime(like))
+    sys::set_mode(file, like.st_mode & mask)?;
+    sys::set_times(file, Times::accessed_now(mtime(like)))
 }
 
-fn finish_dir(dir: BorrowedFd<'_>, like: &Stat) -> io::Result<()> {
+fn finish_dir(dir: BorrowedFd<'_>, like: &Stat) -> sys::Result<()> {
     finish(dir, like)
 }
 

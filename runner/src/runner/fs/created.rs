@@ -1,8 +1,7 @@
 //! Making directories: with exactly the mode that was asked for, and so that it can be undone.
 
 use super::lookup;
-use super::sys::{self, as_fd};
-use std::io;
+use crate::sys::{self, as_fd};
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 /// The chain of parent directories a request made, so that a failure can take them away again.
@@ -17,7 +16,7 @@ impl Made {
         self.names.is_empty()
     }
 
-    pub fn push(&mut self, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    pub fn push(&mut self, parent: BorrowedFd<'_>, name: &[u8]) -> sys::Result<()> {
         if self.top.is_none() {
             self.top = Some(sys::duplicate(parent)?);
         }
@@ -33,7 +32,7 @@ impl Made {
         };
         while let Some(name) = self.names.pop() {
             let gone = lookup::beneath(as_fd(&top), self.names.iter().map(Vec::as_slice))
-                .and_then(|parent| sys::remove_dir(as_fd(&parent), &name));
+                .and_then(|parent| sys::remove_dir_at(as_fd(&parent), &name));
             if gone.is_err() {
                 return;
             }
@@ -47,8 +46,8 @@ impl Made {
 }
 
 /// Makes one directory with exactly `mode`, whatever the umask is.
-pub fn make_directory(dir: BorrowedFd<'_>, name: &[u8], mode: u32) -> io::Result<()> {
-    sys::make_dir(dir, name, mode)?;
+pub fn make_directory(dir: BorrowedFd<'_>, name: &[u8], mode: u32) -> sys::Result<()> {
+    sys::make_dir_at(dir, name, mode)?;
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let made = sys::open_at(dir, name, flags, 0)?;
     let stat = sys::stat_fd(as_fd(&made))?;
@@ -57,11 +56,11 @@ pub fn make_directory(dir: BorrowedFd<'_>, name: &[u8], mode: u32) -> io::Result
     if stat.st_mode & 0o7777 == wanted {
         return Ok(());
     }
-    match sys::change_mode_pinned(as_fd(&made), wanted) {
+    match sys::set_mode_pinned(as_fd(&made), wanted) {
         // No /proc: a descriptor that may read the directory can change it as well.
-        Err(error) if sys::errno(&error) == libc::ENOENT => {
+        Err(libc::ENOENT) => {
             let open = sys::open_at(as_fd(&made), b".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
-            sys::change_mode(as_fd(&open), wanted)
+            sys::set_mode(as_fd(&open), wanted)
         }
         answer => answer,
     }

@@ -1,12 +1,11 @@
 //! An *Entry*: what the protocol tells about one file, directory, link or other node.
 
 use super::resolve::{failed, Object};
-use super::sys::{self, as_fd, Stat};
 use crate::fs::names;
+use crate::sys::{self, as_fd, Stat};
 use crate::wire::bytes;
 use crate::wire::handler::Failure;
 use serde_json::{Map, Value};
-use std::io;
 use std::os::unix::io::BorrowedFd;
 
 pub fn type_name(stat: &Stat) -> &'static str {
@@ -40,7 +39,7 @@ pub fn describe(path: &[u8], name: &[u8], stat: &Stat, target: Option<&[u8]>) ->
 
 pub fn of_object(object: &Object) -> Result<Value, Failure> {
     let target = if sys::is_symlink(&object.stat) {
-        let text = sys::read_link(as_fd(&object.fd), b"")
+        let text = sys::read_link_at(as_fd(&object.fd), b"")
             .map_err(|error| failed(error, "read link", &object.path))?;
         Some(text)
     } else {
@@ -64,9 +63,9 @@ pub fn of_name(dir: BorrowedFd<'_>, dir_path: &[u8], name: &[u8]) -> Result<Valu
 }
 
 /// The text of `name` if `stat` says it is a symlink.
-pub fn link_text(dir: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> io::Result<Option<Vec<u8>>> {
+pub fn link_text(dir: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> sys::Result<Option<Vec<u8>>> {
     if sys::is_symlink(stat) {
-        sys::read_link(dir, name).map(Some)
+        sys::read_link_at(dir, name).map(Some)
     } else {
         Ok(None)
     }

@@ -8,9 +8,9 @@
 use super::policy::Policy;
 use super::request::Request;
 use super::resolve::failed;
-use super::sys::{self, Stat};
 use super::walk::{Visit, Walker};
 use super::{entry, names};
+use crate::sys::{self, Stat};
 use crate::wire::bytes;
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::{json, Value};

@@ -1,10 +1,9 @@
 //! How paths are looked up: by openat2 where the kernel and the seccomp profile allow it, by a walk
 //! over components otherwise. Both follow ordinary symlinks and refuse magic ones with `ELOOP`.
 
-use super::sys::{self, as_fd};
 use crate::fs::names;
+use crate::sys::{self, as_fd};
 use std::collections::VecDeque;
-use std::io;
 use std::os::raw::c_int;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
@@ -19,7 +18,7 @@ thread_local! {
 }
 
 /// An `O_PATH` descriptor of what `path` leads to from `start`. `extra` may be `O_DIRECTORY`.
-pub fn follow(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> io::Result<OwnedFd> {
+pub fn follow(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> sys::Result<OwnedFd> {
     #[cfg(test)]
     if WITHOUT_OPENAT2.with(|flag| flag.get()) {
         return walk(start, path, extra);
@@ -27,15 +26,13 @@ pub fn follow(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> io::Result<Ow
     let flags = libc::O_PATH | extra;
     match sys::open_at2(start, path, flags, sys::RESOLVE_NO_MAGICLINKS) {
         // EPERM: a seccomp profile that does not know the call; opening with O_PATH never says it.
-        Err(error) if matches!(sys::errno(&error), libc::ENOSYS | libc::EPERM) => {
-            walk(start, path, extra)
-        }
+        Err(libc::ENOSYS | libc::EPERM) => walk(start, path, extra),
         answer => answer,
     }
 }
 
-fn walk(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> io::Result<OwnedFd> {
-    let root = || sys::open_path(b"/", libc::O_PATH | libc::O_DIRECTORY);
+fn walk(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> sys::Result<OwnedFd> {
+    let root = || sys::open(b"/", libc::O_PATH | libc::O_DIRECTORY, 0);
     let parts = |text: &[u8]| -> VecDeque<Vec<u8>> {
         names::components(text).map(<[u8]>::to_vec).collect()
     };
@@ -55,11 +52,11 @@ fn walk(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> io::Result<OwnedFd>
         }
         links += 1;
         if links > MOST_LINKS || is_magic(as_fd(&here), as_fd(&next), &name)? {
-            return Err(sys::os_error(libc::ELOOP));
+            return Err(libc::ELOOP);
         }
-        let target = sys::read_link(as_fd(&next), b"")?;
+        let target = sys::read_link_at(as_fd(&next), b"")?;
         if target.is_empty() {
-            return Err(sys::os_error(libc::ENOENT));
+            return Err(libc::ENOENT);
         }
         if target.first() == Some(&b'/') {
             here = root()?;
@@ -70,15 +67,15 @@ fn walk(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> io::Result<OwnedFd>
         }
     }
     if directory && !sys::is_dir(&sys::stat_fd(as_fd(&here))?) {
-        return Err(sys::os_error(libc::ENOTDIR));
+        return Err(libc::ENOTDIR);
     }
     Ok(here)
 }
 
 /// A symlink of procfs that is more than its text. The plain ones all lie in its root.
-fn is_magic(dir: BorrowedFd<'_>, link: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
+fn is_magic(dir: BorrowedFd<'_>, link: BorrowedFd<'_>, name: &[u8]) -> sys::Result<bool> {
     const PROC_ROOT_INO: libc::ino_t = 1;
-    if !sys::on_proc(link)? {
+    if !sys::is_on_proc(link)? {
         return Ok(false);
     }
     let plain: [&[u8]; 4] = [b"self", b"thread-self", b"mounts", b"net"];
@@ -89,7 +86,7 @@ fn is_magic(dir: BorrowedFd<'_>, link: BorrowedFd<'_>, name: &[u8]) -> io::Resul
 pub fn beneath<'a>(
     base: BorrowedFd<'_>,
     names: impl Iterator<Item = &'a [u8]>,
-) -> io::Result<OwnedFd> {
+) -> sys::Result<OwnedFd> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let mut here = sys::duplicate(base)?;
     for name in names {
@@ -100,16 +97,16 @@ pub fn beneath<'a>(
 
 /// The path the kernel knows for `fd`. Fails where procfs is not mounted on /proc, where the path
 /// is longer than PATH_MAX, and where `fd` lies outside this root.
-pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+pub fn real_path(fd: BorrowedFd<'_>) -> sys::Result<Vec<u8>> {
     #[cfg(test)]
     if WITHOUT_PROC.with(|flag| flag.get()) {
-        return Err(sys::os_error(libc::ENOENT));
+        return Err(libc::ENOENT);
     }
-    let fds = sys::proc_fds()?;
-    let path = sys::read_link(as_fd(&fds), &sys::fd_name(fd))?;
+    let fds = sys::open_proc_fds()?;
+    let path = sys::read_link_at(as_fd(&fds), &sys::fd_name(fd))?;
     if path.first() == Some(&b'/') {
         Ok(path)
     } else {
-        Err(sys::os_error(libc::ENOENT))
+        Err(libc::ENOENT)
     }
 }

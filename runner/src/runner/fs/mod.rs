@@ -17,7 +17,6 @@ mod remove;
 mod remover;
 mod request;
 mod resolve;
-mod sys;
 mod tar;
 mod temp;
 mod walk;

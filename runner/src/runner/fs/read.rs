@@ -7,8 +7,8 @@
 
 use super::request::Request;
 use super::resolve::failed;
-use super::sys::{self, as_fd};
 use super::{entry, names};
+use crate::sys::{self, as_fd};
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::{json, Value};
 use std::os::unix::io::OwnedFd;
@@ -55,7 +55,7 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let mut object = resolver.object(&path)?;
     let regular = sys::is_file(&object.stat)
         && !PSEUDO.contains(
-            &sys::file_system(as_fd(&object.fd))
+            &sys::file_system_type(as_fd(&object.fd))
                 .map_err(|error| failed(error, "stat", &object.path))?,
         );
     if !regular {

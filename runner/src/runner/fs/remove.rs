@@ -7,11 +7,10 @@
 use super::remover::Remover;
 use super::request::Request;
 use super::resolve::{failed, Place};
-use super::sys;
 use crate::fs::names;
+use crate::sys;
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::json;
-use std::io;
 
 pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let resolver = request.writing()?;
@@ -45,11 +44,11 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
                 format!("remove {}", names::show(&shown)),
             ));
         }
-        return remove_one(&shown, sys::unlink(place.dir(), &place.name));
+        return remove_one(&shown, sys::unlink_at(place.dir(), &place.name));
     }
     resolver.policy.check_tree(&shown)?;
     if !recursive {
-        return remove_one(&shown, sys::remove_dir(place.dir(), &place.name));
+        return remove_one(&shown, sys::remove_dir_at(place.dir(), &place.name));
     }
     let Place { dir, name, .. } = place;
     Ok(Box::new(Remove {
@@ -57,7 +56,7 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     }))
 }
 
-fn remove_one(shown: &[u8], answer: io::Result<()>) -> Result<Box<dyn Handler>, Failure> {
+fn remove_one(shown: &[u8], answer: sys::Result<()>) -> Result<Box<dyn Handler>, Failure> {
     answer.map_err(|error| failed(error, "remove", shown))?;
     super::answer(json!({ "removed": 1 }))
 }

@@ -5,10 +5,9 @@
 //! that what appeared meanwhile goes too. The first thing that cannot be removed ends it.
 
 use super::resolve::failed;
-use super::sys::{self, as_fd, Records};
 use super::walk::{Trail, RECORDS_BYTES};
+use crate::sys::{self, as_fd, Errno, Records};
 use crate::wire::handler::Failure;
-use std::io;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 /// Entries of one step.
@@ -104,7 +103,7 @@ impl Remover {
         name.unwrap_or(&self.name).to_vec()
     }
 
-    fn remove(&mut self, entry: &Name) -> io::Result<()> {
+    fn remove(&mut self, entry: &Name) -> sys::Result<()> {
         let trail = match &mut self.trail {
             Some(trail) => trail,
             None => return Ok(()),
@@ -115,14 +114,14 @@ impl Remover {
             remove_simple(trail.here(), &entry.name)
         };
         let gone = match gone {
-            Err(error) if sys::errno(&error) == libc::EACCES => {
+            Err(libc::EACCES) => {
                 // Our own directory, closed to us: open it. Somebody else's refuses.
-                if sys::change_mode(trail.here(), 0o700).is_err() {
-                    return Err(error);
+                if sys::set_mode(trail.here(), 0o700).is_err() {
+                    return Err(libc::EACCES);
                 }
                 remove_simple(trail.here(), &entry.name)?
             }
-            Err(error) if sys::errno(&error) == libc::ENOENT => return Ok(()),
+            Err(libc::ENOENT) => return Ok(()),
             answer => answer?,
         };
         if gone {
@@ -137,19 +136,12 @@ impl Remover {
                 Ok(())
             }
             // Gone or replaced since; the next reading of this directory tells.
-            Err(error)
-                if matches!(
-                    sys::errno(&error),
-                    libc::ENOENT | libc::ENOTDIR | libc::ELOOP
-                ) =>
-            {
-                Ok(())
-            }
+            Err(error) if matches!(error, libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    fn read_or_leave(&mut self) -> io::Result<bool> {
+    fn read_or_leave(&mut self) -> sys::Result<bool> {
         let trail = match &mut self.trail {
             Some(trail) => trail,
             None => return Ok(true),
@@ -181,7 +173,7 @@ impl Remover {
     }
 
     /// The current directory is empty: go up and remove it.
-    fn leave(&mut self) -> io::Result<bool> {
+    fn leave(&mut self) -> sys::Result<bool> {
         let trail = match &mut self.trail {
             Some(trail) => trail,
             None => return Ok(true),
@@ -199,13 +191,13 @@ impl Remover {
             // The directories in between are gone; what is left of them is found by reading again.
             return Ok(false);
         }
-        match sys::remove_dir(trail.here(), &name) {
+        match sys::remove_dir_at(trail.here(), &name) {
             Ok(()) => self.removed += 1,
-            Err(error) => match sys::errno(&error) {
+            Err(error) => match error {
                 libc::ENOENT | libc::ENOTDIR => {}
                 libc::ENOTEMPTY | libc::EEXIST => self.refilled(error)?,
-                libc::EACCES if sys::change_mode(trail.here(), 0o700).is_ok() => {
-                    sys::remove_dir(trail.here(), &name)?;
+                libc::EACCES if sys::set_mode(trail.here(), 0o700).is_ok() => {
+                    sys::remove_dir_at(trail.here(), &name)?;
                     self.removed += 1;
                 }
                 _ => return Err(error),
@@ -214,13 +206,13 @@ impl Remover {
         Ok(false)
     }
 
-    fn leave_base(&mut self) -> io::Result<bool> {
-        match sys::remove_dir(as_fd(&self.parent), &self.name) {
+    fn leave_base(&mut self) -> sys::Result<bool> {
+        match sys::remove_dir_at(as_fd(&self.parent), &self.name) {
             Ok(()) => {
                 self.removed += 1;
                 Ok(true)
             }
-            Err(error) => match sys::errno(&error) {
+            Err(error) => match error {
                 libc::ENOENT => Ok(true),
                 libc::ENOTEMPTY | libc::EEXIST => {
                     self.refilled(error)?;
@@ -236,7 +228,7 @@ impl Remover {
         }
     }
 
-    fn refilled(&mut self, error: io::Error) -> io::Result<()> {
+    fn refilled(&mut self, error: Errno) -> sys::Result<()> {
         self.refills += 1;
         if self.refills > MOST_REFILLS {
             Err(error)
@@ -258,32 +250,30 @@ impl Remover {
 
 /// Removes what needs no walk: anything but a directory, or an empty one. `false`: it is a
 /// directory with something in it.
-fn remove_simple(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
-    match sys::unlink(dir, name) {
+fn remove_simple(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<bool> {
+    match sys::unlink_at(dir, name) {
         Ok(()) => Ok(true),
-        Err(error) if matches!(sys::errno(&error), libc::EISDIR | libc::EPERM) => {
-            match sys::stat_at(dir, name) {
-                Ok(stat) if sys::is_dir(&stat) => remove_empty(dir, name),
-                _ => Err(error),
-            }
-        }
+        Err(error @ (libc::EISDIR | libc::EPERM)) => match sys::stat_at(dir, name) {
+            Ok(stat) if sys::is_dir(&stat) => remove_empty(dir, name),
+            _ => Err(error),
+        },
         Err(error) => Err(error),
     }
 }
 
-fn remove_empty(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
-    match sys::remove_dir(dir, name) {
+fn remove_empty(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<bool> {
+    match sys::remove_dir_at(dir, name) {
         Ok(()) => Ok(true),
-        Err(error) if matches!(sys::errno(&error), libc::ENOTEMPTY | libc::EEXIST) => Ok(false),
-        Err(error) if sys::errno(&error) == libc::ENOTDIR => sys::unlink(dir, name).map(|()| true),
+        Err(libc::ENOTEMPTY | libc::EEXIST) => Ok(false),
+        Err(libc::ENOTDIR) => sys::unlink_at(dir, name).map(|()| true),
         Err(error) => Err(error),
     }
 }
 
-fn enter(trail: &mut Trail, name: &[u8]) -> io::Result<()> {
+fn enter(trail: &mut Trail, name: &[u8]) -> sys::Result<()> {
     match trail.down(name) {
-        Err(error) if sys::errno(&error) == libc::EACCES => {
-            unlock(trail.here(), name).map_err(|_| error)?;
+        Err(libc::EACCES) => {
+            unlock(trail.here(), name).map_err(|_| libc::EACCES)?;
             trail.down(name)
         }
         answer => answer,
@@ -293,11 +283,11 @@ fn enter(trail: &mut Trail, name: &[u8]) -> io::Result<()> {
 fn with_access<T>(
     dir: BorrowedFd<'_>,
     name: &[u8],
-    mut call: impl FnMut() -> io::Result<T>,
-) -> io::Result<T> {
+    mut call: impl FnMut() -> sys::Result<T>,
+) -> sys::Result<T> {
     match call() {
-        Err(error) if sys::errno(&error) == libc::EACCES => {
-            unlock(dir, name).map_err(|_| error)?;
+        Err(libc::EACCES) => {
+            unlock(dir, name).map_err(|_| libc::EACCES)?;
             call()
         }
         answer => answer,
@@ -305,8 +295,8 @@ fn with_access<T>(
 }
 
 /// Gives the owner his directory back. Acts on the directory that was seen, never on a symlink.
-fn unlock(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+fn unlock(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<()> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let pinned = sys::open_at(dir, name, flags, 0)?;
-    sys::change_mode_pinned(as_fd(&pinned), 0o700)
+    sys::set_mode_pinned(as_fd(&pinned), 0o700)
 }

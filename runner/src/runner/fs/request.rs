@@ -2,7 +2,8 @@
 
 use super::policy::Policy;
 use super::resolve::{self, Resolver};
-use super::{sys, Context};
+use super::Context;
+use crate::sys;
 use crate::wire::handler::Failure;
 use crate::wire::request::{byte_string, missing, Fields};
 use serde_json::Value;

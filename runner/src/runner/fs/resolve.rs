@@ -10,11 +10,10 @@
 //! would show the runner's own descriptors.
 
 use super::policy::Policy;
-use super::sys::{self, as_fd, Stat};
 use super::{lookup, names};
 use crate::fs::created::{make_directory, Made};
+use crate::sys::{self, as_fd, Errno, Stat};
 use crate::wire::handler::Failure;
-use std::io;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 /// As many symlinks as the kernel follows for one path.
@@ -46,10 +45,10 @@ impl Place {
     }
 
     /// What is at the place now, a symlink itself and not its target.
-    pub fn stat(&self) -> io::Result<Option<Stat>> {
+    pub fn stat(&self) -> sys::Result<Option<Stat>> {
         match sys::stat_at(self.dir(), &self.name) {
             Ok(stat) => Ok(Some(stat)),
-            Err(error) if sys::errno(&error) == libc::ENOENT => Ok(None),
+            Err(libc::ENOENT) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -124,13 +123,13 @@ impl Resolver {
                     return Err(failed(error, "stat", &shown));
                 }
             }
-            if sys::on_proc(place.dir()).map_err(|error| failed(error, "stat", &shown))? {
+            if sys::is_on_proc(place.dir()).map_err(|error| failed(error, "stat", &shown))? {
                 return Err(self.magic_link(&shown));
             }
-            let target = match sys::read_link(place.dir(), &place.name) {
+            let target = match sys::read_link_at(place.dir(), &place.name) {
                 Ok(target) => target,
                 // It was swapped for something else after the stat: look again.
-                Err(error) if matches!(sys::errno(&error), libc::EINVAL | libc::ENOENT) => continue,
+                Err(libc::EINVAL | libc::ENOENT) => continue,
                 Err(error) => return Err(failed(error, "read link", &shown)),
             };
             let start = if target.first() == Some(&b'/') {
@@ -158,7 +157,7 @@ impl Resolver {
             return sys::open_at(as_fd(&object.fd), b".", flags | libc::O_DIRECTORY, 0)
                 .map_err(fail);
         }
-        if let Ok(fds) = sys::proc_fds() {
+        if let Ok(fds) = sys::open_proc_fds() {
             let name = sys::fd_name(as_fd(&object.fd));
             return sys::open_at(as_fd(&fds), &name, flags, 0).map_err(fail);
         }
@@ -193,7 +192,7 @@ impl Resolver {
         } else {
             &self.workspace
         };
-        let fd = sys::open_path(from, libc::O_PATH | libc::O_DIRECTORY)
+        let fd = sys::open(from, libc::O_PATH | libc::O_DIRECTORY, 0)
             .map_err(|error| failed(error, "open", from))?;
         Ok(Start {
             fd,
@@ -214,7 +213,7 @@ impl Resolver {
         } else {
             match lookup::follow(as_fd(&start.fd), parts.dir, libc::O_DIRECTORY) {
                 Ok(dir) => dir,
-                Err(error) if parents && sys::errno(&error) == libc::ENOENT => {
+                Err(libc::ENOENT) if parents => {
                     match self.make_parents(&start, parts.dir, &mut made) {
                         Ok(dir) => dir,
                         Err(failure) => {
@@ -253,7 +252,7 @@ impl Resolver {
                     here = next;
                     continue;
                 }
-                Err(error) if sys::errno(&error) == libc::ENOENT => {}
+                Err(libc::ENOENT) => {}
                 Err(error) => return Err(self.refused(error, start, dir)),
             }
             let stat = sys::stat_fd(as_fd(&here)).map_err(fail)?;
@@ -262,7 +261,7 @@ impl Resolver {
             match make_directory(as_fd(&here), name, 0o755) {
                 Ok(()) => made.push(as_fd(&here), name).map_err(fail)?,
                 // Somebody else made it, or a dangling symlink is in the way: the open will tell.
-                Err(error) if sys::errno(&error) == libc::EEXIST => {}
+                Err(libc::EEXIST) => {}
                 Err(error) => return Err(fail(error)),
             }
             let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
@@ -288,7 +287,7 @@ impl Resolver {
                 Failure::from_errno(libc::ENOENT, format!("open {}", names::show(&lexical))),
             ),
             Ok(path) => Ok(path),
-            Err(error) if sys::errno(&error) == libc::ENAMETOOLONG && self.policy.is_set() => {
+            Err(error @ libc::ENAMETOOLONG) if self.policy.is_set() => {
                 Err(failed(error, "find the real path of", &lexical))
             }
             Err(_) if self.policy.is_set() => Err(Failure::new(
@@ -304,15 +303,14 @@ impl Resolver {
 
     /// Why a path could not be resolved. What lies under a denied prefix by its text is `blocked`
     /// whether it exists or not, so that a refusal says nothing about what is there.
-    fn refused(&self, error: io::Error, start: &Start, path: &[u8]) -> Failure {
+    fn refused(&self, error: Errno, start: &Start, path: &[u8]) -> Failure {
         let lexical = start.lexical(path);
         if let Err(failure) = self.policy.check(&lexical) {
             return failure;
         }
         // A true loop is one for the kernel's ordinary resolution as well.
         let again = || sys::open_at(as_fd(&start.fd), path, libc::O_PATH, 0);
-        let is_loop = |error: &io::Error| sys::errno(error) == libc::ELOOP;
-        if is_loop(&error) && !matches!(again(), Err(second) if is_loop(&second)) {
+        if error == libc::ELOOP && !matches!(again(), Err(libc::ELOOP)) {
             return self.magic_link(&lexical);
         }
         failed(error, "open", &lexical)
@@ -343,13 +341,12 @@ impl Start {
 
 /// The real path of a prefix in a policy, if it leads anywhere.
 pub fn real_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
-    let fd = sys::open_path(prefix, libc::O_PATH).ok()?;
+    let fd = sys::open(prefix, libc::O_PATH, 0).ok()?;
     lookup::real_path(as_fd(&fd)).ok()
 }
 
 /// A failed call as the protocol says it: what was attempted, on what, and what stopped it.
-pub fn failed(error: io::Error, what: &str, path: &[u8]) -> Failure {
-    let errno = sys::errno(&error);
+pub fn failed(errno: Errno, what: &str, path: &[u8]) -> Failure {
     let what = format!("{} {}", what, names::show(path));
     match errno {
         // The general word for these two belongs to processes and to policy.

@@ -1,7 +1,6 @@
 //! Temporary names in a directory: made new, never guessed, and gone again unless they are kept.
 
-use super::sys::{self, as_fd, Stat};
-use std::io;
+use crate::sys::{self, as_fd, Stat};
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 const PREFIX: &[u8] = b".sandkasten-";
@@ -27,7 +26,7 @@ pub fn purpose(name: &[u8]) -> Option<Purpose> {
     }
 }
 
-pub fn fresh_name(purpose: Purpose) -> io::Result<Vec<u8>> {
+pub fn fresh_name(purpose: Purpose) -> sys::Result<Vec<u8>> {
     let kind = match purpose {
         Purpose::New => 'n',
         Purpose::Replace => 'o',
@@ -44,7 +43,7 @@ pub struct TempFile {
 }
 
 impl TempFile {
-    pub fn new(dir: BorrowedFd<'_>, purpose: Purpose) -> io::Result<TempFile> {
+    pub fn new(dir: BorrowedFd<'_>, purpose: Purpose) -> sys::Result<TempFile> {
         let dir = sys::duplicate(dir)?;
         let name = fresh_name(purpose)?;
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
@@ -62,27 +61,27 @@ impl TempFile {
     }
 
     /// Gives the file its owner (where that is allowed) and its mode; the umask has no say.
-    pub fn finish(&self, mode: u32, like: Option<&Stat>) -> io::Result<()> {
+    pub fn finish(&self, mode: u32, like: Option<&Stat>) -> sys::Result<()> {
         if let Some(old) = like {
             let new = sys::stat_fd(self.file())?;
             if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
                 // Only root can keep a foreign owner; anybody else replaces the file by his own.
-                let _ = sys::change_owner(self.file(), old.st_uid, old.st_gid);
+                let _ = sys::set_owner(self.file(), old.st_uid, old.st_gid);
             }
         }
-        sys::change_mode(self.file(), mode)
+        sys::set_mode(self.file(), mode)
     }
 
     /// Moves the file to `name`, replacing what is there.
-    pub fn replace(mut self, name: &[u8]) -> io::Result<()> {
-        sys::rename(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
+    pub fn replace(mut self, name: &[u8]) -> sys::Result<()> {
+        sys::rename_at(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
         self.kept = true;
         Ok(())
     }
 
     /// Moves the file to `name`; `EEXIST` if something is there.
-    pub fn place(mut self, name: &[u8]) -> io::Result<()> {
-        sys::rename_new(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
+    pub fn place(mut self, name: &[u8]) -> sys::Result<()> {
+        sys::rename_new_at(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
         self.kept = true;
         Ok(())
     }
@@ -92,7 +91,7 @@ impl Drop for TempFile {
     fn drop(&mut self) {
         if !self.kept {
             // Somebody removed it, or its directory: then it is gone as it should be.
-            let _ = sys::unlink(as_fd(&self.dir), &self.name);
+            let _ = sys::unlink_at(as_fd(&self.dir), &self.name);
         }
     }
 }

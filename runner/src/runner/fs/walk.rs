@@ -9,9 +9,8 @@
 //! It reads a directory as often as it takes to find the next names in order with a fixed number
 //! of them in memory: a directory of a million entries costs time, not memory.
 
-use super::sys::{self, as_fd, Identity, Records, Stat};
+use crate::sys::{self, as_fd, FileIdentity, Records, Stat};
 use std::collections::{BTreeSet, VecDeque};
-use std::io;
 use std::os::raw::c_int;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
@@ -25,29 +24,29 @@ const HELD_BYTES: usize = 4 * 1024 * 1024;
 
 struct Above {
     name: Vec<u8>,
-    identity: Identity,
+    identity: FileIdentity,
 }
 
 pub struct Trail {
     flags: c_int,
     base: OwnedFd,
-    base_identity: Identity,
+    base_identity: FileIdentity,
     here: OwnedFd,
     levels: Vec<Above>,
 }
 
 impl Trail {
     /// A trail whose directories can be read.
-    pub fn new(base: OwnedFd) -> io::Result<Trail> {
+    pub fn new(base: OwnedFd) -> sys::Result<Trail> {
         Trail::with_flags(base, OPEN_DIR)
     }
 
     /// A trail that only holds its directories; it also goes where the user may not read.
-    pub fn holding(base: OwnedFd) -> io::Result<Trail> {
+    pub fn holding(base: OwnedFd) -> sys::Result<Trail> {
         Trail::with_flags(base, libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW)
     }
 
-    fn with_flags(base: OwnedFd, flags: c_int) -> io::Result<Trail> {
+    fn with_flags(base: OwnedFd, flags: c_int) -> sys::Result<Trail> {
         let here = sys::open_at(as_fd(&base), b".", flags, 0)?;
         let base_identity = sys::identity(&sys::stat_fd(as_fd(&base))?);
         Ok(Trail {
@@ -80,7 +79,7 @@ impl Trail {
         self.levels.last().map(|level| level.name.as_slice())
     }
 
-    pub fn down(&mut self, name: &[u8]) -> io::Result<()> {
+    pub fn down(&mut self, name: &[u8]) -> sys::Result<()> {
         let next = sys::open_at(self.here(), name, self.flags, 0)?;
         let identity = sys::identity(&sys::stat_fd(as_fd(&next))?);
         self.levels.push(Above {
@@ -92,7 +91,7 @@ impl Trail {
     }
 
     /// Goes one level up, or farther if directories in between are gone; `depth` tells.
-    pub fn up(&mut self) -> io::Result<()> {
+    pub fn up(&mut self) -> sys::Result<()> {
         self.levels.pop();
         let wanted = self
             .levels
@@ -107,7 +106,7 @@ impl Trail {
         self.again_from_base()
     }
 
-    fn again_from_base(&mut self) -> io::Result<()> {
+    fn again_from_base(&mut self) -> sys::Result<()> {
         self.here = sys::open_at(as_fd(&self.base), b".", self.flags, 0)?;
         for depth in 0..self.levels.len() {
             let next = match sys::open_at(self.here(), &self.levels[depth].name, self.flags, 0) {
@@ -165,7 +164,7 @@ struct Scan {
 
 impl Walker {
     /// `batch`: how many names of a directory are sorted at a time.
-    pub fn new(base: OwnedFd, batch: usize) -> io::Result<Walker> {
+    pub fn new(base: OwnedFd, batch: usize) -> sys::Result<Walker> {
         Ok(Walker {
             trail: Trail::new(base)?,
             levels: vec![Level::default()],
@@ -203,7 +202,7 @@ impl Walker {
     }
 
     /// Goes into `name`: what is in it is visited next.
-    pub fn enter(&mut self, name: &[u8]) -> io::Result<()> {
+    pub fn enter(&mut self, name: &[u8]) -> sys::Result<()> {
         self.trail.down(name)?;
         push_name(&mut self.prefix, name);
         self.levels.push(Level::default());
@@ -214,7 +213,7 @@ impl Walker {
     }
 
     /// One small piece of the walk. An error is about the current directory, which is then left.
-    pub fn next(&mut self) -> io::Result<Visit> {
+    pub fn next(&mut self) -> sys::Result<Visit> {
         if self.levels.len() - 1 > self.trail.depth() {
             return Ok(Visit::Leave(self.pop()));
         }
@@ -224,7 +223,7 @@ impl Walker {
             self.top().after = Some(name.clone());
             match stat {
                 Ok(stat) => return Ok(Visit::Entry { name, stat }),
-                Err(error) if sys::errno(&error) == libc::ENOENT => {}
+                Err(libc::ENOENT) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -270,7 +269,7 @@ impl Walker {
     }
 
     /// One buffer of records of the current directory. At its end the smallest names are `names`.
-    fn read_some(&mut self) -> io::Result<()> {
+    fn read_some(&mut self) -> sys::Result<()> {
         let mut scan = match self.scan.take() {
             Some(scan) => scan,
             None => {

@@ -6,9 +6,9 @@
 
 use super::request::Request;
 use super::resolve::{failed, Place, Resolver};
-use super::sys::{self, Stat};
 use super::temp::{Purpose, TempFile};
 use super::{entry, names};
+use crate::sys::{self, Stat};
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::Value;
 
@@ -140,7 +140,7 @@ impl Write {
         } else {
             temp.place(&self.place.name)
         };
-        moved.map_err(|error| match sys::errno(&error) {
+        moved.map_err(|error| match error {
             libc::EEXIST => exists(&self.path),
             libc::EISDIR => not_regular(&self.path),
             _ => fail(error),

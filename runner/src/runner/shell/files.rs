@@ -86,7 +86,7 @@ impl Directory {
         identity.as_runner(|| write_file(&body, &text))?;
         if let Some(size) = exec.start.pty {
             let pair = pty::open(size)?;
-            let input = sys::duplicate(pair.master.as_raw_fd(), 3)?;
+            let input = sys::duplicate(pair.master.as_raw_fd())?;
             attach_terminal(poll, exec, number, pair.master, input)?;
             exec.slave = Some(pair.slave);
             self.call = script::call(&body, &Standard::Terminal(&pair.slave_path));
@@ -186,7 +186,7 @@ fn output_fifo(path: &[u8]) -> Result<OwnedFd, Errno> {
 
 fn open_fifo(path: &[u8], access: i32) -> Result<OwnedFd, Errno> {
     let fd = sys::open(path, access | libc::O_NONBLOCK | libc::O_NOFOLLOW, 0)?;
-    if sys::is_fifo(fd.as_raw_fd()) {
+    if sys::is_fifo(&sys::stat_fd(fd.as_raw_fd())?) {
         Ok(fd)
     } else {
         Err(libc::EINVAL)
@@ -194,7 +194,7 @@ fn open_fifo(path: &[u8], access: i32) -> Result<OwnedFd, Errno> {
 }
 
 pub fn is_directory(path: &[u8]) -> bool {
-    sys::identity_of(path).map_or(false, |(_, _, mode)| mode & libc::S_IFMT == libc::S_IFDIR)
+    sys::stat(path).map_or(false, |stat| sys::is_dir(&stat))
 }
 
 pub fn is_bash(program: &[u8]) -> bool {
@@ -245,8 +245,8 @@ pub fn current_directory(pid: i32, told: Option<Vec<u8>>) -> Vec<u8> {
     let real = sys::read_link(&link);
     match (told, real) {
         (Some(told), Ok(real)) => {
-            let same = match (sys::identity_of(&told), sys::identity_of(&link)) {
-                (Ok(a), Ok(b)) => (a.0, a.1) == (b.0, b.1),
+            let same = match (sys::stat(&told), sys::stat(&link)) {
+                (Ok(a), Ok(b)) => sys::identity(&a) == sys::identity(&b),
                 _ => false,
             };
             if told.starts_with(b"/") && (same || real.ends_with(b" (deleted)")) {

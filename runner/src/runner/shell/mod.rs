@@ -177,8 +177,8 @@ impl Server {
             [&shell.cwd[..], b"/", cwd].concat()
         };
         let shown = String::from_utf8_lossy(cwd);
-        match sys::identity_of(&path) {
-            Ok((_, _, mode)) if mode & libc::S_IFMT == libc::S_IFDIR => None,
+        match sys::stat(&path) {
+            Ok(stat) if sys::is_dir(&stat) => None,
             Ok(_) => Some(Failure::from_errno(
                 libc::ENOTDIR,
                 format!("cannot enter {shown}"),

@@ -4,7 +4,7 @@
 //! once `HIGH_WATER` bytes are pending, and control frames beyond `OVERFLOW` end the connection.
 
 use crate::exec::ring::{Chunk, SOURCES};
-use crate::sys::{self, Errno};
+use crate::sys;
 use crate::timers::TimerId;
 use crate::wire::frame::{self, Decoder};
 use crate::wire::handler::{Failure, Handler, Out};
@@ -297,28 +297,4 @@ impl Out for StreamOut<'_> {
 
 pub fn empty() -> Value {
     json!({})
-}
-
-/// Larger buffers than the default let a 50 MB file pass in fewer turns; the kernel may give less.
-pub fn widen(fd: RawFd) {
-    for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
-        let size: libc::c_int = 1 << 20;
-        // SAFETY: the option value is one int.
-        unsafe {
-            libc::setsockopt(
-                fd,
-                libc::SOL_SOCKET,
-                option,
-                (&size as *const libc::c_int).cast(),
-                std::mem::size_of::<libc::c_int>() as libc::socklen_t,
-            );
-        }
-    }
-}
-
-pub fn accept(listener: RawFd) -> Result<OwnedFd, Errno> {
-    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no address is asked for.
-    let rc = unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
-    sys::check(rc).map(sys::own)
 }

@@ -72,10 +72,6 @@ impl Failure {
     }
 }
 
-pub fn last_errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
-}
-
 fn errno_text(errno: i32) -> String {
     let text = std::io::Error::from_raw_os_error(errno).to_string();
     // std appends " (os error N)"; the number travels in its own field.

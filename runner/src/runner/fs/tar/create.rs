@@ -9,13 +9,12 @@ use crate::fs::names;
 use crate::fs::policy::Policy;
 use crate::fs::request::Request;
 use crate::fs::resolve::failed;
-use crate::fs::sys::{self, as_fd, Stat};
 use crate::fs::tar::reader::Kind;
 use crate::fs::tar::writer::{padding, write_header, Header, END};
 use crate::fs::walk::{Visit, Walker};
+use crate::sys::{self, as_fd, Stat};
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::json;
-use std::io;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 /// Small members are sent together, large ones in pieces of this.
@@ -201,12 +200,13 @@ impl TarOut {
                 let relative = walker.path_of(&name);
                 let path = names::join(&self.base, &relative);
                 if !self.policy.denies(&path) {
-                    self.entry(&name, &stat, &relative, path.clone())
-                        .or_else(|error| match sys::errno(&error) {
+                    self.entry(&name, &stat, &relative, path.clone()).or_else(
+                        |error| match error {
                             // Gone or replaced since it was seen.
                             libc::ENOENT | libc::ELOOP | libc::ENOTDIR | libc::EINVAL => Ok(()),
                             _ => Err(failed(error, "archive", &path)),
-                        })?;
+                        },
+                    )?;
                 }
                 Ok(1)
             }
@@ -220,7 +220,7 @@ impl TarOut {
         stat: &Stat,
         relative: &[u8],
         path: Vec<u8>,
-    ) -> io::Result<()> {
+    ) -> sys::Result<()> {
         let walker = match &mut self.walker {
             Some(walker) => walker,
             None => return Ok(()),
@@ -232,7 +232,7 @@ impl TarOut {
             shown.push(b'/');
             self.member(Kind::Directory, &shown, b"", stat, 0);
         } else if sys::is_symlink(stat) {
-            let target = sys::read_link(walker.here(), name)?;
+            let target = sys::read_link_at(walker.here(), name)?;
             self.member(Kind::Symlink, &shown, &target, stat, 0);
         } else if sys::is_file(stat) && stat.st_size == 0 {
             // Also files of /proc and the like, which had better not be opened unasked.
@@ -254,7 +254,7 @@ impl TarOut {
 }
 
 /// Does not wait, even if the name has become a FIFO meanwhile.
-fn open_file(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+fn open_file(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<OwnedFd> {
     let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     sys::open_at(dir, name, flags, 0)
 }

@@ -11,15 +11,14 @@ use crate::fs::created::make_directory;
 use crate::fs::policy::Policy;
 use crate::fs::request::Request;
 use crate::fs::resolve::{failed, Resolver};
-use crate::fs::sys::{self, as_fd};
 use crate::fs::tar::links::{self, Path};
 use crate::fs::tar::reader::{Item, Kind, Member, Reader};
 use crate::fs::temp::{self, Purpose, TempFile};
 use crate::fs::walk::Trail;
 use crate::fs::{lookup, names};
+use crate::sys::{self, as_fd, Times};
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::json;
-use std::io;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 /// Members of one step.
@@ -104,7 +103,7 @@ fn base(resolver: &Resolver, path: &[u8], parents: bool) -> Result<(OwnedFd, Vec
     let shown = place.path();
     let fail = |error| failed(error, "make directory", &shown);
     match make_directory(place.dir(), &place.name, 0o755) {
-        Err(error) if sys::errno(&error) != libc::EEXIST => return Err(fail(error)),
+        Err(error) if error != libc::EEXIST => return Err(fail(error)),
         _ => {}
     }
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
@@ -167,8 +166,12 @@ impl TarIn {
             Kind::Symlink => {
                 links::check_target(&path, &member.target, &self.base_path)?;
                 put(dir, name, &full, |temp| {
-                    sys::make_symlink(&member.target, dir, temp)?;
-                    let _ = sys::set_mtime_at(dir, temp, sys::timespec(member.mtime, 0));
+                    sys::symlink_at(&member.target, dir, temp)?;
+                    let _ = sys::set_times_at(
+                        dir,
+                        temp,
+                        Times::accessed_now(sys::timespec(member.mtime, 0)),
+                    );
                     Ok(())
                 })
             }
@@ -213,10 +216,10 @@ impl TarIn {
         let fail = |error| failed(error, "make directory", full);
         match made {
             Ok(()) => {}
-            Err(error) if sys::errno(&error) == libc::EEXIST => {
+            Err(libc::EEXIST) => {
                 let there = step_into(dir, name, full)?;
                 // Somebody else's directory keeps its mode.
-                let _ = sys::change_mode_pinned(as_fd(&there), mode);
+                let _ = sys::set_mode_pinned(as_fd(&there), mode);
             }
             Err(error) => return Err(fail(error)),
         }
@@ -243,10 +246,10 @@ impl TarIn {
     ) -> Result<(), Failure> {
         let purpose = match sys::stat_at(dir, name) {
             Ok(stat) if sys::is_dir(&stat) => {
-                return Err(failed(sys::os_error(libc::EISDIR), "unpack", &full));
+                return Err(failed(libc::EISDIR, "unpack", &full));
             }
             Ok(_) => Purpose::Replace,
-            Err(error) if sys::errno(&error) == libc::ENOENT => Purpose::New,
+            Err(libc::ENOENT) => Purpose::New,
             Err(error) => return Err(failed(error, "unpack", &full)),
         };
         let temp = TempFile::new(dir, purpose).map_err(|error| failed(error, "unpack", &full))?;
@@ -270,10 +273,8 @@ impl TarIn {
             .finish(current.mode, None)
             // A time the file system cannot hold is no reason to lose the file.
             .map(|()| {
-                drop(sys::set_mtime(
-                    current.temp.file(),
-                    sys::timespec(current.mtime, 0),
-                ))
+                let times = Times::accessed_now(sys::timespec(current.mtime, 0));
+                let _ = sys::set_times(current.temp.file(), times);
             })
             .and_then(|()| current.temp.replace(&current.name));
         done.map_err(|error| failed(error, "unpack", &current.path))
@@ -309,7 +310,7 @@ impl TarIn {
             ));
         }
         put(dir, name, full, |temp| {
-            sys::link(as_fd(&from), target_name, dir, temp)
+            sys::link_at(as_fd(&from), target_name, dir, temp)
         })
     }
 
@@ -323,7 +324,7 @@ impl TarIn {
             };
             // Gone or replaced by now: then there is nothing to set.
             if let Ok(dir) = lookup::beneath(as_fd(&self.base), names::components(&path)) {
-                let _ = sys::change_mode_pinned(as_fd(&dir), mode);
+                let _ = sys::set_mode_pinned(as_fd(&dir), mode);
             }
         }
         false
@@ -370,7 +371,7 @@ fn step_into(dir: BorrowedFd<'_>, name: &[u8], full: &[u8]) -> Result<OwnedFd, F
         answer => return answer,
     }
     match make_directory(dir, name, 0o755) {
-        Err(error) if sys::errno(&error) != libc::EEXIST => {
+        Err(error) if error != libc::EEXIST => {
             return Err(failed(error, "make directory", full));
         }
         _ => {}
@@ -391,12 +392,12 @@ fn put(
     dir: BorrowedFd<'_>,
     name: &[u8],
     full: &[u8],
-    make: impl FnOnce(&[u8]) -> io::Result<()>,
+    make: impl FnOnce(&[u8]) -> sys::Result<()>,
 ) -> Result<(), Failure> {
     let answer = temp::fresh_name(Purpose::New).and_then(|temp| {
-        let moved = make(&temp).and_then(|()| sys::rename(dir, &temp, dir, name));
+        let moved = make(&temp).and_then(|()| sys::rename_at(dir, &temp, dir, name));
         // Also after success: renaming a link over another link to the same file leaves both.
-        let _ = sys::unlink(dir, &temp);
+        let _ = sys::unlink_at(dir, &temp);
         moved
     });
     answer.map_err(|error| failed(error, "unpack", full))

@@ -8,9 +8,8 @@
 
 use crate::fs::names;
 use crate::fs::tar::pax::{read_pax, Overrides};
+use crate::tar::{padding, until_nul, Header, BLOCK};
 use crate::wire::handler::Failure;
-
-pub const BLOCK: usize = 512;
 
 /// A name has to fit, however deep; 5,000 levels of long names do.
 const MOST_EXTENSION: u64 = 1024 * 1024;
@@ -65,12 +64,18 @@ enum State {
 
 pub struct Reader {
     state: State,
-    block: Vec<u8>,
+    block: [u8; BLOCK],
+    /// How much of the block has been read.
+    filled: usize,
     overrides: Overrides,
 }
 
 pub fn invalid(message: impl Into<String>) -> Failure {
     Failure::invalid(format!("archive: {}", message.into()))
+}
+
+fn malformed(reason: crate::tar::Invalid) -> Failure {
+    invalid(reason.to_string())
 }
 
 pub fn unsupported(message: impl Into<String>) -> Failure {
@@ -81,7 +86,8 @@ impl Reader {
     pub fn new() -> Reader {
         Reader {
             state: State::Header,
-            block: Vec::with_capacity(BLOCK),
+            block: [0; BLOCK],
+            filled: 0,
             overrides: Overrides::default(),
         }
     }
@@ -95,12 +101,14 @@ impl Reader {
                     return Ok(Item::More);
                 }
                 State::Header => {
-                    let wanted = BLOCK - self.block.len();
-                    self.block.extend_from_slice(take(input, wanted));
-                    if self.block.len() < BLOCK {
+                    let piece = take(input, BLOCK - self.filled);
+                    self.block[self.filled..self.filled + piece.len()].copy_from_slice(piece);
+                    self.filled += piece.len();
+                    if self.filled < BLOCK {
                         return Ok(Item::More);
                     }
-                    let block = std::mem::take(&mut self.block);
+                    let block = self.block;
+                    self.filled = 0;
                     if let Some(member) = self.header(&block)? {
                         return Ok(Item::Member(member));
                     }
@@ -154,7 +162,7 @@ impl Reader {
     }
 
     /// `None` for blocks that are no member: extensions, volume labels, the end.
-    fn header(&mut self, block: &[u8]) -> Result<Option<Member>, Failure> {
+    fn header(&mut self, block: &[u8; BLOCK]) -> Result<Option<Member>, Failure> {
         if block.iter().all(|&c| c == 0) {
             self.state = State::Ended;
             if self.overrides.count > 0 {
@@ -162,12 +170,9 @@ impl Reader {
             }
             return Ok(None);
         }
-        if !checksum_holds(block) {
-            return Err(invalid("a header with a wrong checksum"));
-        }
-        let size = count(&block[124..136], "size")?;
-        let padding = |size: u64| (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
-        let flag = block[156];
+        let header = Header::new(block).map_err(malformed)?;
+        let size = header.size().map_err(malformed)?;
+        let flag = header.flag();
         if matches!(flag, b'x' | b'g' | b'L' | b'K') {
             self.overrides.count += 1;
             if size > MOST_EXTENSION || self.overrides.count > MOST_EXTENSIONS {
@@ -191,7 +196,7 @@ impl Reader {
             return Ok(None);
         }
         let overrides = std::mem::take(&mut self.overrides);
-        let member = member(block, overrides, size)?;
+        let member = member(&header, overrides, size)?;
         let size = member.size;
         self.state = if member.kind == Kind::File {
             State::Body {
@@ -207,9 +212,7 @@ impl Reader {
     fn extension(&mut self, flag: u8, mut data: Vec<u8>) -> Result<(), Failure> {
         match flag {
             b'L' | b'K' => {
-                if let Some(end) = data.iter().position(|&c| c == 0) {
-                    data.truncate(end);
-                }
+                data.truncate(until_nul(&data).len());
                 if data.is_empty() {
                     return Err(invalid("an empty long name"));
                 }
@@ -240,12 +243,12 @@ fn take<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
     piece
 }
 
-fn member(block: &[u8], overrides: Overrides, size: u64) -> Result<Member, Failure> {
+fn member(header: &Header, overrides: Overrides, size: u64) -> Result<Member, Failure> {
     let name = match overrides.name {
         Some(name) => name,
-        None => header_name(block),
+        None => header.name(),
     };
-    let kind = match block[156] {
+    let kind = match header.flag() {
         0 if name.ends_with(b"/") => Kind::Directory,
         0 | b'0' | b'7' => Kind::File,
         b'1' => Kind::HardLink,
@@ -279,7 +282,7 @@ fn member(block: &[u8], overrides: Overrides, size: u64) -> Result<Member, Failu
     }
     let target = match overrides.target {
         Some(target) => target,
-        None => until_nul(&block[157..257]).to_vec(),
+        None => header.target(),
     };
     if matches!(kind, Kind::Symlink | Kind::HardLink) && target.is_empty() {
         return Err(invalid(format!(
@@ -289,78 +292,15 @@ fn member(block: &[u8], overrides: Overrides, size: u64) -> Result<Member, Failu
     }
     let mtime = match overrides.mtime {
         Some(mtime) => mtime,
-        None => number(&block[136..148], "mtime")?,
+        None => header.mtime().map_err(malformed)?,
     };
-    let mode = number(&block[100..108], "mode")?;
+    let mode = header.mode().map_err(malformed)?;
     Ok(Member {
         kind,
         name,
         target,
         size,
-        mode: (mode & 0o7777) as u32,
+        mode,
         mtime,
     })
-}
-
-fn header_name(block: &[u8]) -> Vec<u8> {
-    let name = until_nul(&block[..100]);
-    let prefix = until_nul(&block[345..500]);
-    // GNU's old format has other things where ustar has the prefix.
-    if &block[257..263] == b"ustar\0" && !prefix.is_empty() {
-        names::join(prefix, name)
-    } else {
-        name.to_vec()
-    }
-}
-
-fn until_nul(field: &[u8]) -> &[u8] {
-    let end = field.iter().position(|&c| c == 0).unwrap_or(field.len());
-    &field[..end]
-}
-
-/// Some old writers added the bytes as signed numbers; both sums are taken, as by every reader.
-fn checksum_holds(block: &[u8]) -> bool {
-    let (mut unsigned, mut signed) = (0i64, 0i64);
-    for (at, &byte) in block.iter().enumerate() {
-        let byte = if (148..156).contains(&at) { b' ' } else { byte };
-        unsigned += i64::from(byte);
-        signed += i64::from(byte as i8);
-    }
-    match number(&block[148..156], "checksum") {
-        Ok(told) => told == unsigned || told == signed,
-        Err(_) => false,
-    }
-}
-
-fn count(field: &[u8], what: &str) -> Result<u64, Failure> {
-    let value = number(field, what)?;
-    u64::try_from(value).map_err(|_| invalid(format!("a negative {}", what)))
-}
-
-/// Octal text, or GNU's base-256 when the first bit is set.
-fn number(field: &[u8], what: &str) -> Result<i64, Failure> {
-    let wrong = || invalid(format!("a {} that is no number", what));
-    if field[0] & 0x80 != 0 {
-        // Two's complement over the whole field, whose marker bit is not part of it.
-        let negative = field[0] & 0x40 != 0;
-        let first = if negative { field[0] } else { field[0] & 0x7f };
-        let mut value = i128::from(if negative {
-            first as i8 as i64
-        } else {
-            i64::from(first)
-        });
-        for &byte in &field[1..] {
-            value = value << 8 | i128::from(byte);
-        }
-        return i64::try_from(value).map_err(|_| wrong());
-    }
-    let mut value = 0i64;
-    let digits = field.iter().skip_while(|&&c| c == b' ');
-    for &c in digits.take_while(|&&c| c != b' ' && c != 0) {
-        if !(b'0'..=b'7').contains(&c) {
-            return Err(wrong());
-        }
-        value = value << 3 | i64::from(c - b'0');
-    }
-    Ok(value)
 }

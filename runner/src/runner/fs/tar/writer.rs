@@ -1,6 +1,7 @@
 //! Headers of the archives we write: ustar, with a pax header where a field does not fit.
 
-use crate::fs::tar::reader::{Kind, BLOCK};
+use crate::fs::tar::reader::Kind;
+use crate::tar::BLOCK;
 
 const MOST_OCTAL_11: u64 = 0o777_7777_7777;
 const MOST_OCTAL_7: u32 = 0o777_7777;

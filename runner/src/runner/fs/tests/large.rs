@@ -1,7 +1,7 @@
 //! Deep, wide and huge: depth 5,000, many entries, sparse terabytes.
 
 use super::{count_of, drive, Place, Recorder};
-use crate::fs::sys;
+use crate::sys;
 use serde_json::{json, Value};
 use std::ffi::CString;
 use std::fs;
@@ -11,9 +11,9 @@ use std::time::Instant;
 
 /// A chain of directories, each with one file, made as no path could name it.
 fn dig(place: &Place, depth: usize, name: &str) {
-    let mut dir = sys::open_path(place.root.as_os_str().as_bytes(), libc::O_RDONLY).unwrap();
+    let mut dir = sys::open(place.root.as_os_str().as_bytes(), libc::O_RDONLY, 0).unwrap();
     for _ in 0..depth {
-        sys::make_dir(sys::as_fd(&dir), name.as_bytes(), 0o755).unwrap();
+        sys::make_dir_at(sys::as_fd(&dir), name.as_bytes(), 0o755).unwrap();
         dir = sys::open_at(sys::as_fd(&dir), name.as_bytes(), libc::O_RDONLY, 0).unwrap();
         let file = CString::new("file").unwrap();
         let fd = unsafe { libc::openat(dir.as_raw_fd(), file.as_ptr(), libc::O_CREAT, 0o644) };

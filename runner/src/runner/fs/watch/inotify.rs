@@ -1,9 +1,7 @@
 //! The kernel's inotify queue: watches by descriptor, events as values.
 
-use crate::fs::sys;
-use std::ffi::CString;
-use std::io;
-use std::os::unix::io::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use crate::sys;
+use std::os::unix::io::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// The number of a watch.
 pub type Wd = i32;
@@ -35,14 +33,11 @@ pub struct Inotify {
 }
 
 impl Inotify {
-    pub fn new() -> io::Result<Inotify> {
+    pub fn new() -> sys::Result<Inotify> {
+        // SAFETY: plain system call.
         let fd = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
         Ok(Inotify {
-            // SAFETY: the kernel has just handed this descriptor to us and to nobody else.
-            fd: unsafe { OwnedFd::from_raw_fd(fd) },
+            fd: sys::check(fd).map(sys::own)?,
             buffer: vec![0; EVENTS_BYTES],
         })
     }
@@ -53,44 +48,29 @@ impl Inotify {
 
     /// inotify takes paths only; `/proc/self/fd/N` is the one that means `fd` and nothing else.
     /// Without /proc it is `path`.
-    pub fn add(&self, fd: BorrowedFd<'_>, path: &[u8]) -> io::Result<Wd> {
-        let (path, extra) = match sys::proc_fds() {
+    pub fn add(&self, fd: BorrowedFd<'_>, path: &[u8]) -> sys::Result<Wd> {
+        let (path, extra) = match sys::open_proc_fds() {
             Ok(_) => (sys::fd_path(fd), 0),
             Err(_) => (path.to_vec(), libc::IN_DONT_FOLLOW),
         };
-        let path = CString::new(path).map_err(|_| sys::os_error(libc::EINVAL))?;
-        let wd = unsafe { libc::inotify_add_watch(self.raw(), path.as_ptr(), MASK | extra) };
-        if wd < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(wd)
-        }
+        let path = sys::c_string(&path)?;
+        // SAFETY: `path` is NUL-terminated.
+        sys::check(unsafe { libc::inotify_add_watch(self.raw(), path.as_ptr(), MASK | extra) })
     }
 
     /// A watch that is already gone is fine.
     pub fn remove(&self, wd: Wd) {
+        // SAFETY: plain system call on integers.
         unsafe { libc::inotify_rm_watch(self.raw(), wd) };
     }
 
     /// What the queue holds, up to one buffer; empty when it holds nothing.
-    pub fn read(&mut self) -> io::Result<Vec<Event>> {
-        loop {
-            let count = unsafe {
-                libc::read(
-                    self.raw(),
-                    self.buffer.as_mut_ptr().cast(),
-                    self.buffer.len(),
-                )
-            };
-            if count >= 0 {
-                return Ok(parse(&self.buffer[..count as usize]));
-            }
-            let error = io::Error::last_os_error();
-            match sys::errno(&error) {
-                libc::EINTR => {}
-                libc::EAGAIN => return Ok(Vec::new()),
-                _ => return Err(error),
-            }
+    pub fn read(&mut self) -> sys::Result<Vec<Event>> {
+        let fd = self.raw();
+        match sys::read(fd, &mut self.buffer) {
+            Ok(count) => Ok(parse(&self.buffer[..count])),
+            Err(libc::EAGAIN) => Ok(Vec::new()),
+            Err(errno) => Err(errno),
         }
     }
 }

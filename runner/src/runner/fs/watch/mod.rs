@@ -12,17 +12,16 @@ mod tree;
 use crate::fs::policy::Policy;
 use crate::fs::request::Request;
 use crate::fs::resolve::failed;
-use crate::fs::sys::{self, as_fd, Identity};
 use crate::fs::temp::{self, Purpose};
 use crate::fs::walk::{Visit, Walker};
 use crate::fs::watch::inotify::{Event, Inotify, Wd};
 use crate::fs::watch::tree::Tree;
 use crate::fs::{lookup, names};
+use crate::sys::{self, as_fd, FileIdentity};
 use crate::wire::bytes;
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::json;
 use std::collections::{HashMap, VecDeque};
-use std::io;
 use std::os::unix::io::{BorrowedFd, OwnedFd, RawFd};
 
 /// Each watch pins an inode of the kernel; a user has a few tens of thousands at least.
@@ -42,7 +41,7 @@ pub struct Watch {
     inotify: Inotify,
     tree: Tree,
     base: Vec<u8>,
-    base_identity: Identity,
+    base_identity: FileIdentity,
     policy: Policy,
     recursive: bool,
     watching: bool,
@@ -68,7 +67,7 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let inotify = Inotify::new().map_err(fail)?;
     let root = inotify
         .add(as_fd(&object.fd), &object.path)
-        .map_err(|error| match sys::errno(&error) {
+        .map_err(|error| match error {
             libc::ENOSPC => too_many(&object.path),
             _ => fail(error),
         })?;
@@ -279,9 +278,9 @@ impl Watch {
     }
 
     /// Opens the directory of a watch by its names, following no symlink.
-    fn open_dir(&self, wd: Wd) -> io::Result<OwnedFd> {
-        let gone = || sys::os_error(libc::ENOENT);
-        let root = sys::open_path(b"/", libc::O_PATH | libc::O_DIRECTORY)?;
+    fn open_dir(&self, wd: Wd) -> sys::Result<OwnedFd> {
+        let gone = || libc::ENOENT;
+        let root = sys::open(b"/", libc::O_PATH | libc::O_DIRECTORY, 0)?;
         let base = lookup::follow(as_fd(&root), &self.base, libc::O_DIRECTORY)?;
         // The base is found by its path, so that watching it does not keep it from being deleted.
         if sys::identity(&sys::stat_fd(as_fd(&base))?) != self.base_identity {
@@ -305,7 +304,7 @@ impl Watch {
         };
         let wd = match self.inotify.add(dir, &path) {
             Ok(wd) => wd,
-            Err(error) if matches!(sys::errno(&error), libc::ENOSPC | libc::ENOMEM) => {
+            Err(libc::ENOSPC | libc::ENOMEM) => {
                 self.missed(out)?;
                 return Ok(None);
             }
@@ -413,7 +412,7 @@ impl Watch {
     }
 }
 
-fn open_below(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+fn open_below(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<OwnedFd> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     sys::open_at(dir, name, flags, 0)
 }

@@ -1,0 +1,20 @@
+//! Clocks.
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is a valid out pointer.
+    unsafe { libc::clock_gettime(clock, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Nanoseconds on the clock that counts suspended time and never jumps.
+pub fn boot_ns() -> u64 {
+    clock_ns(libc::CLOCK_BOOTTIME)
+}
+
+pub fn unix_ms() -> u64 {
+    clock_ns(libc::CLOCK_REALTIME) / 1_000_000
+}
