@@ -1,6 +1,6 @@
 #!/bin/bash
 # Agents and a workflow of them, shown on this machine without a network: `make demo-agents`.
-# The model is rehearsed (examples/agents/rehearsed.py); sandboxes, tools and files are real.
+# The model is rehearsed (examples/agents/demo_model.py); sandboxes, tools and files are real.
 # Works in a data directory of its own and leaves nothing behind; every step is checked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,7 +26,7 @@ fail() { printf 'demo-agents: %s\n' "$*" >&2; exit 1; }
 # Fails unless the file holds the text.
 holds() { grep -qF -- "$2" "$1" || fail "expected in the answer: $2"; }
 
-python rehearsed.py --port 0 >"$work/model.url" &
+python demo_model.py --port 0 >"$work/model.url" &
 model=$!
 for _ in $(seq 100); do
     [ -s "$work/model.url" ] && break

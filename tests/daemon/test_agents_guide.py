@@ -38,7 +38,7 @@ async def test_every_command_of_the_guide_works_as_written(tmp_path):
     shutil.copytree(ROOT / "examples" / "agents", there)
     path = f"{commands(tmp_path / 'bin')}:/usr/bin:/bin"
     model = await asyncio.create_subprocess_exec(
-        sys.executable, "rehearsed.py", "--port", "0",
+        sys.executable, "demo_model.py", "--port", "0",
         cwd=there,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip

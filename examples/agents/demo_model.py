@@ -1,6 +1,6 @@
 """The agents of this folder, rehearsed: a model that plays all of them without thinking.
 
-    python rehearsed.py [--port 8600]
+    python demo_model.py [--port 8600]
 
 Each part looks at the conversation alone, as a model does: what it was told, and what the tools
 answered. What the tools do is real. Needs aiohttp.
