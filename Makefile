@@ -78,7 +78,7 @@ $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack &: $(
 demo: setup  ## the main job, shown step by step
 	@scripts/demo.sh
 
-demo-agents: setup  ## agents with a rehearsed model, and a workflow of them, offline
+demo-agents: setup  ## example agents and a workflow with a scripted model, offline
 	@scripts/demo-agents.sh
 
 test:  ## lint and every test, in their everyday sizes

@@ -1,7 +1,7 @@
-"""Asks the daemon of this container how it is; ends with 0 when it lives.
+"""Check that the daemon of this container is alive; exit with 0 if it is.
 
-By its Unix socket, which answers whatever address, port or certificate the daemon was given. The
-standard library alone, and nothing of ours: it runs every few seconds and must cost little.
+Uses the Unix socket, which does not depend on the daemon's address, port or certificate. Imports
+only the standard library, because it runs every few seconds and must cost little.
 """
 
 import http.client
@@ -12,7 +12,7 @@ import sys
 PATH = os.environ.get("SANDKASTEN_SOCKET") or os.path.join(
     os.environ.get("SANDKASTEN_DATA_DIR") or "/var/lib/sandkasten", "daemon.sock"
 )
-TIMEOUT_S = 4.0  # below the timeout of the HEALTHCHECK, so that the reason is told
+TIMEOUT_S = 4.0  # below the timeout of the HEALTHCHECK, so that the reason is printed
 
 
 class Connection(http.client.HTTPConnection):
@@ -27,11 +27,11 @@ def main() -> int:
     try:
         connection.request("GET", "/healthz")
         answer = connection.getresponse()
-        said = answer.read(1000).decode(errors="replace")
+        body = answer.read(1000).decode(errors="replace")
     except (OSError, http.client.HTTPException) as exc:
         sys.stdout.write(f"{PATH}: {exc}\n")
         return 1
-    sys.stdout.write(f"{answer.status} {said}\n")
+    sys.stdout.write(f"{answer.status} {body}\n")
     return 0 if answer.status == 200 else 1
 
 

@@ -1,4 +1,4 @@
-"""A first sandbox: the shell remembers, files stay, and at the end of the block all is gone."""
+"""A first sandbox: shell state, files, a failing command; the block's end destroys it."""
 
 from __future__ import annotations
 

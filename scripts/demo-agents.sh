@@ -1,6 +1,6 @@
 #!/bin/bash
 # Agents and a workflow of them, shown on this machine without a network: `make demo-agents`.
-# The model is rehearsed (examples/agents/demo_model.py); sandboxes, tools and files are real.
+# The model is scripted (examples/agents/demo_model.py); sandboxes, tools and files are real.
 # Works in a data directory of its own and leaves nothing behind; every step is checked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,7 +34,7 @@ for _ in $(seq 100); do
 done
 SANDKASTEN_MODELS_BASE_URL=$(cat "$work/model.url")
 [ -n "$SANDKASTEN_MODELS_BASE_URL" ] || fail "the model did not start"
-export SANDKASTEN_MODELS_BASE_URL SANDKASTEN_MODELS_API_KEY=rehearsed
+export SANDKASTEN_MODELS_BASE_URL SANDKASTEN_MODELS_API_KEY=scripted
 
 say "1. One line of frontmatter (sandbox: python) gives an agent a computer"
 show grep -n '^sandbox' agents/log-analyzer.prompt

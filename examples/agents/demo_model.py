@@ -1,9 +1,9 @@
-"""The agents of this folder, rehearsed: a model that plays all of them without thinking.
+"""A scripted model that plays every agent of this folder, without a network.
 
     python demo_model.py [--port 8600]
 
-Each part looks at the conversation alone, as a model does: what it was told, and what the tools
-answered. What the tools do is real. Needs aiohttp.
+Each function decides from the conversation alone, as a model does: the system message and the
+results of tools. The tools themselves are real. Needs aiohttp.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ FIXED = "def mean(values):\n    return sum(values) / len(values) if values else 
 
 SLOWEST = """\
 import json, collections
-told = collections.defaultdict(list)
+times = collections.defaultdict(list)
 with open("requests.json") as file:
     rows = json.load(file)
 for row in rows:
-    told[row["service"]].append(row["ms"])
-means = {name: round(sum(all_) / len(all_), 3) for name, all_ in told.items()}
-slowest = sorted(means.items(), key=lambda one: -one[1])[:3]
+    times[row["service"]].append(row["ms"])
+means = {name: round(sum(all_) / len(all_), 3) for name, all_ in times.items()}
+slowest = sorted(means.items(), key=lambda item: -item[1])[:3]
 print(json.dumps({
     "records": len(rows),
     "slowest": [{"service": name, "mean_ms": mean} for name, mean in slowest],
@@ -67,12 +67,13 @@ print(json.dumps({
 """
 
 
-def played(asked: Asked) -> Answer:
+def answer(asked: Asked) -> Answer:
+    """Answer as the agent that the system message names."""
     for part, play in PARTS.items():
         if part in asked.system:
             return play(asked)
-    said = {"error": {"message": "nobody here plays this agent"}}
-    return Answer(status=400, raw=json.dumps(said).encode())
+    body = {"error": {"message": "this scripted model does not know the agent"}}
+    return Answer(status=400, raw=json.dumps(body).encode())
 
 
 def log_analyzer(asked: Asked) -> Answer:
@@ -83,7 +84,7 @@ def log_analyzer(asked: Asked) -> Answer:
 
 
 def python_developer(asked: Asked) -> Answer:
-    """Writes a program with an error in it, sees it fail, mends it."""
+    """Write a program with an error, see it fail, and fix it."""
     turns = [
         _calls(("sandbox_open", {})),
         _calls(("sandbox_fs_write", {"path": "primes.py", "contents": PRIMES_WRONG})),
@@ -107,13 +108,13 @@ def code_analyzer(asked: Asked) -> Answer:
 
 
 def code_fixer(asked: Asked) -> Answer:
-    """Mends half of it, unless a report of the tests is there already."""
+    """Fix half of the problem, unless a test report exists already."""
     if asked.turn == 0:
         names = ("analysis.md", "test-report.txt")
         return _calls(*(("sandbox_fs_read", {"path": name}) for name in names))
     if asked.turn == 1:
-        told = FIXED if "FAILED" in str(asked.last.get("contents", "")) else FIXED_HALF
-        return _calls(("sandbox_fs_write", {"path": "stats.py", "contents": told}))
+        code = FIXED if "FAILED" in str(asked.last.get("contents", "")) else FIXED_HALF
+        return _calls(("sandbox_fs_write", {"path": "stats.py", "contents": code}))
     return Answer("mean() of no values has a value now")
 
 
@@ -155,12 +156,12 @@ def _calls(*calls: tuple[str, dict[str, Any]]) -> Answer:
 
 
 async def _serve(port: int) -> None:
-    async with ScriptedModel(played, port=port) as model:
+    async with ScriptedModel(answer, port=port) as model:
         print(model.base_url, flush=True)
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    arguments.add_argument("--port", type=int, default=8600, help="0: any free one")
+    arguments.add_argument("--port", type=int, default=8600, help="0 selects a free port")
     asyncio.run(_serve(arguments.parse_args().port))

@@ -1,10 +1,10 @@
-"""A model that follows a script: an endpoint of chat completions for demonstrations and tests.
+"""A chat completions endpoint that follows a script, for demonstrations and tests.
 
     python scripted_model.py script.json [--port 8600]
 
-It speaks the wire format that OpenAI's endpoint speaks, streamed or whole, and thinks nothing. A
-script says what to answer by looking at the conversation alone, so that one server plays all agents
-of a workflow, in any order and at the same time:
+It uses the wire format of OpenAI's endpoint, streamed or not. A script decides what to answer from
+the conversation alone, so one server can play all agents of a workflow, in any order and at the
+same time:
 
     {"agents": [
         {"system": "You write code",
@@ -13,10 +13,10 @@ of a workflow, in any order and at the same time:
             {"text": "It printed ${last.stdout}"}]},
         {"turns": [{"text": "You said ${user}"}]}]}
 
-The first entry whose `system` stands in the first message of the conversation answers, with the
-turn of the number of answers given so far. In texts and arguments `${user}` is the last message of
-the user, `${last}` the last answer of a tool and `${last.stdout}` a field of it. Beyond its turns a
-script answers with the last of them. Needs aiohttp.
+The first entry whose `system` occurs in the first message of the conversation answers; the number
+of earlier answers selects the turn, and the last turn is repeated. In strings and arguments,
+`${user}` is the last message of the user, `${last}` the last tool result, and `${last.stdout}` a
+field of it. Needs aiohttp.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from typing import Any, Literal
 from aiohttp import web
 
 Fault = Literal["hang", "silent", "drop", "endless", "huge_line"]
-"""hang: no answer at all; silent: it begins and stops; drop: the connection goes in its middle;
-endless: it never ends; huge_line: one line without end."""
+"""hang: no response; silent: the response starts and stops; drop: the connection breaks in the
+middle; endless: the response never ends; huge_line: one line without end."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""An agent of the OpenAI Agents SDK with a sandbox for hands. See README.md beside it."""
+"""An agent of the OpenAI Agents SDK with a sandbox. See README.md beside it."""
 
 from agents import Agent, Runner, function_tool
 
