@@ -52,7 +52,7 @@ def test_a_ratio_is_judged_by_the_median_of_the_same_run(ours, ok):
 
 
 @pytest.mark.parametrize(("raw", "ok"), [(2.9, True), (3.1, False)])
-def test_what_http_adds_is_the_difference_of_the_medians(raw, ok):
+def test_the_cost_of_http_is_the_difference_of_the_medians(raw, ok):
     samples = Samples()
     samples.add(ADDED[0].operation, "sandkasten", 2.0)
     samples.add(ADDED[0].operation, "raw HTTP", raw)
@@ -63,7 +63,7 @@ def test_what_http_adds_is_the_difference_of_the_medians(raw, ok):
 
 
 @pytest.mark.parametrize(("slowest", "ok"), [(500.0, True), (500.1, False)])
-def test_the_slowest_of_all_operations_and_peers_is_held(slowest, ok):
+def test_an_absolute_bound_applies_to_the_slowest_operation_and_peer(slowest, ok):
     within = Within(("write", "read"), ("near", "far"), 500.0, "files")
     samples = Samples()
     for operation in within.operations:
@@ -75,7 +75,7 @@ def test_the_slowest_of_all_operations_and_peers_is_held(slowest, ok):
     assert judge_within(within, samples).ok is ok
 
 
-def test_what_is_judged_on_docker_is_what_is_measured_there():
+def test_every_docker_bound_is_measured():
     judged = {ratio.operation for ratio in RATIOS if "on docker" in ratio.operation}
     one_each = (ondocker.create, ondocker.destroy, ondocker.shell, ondocker.argv)
     measured = {named(mode) for mode in ondocker.MODES for named in one_each}
@@ -87,7 +87,7 @@ def test_what_is_judged_on_docker_is_what_is_measured_there():
     assert [within.peers for within in WITHIN] == [tuple(contained.MODES.values())]
 
 
-def test_what_is_judged_of_agents_is_what_is_measured_of_them():
+def test_every_agent_bound_is_measured():
     measured = {
         (agents.TOOL, agents.ENGINE),
         (agents.MCP, agents.ENGINE),
@@ -117,7 +117,7 @@ async def _turns_taken() -> tuple[Samples, list[str]]:
 
 
 @pytest.mark.anyio
-async def test_in_turns_each_peer_goes_once_a_round_and_nobody_always_follows_the_same():
+async def test_each_peer_runs_once_per_round_in_shuffled_order():
     samples, done = await _turns_taken()
     assert [samples.count("x", peer) for peer in "abc"] == [20, 20, 20]
     assert done[1::2] == ["-"] * (len(done) // 2)
@@ -129,7 +129,7 @@ async def test_in_turns_each_peer_goes_once_a_round_and_nobody_always_follows_th
     assert (await _turns_taken())[1] == done
 
 
-def test_what_was_not_measured_is_no_pass():
+def test_an_unmeasured_bound_does_not_pass():
     assert [judge_within(one, Samples()).ok for one in WITHIN] == [None] * len(WITHIN)
     assert [judge_added(one, Samples()).ok for one in ADDED] == [None, None]
     assert [judge(ratio, Samples()).ok for ratio in RATIOS] == [None] * len(RATIOS)
@@ -138,14 +138,14 @@ def test_what_was_not_measured_is_no_pass():
     assert at_most("idle", 2 * MIB + 1, 2 * MIB).ok is False
 
 
-def test_a_failed_operation_is_no_duration():
+def test_a_failed_operation_has_no_duration():
     samples = Samples()
     with pytest.raises(RuntimeError), samples.timed("create", "docker"):
         raise RuntimeError
     assert samples.p50("create", "docker") is None
 
 
-def test_a_report_shows_every_figure_and_every_verdict():
+def test_a_report_shows_every_number_and_verdict():
     samples = Samples()
     samples.add("create", "sandkasten", 10)
     samples.add("create", "docker", 200)

@@ -20,7 +20,7 @@ RUNNER_SPEC = tree.ROOT / "spec" / "runner"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_document_is_there_and_says_something(name):
+def test_a_document_exists_and_is_not_empty(name):
     assert len((tree.ROOT / f"{name}.md").read_text()) > 500
 
 
@@ -30,7 +30,7 @@ def test_the_readme_shows_the_two_commands():
     assert "make test" in readme
 
 
-def test_every_link_inside_the_repository_leads_somewhere():
+def test_every_link_inside_the_repository_has_a_target():
     dead = []
     for path in tree.files():
         if path.suffix != ".md":
@@ -61,7 +61,7 @@ def test_every_page_is_in_the_navigation_of_the_site():
     assert listed == pages
 
 
-def test_every_room_of_the_package_is_in_the_architecture():
+def test_every_subpackage_is_in_the_architecture():
     text = (tree.ROOT / "ARCHITECTURE.md").read_text()
     rooms = {name.split(".")[1] for name in tree.modules() if name.count(".") >= 2}
     assert {room for room in rooms if f"{room}/" not in text} == set()
@@ -73,7 +73,7 @@ def _frozen() -> dict[str, str]:
 
 
 @pytest.mark.promise("P37")
-def test_every_generation_of_the_runner_protocol_is_frozen_as_it_was():
+def test_every_generation_of_the_runner_protocol_is_unchanged():
     generations = sorted(p.name for p in RUNNER_SPEC.glob("generation-*.json"))
     assert generations
     assert {

@@ -45,7 +45,7 @@ def test_a_lock_holds_pins_with_hashes_and_no_address(lock):
         "x @ https://example.org/x.whl",
     ],
 )
-def test_an_address_in_a_lock_is_found(line):
+def test_an_address_in_a_lock_is_reported(line):
     assert _addresses(f"x==1 \\\n    --hash=sha256:00\n{line}\n") == [line]
 
 
@@ -69,11 +69,11 @@ def test_no_two_locks_disagree_on_a_version():
     assert {name: seen for name, seen in versions.items() if len(seen) > 1} == {}
 
 
-def test_the_client_alone_needs_a_way_to_speak_http_and_nothing_else():
+def test_the_client_depends_only_on_an_http_library():
     assert [one.split(">")[0] for one in PROJECT["dependencies"]] == ["aiohttp"]
 
 
-def test_package_runner_and_changelog_speak_of_one_version():
+def test_package_runner_and_changelog_have_one_version():
     cargo = tomllib.loads((tree.ROOT / "runner" / "Cargo.toml").read_text())
     assert cargo["package"]["version"] == PROJECT["version"]
     assert sandkasten.__version__ == PROJECT["version"]

@@ -170,15 +170,15 @@ def _is_number(node: ast.expr) -> bool:
     return False
 
 
-def test_a_test_that_holds_a_machine_to_seconds_is_found():
+def test_a_test_that_asserts_a_duration_is_reported():
     assert _impatient(textwrap.dedent(_SAMPLE)) == [6, 11, 16, 23]
 
 
-def test_a_test_that_is_patient_is_left_alone():
+def test_a_test_that_waits_for_an_event_is_not_reported():
     assert _impatient(textwrap.dedent(_INNOCENT)) == []
 
 
-def test_no_test_holds_the_machine_to_seconds():
+def test_no_test_asserts_a_duration():
     found = [
         f"{path.relative_to(tree.ROOT)}:{line}"
         for path in tree.files()

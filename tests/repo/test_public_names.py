@@ -9,7 +9,7 @@ import sys
 import sandkasten
 
 
-def test_all_equals_what_is_public():
+def test_dunder_all_equals_the_public_names():
     public = {
         name
         for name in dir(sandkasten)

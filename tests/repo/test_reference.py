@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_reference_is_what_the_code_says() -> None:
+def test_the_reference_is_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "reference.py", "--check"],
         capture_output=True,

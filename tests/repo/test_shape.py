@@ -39,13 +39,13 @@ def _unfinished(source: str) -> list[int]:
     return sorted(found)
 
 
-def test_no_file_has_a_name_that_says_nothing():
+def test_no_file_has_a_vague_name():
     named = [p for p in tree.files() if p.suffix in {".py", ".rs", ".ts"}]
     vague = [p for p in named if {p.stem, p.parent.name} & VAGUE]
     assert vague == []
 
 
-def test_no_module_is_too_long_to_be_read_in_one_go():
+def test_no_module_is_too_long():
     long = {
         str(path.relative_to(tree.ROOT)): lines
         for path in tree.modules().values()
@@ -54,7 +54,7 @@ def test_no_module_is_too_long_to_be_read_in_one_go():
     assert long == {}
 
 
-def test_every_module_says_what_it_is_for():
+def test_every_module_has_a_docstring():
     silent = [
         name
         for name, path in tree.modules().items()
@@ -81,7 +81,7 @@ def test_nothing_is_left_unfinished():
         ("class P(Protocol):\n    def f(self) -> int: ...\n", []),
     ],
 )
-def test_unfinished_code_is_told_from_finished_code(source, lines):
+def test_unfinished_code_is_recognised(source, lines):
     assert _unfinished(source) == lines
 
 
@@ -126,7 +126,7 @@ def test_the_built_binaries_name_no_path_of_the_machine_that_built_them():
         assert home.encode() not in content, binary.name
 
 
-def test_every_all_names_what_exists_and_names_it_once():
+def test_every_dunder_all_names_existing_symbols_once():
     wrong: dict[str, list[str]] = {}
     for module, path in tree.modules().items():
         parsed = ast.parse(path.read_text())
@@ -170,7 +170,7 @@ def _marks_of_a_merge(source: str) -> list[int]:
     return [n for n, line in enumerate(source.splitlines(), 1) if mark.match(line)]
 
 
-def test_no_file_has_marks_of_a_merge():
+def test_no_file_has_merge_conflict_markers():
     found = {
         str(path.relative_to(tree.ROOT)): lines
         for path in tree.files()

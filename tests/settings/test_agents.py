@@ -35,7 +35,7 @@ def test_agents_and_models_are_read_from_file_and_environment(tmp_path):
     assert (found.max_steps, found.model_timeout_s, found.retention_s) == (7, 90.0, 7200.0)
 
 
-def test_without_a_word_there_are_directories_and_no_models(tmp_path):
+def test_the_default_has_directories_and_no_models(tmp_path):
     found = settings(tmp_path).agents
     assert (found.agent_dirs, found.workflow_dirs) == ((Path("agents"),), (Path("workflows"),))
     assert (found.base_url, found.api_key, found.model) == (None, None, None)
@@ -61,7 +61,7 @@ def test_the_key_of_the_models_is_never_shown(tmp_path):
         ("SANDKASTEN_RETENTION_RUNS_SECONDS", "soon"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_without_repeating_secrets(tmp_path, name, said):
+def test_an_invalid_agents_setting_is_refused_without_repeating_secrets(tmp_path, name, said):
     with pytest.raises(InvalidConfiguration) as refused:
         settings(tmp_path, **{name: said})
     assert "secret" not in str(refused.value)

@@ -9,12 +9,12 @@ from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.sandbox.limits import MIB
 
 
-def test_there_is_no_ceiling_and_no_network_unless_somebody_says_so(tmp_path):
+def test_the_default_has_no_maximum_limits_and_no_network(tmp_path):
     policy = load({}, {}, tmp_path).policy
     assert (dict(policy.ceiling), policy.allow_network) == ({}, False)
 
 
-def test_a_ceiling_is_said_in_a_file_or_a_variable(tmp_path):
+def test_a_maximum_limit_is_set_in_a_file_or_a_variable(tmp_path):
     (tmp_path / "sandkasten.yaml").write_text(
         "policy:\n  allow_network: true\n  max:\n    mem_limit_mb: 2048\n    cpu_limit: 1.5\n"
     )
@@ -23,19 +23,19 @@ def test_a_ceiling_is_said_in_a_file_or_a_variable(tmp_path):
     assert policy.allow_network is True
 
 
-def test_the_old_name_for_a_default_is_no_consent(tmp_path):
+def test_the_older_name_of_the_network_default_does_not_allow_a_network(tmp_path):
     environ = {"STATION_SANDBOX_ALLOW_NETWORK_DEFAULT": "true"}
     assert load({}, environ, tmp_path).policy.allow_network is False
 
 
-def test_a_default_that_nobody_said_comes_down_to_the_ceiling(tmp_path):
+def test_an_implicit_default_is_lowered_to_the_maximum(tmp_path):
     settings = load({"policy.max.mem_limit_mb": "256"}, {}, tmp_path)
     assert settings.policy.limits.memory_bytes == 256 * MIB
     shown = {one.name: one.value for one in settings.origins()}
     assert shown["defaults.mem_limit_mb"] == 256
 
 
-def test_a_default_over_the_ceiling_is_refused(tmp_path):
+def test_an_explicit_default_over_the_maximum_is_refused(tmp_path):
     flags = {"policy.max.mem_limit_mb": "256", "defaults.mem_limit_mb": "512"}
     with pytest.raises(InvalidConfiguration) as caught:
         load(flags, {}, tmp_path)
@@ -45,6 +45,6 @@ def test_a_default_over_the_ceiling_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "1e30"])
-def test_a_ceiling_that_no_limit_can_have_is_refused_by_name(tmp_path, value):
+def test_a_maximum_outside_the_valid_range_is_refused_by_name(tmp_path, value):
     with pytest.raises(InvalidConfiguration, match=r"policy\.max\.mem_limit_mb"):
         load({"policy.max.mem_limit_mb": value}, {}, tmp_path)

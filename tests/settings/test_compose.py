@@ -41,7 +41,7 @@ class Keeper(MemoryBackend):
 
 
 @pytest.mark.promise("P42")
-async def test_a_missing_library_is_a_reason_and_a_remedy(opened, monkeypatch):
+async def test_a_missing_library_is_reported_with_a_remedy(opened, monkeypatch):
     # As if it were not installed.
     monkeypatch.setitem(sys.modules, "aiodocker", None)
     for name in [one for one in sys.modules if one.startswith("sandkasten.backends.docker.")]:
@@ -58,7 +58,7 @@ async def test_a_missing_library_is_a_reason_and_a_remedy(opened, monkeypatch):
     await engine.aclose()
 
 
-async def test_a_foreign_variable_that_cannot_be_used_is_told_when_docker_is_asked_for(opened):
+async def test_an_unusable_docker_variable_is_reported_when_docker_is_requested(opened):
     engine = await opened(DOCKER_HOST="tcp://far.example:2375")
     found = await engine.probe("docker")
     assert not found.ready
@@ -83,7 +83,7 @@ async def test_a_backend_that_was_never_used_is_neither_opened_nor_closed(tmp_pa
     assert not isinstance(later, KeepsImages)
 
 
-async def test_one_that_was_used_is_closed_and_shows_its_images(tmp_path):
+async def test_a_used_backend_is_closed_and_lists_its_images(tmp_path):
     real = Keeper()
     later = LaterImages("x", tmp_path, lambda: real)
     assert isinstance(later, KeepsImages)

@@ -50,7 +50,7 @@ def refused(tmp_path, **environ: str) -> InvalidConfiguration:
     return error.value
 
 
-def test_nothing_said_is_the_backends_own_defaults(tmp_path):
+def test_without_settings_the_docker_backend_has_its_defaults(tmp_path):
     settings = load({}, {"HOME": "/h"}, tmp_path)
     assert settings.docker.options == Options()
     assert origin(settings, "engine_mode") == Origin(
@@ -58,7 +58,7 @@ def test_nothing_said_is_the_backends_own_defaults(tmp_path):
     )
 
 
-def test_the_file_says_it_all(tmp_path):
+def test_every_docker_setting_can_come_from_the_file(tmp_path):
     path = tmp_path / "sandkasten.yaml"
     path.write_text(FILE)
     settings = load({}, {"HOME": "/h"}, tmp_path)
@@ -95,12 +95,12 @@ def test_every_environment_spelling_is_understood(tmp_path, variable, text, fiel
     assert getattr(options(tmp_path, **{variable: text}), field) == value
 
 
-def test_our_own_variable_wins_over_dockers(tmp_path):
+def test_our_own_variable_overrides_dockers(tmp_path):
     told = {"SANDKASTEN_DOCKER_HOST": "unix:///ours", "DOCKER_HOST": "unix:///theirs"}
     assert options(tmp_path, **told).host == "unix:///ours"
 
 
-def test_dockers_own_way_to_speak_of_tls(tmp_path):
+def test_the_tls_variables_of_docker_are_read(tmp_path):
     far = {"DOCKER_HOST": "tcp://far:2376"}
     found = options(tmp_path, **far, DOCKER_TLS_VERIFY="1", DOCKER_CERT_PATH="/c")
     assert (found.tls_ca, found.tls_cert, found.tls_key) == (
@@ -114,7 +114,7 @@ def test_dockers_own_way_to_speak_of_tls(tmp_path):
     assert (one.tls_ca, one.tls_key) == ("/other.pem", "/c/key.pem")
 
 
-def test_a_socket_has_no_use_for_certificates(tmp_path):
+def test_tls_variables_are_ignored_for_a_socket(tmp_path):
     found = options(tmp_path, DOCKER_HOST="unix:///d.sock", DOCKER_TLS_VERIFY="1")
     assert (found.tls_ca, found.tls_cert, found.tls_key) == ("", "", "")
 
@@ -145,7 +145,7 @@ def test_a_daemon_in_a_container_can_share_a_socket_with_its_sidecar(tmp_path):
 
 
 @pytest.mark.promise("P60")
-def test_plain_tcp_to_another_machine_takes_a_word(tmp_path):
+def test_plain_tcp_to_another_host_requires_insecure(tmp_path):
     assert "plain tcp" in refused(tmp_path, DOCKER_HOST="tcp://far:2375").message
     assert options(tmp_path, DOCKER_HOST="tcp://far:2375", SANDKASTEN_DOCKER_INSECURE="1").insecure
     for near in ("tcp://localhost:2375", "tcp://127.0.0.1:2375", "tcp://[::1]:2375"):
@@ -154,7 +154,7 @@ def test_plain_tcp_to_another_machine_takes_a_word(tmp_path):
     assert options(tmp_path, **sidecar).engine == "sidecar"
 
 
-def test_half_a_certificate_and_a_needless_insecure_are_refused(tmp_path):
+def test_an_incomplete_certificate_and_an_unnecessary_insecure_are_refused(tmp_path):
     far = {"DOCKER_HOST": "tcp://far:2376"}
     for one in ("TLS_CA", "TLS_CERT", "TLS_KEY"):
         told = {f"SANDKASTEN_DOCKER_{one}": "/c.pem"}
@@ -180,14 +180,14 @@ def test_half_a_certificate_and_a_needless_insecure_are_refused(tmp_path):
         "tcp://far:1 2",
     ],
 )
-def test_what_is_no_address_of_an_engine_is_refused(tmp_path, host):
+def test_an_invalid_engine_address_is_refused(tmp_path, host):
     error = refused(tmp_path, SANDKASTEN_DOCKER_HOST=host)
     assert "backends.docker.host" in error.message
     assert "secret" not in error.message
 
 
 @pytest.mark.promise("P60")
-def test_variables_of_other_programs_stop_nobody_who_does_not_use_docker(tmp_path):
+def test_docker_variables_do_not_affect_other_backends(tmp_path):
     settings = load({}, {"HOME": "/h", "DOCKER_HOST": "tcp://far:2375"}, tmp_path)
     assert settings.docker.trouble is not None
     assert "plain tcp" in settings.docker.trouble.message
@@ -207,7 +207,7 @@ def test_variables_of_other_programs_stop_nobody_who_does_not_use_docker(tmp_pat
         "backends:\n  docker:\n    shared_volume: a/b\n",
     ],
 )
-def test_a_file_that_says_it_wrongly_is_refused(tmp_path, text):
+def test_an_invalid_docker_setting_in_the_file_is_refused(tmp_path, text):
     (tmp_path / "sandkasten.yaml").write_text(text)
     with pytest.raises(InvalidConfiguration) as error:
         load({}, {"HOME": "/h"}, tmp_path)
@@ -215,7 +215,7 @@ def test_a_file_that_says_it_wrongly_is_refused(tmp_path, text):
 
 
 @pytest.mark.promise("P42")
-def test_nobody_who_does_not_use_docker_imports_its_client(tmp_path):
+def test_the_docker_client_is_imported_only_when_docker_is_used(tmp_path):
     """Also not to say what is set, to open an engine or to sweep."""
     program = """
 import asyncio, sys

@@ -32,21 +32,21 @@ async def test_the_host_image_needs_no_warning(usr):
 
 
 @pytest.mark.parametrize("alias", ["python", "linux", "bash", "shell", "base"])
-async def test_an_alias_is_answered_by_the_host_and_says_so(usr, alias):
+async def test_an_alias_falls_back_to_the_host_image_with_a_warning(usr, alias):
     image = await HostImages(usr=usr).resolve(alias)
     assert (image.name, image.kind) == ("host", "host")
     assert image.warning.startswith(f"alias {alias} (")
     assert image.warning.endswith("answered by the host image")
 
 
-async def test_an_alias_whose_program_is_missing_says_what_to_install(usr):
+async def test_an_alias_whose_program_is_missing_names_the_package_to_install(usr):
     with pytest.raises(InvalidImage) as refused:
         await HostImages(usr=usr).resolve("node")
     assert "no node" in refused.value.message
     assert "nodejs" in refused.value.hint
 
 
-async def test_a_program_that_lies_outside_usr_does_not_count(usr, tmp_path):
+async def test_a_program_outside_usr_does_not_count(usr, tmp_path):
     elsewhere = tmp_path / "home" / "node"
     elsewhere.parent.mkdir()
     elsewhere.write_text("")
@@ -84,7 +84,7 @@ async def test_a_full_name_never_falls_back(usr, name):
         7,
     ],
 )
-async def test_a_text_that_is_no_name_is_refused(usr, name):
+async def test_an_invalid_image_name_is_refused(usr, name):
     with pytest.raises(InvalidImage) as refused:
         await HostImages(usr=usr).resolve(name)
     assert len(refused.value.message) < 300
@@ -100,12 +100,12 @@ async def test_the_allow_list_is_named_when_it_refuses(usr):
         await images.resolve("host")
 
 
-async def test_an_alias_is_allowed_by_what_it_stands_for(usr):
+async def test_an_alias_is_allowed_by_its_target(usr):
     images = HostImages(usr=usr, allowed=["python:3.11-slim"])
     assert (await images.resolve("python")).name == "host"
 
 
-async def test_strict_forbids_the_host_in_place_of_an_alias(usr):
+async def test_strict_forbids_the_fallback_to_the_host_image(usr):
     images = HostImages(usr=usr, strict=True)
     assert await images.resolve("host") == Image("host")
     with pytest.raises(InvalidImage) as refused:

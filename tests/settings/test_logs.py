@@ -7,7 +7,7 @@ import logging
 from sandkasten.telemetry.log_events import LogEvents
 
 
-def test_routine_is_debug_and_trouble_is_a_warning(caplog):
+def test_routine_events_are_debug_and_problems_are_warnings(caplog):
     caplog.set_level(logging.DEBUG, "sandkasten")
     LogEvents().emit("sandbox.created", {"sandbox": "sbx_1"})
     LogEvents().emit("sandbox.lost", {"sandbox": "sbx_1", "backend": "memory"})
@@ -18,7 +18,7 @@ def test_routine_is_debug_and_trouble_is_a_warning(caplog):
     assert caplog.records[1].__dict__["sandkasten"] == {"sandbox": "sbx_1", "backend": "memory"}
 
 
-def test_a_spare_that_could_not_be_made_is_no_trouble(caplog):
+def test_a_warm_sandbox_that_could_not_be_created_is_not_a_warning(caplog):
     caplog.set_level(logging.DEBUG, "sandkasten")
     LogEvents().emit("sandbox.spare_failed", {"backend": "memory", "error": "QUOTA_EXCEEDED"})
     assert caplog.records[0].levelname == "DEBUG"

@@ -39,7 +39,7 @@ def file(tmp_path):
     return write
 
 
-def test_a_file_says_what_is_mounted_and_how_large_workspaces_are(file):
+def test_mounts_and_workspace_sizes_are_read_from_the_file(file):
     settings = load({}, {}, file(FILE))
     assert settings.policy.mounts == RULES
     assert settings.policy.workspaces == WorkspaceRules(100 * MIB, 2000 * MIB, 5)
@@ -47,14 +47,14 @@ def test_a_file_says_what_is_mounted_and_how_large_workspaces_are(file):
     assert shown["policy.mounts"] == TEXTS
 
 
-def test_a_variable_and_a_list_say_the_same(file, tmp_path):
+def test_a_mount_variable_equals_the_list_in_the_file(file, tmp_path):
     settings = load({}, {"SANDKASTEN_POLICY_MOUNTS": ", ".join(TEXTS)}, tmp_path)
     assert settings.policy.mounts == RULES
     listed = "policy:\n  mounts:\n" + "".join(f"  - {text}\n" for text in TEXTS)
     assert load({}, {}, file(listed)).policy.mounts == RULES
 
 
-def test_without_a_word_nothing_is_mounted_and_sizes_are_those_of_any_workspace(tmp_path):
+def test_the_default_has_no_mounts_and_standard_workspace_sizes(tmp_path):
     plain = load({}, {}, tmp_path)
     assert plain.policy.mounts == ()
     assert plain.policy.workspaces == WorkspaceRules()
@@ -84,7 +84,7 @@ def test_without_a_word_nothing_is_mounted_and_sizes_are_those_of_any_workspace(
         ("{1: {source: /data}}", "cannot name a mount"),
     ],
 )
-def test_a_mount_that_must_not_be_stops_the_start(file, mounts, complaint):
+def test_a_forbidden_mount_prevents_the_start(file, mounts, complaint):
     with pytest.raises(InvalidConfiguration, match=complaint) as refused:
         load({}, {}, file(f"data_dir: /srv/sandkasten\npolicy:\n  mounts: {mounts}\n"))
     assert refused.value.message.startswith("policy.mounts: ")
@@ -92,7 +92,7 @@ def test_a_mount_that_must_not_be_stops_the_start(file, mounts, complaint):
     assert refused.value.details == {"setting": "policy.mounts"}
 
 
-def test_one_level_more_than_a_mount_is_nested_too_deep(file):
+def test_a_mount_nested_one_level_too_deep_is_refused(file):
     with pytest.raises(InvalidConfiguration, match="nested too deep"):
         load({}, {}, file("policy: {mounts: {m: {source: {a: b}}}}\n"))
 
@@ -108,7 +108,7 @@ def test_one_level_more_than_a_mount_is_nested_too_deep(file):
         ("max_count", "nan"),
     ],
 )
-def test_a_figure_out_of_range_stops_the_start(file, name, value):
+def test_a_number_out_of_range_prevents_the_start(file, name, value):
     with pytest.raises(InvalidConfiguration) as refused:
         load({}, {}, file(f"workspace:\n  max_mb: 1000\n  {name}: {value}\n" if name != "max_mb"
                           else f"workspace:\n  {name}: {value}\n"))  # fmt: skip

@@ -19,12 +19,12 @@ packages:
 """
 
 
-def test_without_a_word_packages_are_installed_as_pip_is_configured(tmp_path):
+def test_the_default_installs_packages_as_pip_is_configured(tmp_path):
     assert load({}, {}, tmp_path).packages == PackageRules()
     assert PackageRules().enabled
 
 
-def test_a_file_says_where_they_come_from_and_nothing_prints_who_we_are_there(tmp_path):
+def test_package_sources_are_read_from_the_file_and_credentials_never_shown(tmp_path):
     (tmp_path / "sandkasten.yaml").write_text(FILE)
     settings = load({}, {}, tmp_path)
     assert settings.packages == PackageRules(
@@ -49,7 +49,7 @@ def test_a_file_says_where_they_come_from_and_nothing_prints_who_we_are_there(tm
     assert "t0ken" not in repr(settings)
 
 
-def test_a_variable_turns_them_off(tmp_path):
+def test_a_variable_disables_packages(tmp_path):
     assert not load({}, {"SANDKASTEN_PACKAGES_ENABLED": "no"}, tmp_path).packages.enabled
 
 
@@ -69,9 +69,7 @@ def test_a_variable_turns_them_off(tmp_path):
         ("enabled", "perhaps"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name_and_an_address_is_not_repeated(
-    tmp_path, name, value
-):
+def test_an_invalid_package_setting_is_refused_by_name_without_the_address(tmp_path, name, value):
     with pytest.raises(InvalidConfiguration) as refused:
         load({f"packages.{name}": value}, {}, tmp_path)
     assert refused.value.details["setting"] == f"packages.{name}"

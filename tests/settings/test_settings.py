@@ -43,7 +43,7 @@ async def test_flag_over_environment_over_file_over_default(file):
     assert settings.policy.ttl_s == 200
 
 
-async def test_every_default_is_the_public_contracts(tmp_path):
+async def test_every_default_equals_the_public_contract(tmp_path):
     settings = load({}, {"HOME": "/h"}, tmp_path)
     values = {one.name: one.value for one in settings.origins()}
     assert {one.origin for one in settings.origins()} == {"default"}
@@ -83,7 +83,7 @@ async def test_every_environment_spelling_is_understood(tmp_path, variable, text
     assert origin(settings, name) == Origin(name, value, f"env {variable}")
 
 
-async def test_the_canonical_name_wins_over_the_older_one(tmp_path):
+async def test_the_canonical_name_overrides_the_older_one(tmp_path):
     env = {"SANDKASTEN_DATA_DIR": "/new", "STATION_SANDBOX_DIR": "/old"}
     assert str(load({}, env, tmp_path).data_dir) == "/new"
 
@@ -111,7 +111,7 @@ async def test_durations_are_seconds_or_have_a_unit(text, value):
 @pytest.mark.parametrize(
     "text", ["", "soon", "-5", "0", "5 parsecs", "nan", "inf", "m", True, None, [5]]
 )
-async def test_a_duration_that_is_none_is_refused(text):
+async def test_an_invalid_duration_is_refused(text):
     with pytest.raises(InvalidConfiguration):
         seconds("x", text)
 
@@ -149,7 +149,7 @@ async def test_a_duration_that_is_none_is_refused(text):
         ("backend: memory\nbackend: local", "backend"),
     ],
 )
-async def test_a_malformed_file_is_refused_by_the_name_of_its_key(file, text, named):
+async def test_a_malformed_file_is_refused_and_names_the_key(file, text, named):
     with pytest.raises(InvalidConfiguration) as refused:
         load({}, {}, file(text))
     assert named in refused.value.message
@@ -177,7 +177,7 @@ async def test_the_nearest_spelling_is_offered(file):
         "x" * 2_000_000,
     ],
 )
-async def test_yaml_that_means_more_than_it_says_is_refused(file, text):
+async def test_yaml_with_aliases_or_tags_is_refused(file, text):
     with pytest.raises(InvalidConfiguration):
         load({}, {}, file(text))
 
@@ -187,7 +187,7 @@ async def test_an_empty_file_and_empty_values_mean_the_defaults(file):
     assert load({}, {}, file("# nothing\nbackend:\n")).backend == "local"
 
 
-async def test_a_named_file_must_be_there(tmp_path):
+async def test_a_named_file_must_exist(tmp_path):
     with pytest.raises(InvalidConfiguration):
         load({"config": str(tmp_path / "missing.yaml")}, {}, tmp_path)
     (tmp_path / "other.yaml").write_text("backend: memory")
@@ -200,7 +200,7 @@ async def test_an_unknown_flag_is_refused(tmp_path):
         load({"bakend": "memory"}, {}, tmp_path)
 
 
-async def test_only_allowed_names_of_our_environment_get_in_and_are_never_shown(tmp_path):
+async def test_only_allowed_environment_variables_are_passed_and_never_shown(tmp_path):
     env = {"SANDKASTEN_POLICY_ENV_ALLOW": "TOKEN,MISSING", "TOKEN": "s3cret", "OTHER": "x"}
     settings = load({}, env, tmp_path)
     assert settings.policy.env == {"TOKEN": "s3cret"}
@@ -208,7 +208,9 @@ async def test_only_allowed_names_of_our_environment_get_in_and_are_never_shown(
     assert "s3cret" not in repr(settings.origins())
 
 
-async def test_an_ordinary_users_data_lies_in_their_state_directory(tmp_path, monkeypatch):
+async def test_the_data_directory_of_an_ordinary_user_is_in_the_state_directory(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert str(load({}, {"HOME": "/h"}, tmp_path).data_dir) == "/h/.local/state/sandkasten"
     env = {"HOME": "/h", "XDG_STATE_HOME": "/s"}
@@ -217,7 +219,7 @@ async def test_an_ordinary_users_data_lies_in_their_state_directory(tmp_path, mo
     assert str(load({}, env, tmp_path).data_dir) == "/var/lib/sandkasten"
 
 
-async def test_the_data_directory_is_closed_to_others(tmp_path):
+async def test_the_data_directory_is_not_accessible_to_other_users(tmp_path):
     path = tmp_path / "deep" / "data"
     prepare_data_dir(path)
     path.chmod(0o755)
@@ -225,7 +227,7 @@ async def test_the_data_directory_is_closed_to_others(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-async def test_a_data_directory_that_cannot_be_is_refused(tmp_path):
+async def test_an_unusable_data_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InvalidConfiguration) as refused:
@@ -250,7 +252,7 @@ async def test_an_engine_opens_and_closes(tmp_path):
     await engine.aclose()
 
 
-async def test_without_linux_the_engine_says_why_in_one_sentence(tmp_path, monkeypatch):
+async def test_without_linux_the_engine_gives_the_reason_in_one_sentence(tmp_path, monkeypatch):
     from sandkasten.errors import BackendUnavailable
 
     monkeypatch.setattr("sys.platform", "darwin")
@@ -270,14 +272,14 @@ def test_aliases_are_a_mapping_in_a_file_and_pairs_in_the_environment(file):
 
 
 @pytest.mark.promise("P50")
-def test_aliases_that_lead_in_a_circle_refuse_to_start_and_the_circle_is_named(file):
+def test_circular_aliases_prevent_the_start_and_are_named(file):
     with pytest.raises(InvalidConfiguration, match="a → b → a"):
         load({}, {"SANDKASTEN_IMAGES_ALIASES": "a=b,b=a"})
 
 
 @pytest.mark.promise("P43")
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_a_file_here_that_others_can_write_is_refused(tmp_path, mode):
+def test_a_settings_file_that_others_can_write_is_refused(tmp_path, mode):
     path = tmp_path / "sandkasten.yaml"
     path.write_text("backend: memory")
     path.chmod(mode)

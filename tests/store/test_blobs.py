@@ -64,7 +64,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-async def test_what_was_put_is_got(store, tmp_path):
+async def test_stored_content_is_read_back(store, tmp_path):
     row = await store.put("t", None, pieces(b"ab", b"cd"), metadata={"ä": "ö"})
     assert row == await store.get("t", row.key)
     assert (row.size_bytes, row.checksum) == (4, "sha256:" + digest(b"abcd"))
@@ -75,7 +75,7 @@ async def test_what_was_put_is_got(store, tmp_path):
     assert await store.usage("t") == 4
 
 
-async def test_content_is_shared_and_goes_with_its_last_name(store, tmp_path):
+async def test_content_is_shared_and_removed_with_its_last_key(store, tmp_path):
     for tenant, key in (("t", "a"), ("t", "b"), ("u", "a")):
         await store.put(tenant, key, pieces(b"same"))
     assert on_disk(tmp_path) == [digest(b"same")]
@@ -88,7 +88,7 @@ async def test_content_is_shared_and_goes_with_its_last_name(store, tmp_path):
         await store.delete("u", "a")
 
 
-async def test_a_key_is_taken_once_unless_told_otherwise(store, tmp_path):
+async def test_a_key_is_written_once_unless_overwriting_is_requested(store, tmp_path):
     await store.put("t", "k", pieces(b"old"))
     with pytest.raises(Conflict):
         await store.put("t", "k", pieces(b"new"))
@@ -97,7 +97,7 @@ async def test_a_key_is_taken_once_unless_told_otherwise(store, tmp_path):
     assert (await whole(store, "t", "k"), on_disk(tmp_path)) == (b"new", [digest(b"new")])
 
 
-async def test_of_many_at_once_one_gets_the_key(store):
+async def test_of_many_concurrent_writers_one_gets_the_key(store):
     async def slowly(number: int):
         yield b"%d" % number
         await asyncio.sleep(0.01)
@@ -108,7 +108,7 @@ async def test_of_many_at_once_one_gets_the_key(store):
     assert sorted(type(one).__name__ for one in results) == ["Conflict"] * 19 + ["StoredFile"]
 
 
-async def test_putting_and_deleting_the_same_content_at_once_never_loses_it(store, tmp_path):
+async def test_concurrent_put_and_delete_never_lose_content(store, tmp_path):
     async def come_and_go(number: int) -> None:
         for _ in range(20):
             await store.put("t", f"k{number}", pieces(b"shared"), overwrite=True)
@@ -120,7 +120,7 @@ async def test_putting_and_deleting_the_same_content_at_once_never_loses_it(stor
 
 
 @pytest.mark.promise("P19")
-async def test_what_fails_midway_leaves_nothing(store, tmp_path):
+async def test_a_write_that_fails_midway_leaves_nothing(store, tmp_path):
     async def broken():
         yield b"half"
         raise ValueError("gone")
@@ -133,7 +133,7 @@ async def test_what_fails_midway_leaves_nothing(store, tmp_path):
     await store.put("t", "k", pieces(b"x"), expect_sha256="SHA256:".lower() + digest(b"x").upper())
 
 
-async def test_bounds_hold_also_for_many_at_once(store, tmp_path):
+async def test_bounds_hold_for_concurrent_writers(store, tmp_path):
     store.rules = FileRules(max_bytes=100, max_total_bytes=250)
     with pytest.raises(PayloadTooLarge):
         await store.put("t", None, pieces(b"x" * 60, b"y" * 60))
@@ -155,7 +155,7 @@ async def test_a_file_that_is_being_read_is_read_to_its_end(store):
     assert first + rest == b"a" * 600_000
 
 
-async def test_a_file_expires_and_then_goes(store, clock, tmp_path):
+async def test_an_expired_file_is_removed(store, clock, tmp_path):
     await store.put("t", "k", pieces(b"x"), expires_at=1010.0)
     store.rules = FileRules(ttl_s=5.0)
     assert (await store.put("t", "l", pieces(b"y"))).expires_at == 1005.0
@@ -169,7 +169,9 @@ async def test_a_file_expires_and_then_goes(store, clock, tmp_path):
     assert on_disk(tmp_path) == []
 
 
-async def test_what_a_crash_left_is_gone_after_opening(store, tmp_path, database, clock, caplog):
+async def test_leftovers_of_a_crash_are_removed_at_opening(
+    store, tmp_path, database, clock, caplog
+):
     kept = await store.put("t", "kept", pieces(b"kept"))
     lost = await store.put("t", "lost", pieces(b"lost"))
     orphan = digest(b"orphan")
@@ -193,7 +195,7 @@ async def test_lists_are_by_key_in_pages(store):
     assert await store.list("u") == []
 
 
-def test_keys_we_give_sort_by_age_and_older_spellings_are_understood():
+def test_generated_keys_sort_by_age_and_older_formats_are_read():
     one = new_file_key()
     assert file_key("files/" + one) == one
     assert len(one) == 28
@@ -203,6 +205,6 @@ def test_keys_we_give_sort_by_age_and_older_spellings_are_understood():
     "key",
     ["", "/a", "a/", "a//b", "..", "a/../b", "a\\b", "a\0", "a\n", "\udc80", "\u202e", "x" * 513],
 )
-def test_what_cannot_be_a_key_is_refused(key):
+def test_an_invalid_key_is_refused(key):
     with pytest.raises(InvalidRequest):
         file_key(key)

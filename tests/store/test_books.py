@@ -47,7 +47,7 @@ async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]
 
 
 @pytest.mark.promise("P33")
-async def test_a_writer_killed_at_any_moment_loses_nothing_it_acknowledged(tmp_path):
+async def test_a_writer_killed_at_any_point_loses_nothing_acknowledged(tmp_path):
     settings = load({"data_dir": str(tmp_path), "backend": "memory"}, {}, tmp_path)
     said: dict[str, set[str]] = {}
     chance = random.Random(4)
@@ -75,7 +75,7 @@ async def test_a_writer_killed_at_any_moment_loses_nothing_it_acknowledged(tmp_p
 
 
 @pytest.mark.promise("P34")
-def test_a_full_disk_acknowledges_nothing_and_is_over_when_there_is_room(tmp_path):
+def test_a_full_disk_acknowledges_nothing_and_recovers_without_a_restart(tmp_path):
     alone = ["unshare", "--mount", "--propagation", "private"]
     if os.geteuid() != 0:
         alone = ["unshare", "--user", "--map-root-user", "--mount"]

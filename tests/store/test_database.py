@@ -78,7 +78,7 @@ async def test_writers_that_wait_together_share_one_transaction(database):
     assert len(await names(database)) == 100
 
 
-async def test_one_that_fails_takes_nobody_else_along(database):
+async def test_a_failing_write_does_not_affect_others_in_its_batch(database):
     def refuse(connection: sqlite3.Connection) -> None:
         insert("half")(connection)
         raise Conflict("no")
@@ -95,7 +95,7 @@ async def test_one_that_fails_takes_nobody_else_along(database):
     assert sorted(await names(database)) == ["a", "b"]
 
 
-async def test_a_batch_the_disk_refuses_is_tried_one_by_one(database):
+async def test_a_batch_that_the_disk_refuses_is_retried_one_by_one(database):
     def large(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO state VALUES ('large', ?)", ("x" * 10_000_000,))
 
@@ -110,13 +110,13 @@ async def test_a_batch_the_disk_refuses_is_tried_one_by_one(database):
     assert sorted(await names(database)) == ["a", "b"]
 
 
-async def test_a_reader_sees_what_was_handed_in_before_it(database):
+async def test_a_reader_sees_all_earlier_writes(database):
     writing = database.submit(insert("first"))
     assert await names(database) == ["first"]
     assert writing.done()
 
 
-async def test_whoever_leaves_does_not_undo_what_was_handed_in(database):
+async def test_a_cancelled_caller_does_not_undo_its_write(database):
     async with Held(database):
         leaving = asyncio.ensure_future(database.write(insert("kept")))
         await asyncio.sleep(0)
@@ -124,7 +124,7 @@ async def test_whoever_leaves_does_not_undo_what_was_handed_in(database):
     assert await names(database) == ["kept"]
 
 
-async def test_lasting_batches_are_synced_and_others_are_not(database):
+async def test_durable_batches_are_synced_and_others_are_not(database):
     seen = await statements(database)
     await database.write(insert("a"))
     assert not any("synchronous" in one for one in seen)
@@ -135,7 +135,7 @@ async def test_lasting_batches_are_synced_and_others_are_not(database):
 
 
 @pytest.mark.promise("P34")
-async def test_a_second_connection_is_refused_here_and_locked_out_elsewhere(database):
+async def test_a_second_connection_is_refused_in_this_process_and_in_others(database):
     with pytest.raises(StoreUnusable) as told:
         await Database.open(database.path)
     assert told.value.details["reason"] == "held"
@@ -155,7 +155,7 @@ async def test_a_second_connection_is_refused_here_and_locked_out_elsewhere(data
     assert done.stdout == "database is locked\n"
 
 
-async def test_a_closed_database_says_so(tmp_path):
+async def test_a_closed_database_is_an_error(tmp_path):
     one = await Database.open(tmp_path / "a.db")
     await one.aclose()
     await one.aclose()
@@ -165,7 +165,7 @@ async def test_a_closed_database_says_so(tmp_path):
     await again.aclose()
 
 
-async def test_the_file_is_the_owners_alone(database):
+async def test_the_database_file_is_accessible_to_its_owner_only(database):
     assert database.path.stat().st_mode & 0o777 == 0o600
 
 
@@ -174,7 +174,7 @@ def test_migrations_are_numbered_without_gaps():
 
 
 @pytest.mark.promise("P34")
-async def test_a_database_of_version_1_is_brought_to_the_newest_and_keeps_its_rows(tmp_path):
+async def test_a_database_of_version_1_is_migrated_and_keeps_its_rows(tmp_path):
     path = tmp_path / "old.db"
     old = sqlite3.connect(path, isolation_level=None)
     assert migrate(old, upto=1) == 1
@@ -194,7 +194,7 @@ async def test_a_database_of_version_1_is_brought_to_the_newest_and_keeps_its_ro
 
 
 @pytest.mark.promise("P34")
-async def test_a_newer_database_is_refused_and_not_touched(tmp_path):
+async def test_a_newer_database_is_refused_and_not_changed(tmp_path):
     path = tmp_path / "new.db"
     await (await Database.open(path)).aclose()
     newer = sqlite3.connect(path)
@@ -208,7 +208,7 @@ async def test_a_newer_database_is_refused_and_not_touched(tmp_path):
     assert hashlib.sha256(path.read_bytes()).digest() == before
 
 
-async def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path, monkeypatch):
+async def test_a_failed_migration_keeps_the_previous_version(tmp_path, monkeypatch):
     from sandkasten.store.sqlite import schema
 
     connection = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
@@ -234,7 +234,7 @@ async def test_another_programs_database_is_refused(tmp_path):
     assert told.value.details["reason"] == "foreign"
 
 
-async def test_a_file_that_is_no_database_is_refused(tmp_path):
+async def test_a_file_that_is_not_a_database_is_refused(tmp_path):
     (tmp_path / "no.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(StoreUnusable) as told:
         await Database.open(tmp_path / "no.db")
@@ -242,7 +242,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("clean", [True, False])
-async def test_damage_is_found_at_open_when_the_last_close_was_not_in_order(tmp_path, clean):
+async def test_damage_is_detected_at_open_after_an_unclean_close(tmp_path, clean):
     path = tmp_path / "a.db"
     database = await Database.open(path)
     for number in range(50):
@@ -267,7 +267,7 @@ async def test_damage_is_found_at_open_when_the_last_close_was_not_in_order(tmp_
     assert told.value.details["reason"] == "damaged"
 
 
-async def test_noted_rows_are_written_soon_and_only_the_newest_of_each(database):
+async def test_deferred_rows_are_written_soon_and_only_the_newest_of_each(database):
     journal = SqliteJournal(database)
     seen = await statements(database)
     for number in range(500):
@@ -282,7 +282,7 @@ async def test_noted_rows_are_written_soon_and_only_the_newest_of_each(database)
     assert sum(one.startswith("\nINSERT INTO execs") for one in seen) == 1
 
 
-async def test_what_cannot_be_written_waits_and_is_bounded(database):
+async def test_deferred_rows_that_cannot_be_written_wait_and_are_bounded(database):
     trouble = True
     written: list[int] = []
 

@@ -53,7 +53,7 @@ def store(request, tmp_path):
     return DirectoryStore(tmp_path / "ledger") if request.param == "directory" else MemoryStore()
 
 
-async def test_a_record_comes_back_whole(store):
+async def test_a_record_survives_a_round_trip(store):
     one = record("key")
     await store.put(one)
     assert await store.get(one.id) == one
@@ -61,7 +61,7 @@ async def test_a_record_comes_back_whole(store):
     assert list(await store.list()) == [one]
 
 
-async def test_the_last_put_counts(store):
+async def test_the_last_put_wins(store):
     one = record()
     await store.put(one)
     await store.put(replace(one, state=State.DESTROYING))
@@ -70,7 +70,7 @@ async def test_the_last_put_counts(store):
     assert found.state is State.DESTROYING
 
 
-async def test_a_dropped_record_is_gone_and_dropping_twice_is_quiet(store):
+async def test_a_dropped_record_is_gone_and_dropping_twice_succeeds(store):
     one = record("key")
     await store.put(one)
     await store.drop(one.id)
@@ -100,7 +100,7 @@ async def test_a_lock_is_held_by_one_and_refused_at_once_without_waiting(store):
         pass
 
 
-async def test_waiters_of_a_lock_come_in_one_after_the_other(store):
+async def test_waiters_of_a_lock_enter_one_after_the_other(store):
     inside, most = 0, 0
 
     async def one() -> None:
@@ -137,7 +137,7 @@ async def test_rows_are_private(tmp_path):
         b" " * 2_000_000,
     ],
 )
-async def test_a_damaged_row_is_reported_and_answers_like_a_missing_one(tmp_path, damage):
+async def test_a_damaged_row_is_reported_and_treated_as_missing(tmp_path, damage):
     store = DirectoryStore(tmp_path / "ledger")
     good, bad = record(), record("key")
     await store.put(good)
@@ -158,7 +158,7 @@ async def test_every_field_of_the_wrong_kind_is_damage(tmp_path):
             decode_row(json.dumps({**whole, name: [["odd"]]}).encode())
 
 
-async def test_a_row_of_a_newer_version_is_read_without_what_we_do_not_know():
+async def test_a_row_of_a_newer_version_is_read_without_unknown_fields():
     one = record("key")
     row = json.loads(encode_row(one))
     row["something_new"] = {"a": 1}
@@ -177,7 +177,7 @@ async def test_a_row_under_another_name_is_damage(tmp_path):
     assert list(await store.corrupt()) == [other]
 
 
-async def test_foreign_files_in_the_ledger_are_left_alone(tmp_path):
+async def test_foreign_files_in_the_ledger_are_not_touched(tmp_path):
     store = DirectoryStore(tmp_path / "ledger")
     for name in ("README", "x.json", ".sbx.json.tmp", "sbx_..json"):
         (tmp_path / "ledger" / "rows" / name).write_text("{}")
@@ -203,7 +203,7 @@ async def test_a_write_that_fails_leaves_the_old_row_and_no_temporary_file(tmp_p
 
 
 @pytest.mark.promise("P29")
-async def test_what_a_killed_writer_had_begun_goes_and_what_a_living_one_writes_stays(tmp_path):
+async def test_partial_writes_of_a_killed_writer_are_removed_and_live_ones_kept(tmp_path):
     store = DirectoryStore(tmp_path / "ledger")
     one = record()
     child = await asyncio.create_subprocess_exec("true")
@@ -221,13 +221,13 @@ async def test_what_a_killed_writer_had_begun_goes_and_what_a_living_one_writes_
     assert sorted([*rows.iterdir(), *keys.iterdir()]) == sorted([elsewhere, ours])
 
 
-async def test_a_ledger_that_cannot_be_made_is_a_named_error(tmp_path):
+async def test_a_ledger_that_cannot_be_created_is_a_typed_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InternalError):
         DirectoryStore(tmp_path / "file" / "ledger")
 
 
-async def test_a_reader_sees_the_old_row_or_the_new_and_never_half(tmp_path):
+async def test_a_reader_sees_the_old_row_or_the_new_one_and_never_a_part(tmp_path):
     store = DirectoryStore(tmp_path / "ledger")
     one = replace(record(), warnings=("w" * 50_000,))
     await store.put(one)
@@ -249,7 +249,7 @@ async def test_a_reader_sees_the_old_row_or_the_new_and_never_half(tmp_path):
 
 
 @pytest.mark.promise("P34")
-async def test_a_process_without_descriptors_is_busy_and_no_failure(tmp_path, monkeypatch):
+async def test_a_process_without_free_descriptors_is_busy(tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path)
     was = os.open
 

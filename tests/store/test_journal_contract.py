@@ -77,7 +77,7 @@ async def ids(journal: Journal, tenant: str | None, **how: object) -> list[str]:
     return [row.id for row in await journal.sessions(tenant, **how)]  # type: ignore[arg-type]
 
 
-async def test_a_session_begins_runs_and_ends_once(journal):
+async def test_a_session_starts_runs_and_ends_once(journal):
     row = replace(
         session(1),
         session_key="k",
@@ -96,14 +96,14 @@ async def test_a_session_begins_runs_and_ends_once(journal):
     assert await journal.session(row.id) == ended
 
 
-async def test_a_session_that_was_never_begun_is_not_known_and_cannot_end(journal):
+async def test_a_session_that_was_never_started_is_unknown_and_cannot_end(journal):
     await journal.session_runs(session(1).id)
     await journal.end_session(session(1).id, "lost", 1.0)
     assert await journal.session(session(1).id) is None
     assert await journal.sessions(None) == []
 
 
-async def test_begun_again_it_replaces_the_row_until_the_session_has_ended(journal):
+async def test_starting_a_session_again_replaces_its_row_until_it_has_ended(journal):
     row = replace(session(1), status="running", labels={"a": "1"})
     await journal.begin_session(row)
     await journal.begin_session(replace(row, labels={"a": "2"}))
@@ -126,7 +126,7 @@ async def test_sessions_are_listed_newest_first_by_tenant_and_status(journal):
     assert {row.id for row in await journal.open_sessions()} == {session(n).id for n in (1, 2, 4)}
 
 
-async def test_pages_hold_every_session_once_also_those_of_one_moment(journal):
+async def test_pages_contain_every_session_once_also_with_equal_timestamps(journal):
     for number in range(7):
         await journal.begin_session(session(number, at=1000.0 + number // 3))
     whole = await ids(journal, None)
@@ -140,7 +140,7 @@ async def test_pages_hold_every_session_once_also_those_of_one_moment(journal):
     assert await ids(journal, None, before="sbx_ffffffffffffffff") == []
 
 
-async def test_a_command_is_noted_then_replaced_and_ends_with_its_session(journal):
+async def test_a_command_is_recorded_updated_and_ended_with_its_session(journal):
     await journal.begin_session(session(1))
     journal.note_exec(command(1))
     journal.note_exec(command(2))
@@ -167,7 +167,7 @@ async def test_a_command_is_noted_then_replaced_and_ends_with_its_session(journa
     assert (await journal.exec(session(1).id, command(2).id)).status == "lost"
 
 
-async def test_a_command_noted_right_before_the_end_is_not_left_running(journal):
+async def test_a_command_recorded_just_before_the_end_is_not_left_running(journal):
     await journal.begin_session(session(1))
     journal.note_exec(command(1))
     await journal.end_session(session(1).id, "destroyed", 1100.0)
@@ -187,7 +187,7 @@ async def test_commands_are_paged_newest_first(journal):
     assert await journal.execs(session(1).id, before="exec_ffffffffffffffff") == []
 
 
-async def test_audit_rows_are_numbered_and_read_from_where_one_stopped(journal):
+async def test_audit_rows_are_numbered_and_read_from_a_position(journal):
     for number, action in enumerate(("session.create", "session.destroy", "key.create")):
         await journal.audit(
             AuditRow(
@@ -215,7 +215,7 @@ async def test_audit_rows_are_numbered_and_read_from_where_one_stopped(journal):
     assert [row.target for row in await journal.audited(None, target="t0")] == ["t0"]
 
 
-async def test_what_is_past_its_retention_goes_and_what_is_open_stays(journal):
+async def test_rows_past_their_retention_are_removed_and_open_ones_kept(journal):
     await journal.begin_session(session(1))
     await journal.begin_session(session(2))
     journal.note_exec(command(1))
@@ -228,7 +228,7 @@ async def test_what_is_past_its_retention_goes_and_what_is_open_stays(journal):
     assert (await journal.session(session(2).id)).status == "creating"
 
 
-async def test_what_is_noted_late_does_not_bring_an_ended_command_back(journal):
+async def test_a_late_record_does_not_revive_an_ended_command(journal):
     await journal.begin_session(session(1))
     done = replace(command(1), status="completed", exit_code=0)
     journal.note_exec(done)

@@ -55,7 +55,7 @@ async def _python(code: str, root: Path) -> asyncio.subprocess.Process:
     )
 
 
-async def test_a_killed_holder_lets_go(tmp_path):
+async def test_the_lock_of_a_killed_process_is_released(tmp_path):
     store = DirectoryStore(tmp_path)
     holder = await _python(HOLDER, tmp_path)
     try:
@@ -71,7 +71,7 @@ async def test_a_killed_holder_lets_go(tmp_path):
         pass
 
 
-async def test_processes_do_not_lose_each_others_updates(tmp_path):
+async def test_processes_do_not_overwrite_each_others_updates(tmp_path):
     DirectoryStore(tmp_path)
     (tmp_path / "count").write_text("0")
     crowd = [await _python(COUNTER, tmp_path) for _ in range(4)]

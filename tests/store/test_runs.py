@@ -36,7 +36,7 @@ def runs(tmp_path):
 
 
 @pytest.mark.promise("P46")
-async def test_a_row_comes_back_as_it_was_saved(runs):
+async def test_a_run_survives_a_round_trip(runs):
     await runs.begin(ROW)
     assert await runs.get(ROW.id) == ROW
     ended = replace(ROW, status="failed", ended_at=9.0, error={"code": "X", "message": "m"})
@@ -46,7 +46,7 @@ async def test_a_row_comes_back_as_it_was_saved(runs):
         await runs.begin(ROW)
 
 
-async def test_a_run_that_nobody_began_is_not_there(runs):
+async def test_an_unknown_run_is_not_found(runs):
     for strange in ("run_1", "../escape", "", "a" * 65, "run/../x", "."):
         assert await runs.get(strange) is None
         assert list(await runs.events(strange)) == []
@@ -59,7 +59,7 @@ async def test_a_run_that_nobody_began_is_not_there(runs):
 
 
 @pytest.mark.promise("P69")
-async def test_a_row_that_was_torn_while_it_was_written_is_the_old_one(runs, tmp_path, monkeypatch):
+async def test_a_torn_write_of_a_run_keeps_the_old_row(runs, tmp_path, monkeypatch):
     await runs.begin(ROW)
 
     def full(fd):
@@ -74,7 +74,7 @@ async def test_a_row_that_was_torn_while_it_was_written_is_the_old_one(runs, tmp
 
 
 @pytest.mark.promise("P69")
-async def test_a_torn_event_is_cut_and_its_number_given_again(runs, tmp_path):
+async def test_a_torn_event_is_removed_and_its_number_reused(runs, tmp_path):
     await runs.begin(ROW)
     first = await runs.note(ROW.id, "run.started", {"text": "ein\nzwei\u2028drei"})
     path = tmp_path / "runs" / ROW.id / "events.jsonl"
@@ -89,7 +89,7 @@ async def test_a_torn_event_is_cut_and_its_number_given_again(runs, tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 7, 40])
-async def test_any_cut_of_the_file_of_events_leaves_whole_ones(runs, tmp_path, cut):
+async def test_truncating_the_event_file_anywhere_leaves_complete_events(runs, tmp_path, cut):
     await runs.begin(ROW)
     for number in range(5):
         await runs.note(ROW.id, "step", {"n": number})
@@ -100,7 +100,7 @@ async def test_any_cut_of_the_file_of_events_leaves_whole_ones(runs, tmp_path, c
     assert (await runs.note(ROW.id, "step", {})).seq == 5
 
 
-async def test_two_that_write_at_once_give_each_number_once(runs, tmp_path):
+async def test_concurrent_writers_use_each_event_number_once(runs, tmp_path):
     await runs.begin(ROW)
     other = RunDirectory(tmp_path / "runs")
     await asyncio.gather(*(one.note(ROW.id, "x", {}) for one in (runs, other) * 10))
@@ -157,7 +157,7 @@ async def test_a_list_is_newest_first_by_tenant_kind_and_status_in_pages(runs):
     assert list(await runs.list("acme", before=rows[3].id)) == []
 
 
-async def test_who_waits_hears_of_events_of_every_process_and_of_the_end(runs, tmp_path):
+async def test_a_waiter_gets_events_of_every_process_and_the_end(runs, tmp_path):
     await runs.begin(ROW)
     other = RunDirectory(tmp_path / "runs")
     assert not await runs.changed(ROW.id, 0, 0.01)
@@ -171,7 +171,7 @@ async def test_who_waits_hears_of_events_of_every_process_and_of_the_end(runs, t
     assert await asyncio.gather(*waiting) == [True, True]
 
 
-async def test_only_what_ended_long_ago_is_forgotten(runs, tmp_path):
+async def test_only_runs_that_ended_long_ago_are_removed(runs, tmp_path):
     rows = {
         "run_a": replace(ROW, id="run_a", status="completed", ended_at=10.0),
         "run_b": replace(ROW, id="run_b", status="failed", ended_at=30.0),
@@ -189,7 +189,7 @@ async def test_only_what_ended_long_ago_is_forgotten(runs, tmp_path):
     assert await runs.get("run_a") is None
 
 
-async def test_who_follows_reads_on_and_not_all_again(runs, tmp_path):
+async def test_a_follower_reads_only_new_events(runs, tmp_path):
     await runs.begin(ROW)
     for number in range(30):
         await runs.note(ROW.id, "step", {"n": number})
@@ -204,7 +204,7 @@ async def test_who_follows_reads_on_and_not_all_again(runs, tmp_path):
     assert [one.seq for one in await runs.events(ROW.id, since_seq=28)] == [29, 30]
 
 
-async def test_a_page_of_large_rows_is_short_and_the_next_one_goes_on(runs, monkeypatch):
+async def test_a_page_of_large_runs_is_short_and_the_next_one_continues(runs, monkeypatch):
     monkeypatch.setattr("sandkasten.store.run_directory._PAGE_BYTES", 25_000)
     for number in range(5):
         row = replace(ROW, id=f"run_{number}", created_at=float(number), output="x" * 10_000)
@@ -218,7 +218,7 @@ async def test_a_page_of_large_rows_is_short_and_the_next_one_goes_on(runs, monk
 
 
 @pytest.mark.promise("P69")
-async def test_a_run_that_cannot_be_read_for_want_of_descriptors_is_not_taken_for_none(
+async def test_a_run_that_cannot_be_read_without_descriptors_is_not_treated_as_missing(
     runs, tmp_path
 ):
     await runs.begin(ROW)
@@ -247,7 +247,7 @@ async def test_a_run_that_cannot_be_read_for_want_of_descriptors_is_not_taken_fo
     assert await runs.get(ROW.id) == ROW
 
 
-async def test_a_list_of_large_runs_is_short_and_goes_on_where_it_ended(runs):
+async def test_a_list_of_large_runs_is_short_and_the_next_page_continues(runs):
     names = [f"run_{n:016x}" for n in range(12)]
     for at, one in enumerate(names):
         large = {"task": "x" * (1 << 20)}

@@ -38,7 +38,7 @@ def row(key_id: str, **more) -> KeyRow:
     )
 
 
-async def test_a_key_lives_from_its_add_to_its_end(database):
+async def test_a_key_works_from_creation_to_revocation(database):
     keys = await SqliteKeys.open(database)
     made = make_key()
     assert keys.check(made.hashed, 11.0) is None
@@ -51,7 +51,7 @@ async def test_a_key_lives_from_its_add_to_its_end(database):
         await keys.add(row(made.id), make_key().hashed)
 
 
-async def test_keys_are_the_same_after_a_restart_and_only_their_hash_is_there(database, tmp_path):
+async def test_keys_survive_a_restart_and_only_their_hash_is_stored(database, tmp_path):
     keys = await SqliteKeys.open(database)
     kept, ended = make_key(), make_key()
     await keys.add(row(kept.id), kept.hashed)

@@ -19,7 +19,7 @@ from sandkasten.wire.json_bodies import (
 
 
 @given(st.binary().filter(lambda raw: b"\0" not in raw))
-def test_any_bytes_survive_as_bytes_and_as_text(raw: bytes):
+def test_any_bytes_survive_a_round_trip_as_bytes_and_as_text(raw: bytes):
     text = raw.decode("utf-8", "surrogateescape")
     for spelled in (to_bytes_json(raw), to_bytes_json(text)):
         assert from_bytes_json(json.loads(json.dumps(spelled)), "x") == text
@@ -32,7 +32,7 @@ def test_any_bytes_survive_as_bytes_and_as_text(raw: bytes):
 
 
 @pytest.mark.parametrize("value", ["a\0b", b"a\0b", "\0", "\ud800"])
-def test_what_cannot_be_said_is_an_invalid_request(value: str | bytes):
+def test_a_value_that_cannot_be_encoded_is_an_invalid_request(value: str | bytes):
     with pytest.raises(InvalidRequest):
         to_bytes_json(value)
 
@@ -56,7 +56,7 @@ def test_what_cannot_be_said_is_an_invalid_request(value: str | bytes):
     ],
     ids=repr,
 )
-def test_what_is_no_byte_string_is_a_violation(value: object):
+def test_an_invalid_byte_string_is_a_violation(value: object):
     with pytest.raises(ProtocolViolation):
         from_bytes_json(value, "x")
 
@@ -83,12 +83,12 @@ def test_what_is_no_byte_string_is_a_violation(value: object):
     ],
     ids=lambda body: repr(body[:24]),
 )
-def test_what_is_no_bounded_json_object_is_a_violation(body: bytes):
+def test_a_body_that_is_not_a_bounded_json_object_is_a_violation(body: bytes):
     with pytest.raises(ProtocolViolation):
         decode_body(body, "x")
 
 
-def test_depth_is_allowed_up_to_the_limit_and_brackets_in_texts_do_not_count():
+def test_depth_is_limited_and_brackets_in_strings_do_not_count():
     deep = b'{"a":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH
     assert decode_body(deep, "x")
     with pytest.raises(ProtocolViolation):
@@ -99,14 +99,14 @@ def test_depth_is_allowed_up_to_the_limit_and_brackets_in_texts_do_not_count():
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_an_object_or_a_violation(body: bytes):
+def test_random_bytes_decode_to_an_object_or_a_violation(body: bytes):
     try:
         assert isinstance(decode_body(body, "x"), dict)
     except ProtocolViolation:
         return
 
 
-def test_a_text_that_is_no_unicode_is_refused_before_it_is_sent():
+def test_a_string_that_is_not_valid_unicode_is_refused_before_sending():
     with pytest.raises(InvalidRequest):
         encode_body({"verb": "\ud800"})
 

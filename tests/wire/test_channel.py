@@ -28,7 +28,7 @@ async def test_the_hello_is_read_and_kept():
         assert not channel.closed
 
 
-async def test_a_call_sends_its_fields_and_answers_the_result():
+async def test_a_call_sends_its_fields_and_returns_the_result():
     async with connected() as (channel, peer):
         calling = asyncio.create_task(channel.call("fs.stat", {"path": "a"}))
         stream, body = await peer.opened()
@@ -47,7 +47,7 @@ async def test_answers_may_come_in_any_order():
         assert [answer["n"] for answer in await asyncio.gather(*calls)] == list(range(50))
 
 
-async def test_an_error_is_raised_as_its_class_and_the_channel_lives():
+async def test_an_error_is_raised_as_its_class_and_the_channel_stays_open():
     async with connected() as (channel, peer):
         calling = asyncio.create_task(channel.call("fs.stat"))
         stream, _ = await peer.opened()
@@ -60,7 +60,7 @@ async def test_an_error_is_raised_as_its_class_and_the_channel_lives():
         assert await calling == {}
 
 
-async def test_small_data_travels_right_behind_the_request():
+async def test_small_data_is_sent_together_with_the_request():
     async with connected() as (channel, peer):
         calling = asyncio.create_task(channel.call("fs.write", {"path": "f"}, data=b"hello"))
         kinds = [await peer.frame() for _ in range(3)]
@@ -70,7 +70,7 @@ async def test_small_data_travels_right_behind_the_request():
         await calling
 
 
-async def test_empty_data_is_an_end_alone():
+async def test_empty_data_is_sent_as_an_end_frame_only():
     async with connected() as (channel, peer):
         calling = asyncio.create_task(channel.call("fs.write", {"path": "f"}, data=b""))
         kinds = [(await peer.frame()).kind for _ in range(2)]
@@ -98,7 +98,7 @@ async def test_items_come_in_order_and_end_with_the_result():
         assert await call.result() == {"done": True}
 
 
-async def test_what_came_before_an_error_is_read_first():
+async def test_items_before_an_error_are_read_first():
     async with connected() as (channel, peer), channel.stream("fs.read") as call:
         stream, _ = await peer.opened()
         await peer.say(Kind.DATA, stream, b"part")
@@ -111,7 +111,7 @@ async def test_what_came_before_an_error_is_read_first():
 # ---- credit towards the runner
 
 
-async def test_sending_waits_for_credit_and_goes_on_with_it():
+async def test_sending_waits_for_credit():
     async with connected() as (channel, peer), channel.stream("fs.write") as call:
         stream, _ = await peer.opened()
         sending = asyncio.create_task(call.send(bytes(3 * MIB)))
@@ -146,7 +146,7 @@ async def skip_credit(peer: Peer):
     return frame
 
 
-async def test_a_sender_that_waits_is_told_of_the_runners_refusal():
+async def test_a_waiting_sender_gets_the_runners_refusal():
     async with connected() as (channel, peer), channel.stream("fs.write") as call:
         stream, _ = await peer.opened()
         sending = asyncio.create_task(call.send(bytes(3 * MIB)))
@@ -156,7 +156,7 @@ async def test_a_sender_that_waits_is_told_of_the_runners_refusal():
             await sending
 
 
-async def test_a_sender_whose_reader_has_ended_is_not_in_error():
+async def test_a_sender_whose_reader_has_ended_gets_no_error():
     async with connected() as (channel, peer), channel.stream("exec.start") as call:
         stream, _ = await peer.opened()
         sending = asyncio.create_task(call.send(bytes(3 * MIB)))
@@ -170,7 +170,7 @@ async def test_a_sender_whose_reader_has_ended_is_not_in_error():
 # ---- credit towards us
 
 
-async def test_credit_is_granted_only_as_items_are_taken():
+async def test_credit_is_granted_only_as_items_are_consumed():
     async with connected() as (channel, peer), channel.stream("fs.read", window=MIB) as call:
         stream, _ = await peer.opened()
         for _ in range(16):
@@ -193,7 +193,7 @@ async def test_a_wider_window_is_granted_at_once():
         assert (frame.kind, decode_credit(frame.body)) == (Kind.CREDIT, 3 * MIB)
 
 
-async def test_a_consumer_that_does_not_read_holds_nobody_else():
+async def test_a_consumer_that_does_not_read_does_not_block_others():
     async with connected() as (channel, peer), channel.stream("fs.read") as slow:
         stream, _ = await peer.opened()
         for _ in range(64):
@@ -208,7 +208,7 @@ async def test_a_consumer_that_does_not_read_holds_nobody_else():
         assert got == 4 * MIB
 
 
-async def test_data_nobody_asked_for_in_a_plain_call_is_dropped_and_paid():
+async def test_unexpected_data_in_a_plain_call_is_dropped_and_credited():
     async with connected() as (channel, peer):
         calling = asyncio.create_task(channel.call("exec.start"))
         stream, _ = await peer.opened()
@@ -223,7 +223,7 @@ async def test_data_nobody_asked_for_in_a_plain_call_is_dropped_and_paid():
         assert await calling == {}
 
 
-async def test_events_nobody_reads_are_dropped_and_the_loss_is_told():
+async def test_unread_events_are_dropped_and_the_loss_is_reported():
     async with connected() as (channel, peer):
         async with channel.stream("fs.watch") as call:
             stream, _ = await peer.opened()
@@ -245,7 +245,7 @@ async def test_events_nobody_reads_are_dropped_and_the_loss_is_told():
 # ---- cancellation and loss
 
 
-async def test_leaving_early_cancels_and_late_frames_are_ignored():
+async def test_closing_a_stream_early_cancels_it_and_late_frames_are_ignored():
     async with connected() as (channel, peer):
         async with channel.stream("fs.watch", window=MIB) as call:
             stream, _ = await peer.opened()
@@ -288,7 +288,7 @@ async def test_a_cancelled_task_cancels_its_call():
         assert (frame.kind, frame.stream) == (Kind.CANCEL, stream)
 
 
-async def test_a_call_that_takes_too_long_is_busy_and_cancelled():
+async def test_a_call_that_times_out_is_busy_and_cancelled():
     async with connected() as (channel, peer):
         with pytest.raises(Busy, match="ping"):
             await channel.call("ping", timeout_s=0.02)
@@ -298,7 +298,7 @@ async def test_a_call_that_takes_too_long_is_busy_and_cancelled():
         assert not channel.closed
 
 
-async def test_a_task_cancelled_in_the_middle_of_a_frame_garbles_nothing():
+async def test_a_task_cancelled_in_the_middle_of_a_frame_corrupts_nothing():
     async with connected() as (channel, peer):
         async with channel.stream("fs.write") as call:
             stream, _ = await peer.opened()
@@ -342,7 +342,7 @@ async def test_the_end_of_the_connection_is_sandbox_lost_for_every_call():
                 pass
 
 
-async def test_each_pending_call_gets_an_exception_of_its_own():
+async def test_each_pending_call_gets_its_own_exception():
     async with connected() as (channel, peer):
         calls = [asyncio.create_task(channel.call("exec.wait")) for _ in range(3)]
         await asyncio.sleep(0)
@@ -351,7 +351,7 @@ async def test_each_pending_call_gets_an_exception_of_its_own():
         assert len({id(call.exception()) for call in calls}) == 3
 
 
-async def test_closing_on_this_side_is_cancelled_and_twice_is_quiet():
+async def test_closing_the_channel_cancels_calls_and_succeeds_twice():
     async with connected() as (channel, peer):
         calling = asyncio.create_task(channel.call("exec.wait"))
         await peer.opened()
@@ -401,7 +401,7 @@ async def test_a_request_over_eight_mebibytes_is_refused_here():
 # ---- hello
 
 
-async def test_a_runner_that_says_nothing_is_lost_after_the_timeout():
+async def test_a_silent_runner_is_lost_after_the_timeout():
     ours, theirs = sockets()
     with pytest.raises(SandboxLost, match="hello"):
         await Channel.open(ours, hello_timeout_s=0.02)
@@ -449,7 +449,9 @@ async def test_a_newer_generation_is_accepted():
 
 
 @pytest.mark.parametrize(("kind", "stream"), [(Kind.RESULT, 0), (Kind.HELLO, 1), (Kind.DATA, 1)])
-async def test_what_does_not_begin_with_a_hello_is_a_violation(kind: Kind, stream: int):
+async def test_a_connection_that_does_not_start_with_a_hello_is_a_violation(
+    kind: Kind, stream: int
+):
     ours, theirs = sockets()
     await Peer(theirs).say(kind, stream, HELLO)
     with pytest.raises(ProtocolViolation):
@@ -457,7 +459,7 @@ async def test_what_does_not_begin_with_a_hello_is_a_violation(kind: Kind, strea
     await theirs.aclose()
 
 
-async def test_a_runner_that_ends_by_its_lease_says_so_first():
+async def test_a_runner_that_ends_by_its_lease_announces_it():
     told: list[bool] = []
     async with connected() as (channel, peer):
         channel.when_closed(lambda: told.append(channel.cut_off))

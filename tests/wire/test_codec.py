@@ -70,7 +70,7 @@ def test_a_truncated_stream_yields_a_prefix_and_is_not_idle(sent: list[Frame], b
 
 
 @given(st.binary(max_size=2000), st.lists(st.integers(0, 2000), max_size=20))
-def test_garbage_is_frames_or_a_violation_and_nothing_else(data: bytes, places: list[int]):
+def test_random_bytes_decode_to_frames_or_a_violation(data: bytes, places: list[int]):
     decoder = Decoder(FROM_RUNNER)
     try:
         for piece in cut(data, places):
@@ -81,7 +81,7 @@ def test_garbage_is_frames_or_a_violation_and_nothing_else(data: bytes, places: 
 
 
 @pytest.mark.parametrize("kind", sorted(FROM_RUNNER))
-def test_a_body_of_exactly_the_limit_passes_and_one_more_is_refused(kind: Kind):
+def test_a_body_at_the_limit_passes_and_a_larger_one_is_refused(kind: Kind):
     limit = BODY_LIMITS[kind]
     body = bytes(limit)
     assert Decoder(FROM_RUNNER).feed(encode(kind, 1, body)) == [Frame(kind, 1, body)]
@@ -97,7 +97,7 @@ def test_an_open_may_be_eight_mebibytes():
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 2**32 - 1, 2**31])
-def test_a_length_that_cannot_be_is_refused_by_its_header_alone(length: int):
+def test_an_invalid_length_is_refused_by_the_header(length: int):
     with pytest.raises(ProtocolViolation):
         Decoder(FROM_RUNNER).feed(struct.pack(">IBI", length, Kind.DATA, 1))
 
@@ -128,7 +128,7 @@ def test_a_length_alone_allocates_no_more_than_the_limit_of_its_kind():
 
 
 @given(st.lists(st.integers(1, 80_000), max_size=30))
-def test_a_body_received_in_place_is_the_same(counts: list[int]):
+def test_a_body_received_in_place_is_identical(counts: list[int]):
     body = bytes(range(256)) * 2000
     data = encode(Kind.DATA, 3, body) + encode(Kind.RESULT, 3, b"{}")
     decoder = Decoder(FROM_RUNNER)
@@ -175,7 +175,7 @@ def test_large_frames_survive_reads_of_any_size(step: int):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-def test_credit_survives(stream: int, amount: int):
+def test_credit_survives_a_round_trip(stream: int, amount: int):
     (frame,) = Decoder(FROM_RUNNER).feed(encode_credit(stream, amount))
     assert (frame.stream, decode_credit(frame.body)) == (stream, amount)
 
@@ -187,7 +187,7 @@ def test_a_malformed_credit_is_refused(body: bytes):
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2))
-def test_chunk_heads_survive(seq: int, offset: int, source: int):
+def test_chunk_heads_survive_a_round_trip(seq: int, offset: int, source: int):
     assert decode_chunk_head(encode_chunk(seq, offset, source, b"x")) == (seq, offset, source)
 
 

@@ -92,7 +92,7 @@ async def test_a_violation_fails_every_call_and_closes_the_channel(what: str):
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_the_last_words_of_an_engine_in_between_are_an_end_and_no_lie(ends: bool):
+async def test_error_output_of_an_engine_ends_the_connection_without_a_violation(ends: bool):
     async with connected() as (channel, peer):
         channel.explain = _as_it_is
         calling = asyncio.create_task(channel.call("exec.wait"))
@@ -109,7 +109,7 @@ async def _as_it_is(error: SandkastenError) -> SandkastenError:
     return error
 
 
-async def test_an_unknown_error_code_fails_the_call_alone():
+async def test_an_unknown_error_code_fails_only_its_call():
     async with connected() as (channel, peer):
         calling = asyncio.create_task(channel.call("ping"))
         stream, _ = await peer.opened()
@@ -133,7 +133,7 @@ async def test_a_second_result_is_ignored():
         assert await calling == {"n": 3}
 
 
-async def test_a_flood_for_a_forgotten_stream_starves_nobody():
+async def test_a_flood_for_a_closed_stream_does_not_starve_others():
     async with connected() as (channel, peer):
         async with channel.stream("fs.watch"):
             stream, _ = await peer.opened()
@@ -157,7 +157,7 @@ async def test_a_flood_for_a_forgotten_stream_starves_nobody():
         assert not channel.closed
 
 
-async def test_a_runner_that_takes_nothing_while_it_sends_is_given_up():
+async def test_a_runner_that_sends_without_reading_is_disconnected():
     """CREDIT is owed for what it sends; what it never reads must not pile up here."""
     ours, theirs = sockets()
     peer = Peer(theirs)

@@ -152,7 +152,7 @@ def with_value(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[
 
 
 @pytest.mark.parametrize(("decode", "body"), GOOD, ids=lambda one: getattr(one, "__name__", ""))
-def test_a_good_answer_is_understood_and_unknown_fields_are_ignored(
+def test_a_valid_answer_is_decoded_and_unknown_fields_are_ignored(
     decode: Callable[[Any], object], body: dict[str, Any]
 ):
     assert decode(body) == decode({**body, "invented_later": [1, 2, 3]})
@@ -239,7 +239,7 @@ def test_lists_longer_than_the_protocol_allows_are_refused():
         decode_processes({"processes": [PROCESS] * 2001, "truncated": True})
 
 
-def test_every_error_code_of_the_protocol_has_a_meaning_and_no_other():
+def test_exactly_the_error_codes_of_the_protocol_have_a_class():
     text = SPEC.read_text()
     section = text.split("## Error codes (closed set)")[1].split("##")[0]
     codes = set(re.findall(r"`([^`]+)`", section)[0].split())
@@ -254,7 +254,7 @@ def test_each_error_names_what_was_attempted(code: str):
     assert error.details == {"runner_code": code}
 
 
-def test_an_unknown_code_picks_no_class():
+def test_an_unknown_code_selects_no_class():
     error = error_for("SystemExit", "x", "fs.read")
     assert type(error) is ProtocolViolation
 

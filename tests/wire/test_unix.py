@@ -30,7 +30,7 @@ def listen(path: Path) -> socket.socket:
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-async def test_a_path_of_any_length_is_reached(tmp_path: Path, depth: int):
+async def test_a_socket_path_of_any_length_can_be_connected(tmp_path: Path, depth: int):
     folder = tmp_path.joinpath(*["d" * 60] * depth)
     folder.mkdir(parents=True, exist_ok=True)
     with listen(folder / "sock") as server:
@@ -46,22 +46,20 @@ async def test_a_path_of_any_length_is_reached(tmp_path: Path, depth: int):
 
 
 @pytest.mark.parametrize("name", ["missing", "d" * 150 + "/missing"])
-async def test_a_socket_that_is_not_there_is_an_oserror_and_leaks_nothing(
-    tmp_path: Path, name: str
-):
+async def test_a_missing_socket_is_an_oserror_and_leaks_nothing(tmp_path: Path, name: str):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         await connect_unix(str(tmp_path / name))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_a_socket_nobody_listens_on_is_refused(tmp_path: Path):
+async def test_a_socket_without_a_listener_is_refused(tmp_path: Path):
     listen(tmp_path / "sock").close()
     with pytest.raises(ConnectionRefusedError):
         await connect_unix(str(tmp_path / "sock"))
 
 
-async def test_a_full_backlog_is_waited_for(tmp_path: Path):
+async def test_connecting_waits_for_a_full_backlog(tmp_path: Path):
     with listen(tmp_path / "sock") as server:
         waiting = [asyncio.create_task(connect_unix(str(tmp_path / "sock"))) for _ in range(8)]
         await asyncio.sleep(0.02)
@@ -80,7 +78,7 @@ async def test_a_full_backlog_is_waited_for(tmp_path: Path):
             peer.close()
 
 
-async def test_much_data_passes_both_ways_at_once():
+async def test_large_data_passes_in_both_directions_at_once():
     one, other = sockets()
     data = bytes(range(256)) * 40_000
 
@@ -103,7 +101,7 @@ async def test_much_data_passes_both_ways_at_once():
     await other.aclose()
 
 
-async def test_closing_wakes_whoever_waits():
+async def test_closing_wakes_waiting_readers_and_writers():
     one, other = sockets()
     receiving = asyncio.create_task(one.receive(10))
     sending = asyncio.create_task(one.send(bytes(64 * 1024 * 1024)))
@@ -131,7 +129,7 @@ async def test_an_idle_stream_with_data_waiting_does_not_spin_the_loop():
     await other.aclose()
 
 
-async def test_a_peer_that_went_is_an_end_and_then_a_broken_pipe():
+async def test_a_closed_peer_is_an_end_and_then_a_broken_pipe():
     one, other = sockets()
     await other.aclose()
     assert await one.receive(10) == b""
