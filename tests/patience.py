@@ -1,4 +1,4 @@
-"""How long a test waits for what should have happened: a busy machine is no failure."""
+"""How long a test waits for an expected event: a busy machine is not a failure."""
 
 # Waiting costs nothing where it does happen. Less than pytest's own limit for a test.
 PATIENCE_S = 40.0

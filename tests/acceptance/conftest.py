@@ -1,4 +1,4 @@
-"""The product as a user has it: the public objects and the command, on real sandboxes.
+"""The product as a user has it: the public objects and the command line, on real sandboxes.
 
 At the end of every test nothing of its sandboxes may be left on the host.
 """

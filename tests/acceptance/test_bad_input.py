@@ -1,4 +1,4 @@
-"""Bad input and bad hosts: a named error with a hint, or a loss that is reported; nothing left."""
+"""Invalid input and incomplete hosts: a typed error with a hint, or a loss that is reported."""
 
 from __future__ import annotations
 

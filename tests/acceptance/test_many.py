@@ -1,4 +1,4 @@
-"""Fifty sandboxes at once, two of them hostile: the others answer."""
+"""Fifty concurrent sandboxes, two of them hostile: the others answer."""
 
 from __future__ import annotations
 

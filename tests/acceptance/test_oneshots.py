@@ -1,4 +1,4 @@
-"""One-shots again and again on real sandboxes: quick, clean, and nothing left when it is over."""
+"""Repeated one-shots on real sandboxes: fast, isolated, and nothing left afterwards."""
 
 from __future__ import annotations
 

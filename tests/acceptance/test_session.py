@@ -1,4 +1,4 @@
-"""What a session is for: it remembers, it computes, it takes files in and gives files out."""
+"""The main use of a session: it remembers, computes, and exchanges files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that made a sandbox is killed; the sandbox goes on, in the same shell."""
+"""The process that created a sandbox is killed; the sandbox continues in the same shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service with agents in files, a scripted model, and real sandboxes of the local backend."""
+"""A service with agent files, a scripted model, and real sandboxes of the local backend."""
 
 from __future__ import annotations
 

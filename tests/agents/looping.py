@@ -1,4 +1,4 @@
-"""An agent's loop on a scripted model and a real toolbox, and what it noted."""
+"""An agent loop on a scripted model and a real toolbox, with its recorded events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent's file can only ask: what the operator does not allow fails before the run."""
+"""The operator's limits for agent files: a request over them fails before the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of a model: what it understands, what it tries again, and what it never believes."""
+"""The model client: what it parses, what it retries, and what it refuses."""
 
 from __future__ import annotations
 

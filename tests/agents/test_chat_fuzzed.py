@@ -1,4 +1,4 @@
-"""Whatever an endpoint sends, it is an answer or it is unreadable; nothing else comes of it."""
+"""Random endpoint output: it becomes an answer or an error, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guide to an agent's file: its example is one, and its tables leave nothing out."""
+"""The guide to agent files: its example is valid, and its tables are complete."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An agent at work: what it does with tools, with other agents, with its limits and its mistakes.
-
-What is decided before a sandbox is reached stands on the memory backend, all else on real ones.
-"""
+"""The agent loop: tools, called agents, limits and mistakes of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes between a model and its tools is made to fit, and says so where it was cut."""
+"""Fitting the text between a model and its tools, and marking what was cut."""
 
 from __future__ import annotations
 

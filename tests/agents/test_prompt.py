@@ -1,4 +1,4 @@
-"""Prompt files: what they say, and how a bad one is refused."""
+"""Prompt files: every field, and how an invalid file is refused."""
 
 from __future__ import annotations
 

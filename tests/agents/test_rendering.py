@@ -1,4 +1,4 @@
-"""What the model is told first, and what no value and no template can do to it."""
+"""Rendering the first messages of a run; values can never act as templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `sandbox:` of an agent's file: every field of it, its other spellings, and bad ones."""
+"""The `sandbox:` field of an agent file: every key, its other spellings, and invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON Schemas held against values: what is told, and what neither side can make us do."""
+"""JSON Schema validation: the reported problems, and bounds against hostile schemas and values."""
 
 from __future__ import annotations
 

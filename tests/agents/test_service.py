@@ -1,4 +1,4 @@
-"""Runs from their beginning to their end: what is refused, what is kept, and that nothing stays."""
+"""Runs from start to end: what is refused, what is stored, and that no sandbox is left."""
 
 from __future__ import annotations
 

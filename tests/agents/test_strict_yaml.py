@@ -1,4 +1,4 @@
-"""YAML as somebody wrote it: what it means, and what is refused before it means anything."""
+"""Strict YAML: what it means, and what is refused before it is interpreted."""
 
 from __future__ import annotations
 

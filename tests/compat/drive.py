@@ -1,4 +1,4 @@
-"""Everything the published client can do, done to the daemon at argv[1] with the key argv[2].
+"""Every operation of the published client, run against the daemon at argv[1] with the key argv[2].
 
 Runs in the environment of that client; prints what it saw as one JSON object.
 """

@@ -1,4 +1,4 @@
-"""The published package `sandkasten` 0.3.0, another implementation's client, uses our daemon."""
+"""The published package `sandkasten` 0.3.0, another implementation's client, on our daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place under test, spoken to through one channel in the protocol's own words."""
+"""A cell under test, driven through one channel with the requests of the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees in and out as tar: nothing lost on the way, nothing unpacked outside."""
+"""Trees in and out as tar: complete, and never unpacked outside."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The same contract once more, as an ordinary user: without root nothing may mean less.
+"""The contract once more as an ordinary user.
 
 Runs the suite of this directory in subprocesses under a throw-away uid, on the `local` backend with
-the machine's own files and with a Debian image, which the user imports by itself. Both at once,
-because they mostly wait; of the second every day a part.
+the host's own files and with a Debian image, which the user imports. Both run concurrently because
+they mostly wait; a part of the second runs every day.
 """
 
 from __future__ import annotations

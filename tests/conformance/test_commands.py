@@ -1,4 +1,4 @@
-"""argv commands: fresh processes, exact results, errors only for what could not be started."""
+"""argv commands: new processes, exact results, errors only for what could not be started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines and signals: what must end ends, with its output, and nothing else does."""
+"""Deadlines and signals: the right processes end, with their output, and no others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file verb: exact bytes, exact names, atomic writes, typed refusals."""
+"""Every file request: exact bytes, exact names, atomic writes, typed refusals."""
 
 from __future__ import annotations
 

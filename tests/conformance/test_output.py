@@ -1,4 +1,4 @@
-"""Output: counted to the byte, kept head and tail, replayed by sequence number, run once a key."""
+"""Output: exact counts, kept head and tail, replay by sequence number, idempotency keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pausing and reclaiming: a backend does them, or says why it cannot; it never pretends."""
+"""Pausing and reclaiming: a backend does them or gives the reason why it cannot."""
 
 from __future__ import annotations
 

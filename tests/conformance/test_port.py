@@ -1,4 +1,4 @@
-"""The seven verbs of the port: a place is made whole or not at all, found again, and removed."""
+"""The seven methods of the backend port: a cell is complete or absent, found again, and removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes, stats, ports, quotas, leases, and a connection that many use at once."""
+"""Processes, stats, ports, quotas, leases, and concurrent streams of one connection."""
 
 from __future__ import annotations
 

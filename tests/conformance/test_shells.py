@@ -1,4 +1,4 @@
-"""The persistent shell: it remembers, keeps its order, and cannot be wedged."""
+"""The persistent shell: it remembers, keeps the order of commands, and cannot be blocked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching a tree: every change is told, until the caller leaves."""
+"""Watching a tree: every change is reported until the watch is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine on a machine of its own, with the daemon's image, and the command line against it."""
+"""An engine on its own machine with the daemon's image, and the command line to use it."""
 
 from __future__ import annotations
 

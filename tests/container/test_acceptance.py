@@ -1,7 +1,7 @@
-"""A daemon in a container, from `up` to `down`, on an engine that is not in that container.
+"""A daemon in a container, from `up` to `down`, on an engine outside that container.
 
-The engine of the machine makes the sandboxes, and sees nothing of the container's own files: that
-is where a path of the daemon's, given to the engine, means nothing.
+The engine creates the sandboxes and does not see the container's own files, so a path of the daemon
+means nothing to the engine.
 """
 
 from __future__ import annotations

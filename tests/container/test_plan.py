@@ -1,7 +1,6 @@
-"""What `up` makes, snapshot by snapshot, and the rules that each of them must keep.
+"""The plans of `up`, compared with snapshots, and the rules that each must keep.
 
-`python -m tests.container.test_plan` writes the snapshots anew; the difference is for people to
-read.
+`python -m tests.container.test_plan` writes the snapshots again; review the difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`sandkasten up` on an engine: what it checks, what it says, and what it leaves when it fails."""
+"""`sandkasten up` on an engine: its checks, its messages, and what it leaves when it fails."""
 
 from __future__ import annotations
 

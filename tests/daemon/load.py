@@ -1,4 +1,4 @@
-"""Many clients at once on one daemon: commands, files and streams mixed, each timed."""
+"""Many concurrent clients on one daemon: commands, files and streams, each timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon as its users have it: a process of its own, started, killed and started again."""
+"""A daemon as a process: started, killed and started again."""
 
 from __future__ import annotations
 

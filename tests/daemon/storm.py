@@ -1,8 +1,8 @@
-"""A daemon killed again and again under load, and what must be true afterwards.
+"""A daemon killed repeatedly under load, and what must hold afterwards.
 
-Workers create, run, write and destroy over HTTP while the daemon dies around them. Each notes
-what was acknowledged to it, and only that: an answer that never came promises nothing. When the
-last storm is over everything that was acknowledged is looked up again.
+Workers create, run, write and destroy over HTTP while the daemon is killed. Each worker records
+only what was acknowledged to it. After the last kill, everything that was acknowledged is looked
+up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs whose process is killed, stopped or interrupted: what goes on, what is lost and left."""
+"""Runs whose process is killed, stopped or interrupted: what continues, is lost, and is left."""
 
 from __future__ import annotations
 

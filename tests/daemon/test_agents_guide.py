@@ -1,4 +1,4 @@
-"""The guide to running agents works as written, with the scripted model and a real daemon."""
+"""The guide to running agents, run as written, with the scripted model and a real daemon."""
 
 from __future__ import annotations
 

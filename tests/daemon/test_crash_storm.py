@@ -1,4 +1,4 @@
-"""`kill -9` of the daemon, again and again, while it works: nothing acknowledged is lost."""
+"""Repeated `kill -9` of the daemon under load: nothing acknowledged is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guide to HTTP, run as it is written: its shell against a real daemon, its output compared."""
+"""The guide to HTTP, run as written against a real daemon, with its output compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many sessions that do nothing: what they cost the daemon, and that it does not grow."""
+"""Many idle sessions: what they cost the daemon, and that it does not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that ask for much and leave: the daemon, on its own event loop, takes no notice."""
+"""Clients that disconnect during large answers do not disturb the daemon."""
 
 from __future__ import annotations
 

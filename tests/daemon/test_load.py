@@ -1,4 +1,4 @@
-"""Load over HTTP: no unexpected error, and the daemon back where it was."""
+"""Load over HTTP: no unexpected error, and the daemon returns to its initial size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon as a process: how it starts, whom it refuses, how it ends."""
+"""The daemon as a process: start, access, and exit."""
 
 from __future__ import annotations
 

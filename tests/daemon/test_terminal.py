@@ -1,4 +1,4 @@
-"""A person at a terminal: vim in a sandbox, through the command line and the daemon, in tmux."""
+"""An interactive terminal: vim in a sandbox, through the command line and the daemon, in tmux."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine for the suite, with the images of this checkout in it."""
+"""One engine for the suite, with the images of this checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that images are built in, and the `docker` program on it, as an operator drives both.
+"""An engine for building images, and the `docker` program, as an operator uses both.
 
 Its data is in memory: an image is ten thousand small files, which take a disk a minute to remove.
 """

@@ -1,8 +1,7 @@
-"""A proxy before an engine's socket that lets only listed calls through, as an operator's would.
+"""A proxy in front of an engine's socket that forwards only listed calls.
 
-Each connection is looked at request by request until one is upgraded to a stream, which belongs to
-whoever upgraded it. What is not listed is answered with 403 and remembered. It has threads of its
-own, as it would have a process of its own.
+Each connection is inspected request by request until one is upgraded to a stream. A call that is
+not listed is answered with 403 and remembered. The proxy has its own threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The calls that the guide lists are all that a session takes of an engine, and are enough."""
+"""The engine calls listed in the guide are sufficient for a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compose files: what they promise, read as Compose reads them, and each of them brought up."""
+"""The compose files, parsed as Compose parses them, and each of them started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guides to deployment show can be read, and sets what there is to set."""
+"""The snippets of the deployment guides are valid and set existing settings."""
 
 from __future__ import annotations
 

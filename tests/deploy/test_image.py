@@ -1,4 +1,4 @@
-"""The daemon's image: what it holds, and what it does with a socket, a key, or neither."""
+"""The daemon's image: its contents, and its behaviour with a socket, a key, or neither."""
 
 from __future__ import annotations
 

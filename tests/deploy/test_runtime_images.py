@@ -1,4 +1,4 @@
-"""The images that sandboxes are made from: what is in each, and whose it is."""
+"""The runtime images for sandboxes: their programs and their user."""
 
 from __future__ import annotations
 

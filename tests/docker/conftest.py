@@ -1,4 +1,4 @@
-"""Engines for what can go wrong with them. Tests that restart one have it for themselves."""
+"""Engines for failure tests. Tests that restart an engine have their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An engine that says what it is told to say: plausible answers, any of which can be a lie.
+"""A fake engine with scripted answers, any of which can be wrong.
 
-It keeps nothing and runs nothing. `answer(path)` decides for each request; what it gives is either
-a JSON value, bytes as they are, or a function that has the connection to itself.
+It stores nothing and runs nothing. `answer(path)` decides for each request; an answer is a JSON
+value, raw bytes, or a function that gets the connection.
 """
 
 from __future__ import annotations

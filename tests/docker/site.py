@@ -1,6 +1,6 @@
-"""An installation of ours on an engine of the run, and what it has left there.
+"""An installation on an engine of the run, and what it has left there.
 
-What is left is told by the engine, the kernel and the data directory; never by our own code.
+Leftovers are read from the engine, the kernel and the data directory, never from our own code.
 """
 
 from __future__ import annotations

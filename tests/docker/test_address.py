@@ -1,4 +1,4 @@
-"""Where an engine is: every form people write, and what must never be accepted."""
+"""Engine addresses: every accepted form, and what must be refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dockerd is stopped or hangs: requests say so in time, nothing is lost, others do not notice."""
+"""dockerd is stopped or hangs: requests fail in time, nothing is lost, other backends continue."""
 
 from __future__ import annotations
 

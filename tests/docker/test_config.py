@@ -1,6 +1,6 @@
-"""The container of a sandbox, snapshot by snapshot, and the rules that each of them must keep.
+"""The container of a sandbox, compared with snapshots, and the rules that each must keep.
 
-`python -m tests.docker.test_config` writes the snapshots anew; people read the difference.
+`python -m tests.docker.test_config` writes the snapshots again; review the difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sandbox costs an engine in calls, and that nothing is forgotten for having saved some."""
+"""The number of engine calls per sandbox, and that saving calls loses nothing."""
 
 from __future__ import annotations
 

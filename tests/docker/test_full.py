@@ -1,4 +1,4 @@
-"""The engine's disk is full, or many come at once: named errors, and nothing left half-made."""
+"""A full engine disk and concurrent creates: typed errors, and nothing left half-made."""
 
 from __future__ import annotations
 

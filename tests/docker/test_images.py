@@ -1,4 +1,4 @@
-"""Images that are missing, refused, gone, foreign or hostile: named errors, and a whole sandbox."""
+"""Images that are missing, refused, removed, foreign or hostile: typed errors."""
 
 from __future__ import annotations
 

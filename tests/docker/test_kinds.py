@@ -1,7 +1,4 @@
-"""Engines of other kinds, images of every kind: ids that are mapped, no volumes, no shell.
-
-The suites run on the usual ones; here is what differs.
-"""
+"""Engines with mapped ids, without volumes, and images without a shell."""
 
 from __future__ import annotations
 

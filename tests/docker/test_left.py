@@ -1,4 +1,4 @@
-"""What others do to an engine under us, and what they find there: told by name, left untouched."""
+"""Changes by other programs on the engine: reported, and foreign objects are not touched."""
 
 from __future__ import annotations
 

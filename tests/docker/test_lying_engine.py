@@ -1,4 +1,4 @@
-"""An engine that lies, raves or never ends: named errors, and a bounded memory."""
+"""An engine that lies or never ends its answers: typed errors and bounded memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What others bring to an engine before us: images that move our places, and things named as ours.
+"""Hostile images and volumes that exist on an engine before us.
 
-Whoever has an engine's socket is root there. These are for those who do not: who may give it an
-image, or make a volume through a proxy that lets them do no more.
+A client with the engine's socket is root there. These tests are about others: those who may add an
+image, or create a volume through a proxy that allows nothing else.
 """
 
 from __future__ import annotations

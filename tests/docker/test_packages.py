@@ -1,4 +1,4 @@
-"""Packages where an engine makes the sandboxes: shown by a bind, or refused by name."""
+"""Packages on an engine: mounted where it shares our files, otherwise refused."""
 
 from __future__ import annotations
 

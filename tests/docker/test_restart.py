@@ -1,4 +1,4 @@
-"""dockerd restarts under living sessions: what lives on is found again, what died is told so."""
+"""dockerd restarts under live sessions: survivors are found again, dead ones are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine behind ssh: a real sshd on a machine that sees nothing of ours."""
+"""An engine behind ssh: a real sshd on a machine that does not see our files."""
 
 from __future__ import annotations
 

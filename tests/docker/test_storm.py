@@ -1,5 +1,7 @@
-"""`kill -9` of the daemon, again and again, with docker sessions alive: nothing acknowledged is
-lost, and when all are destroyed nothing of any is left."""
+"""Repeated `kill -9` of the daemon with live docker sessions.
+
+Nothing acknowledged is lost, and after all sessions are destroyed nothing is left.
+"""
 
 from __future__ import annotations
 

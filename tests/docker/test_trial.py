@@ -1,4 +1,4 @@
-"""What is said of a sandbox that is less closed than it must be: one thing opened at a time."""
+"""Deviations of a trial container: each missing restriction is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way to an engine behind ssh, where ssh is not what it should be."""
+"""The ssh tunnel to an engine when ssh fails."""
 
 from __future__ import annotations
 

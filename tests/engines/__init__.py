@@ -1,3 +1,3 @@
-"""Docker Engines that belong to a run of ours alone: started by it, and gone with it."""
+"""Docker engines that belong to one test run: started by it, and removed with it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Certificates for an engine that is reached over a network: an authority, a server, a client."""
+"""Certificates for an engine behind a network: an authority, a server, a client."""
 
 from __future__ import annotations
 

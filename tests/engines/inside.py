@@ -1,7 +1,7 @@
-"""A container of our own: a command of this checkout, run where only the engine's socket is shared.
+"""A container for a command of this checkout in which only the engine's socket is shared.
 
-The machine's /usr, this checkout and its environment are there to read, at their usual paths; all
-else is the container's: its /var/tmp is not the machine's, which is what makes binds fail there.
+The host's /usr, this checkout and its environment are readable at their usual paths. Everything
+else is the container's own: its /var/tmp is not the host's, which makes binds fail there.
 """
 
 from __future__ import annotations

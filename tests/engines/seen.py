@@ -1,4 +1,4 @@
-"""What an engine has of one sandbox, as the engine and the kernel show it: not as we say it."""
+"""What an engine has of one sandbox, as the engine and the kernel show it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""An sshd beside an engine, with keys and settings of its own: the way of `ssh://`.
+"""An sshd beside an engine, with its own keys and settings, for `ssh://` addresses.
 
-It runs on the engine's machine, so that what is reached through it is that machine's docker and no
-other. A caller that starts `ssh` by itself finds one in `programs` that knows the keys; ssh takes
-its own from no environment.
+It runs on the engine's machine, so it reaches that machine's docker. A caller that starts `ssh`
+finds a wrapper in `programs` that knows the keys, because ssh reads none from the environment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The images an engine has in tests: a Debian, a busybox, and one without any shell.
+"""The images of an engine in tests: a Debian, a busybox, and one without a shell.
 
-There is no registry; a root file system is imported. `references` are their names there.
+There is no registry; root file systems are imported. `references` are their names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engines other tests stand on: alone on their machine, and gone with whoever began them."""
+"""The engines for tests: isolated on their machine, and removed with their run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that are made ahead are fresh, and places that are used again are as they were."""
+"""The pool of cells: those created in advance are new, reused ones are reset."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A network of its own for a daemon on localhost:8080 and one program that uses it.
+"""A network namespace for a daemon on localhost:8080 and one program that uses it.
 
-Run below `unshare --net`: the port is then nobody else's. argv: data directory, then the program.
+Run it below `unshare --net`, so that the port is free. argv: data directory, then the program.
 """
 
 from __future__ import annotations

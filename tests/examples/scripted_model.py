@@ -1,7 +1,7 @@
-"""Runs an example of the OpenAI Agents SDK with a model that follows a script: argv[1].
+"""Run an example of the OpenAI Agents SDK with a scripted model: argv[1].
 
-In the environment of the example. The model is asked through the SDK's own interface; nothing of
-the example knows of it.
+Runs in the environment of the example. The model is called through the SDK's own interface, so the
+example is unchanged.
 """
 
 from __future__ import annotations

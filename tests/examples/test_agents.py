@@ -1,4 +1,4 @@
-"""`make demo-agents`, as a reader runs it: every step of it checks what came of it."""
+"""`make demo-agents` as a reader runs it; every step checks its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example with the OpenAI Agents SDK runs as it is written, on a real sandbox."""
+"""The example with the OpenAI Agents SDK, run as written on a real sandbox."""
 
 from __future__ import annotations
 

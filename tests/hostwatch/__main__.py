@@ -1,7 +1,7 @@
-"""The watch around several programs at once, whose own `--hostwatch` would count each other.
+"""The host watch around several programs, whose own `--hostwatch` would count each other.
 
-`python -m tests.hostwatch before FILE` writes down the host, `… after FILE` compares and fails on a
-difference. Between the two everything must bear the same marker in its environment.
+`python -m tests.hostwatch before FILE` records the host, `… after FILE` compares and fails on a
+difference. All programs in between must have the same marker in their environment.
 """
 
 from __future__ import annotations

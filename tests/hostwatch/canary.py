@@ -1,4 +1,4 @@
-"""A small tree with known contents that lies on the host and that nothing may touch or read."""
+"""A small tree with known contents on the host that nothing may change or read."""
 
 from __future__ import annotations
 

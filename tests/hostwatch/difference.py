@@ -1,7 +1,7 @@
-"""Compares two snapshots of the host and says in plain lines what is not as it was.
+"""Compare two snapshots of the host and describe the differences.
 
-Pure but for `settled`, which looks again until the host is as before or time runs out: an
-orphan that was killed is a zombie until init gets round to it.
+Pure except for `settled`, which looks again until the host is as before or time runs out: a killed
+orphan is a zombie until init reaps it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the host looks like now, as plain sets and mappings that can be compared.
+"""The state of the host as plain sets and mappings that can be compared.
 
-Knows Linux and nothing of Sandkasten but the names its processes and files go by. Only reads:
-a look at the host must not change it. Whatever vanishes while it is read is left out.
+Knows Linux, and of Sandkasten only the names of its processes and files. It only reads. Objects
+that vanish while they are read are left out.
 """
 
 from __future__ import annotations

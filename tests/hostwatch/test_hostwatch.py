@@ -1,4 +1,4 @@
-"""The watch itself is watched: each kind of leftover is planted once and must be reported."""
+"""The host watch reports each kind of leftover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image that lies in a registry, and a client that asks for it and is soon impatient."""
+"""An image in a registry, and a registry client with short timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store of its own for every test, and a registry for those that ask one."""
+"""A store for every test, and a registry for those that need one."""
 
 from __future__ import annotations
 

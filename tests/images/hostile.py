@@ -1,4 +1,4 @@
-"""What archives made to do harm are written down as, and how they are put together."""
+"""Descriptions of hostile archives, and how they are built."""
 
 from __future__ import annotations
 

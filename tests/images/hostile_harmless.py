@@ -1,4 +1,4 @@
-"""Archives that must come out harmless: what each is, and what of it is left."""
+"""Hostile archives that must be unpacked harmlessly, with the expected result."""
 
 from __future__ import annotations
 

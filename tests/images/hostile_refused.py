@@ -1,4 +1,4 @@
-"""Archives that must be refused: what each is, and by which word."""
+"""Hostile archives that must be refused, with the expected error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives byte by byte, as no honest writer makes them, and trees as plain values."""
+"""Archives built byte by byte, as no ordinary program writes them, and trees as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Debian from its packages: the recipe, the machine's own sources, and mmdebstrap itself."""
+"""Debian images from packages: the recipe, the host's sources, and mmdebstrap itself."""
 
 from __future__ import annotations
 

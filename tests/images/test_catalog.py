@@ -1,4 +1,4 @@
-"""Names resolved: the store, aliases, the allow-list, strictness, and the host in between."""
+"""Resolving image names: the store, aliases, the allow-list, strict mode and the host image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose login is sent where: settings, the environment, docker's file; and challenges."""
+"""Registry credentials: settings, the environment, docker's file; and challenges."""
 
 from __future__ import annotations
 

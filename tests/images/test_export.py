@@ -1,4 +1,4 @@
-"""Export: files that others and we read again, the same bytes each time."""
+"""Export: files that other tools and Sandkasten read, with the same bytes each time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Archives made to do harm: each is refused by name or comes out harmless, and none gets outside.
+"""Hostile archives: each is refused or unpacked harmlessly, and none writes outside.
 
-Run as root, where the program sees nothing but its target, and once more as an ordinary user,
-where only the care it takes with names holds it back.
+Run as root, where the program sees only its target, and once more as an ordinary user, where only
+its handling of names protects the host.
 """
 
 from __future__ import annotations

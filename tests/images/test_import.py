@@ -1,4 +1,4 @@
-"""Import from files: every kind told by its content, every digest compared, no trace of the bad."""
+"""Import from files: format detection, digest checks, and no leftovers of invalid archives."""
 
 from __future__ import annotations
 

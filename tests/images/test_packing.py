@@ -1,4 +1,4 @@
-"""Images of the store packed for an engine: what it gets, how it is made, and a real engine."""
+"""Packing stored images for an engine, and loading them into a real one."""
 
 from __future__ import annotations
 

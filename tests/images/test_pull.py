@@ -1,4 +1,4 @@
-"""Images from docker-registry into the store: whole, verified, and nothing twice."""
+"""Pulling images from docker-registry into the store: complete, verified, nothing twice."""
 
 from __future__ import annotations
 

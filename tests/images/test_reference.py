@@ -1,4 +1,4 @@
-"""Names of images, platforms, and what a manifest may say."""
+"""Image names, platforms and manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registries that are overloaded, break off, lie about what they send, or drip."""
+"""Registries that are overloaded, disconnect, send wrong data, or are very slow."""
 
 from __future__ import annotations
 

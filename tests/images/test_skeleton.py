@@ -1,4 +1,4 @@
-"""The layer we add: what a sandbox needs, whatever the image is made of."""
+"""The skeleton layer that Sandkasten adds to every image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulling and building from the outside: the SDK, the command line, and the settings behind it."""
+"""Pulling and building through the SDK, the command line and the settings."""
 
 from __future__ import annotations
 

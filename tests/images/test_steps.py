@@ -1,4 +1,4 @@
-"""Recipes of steps: read, copied, run in sandboxes, and not done twice."""
+"""Build recipes: parsed, copied, run in sandboxes, and cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layer store: content once, references computed, garbage found, nothing half-made."""
+"""The layer store: content stored once, references, garbage collection, no partial layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a store when things go wrong around it: kills, full disks, crowds, no root."""
+"""The store under failures: kills, full disks, concurrent imports, no root."""
 
 from __future__ import annotations
 

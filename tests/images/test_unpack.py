@@ -1,4 +1,4 @@
-"""Layers unpacked: the same tree that GNU tar makes, what they are by content, and how it fails."""
+"""Unpacking layers: the same tree as GNU tar, digests, and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left on this machine of volumes below a directory, and dying at every step of a call."""
+"""Leftovers of host volumes below a directory, and killing a call at every step."""
 
 from __future__ import annotations
 

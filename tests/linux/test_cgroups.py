@@ -1,4 +1,4 @@
-"""The mapping from limits to control files, for layouts this machine has and has not."""
+"""The mapping from limits to control files, for every cgroup layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is closed later is closed, also when there is no thread to do it."""
+"""Descriptors closed in the background are closed, also without a thread."""
 
 from __future__ import annotations
 

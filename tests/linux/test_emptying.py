@@ -1,4 +1,4 @@
-"""Removing what a sandbox wrote, as root, while something may still be alive in it."""
+"""Removing a sandbox's files as root while a process may still change them."""
 
 from __future__ import annotations
 

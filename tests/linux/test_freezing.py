@@ -1,4 +1,4 @@
-"""Stopping a group: which files that means on each layout, and the real thing on this machine."""
+"""Freezing a cgroup: the files of each layout, and the real freezer of this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend of this machine refuses before anything is made."""
+"""What a backend of this host refuses before anything is created."""
 
 from __future__ import annotations
 

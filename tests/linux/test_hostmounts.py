@@ -1,4 +1,4 @@
-"""A host mount is looked at when it is used: what it really is decides, not what was written."""
+"""Host mounts are checked when they are used, by what the source really is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Volumes mounted on the host: their size, their owners, and that nothing of them is left."""
+"""Volumes mounted on the host: size, owners, and complete removal."""
 
 from __future__ import annotations
 

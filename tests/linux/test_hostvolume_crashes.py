@@ -1,4 +1,4 @@
-"""Killed at any step of making or releasing a volume on the host: the next release finds all."""
+"""A host volume whose create or release is killed at any step; the next release cleans up."""
 
 from __future__ import annotations
 

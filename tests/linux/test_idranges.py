@@ -1,4 +1,4 @@
-"""Id ranges: never two sandboxes in one, never host id 0, given back by their owner only."""
+"""Id ranges: one sandbox each, never host id 0, released by their owner only."""
 
 from __future__ import annotations
 

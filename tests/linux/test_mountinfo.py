@@ -1,4 +1,4 @@
-"""The kernel's list of mounts, as this machine and others print it."""
+"""Parsing the kernel's list of mounts."""
 
 from __future__ import annotations
 

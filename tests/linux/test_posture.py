@@ -1,4 +1,4 @@
-"""The judge of a live process: each deviation is seen, and a closed process has none."""
+"""Deviations of a live process: each one is found, and a confined process has none."""
 
 from __future__ import annotations
 

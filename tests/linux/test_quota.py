@@ -1,4 +1,4 @@
-"""Workspace images: made once per size, copied without their holes, nothing left on failure."""
+"""Workspace images: created once per size, copied sparsely, nothing left on failure."""
 
 from __future__ import annotations
 

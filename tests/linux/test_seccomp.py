@@ -1,4 +1,4 @@
-"""The filters as the kernel will run them: each program is executed here, step by step."""
+"""The seccomp filters, interpreted step by step."""
 
 from __future__ import annotations
 

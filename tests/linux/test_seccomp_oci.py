@@ -1,4 +1,4 @@
-"""The OCI form says the same as the compiled filters."""
+"""The OCI form of the seccomp filters equals the compiled one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at a program from outside: a slow start is waited for, a real deviation is not."""
+"""Examining a program from outside: a slow start is waited for, a real deviation is not."""
 
 from __future__ import annotations
 

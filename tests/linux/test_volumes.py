@@ -1,4 +1,4 @@
-"""Named workspaces on disk: whole or not there, checked after a crash, the same on every kind."""
+"""Named workspaces on disk: complete or absent, checked after a crash, equal on every kind."""
 
 from __future__ import annotations
 

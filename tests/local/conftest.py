@@ -1,4 +1,4 @@
-"""Real sandboxes of the local backend on trees made here; nothing of one is left at its end."""
+"""Real sandboxes of the local backend on prepared trees; nothing is left at the end."""
 
 from __future__ import annotations
 

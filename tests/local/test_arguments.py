@@ -1,4 +1,4 @@
-"""bubblewrap's arguments, whole, for both ways of mapping ids: any change shows here."""
+"""The complete arguments of bubblewrap for both ways of mapping ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same on images that an ordinary user unpacked: one id, layers of their own, no idmapping."""
+"""The image tests as an ordinary user: one id, own layers, no id mapping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Root inside: what it can do there, that it gains nothing on the host, what it cannot break."""
+"""The dev profile: what root inside can do, and that it gains nothing on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A volume mounted on the host goes for certain, although sandboxes began while it was there."""
+"""Host volumes are removed although sandboxes started while they were mounted."""
 
 from __future__ import annotations
 

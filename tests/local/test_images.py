@@ -1,4 +1,4 @@
-"""Sandboxes on image layers: what is shown, what is shared, and images that are odd or hostile."""
+"""Sandboxes on image layers: visible files, shared files, and unusual or hostile images."""
 
 from __future__ import annotations
 

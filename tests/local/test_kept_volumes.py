@@ -1,4 +1,4 @@
-"""Workspaces that outlive a sandbox: ids as inside, one device, unmounted when destroy returns."""
+"""Workspaces that outlive a sandbox: ids as inside, one device, unmounted after destroy."""
 
 from __future__ import annotations
 

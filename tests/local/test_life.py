@@ -1,4 +1,4 @@
-"""The life of real sandboxes under a daemon's engine: leases, kills, restarts, work."""
+"""The lifecycle of real sandboxes under a daemon's engine: leases, kills, restarts, work."""
 
 from __future__ import annotations
 

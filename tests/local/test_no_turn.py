@@ -1,4 +1,4 @@
-"""A shell that the machine gave no turn is not taken for one that does not answer."""
+"""A shell that was not scheduled by the kernel is not treated as unresponsive."""
 
 from __future__ import annotations
 

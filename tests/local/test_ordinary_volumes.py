@@ -1,6 +1,6 @@
-"""What an ordinary user can and cannot have: a kept directory, no kept image, no dev profile.
+"""Volumes of an ordinary user: a kept directory, no kept image, no dev profile.
 
-Collected only where there is no root to do better; `test_as_ordinary_user` runs it so.
+Collected only without root; `test_as_ordinary_user` runs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The real thing: sandboxes that stand still, give memory back, and know work from idleness."""
+"""Pausing, reclaiming and idleness of real sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `doctor` says of images: found out by trying, and why not where it does not work."""
+"""What `doctor` reports about images, with the reason where they do not work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a remover that was killed leaves to the next one."""
+"""Removal continued after a killed removal."""
 
 from __future__ import annotations
 

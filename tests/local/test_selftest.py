@@ -1,4 +1,4 @@
-"""The examination before the first sandbox: passed once; a real deviation refuses everything."""
+"""The self-test before the first sandbox: passed once; a deviation refuses every sandbox."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Layer trees for tests of the backend alone: made here, without the image store.
+"""Layer trees for tests of the backend, made without the image store.
 
 A Debian root with a compiler and node is bootstrapped once and kept below build/; a busybox root is
-a few links. `skeleton` is what the store lays over every image.
+a few links. `skeleton` is the layer that the store adds to every image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The local backend on something else than the host image, for suites that know only a backend.
+"""The local backend on other images than the host image, for suites that know only a backend.
 
-Each is a factory as `--backend package.module:factory` wants it: whatever asks for the host image
-gets the variant's instead.
+Each is a factory for `--backend package.module:factory`: a request for the host image gets the
+image of the variant.
 """
 
 from __future__ import annotations

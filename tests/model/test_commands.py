@@ -1,4 +1,4 @@
-"""From a request to what will be run: every refusal by its rule, the innocent case beside it."""
+"""From a request to a command: every refusal by its rule, with an accepted case beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Globs over names a sandbox chose."""
+"""Globs over file names of a sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the host an operator can show, and what a request can name of it."""
+"""Host mounts: what an operator can list, and what a request can name."""
 
 from __future__ import annotations
 

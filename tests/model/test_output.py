@@ -1,4 +1,4 @@
-"""The kept part of output: head and tail to the byte, gaps counted, memory bounded."""
+"""Kept output: exact head and tail, counted gaps, bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a written path names a file inside a sandbox."""
+"""How a path in a request names a file inside a sandbox."""
 
 from __future__ import annotations
 

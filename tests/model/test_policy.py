@@ -1,4 +1,4 @@
-"""The operator's rules: what a request gets and what is refused, each by name."""
+"""The operator's rules: what a request gets, and what is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which proxy an environment names, for which address."""
+"""Choosing the proxy of the environment for an address."""
 
 from __future__ import annotations
 

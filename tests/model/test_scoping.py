@@ -1,4 +1,4 @@
-"""Session keys: two different ones never print alike."""
+"""Session keys: different keys never have equal strings."""
 
 from __future__ import annotations
 

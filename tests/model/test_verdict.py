@@ -1,4 +1,4 @@
-"""What ended a command: each verdict, and beside it the innocent case that must not get it."""
+"""Verdicts on ended commands: each one, and a case beside it that must not get it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of workspaces, and who may have one beside whom."""
+"""Workspace names, and claims on workspaces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The scripted model of the examples, and settings that lead to it without waiting.
+"""The scripted model of the examples, and settings that use it without waiting.
 
-`async with ScriptedModel(script) as model:` and `settings_of(model)`. As a program of its own:
-`python examples/agents/scripted_model.py script.json`.
+`async with ScriptedModel(script) as model:` and `settings_of(model)`. As a program: `python
+examples/agents/scripted_model.py script.json`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scripted model answers by the conversation alone, in a process of its own too."""
+"""The scripted model answers by the conversation only, also as a separate process."""
 
 from __future__ import annotations
 

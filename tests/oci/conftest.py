@@ -1,4 +1,4 @@
-"""Real sandboxes by runc and by gVisor; whatever a test leaves is found and removed."""
+"""Real sandboxes of runc and gVisor; leftovers of a test are found and removed."""
 
 from __future__ import annotations
 

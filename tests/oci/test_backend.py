@@ -1,4 +1,4 @@
-"""What the two runtimes must keep, seen from the host."""
+"""The guarantees of both runtimes, seen from the host."""
 
 from __future__ import annotations
 

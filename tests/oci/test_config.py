@@ -1,6 +1,6 @@
-"""The config of a sandbox, snapshot by snapshot, and the rules that each of them must keep.
+"""The config.json of a sandbox, compared with snapshots, and the rules that each must keep.
 
-`python -m tests.oci.test_config` writes the snapshots anew; the difference is for people to read.
+`python -m tests.oci.test_config` writes the snapshots again; review the difference.
 """
 
 from __future__ import annotations

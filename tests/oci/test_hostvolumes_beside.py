@@ -1,4 +1,4 @@
-"""A volume on the host goes for certain, although a runtime was begun while it was there."""
+"""Host volumes are removed although a runtime started while they were mounted."""
 
 from __future__ import annotations
 

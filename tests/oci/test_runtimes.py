@@ -1,4 +1,4 @@
-"""What a version means, and how a runtime is called."""
+"""Runtime versions, and how a runtime is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One data directory for the suite: our pip is copied and templates are made once."""
+"""One data directory for the suite: pip is copied and templates are created once."""
 
 from __future__ import annotations
 

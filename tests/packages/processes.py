@@ -1,4 +1,4 @@
-"""Which programs fetch packages at the moment."""
+"""Which programs are fetching packages."""
 
 from __future__ import annotations
 

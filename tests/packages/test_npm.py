@@ -1,4 +1,4 @@
-"""Packages of npm from a registry made here, unpacked by node in real sandboxes."""
+"""npm packages from a registry made here, unpacked by node in real sandboxes."""
 
 from __future__ import annotations
 

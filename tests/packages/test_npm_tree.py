@@ -1,4 +1,4 @@
-"""Which packages of npm are needed and where each goes, against a registry in a dict."""
+"""Resolving npm dependencies against a registry in a dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages of Python, from folders and indexes made here, in real sandboxes."""
+"""Python packages from folders and indexes made here, in real sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges mean what npm means by them; the data was captured from its own library."""
+"""npm version ranges; the data was captured from npm's own library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sets lie: whole or not at all, and the least used go when it is full."""
+"""The store of package sets: complete or absent, least recently used removed first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which texts name a package, what an operator allows, and what is set inside."""
+"""Package requests: valid names, the operator's rules, and the environment inside."""
 
 from __future__ import annotations
 

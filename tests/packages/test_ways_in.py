@@ -1,4 +1,4 @@
-"""The same wish by every way in: the SDK, HTTP and the command line."""
+"""The same package request through the SDK, HTTP and the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wheels, an index and a registry made in a test: small, and without a network."""
+"""Small wheels, an index and a registry made in a test, without a network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""On macOS and Windows the client imports and works; the embedded engine says why it does not.
+"""On macOS and Windows the client imports and works; the embedded engine gives the reason.
 
-Both are played in a fresh process: the platform's name is changed and the modules it lacks are
-taken away, after the standard library modules that choose by platform have been loaded.
+Both are simulated in a new process: the name of the platform is changed and the modules it lacks
+are removed, after the standard library modules that depend on the platform have been loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in the wheel, and what a stranger gets who installs it."""
+"""The contents of the wheel, and what its installation provides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which room may import which, as a table, and a function that finds what breaks it."""
+"""The allowed imports between subpackages as a table, and a check for violations."""
 
 from __future__ import annotations
 

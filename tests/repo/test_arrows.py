@@ -1,4 +1,4 @@
-"""The rooms of the package import each other only along the arrows of ARCHITECTURE.md."""
+"""The subpackages import each other only as ARCHITECTURE.md allows."""
 
 from __future__ import annotations
 

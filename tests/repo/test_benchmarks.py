@@ -1,4 +1,4 @@
-"""The benchmark judges rightly: a figure on the line passes, one over it fails, none is no pass."""
+"""The benchmark's verdicts: at the bound passes, above it fails, unmeasured does not pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents a newcomer opens are there and say what they must; frozen is frozen."""
+"""The main documents exist and are complete, and frozen files are unchanged."""
 
 from __future__ import annotations
 

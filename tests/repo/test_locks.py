@@ -1,4 +1,4 @@
-"""The requirements files pin and hash everything and say nothing about where it comes from."""
+"""The requirements files pin and hash everything and contain no addresses."""
 
 from __future__ import annotations
 

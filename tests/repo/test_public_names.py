@@ -1,4 +1,4 @@
-"""What `import sandkasten` offers is what it says it offers, and no more."""
+"""The public names of `import sandkasten`."""
 
 from __future__ import annotations
 

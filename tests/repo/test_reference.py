@@ -1,4 +1,4 @@
-"""docs/reference says what the code says."""
+"""The generated reference pages are up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the house that a glance at the tree can check: names, sizes, docstrings, hygiene."""
+"""Rules for the source tree: names, sizes, docstrings, hygiene."""
 
 from __future__ import annotations
 

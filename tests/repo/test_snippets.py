@@ -1,4 +1,4 @@
-"""Every Python snippet of the documents runs as written, in a process of its own."""
+"""Every Python snippet of the documents runs as written, in its own process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Real sandboxes for the hostile cases, and what is checked after every one of them.
+"""Real sandboxes for the hostile cases, and the checks after each case.
 
-`box` is a fresh sandbox, `neighbour` another one that has nothing to do with the case. After each
-test both must answer; after its destruction nothing of `box` may be left on the host.
+`box` is a new sandbox, `neighbour` an unrelated one. After each test both must answer; after its
+destruction nothing of `box` may be left on the host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A real sandbox as a plain synchronous object, for hostile tests.
+"""A real sandbox as a synchronous object, for hostile tests.
 
-Goes through the same two seams as the engine (backend, channel) and no further, so that what is
-attacked is the isolation and the runner themselves. Runs an event loop of its own in a thread.
-Every wait has a deadline; a test that meets one fails with what it was waiting for.
+Uses the same two layers as the engine (backend, channel) and nothing above, so that the isolation
+and the runner themselves are attacked. Has its own event loop in a thread. Every wait has a
+deadline; a test that reaches one fails with what it was waiting for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Archives made by an enemy: unpacked inside the sandbox, beneath their folder, or not at all."""
+"""Hostile archives: unpacked inside the sandbox, beneath their folder, or not at all."""
 
 from __future__ import annotations
 

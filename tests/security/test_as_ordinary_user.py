@@ -1,8 +1,8 @@
-"""The same attacks on sandboxes that an ordinary user made: one id, no cgroups, no capability.
+"""The security suite on sandboxes of an ordinary user: one id, no cgroups, no capabilities.
 
-On the machine's own files most of the suite runs again, on a Debian image the essential part. It is
-done in subprocesses under a throw-away id. The repository is shown to them at /mnt in a mount
-namespace of its own, because it may lie where only root can walk.
+Most of the suite runs again on the host's own files, the essential part on a Debian image, in
+subprocesses under a throw-away id. The repository is mounted at /mnt in a private mount namespace,
+because it may be in a directory that only root can enter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paths, links, special files and sizes that a hostile session can put before the file verbs."""
+"""Paths, links, special files and sizes that a hostile session can use against file requests."""
 
 from __future__ import annotations
 

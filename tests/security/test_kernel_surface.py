@@ -1,4 +1,4 @@
-"""One probe per system call, socket family, namespace flag and terminal trick that is refused."""
+"""One probe per refused system call, socket family, namespace flag and terminal request."""
 
 from __future__ import annotations
 

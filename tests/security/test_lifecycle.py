@@ -1,4 +1,4 @@
-"""Makers that die, machines that restart, pids that belong to somebody else."""
+"""Killed creators, host restarts and reused pids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sandbox has `lo` and nothing else: not the host's ports, not its neighbours', not the world."""
+"""A sandbox has only `lo`: no ports of the host, of other sandboxes, or of the internet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floods of output: counted exactly, kept within the cap, and never in our memory."""
+"""Output floods: counted exactly, kept within the cap, never in our memory."""
 
 from __future__ import annotations
 

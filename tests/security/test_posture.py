@@ -1,4 +1,4 @@
-"""How closed a sandbox really is: what the host sees of it, and what it sees of the host."""
+"""The isolation of a live sandbox, seen from the host and from inside."""
 
 from __future__ import annotations
 

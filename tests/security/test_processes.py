@@ -1,4 +1,4 @@
-"""Processes that do not want to die, and those that must not."""
+"""Processes that resist being killed, and processes that must survive."""
 
 from __future__ import annotations
 

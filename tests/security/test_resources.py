@@ -1,4 +1,4 @@
-"""One sandbox uses up what it can get: it is stopped, it lives on, its neighbours do not notice."""
+"""A sandbox that exhausts resources is stopped and survives; its neighbours are unaffected."""
 
 from __future__ import annotations
 

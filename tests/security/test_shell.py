@@ -1,4 +1,4 @@
-"""Ordinary and nasty commands given to the persistent shell: it cannot be wedged, only spoilt."""
+"""Ordinary and hostile commands in the persistent shell."""
 
 from __future__ import annotations
 

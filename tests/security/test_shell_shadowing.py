@@ -1,7 +1,7 @@
-"""Everything a command can redefine in its own shell, and what the next command then sees.
+"""Everything that a command can redefine in its shell, and what the next command sees.
 
-Each case has a shell of its own name. Afterwards a command must be right (its own output and its
-own exit code) or say that the shell was replaced; an invented exit code fails.
+Each case has its own named shell. Afterwards a command must be right (its own output and exit code)
+or report that the shell was replaced; an invented exit code fails.
 """
 
 from __future__ import annotations

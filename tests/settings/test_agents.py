@@ -1,4 +1,4 @@
-"""What an operator says of agents and their models."""
+"""Settings of agents and models."""
 
 from __future__ import annotations
 

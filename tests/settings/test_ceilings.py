@@ -1,4 +1,4 @@
-"""policy.max.* and policy.allow_network: said by the operator, in any of the ways of a setting."""
+"""policy.max.* and policy.allow_network, from every source of a setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends that are opened late: what cannot be opened says why, and what was opened is closed."""
+"""Backends that are opened lazily: failures give the reason, opened ones are closed."""
 
 from __future__ import annotations
 

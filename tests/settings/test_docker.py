@@ -1,4 +1,4 @@
-"""What an operator says of an engine: every spelling, and contradictions refused before a start."""
+"""Settings of the docker backend: every spelling, and contradictions refused before the start."""
 
 from __future__ import annotations
 

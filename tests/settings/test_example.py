@@ -1,4 +1,4 @@
-"""The example of the settings file: every key, and all of it valid once uncommented."""
+"""The example settings file: every key, and valid when uncommented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of images: aliases, the host image, the allow-list, and names that are none."""
+"""Image settings: aliases, the host image, the allow-list, and invalid names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine events as log records: quiet on a good day, a warning when something was lost."""
+"""Engine events as log records: quiet in routine, a warning when something was lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`policy.mounts` and `workspace.*`: said in a file or a variable, and refused by name."""
+"""`policy.mounts` and `workspace.*` from a file or a variable, refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`packages.*`: said in a file or a variable, and never printed with a login."""
+"""`packages.*` from a file or a variable, never printed with a login."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Run in a mount namespace of its own: books on a file system of 3 MB that is filled and emptied.
+"""Run in a private mount namespace: the database on a 3 MB file system that is filled and emptied.
 
-Prints one JSON document of what happened; the test that runs it judges."""
+Prints one JSON document of what happened, which the test checks.
+"""
 
 from __future__ import annotations
 

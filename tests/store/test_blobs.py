@@ -1,4 +1,4 @@
-"""Stored files: whole or not at all, shared content, what a crash leaves, what time takes."""
+"""Stored files: complete or absent, shared content, crash leftovers and expiry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The books through the worst: a killed writer, a full disk."""
+"""The database after a killed writer and on a full disk."""
 
 from __future__ import annotations
 

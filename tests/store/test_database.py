@@ -1,4 +1,4 @@
-"""One connection, one thread: batches, failures, versions, and files that cannot be used."""
+"""The database connection: batches, failures, versions, and unusable files."""
 
 from __future__ import annotations
 

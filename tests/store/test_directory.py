@@ -1,4 +1,4 @@
-"""The ledger on disk: what is written comes back, and damage never raises."""
+"""The ledger on disk: records survive, and damage never raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every journal promises, whatever it is kept in. Add a kind to KINDS to hold it to this."""
+"""The contract of every journal. Add a kind to KINDS to test it."""
 
 from __future__ import annotations
 

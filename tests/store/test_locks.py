@@ -1,4 +1,4 @@
-"""Locks over processes: one holder at a time, and none left behind by a holder that was killed."""
+"""Locks across processes: one holder at a time, none left by a killed process."""
 
 from __future__ import annotations
 

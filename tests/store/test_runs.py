@@ -1,4 +1,4 @@
-"""Runs in files: what a crash tears, who holds a run, and what a list shows."""
+"""Runs in files: torn writes, claims, and lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys in SQLite: what was acknowledged works, or no longer works, also after a restart."""
+"""Keys in SQLite: acknowledged changes survive a restart."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A process that writes to the books of a directory until it is killed, and says what was
-acknowledged: one line each, `kind id`, after the call returned."""
+"""A process that writes to the database of a directory until it is killed.
+
+Prints one line `kind id` after each acknowledged call.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other end of a channel, in the hands of a test: it may say anything at any time."""
+"""The other end of a channel, scripted by a test."""
 
 from __future__ import annotations
 

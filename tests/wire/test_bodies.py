@@ -1,4 +1,4 @@
-"""JSON of bounded shape, and byte strings that lose nothing on the way."""
+"""Bounded JSON bodies, and lossless byte strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames survive any split of their bytes; what is no frame is refused before it costs memory."""
+"""Frames survive any split of their bytes; invalid ones are refused before they cost memory."""
 
 from __future__ import annotations
 

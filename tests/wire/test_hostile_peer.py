@@ -1,4 +1,4 @@
-"""A runner that lies: the channel closes, every call fails by name, nothing hangs or grows."""
+"""A hostile runner: the channel closes, every call fails with a typed error, nothing hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of a hostile program: decoded into closed values, or refused, field by field."""
+"""Answers of a hostile runner: decoded into closed values or refused, field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unix sockets: any path length, honest errors, nothing left waiting after a close."""
+"""Unix sockets: any path length, exact errors, nothing left waiting after a close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine for a file of tests, because finding out what the host can do takes a while."""
+"""One engine per file of tests, because probing the host takes a while."""
 
 from __future__ import annotations
 

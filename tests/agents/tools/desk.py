@@ -1,4 +1,4 @@
-"""A toolbox on a real engine with real local sandboxes and a file store, and calls on it."""
+"""A toolbox on a real engine with real local sandboxes and a file store."""
 
 from __future__ import annotations
 

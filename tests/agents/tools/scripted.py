@@ -1,4 +1,4 @@
-"""A caller that does as a test says, for what the faces promise whoever carries the tools out."""
+"""A scripted caller for tests of the tool interfaces."""
 
 from __future__ import annotations
 

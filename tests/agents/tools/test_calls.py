@@ -1,4 +1,4 @@
-"""A call is answered, whatever a model sends; only being cancelled comes through."""
+"""Every tool call gets an answer, whatever a model sends; only cancellation propagates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands by the tools: waited for, or begun and read later."""
+"""Commands through the tools: awaited, or started and read later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files by the tools, and between the sandbox and the store."""
+"""Files through the tools, and between the sandbox and the file store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of `sandbox:` does something to a real sandbox, as its text stands in a file."""
+"""Every field of `sandbox:` has its effect on a real sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools on a real Genkit, called by a model of this process; and every face beside another."""
+"""The tools on a real Genkit with a model in this process, compared with the other interfaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sandkasten mcp` as its clients meet it: the real client, the real command, real sandboxes."""
+"""`sandkasten mcp` with the real client, the real command and real sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the MCP server promises of sessions, waiting, cancelling and doors, with a real client."""
+"""The MCP server: sessions, progress, cancellation and access, with a real client."""
 
 from __future__ import annotations
 

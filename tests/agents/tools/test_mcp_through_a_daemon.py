@@ -1,4 +1,4 @@
-"""`sandkasten mcp` where a daemon has the data: the daemon carries the tools out."""
+"""`sandkasten mcp` where a daemon serves the data directory: the daemon runs the tools."""
 
 from __future__ import annotations
 

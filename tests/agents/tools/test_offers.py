@@ -1,4 +1,4 @@
-"""The tools as functions of chat completions, and of Python."""
+"""The tools as chat completion functions and as Python callables."""
 
 from __future__ import annotations
 

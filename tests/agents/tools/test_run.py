@@ -1,4 +1,4 @@
-"""`sandbox_run`: code in, answer out, nothing left."""
+"""`sandbox_run`: code in, result out, nothing left."""
 
 from __future__ import annotations
 

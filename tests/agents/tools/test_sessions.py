@@ -1,4 +1,4 @@
-"""Whose sandbox a call means, and that none leads into another run."""
+"""Which sandbox a tool call refers to; none leads into another run."""
 
 from __future__ import annotations
 

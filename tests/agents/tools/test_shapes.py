@@ -1,4 +1,4 @@
-"""The tools as a model sees them."""
+"""The tool schemas as a model sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One evaluator for all tests of a module: starting its process is what takes time."""
+"""One expression evaluator per module of tests, because starting its process takes time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of workflows in tests: agents are functions, and what is saved and noted is kept."""
+"""Workflow runs in tests: agents are functions, and saves and events are recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows of both dialects are read, and do what they say."""
+"""Workflows of both dialects are parsed and executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every workflow of the guide is one without a warning, and comes to its end."""
+"""Every workflow of the guide is valid without warnings and completes."""
 
 from __future__ import annotations
 

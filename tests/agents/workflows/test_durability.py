@@ -1,5 +1,4 @@
-"""A run survives the death of its process at every moment: nothing saved is done again, and
-nothing is left out."""
+"""A run survives the death of its process at any point: no saved step is repeated or skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions come to a value or say why not, and none can take more than its share."""
+"""Expressions evaluate to a value or give the reason, within their limits of time and memory."""
 
 # ruff: noqa: E501 - a workflow on a line of its own is easier to read than one in pieces
 

@@ -1,4 +1,4 @@
-"""A workflow is drawn with what its steps came to, and nothing in its names can break out."""
+"""Drawing a workflow with the state of its steps; names cannot inject markup."""
 
 from __future__ import annotations
 

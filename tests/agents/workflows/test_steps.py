@@ -1,4 +1,4 @@
-"""What each type of step does, and how it fails."""
+"""Each type of step: what it does and how it fails."""
 
 # ruff: noqa: E501 - a workflow on a line of its own is easier to read than one in pieces
 

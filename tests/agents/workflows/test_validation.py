@@ -1,4 +1,4 @@
-"""What is wrong with a file is said before it runs: with a code, the place, and a way out."""
+"""Validation of workflow files: each error has a code, a place and a hint."""
 
 # ruff: noqa: E501 - a workflow on a line of its own is easier to read than one in pieces
 

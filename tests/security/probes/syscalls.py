@@ -1,7 +1,7 @@
-"""Runs inside: attempts system calls with harmless arguments, each in a child; says how each ended.
+"""Runs inside: attempts system calls with harmless arguments, each in a child, and reports results.
 
-Where it can, a call is made so that an unfiltered kernel would allow it (tracing oneself, comparing
-oneself with oneself): then a refusal is the filter's and nobody else's.
+Where possible, a call is made so that an unfiltered kernel would allow it (tracing or comparing
+itself), so that a refusal comes from the filter.
 """
 
 import ctypes
