@@ -63,7 +63,7 @@ async def gone(world, the_id) -> None:
 
 @pytest.mark.promise("P57")
 @pytest.mark.parametrize("mode", ["away", "hanging"])
-async def test_requests_say_that_the_backend_is_away_and_work_when_it_is_back(world, mode):
+async def test_requests_fail_as_unavailable_and_work_when_the_backend_is_back(world, mode):
     engine = world.engine
     the_id = (await engine.create(FAR)).id
     await engine.exec(the_id, ExecRequest("cd /tmp; X=1"))
@@ -89,7 +89,7 @@ async def test_requests_say_that_the_backend_is_away_and_work_when_it_is_back(wo
 
 
 @pytest.mark.parametrize("mode", ["away", "hanging"])
-async def test_a_process_that_is_not_connected_is_told_the_same(world, mode):
+async def test_an_unconnected_process_gets_the_same_error(world, mode):
     the_id = (await world.engine.create(FAR)).id
     other = world.another()
     await world.far.turn(mode)
@@ -101,7 +101,7 @@ async def test_a_process_that_is_not_connected_is_told_the_same(world, mode):
 
 
 @pytest.mark.promise("P57")
-async def test_an_engine_that_goes_between_the_dial_and_the_hello_ends_nothing(world, monkeypatch):
+async def test_an_engine_that_stops_between_dial_and_hello_ends_no_session(world, monkeypatch):
     the_id = (await world.engine.create(FAR)).id
     cell = world.engine._handles.peek(the_id).cell
     await world.far.turn("away")
@@ -120,7 +120,7 @@ async def test_an_engine_that_goes_between_the_dial_and_the_hello_ends_nothing(w
 
 
 @pytest.mark.promise("P57")
-async def test_what_is_under_way_when_it_goes_is_no_loss_and_its_end_is_learnt_later(world):
+async def test_commands_in_progress_when_the_engine_stops_are_not_lost(world):
     engine = world.engine
     the_id = (await engine.create(FAR)).id
     chunks = engine.exec_stream(the_id, ExecRequest(f"echo a; {UNTIL_GO}; echo b"))
@@ -143,7 +143,7 @@ async def test_what_is_under_way_when_it_goes_is_no_loss_and_its_end_is_learnt_l
     assert (await engine.exec_get(the_id, known.exec_id)).stdout == b"a\nb\n"
 
 
-async def test_a_cut_connection_to_a_sandbox_that_lives_is_no_loss(world):
+async def test_a_cut_connection_to_a_live_sandbox_loses_nothing(world):
     engine = world.engine
     the_id = (await engine.create(FAR)).id
     await engine.exec_start(the_id, ExecRequest(("sleep", "60")))
@@ -159,7 +159,7 @@ async def test_a_cut_connection_to_a_sandbox_that_lives_is_no_loss(world):
 
 @pytest.mark.promise("P57")
 @pytest.mark.parametrize("mode", ["away", "hanging"])
-async def test_a_destroy_is_refused_and_done_when_it_is_back(world, mode):
+async def test_a_destroy_is_refused_and_finished_when_the_backend_is_back(world, mode):
     await world.engine.recover()
     the_id = (await world.engine.create(FAR)).id
     await world.far.turn(mode)
@@ -178,7 +178,7 @@ async def test_a_destroy_is_refused_and_done_when_it_is_back(world, mode):
     assert list(await world.far.real.owned()) == []
 
 
-async def test_a_process_without_a_watch_finishes_it_by_its_sweep(world):
+async def test_a_process_without_a_watch_finishes_a_destroy_in_its_sweep(world):
     the_id = (await world.engine.create(FAR)).id
     await world.far.turn("away")
     with pytest.raises(BackendUnavailable):
@@ -191,7 +191,7 @@ async def test_a_process_without_a_watch_finishes_it_by_its_sweep(world):
 
 
 @pytest.mark.promise("P57")
-async def test_a_lifetime_that_ends_meanwhile_is_an_expiry_and_its_leftovers_go(world):
+async def test_a_lifetime_that_ends_meanwhile_is_an_expiry_and_leftovers_are_removed(world):
     the_id = (await world.engine.create(CreateRequest(backend="docker", lifetime_s=60))).id
     await world.far.turn("away")
     world.clock.ahead_s = 100
@@ -206,7 +206,7 @@ async def test_a_lifetime_that_ends_meanwhile_is_an_expiry_and_its_leftovers_go(
 
 
 @pytest.mark.promise("P57")
-async def test_one_that_ended_itself_meanwhile_did_not_crash(world):
+async def test_a_sandbox_that_ended_itself_meanwhile_is_not_crashed(world):
     await world.engine.recover()
     the_id = (await world.engine.create(CreateRequest(backend="docker", ttl_s=60))).id
     await world.far.turn("away")
@@ -219,7 +219,7 @@ async def test_one_that_ended_itself_meanwhile_did_not_crash(world):
 
 
 @pytest.mark.promise("P57")
-async def test_a_daemon_that_starts_meanwhile_serves_the_others_and_finds_them_later(world):
+async def test_a_daemon_started_meanwhile_serves_other_backends_and_recovers_sessions_later(world):
     far = (await world.engine.create(FAR)).id
     near = (await world.engine.create(CreateRequest())).id
     started = await world.engine.exec_start(far, ExecRequest("sleep 0.2; echo late"))
@@ -259,7 +259,7 @@ async def test_a_start_does_not_wait_long_for_an_engine_that_hangs(world, count)
 
 
 @pytest.mark.promise("P57")
-async def test_a_hanging_engine_is_asked_once_at_a_time_and_keeps_nobody_waiting(world):
+async def test_a_hanging_engine_is_queried_once_at_a_time_and_blocks_no_caller(world):
     await world.engine.recover()
     far = [(await world.engine.create(FAR)).id for _ in range(30)]
     near = (await world.engine.create(CreateRequest())).id
@@ -289,7 +289,7 @@ async def _answers(engine) -> bool:
     return engine.degraded() == []
 
 
-async def test_many_cut_connections_at_once_do_not_storm_the_engine(world):
+async def test_many_cut_connections_do_not_flood_the_engine(world):
     await world.engine.recover()
     for _ in range(30):
         await world.engine.create(FAR)
@@ -300,7 +300,7 @@ async def test_many_cut_connections_at_once_do_not_storm_the_engine(world):
 
 
 @pytest.mark.promise("P57")
-async def test_a_sweep_of_the_others_goes_on(world):
+async def test_a_sweep_of_other_backends_continues(world):
     litter = new_sandbox_id()
     info = await world.engine.create(CreateRequest())
     record = await world.store.get(info.id)
@@ -318,9 +318,7 @@ async def test_a_sweep_of_the_others_goes_on(world):
     assert record.state is State.RUNNING
 
 
-async def test_a_row_that_cannot_be_read_is_kept_while_it_may_be_the_silent_ones(
-    world, monkeypatch
-):
+async def test_an_unreadable_row_is_kept_while_its_backend_may_be_unavailable(world, monkeypatch):
     corrupt = new_sandbox_id()
     dropped: list[str] = []
 
@@ -340,7 +338,7 @@ async def test_a_row_that_cannot_be_read_is_kept_while_it_may_be_the_silent_ones
     assert (await world.engine.sweep()).corrupt == (corrupt,)
 
 
-async def test_lists_show_what_was_last_known_and_say_so(world):
+async def test_lists_show_the_last_known_state_and_mark_it(world):
     the_id = (await world.engine.create(FAR)).id
     near = (await world.engine.create(CreateRequest())).id
     for mode in ("away", "hanging"):
@@ -355,7 +353,7 @@ async def test_lists_show_what_was_last_known_and_say_so(world):
 
 
 @pytest.mark.promise("P29")
-async def test_creates_in_vain_leave_no_rows(world):
+async def test_failed_creates_leave_no_rows(world):
     await world.far.turn("away")
     for _ in range(3):
         with pytest.raises(BackendUnavailable) as error:
@@ -365,7 +363,7 @@ async def test_creates_in_vain_leave_no_rows(world):
     assert await world.journal.open_sessions() == []
 
 
-async def test_that_it_is_back_is_noticed_without_any_session_of_it(world):
+async def test_a_returning_backend_is_noticed_without_any_of_its_sessions(world):
     await world.engine.recover()
     await world.far.turn("away")
     await world.engine.sweep()
@@ -374,7 +372,7 @@ async def test_that_it_is_back_is_noticed_without_any_session_of_it(world):
     await until(lambda: _answers(world.engine))
 
 
-async def test_a_session_key_makes_no_second_one_meanwhile(world):
+async def test_a_session_key_creates_no_second_sandbox_meanwhile(world):
     asked = CreateRequest(backend="docker", session_key="k")
     the_id = (await world.engine.create(asked)).id
     await world.far.turn("away")
@@ -386,7 +384,7 @@ async def test_a_session_key_makes_no_second_one_meanwhile(world):
     assert (again.id, again.created) == (the_id, False)
 
 
-async def test_an_engine_that_forgot_everything_ends_its_sessions_and_no_others(world):
+async def test_an_engine_that_lost_its_state_ends_only_its_own_sessions(world):
     await world.engine.recover()
     the_id = (await world.engine.create(FAR)).id
     near = (await world.engine.create(CreateRequest())).id

@@ -48,13 +48,13 @@ async def test_the_shell_remembers(engine, box):
     assert (result.cwd, result.shell, result.why) == ("/tmp", "default", None)
 
 
-async def test_a_list_is_a_fresh_process_in_the_workspace(engine, box):
+async def test_a_list_is_a_new_process_in_the_workspace(engine, box):
     await engine.exec(box, ExecRequest("cd /tmp; export A=1"))
     result = await engine.exec(box, ExecRequest(("sh", "-c", "pwd; echo [$A]")))
     assert (result.stdout, result.shell) == (b"/workspace\n[]\n", None)
 
 
-async def test_a_text_can_run_outside_the_shell(engine, box):
+async def test_a_string_can_run_outside_the_shell(engine, box):
     await engine.exec(box, ExecRequest("A=1; cd /tmp"))
     result = await engine.exec(box, ExecRequest("pwd; echo [$A]; cd /", stateful=False))
     assert result.stdout == b"/workspace\n[]\n"
@@ -66,14 +66,14 @@ async def test_a_list_can_run_inside_the_shell(engine, box):
     assert (await engine.exec(box, ExecRequest("pwd"))).stdout == b"/tmp\n"
 
 
-async def test_shells_of_other_names_remember_apart(engine, box):
+async def test_shells_with_different_names_have_separate_state(engine, box):
     await engine.exec(box, ExecRequest("A=1", shell="one"))
     two = await engine.exec(box, ExecRequest("echo [$A]", shell="two"))
     one = await engine.exec(box, ExecRequest("echo [$A]", shell="one"))
     assert (one.stdout, two.stdout) == (b"[1]\n", b"[]\n")
 
 
-async def test_streams_are_apart_and_together_in_order(engine, box):
+async def test_streams_are_available_separately_and_combined_in_order(engine, box):
     # Two pipes have no order between them, so each line waits until the one before it was read.
     wait = "until test -e {0}; do sleep 0.01; done"
     script = f"echo a; {wait.format('b')}; echo b >&2; {wait.format('c')}; echo c"
@@ -94,7 +94,7 @@ async def test_a_failure_is_a_result(engine, box):
     assert (missing.status, missing.exit_code) == ("completed", 127)
 
 
-async def test_what_cannot_be_started_is_an_error(engine, box):
+async def test_a_command_that_cannot_be_started_is_an_error(engine, box):
     with pytest.raises(CommandNotFound):
         await engine.exec(box, ExecRequest(("no-such-program",)))
     with pytest.raises((FileNotFound, NotADirectory)):
@@ -112,13 +112,13 @@ async def test_what_cannot_be_started_is_an_error(engine, box):
         (ExecRequest("true", idempotency_key=""), InvalidRequest),
     ],
 )
-async def test_bad_requests_are_refused_and_the_shell_goes_on(engine, box, request_, error):
+async def test_invalid_requests_are_refused_and_the_shell_continues(engine, box, request_, error):
     with pytest.raises(error):
         await engine.exec(box, request_)
     assert (await engine.exec(box, ExecRequest("echo ok"))).stdout == b"ok\n"
 
 
-async def test_stdin_is_what_was_given_and_otherwise_empty(engine, box):
+async def test_stdin_is_the_given_input_or_empty(engine, box):
     assert (await engine.exec(box, ExecRequest(("cat",), stdin=b"abc"))).stdout == b"abc"
     assert (await engine.exec(box, ExecRequest(("cat",)))).stdout == b""
     large = bytes(range(256)) * 8192
@@ -133,7 +133,7 @@ async def test_env_and_cwd_reach_the_command(engine, box):
     assert result.stdout == b"x y\n/tmp\n"
 
 
-async def test_a_deadline_is_a_result_with_what_came_before(engine, box):
+async def test_a_deadline_is_a_result_with_the_output_before_it(engine, box):
     result = await engine.exec(box, ExecRequest("echo before; sleep 600", timeout_s=0.5))
     assert (result.status, result.timed_out, result.stdout) == ("timed_out", True, b"before\n")
     assert result.why is not None
@@ -141,7 +141,7 @@ async def test_a_deadline_is_a_result_with_what_came_before(engine, box):
     assert "0.5 s" in result.why.message
 
 
-async def test_a_shell_that_ends_is_told_and_replaced(engine, box):
+async def test_a_shell_that_ends_is_reported_and_replaced(engine, box):
     result = await engine.exec(box, ExecRequest("cd /tmp; exit 7"))
     assert (result.exit_code, result.shell_reset) == (7, True)
     assert result.why is not None
@@ -150,7 +150,7 @@ async def test_a_shell_that_ends_is_told_and_replaced(engine, box):
     assert (after.stdout, after.shell_reset) == (b"alive\n", False)
 
 
-async def test_output_over_the_cap_keeps_head_and_tail_and_says_what_is_missing(engine, box):
+async def test_output_over_the_cap_keeps_head_and_tail_and_counts_the_gap(engine, box):
     request = ExecRequest(("printf", "%s", "0123456789" * 100), max_output_bytes=10)
     result = await engine.exec(box, request)
     assert result.stdout == b"01234" + gap_marker(990) + b"56789"
@@ -207,7 +207,7 @@ async def test_a_full_workspace_is_the_verdict_on_a_failure(world):
     assert "/workspace" in result.why.message
 
 
-async def test_output_comes_live(engine, box):
+async def test_output_is_streamed_live(engine, box):
     stream = engine.exec_stream(box, ExecRequest("echo one; sleep 0.2; echo two >&2"))
     first = await anext(stream)
     assert isinstance(first, Chunk)
@@ -218,7 +218,7 @@ async def test_output_comes_live(engine, box):
     assert first.exec_id == result.exec_id
 
 
-async def test_a_command_started_is_fetched_later(engine, box):
+async def test_a_started_command_can_be_fetched_later(engine, box):
     started = await engine.exec_start(
         box, ExecRequest(("sh", "-c", f"{UNTIL_GO}; echo done; exit 3"))
     )
@@ -231,7 +231,7 @@ async def test_a_command_started_is_fetched_later(engine, box):
     assert [one.exec_id for one in await engine.execs(box)] == [started.exec_id]
 
 
-async def test_waiting_for_a_command_ends_when_the_time_does(engine, box):
+async def test_waiting_for_a_command_ends_at_its_timeout(engine, box):
     started = await engine.exec_start(box, ExecRequest(("sleep", "600")))
     assert (await engine.exec_get(box, started.exec_id, wait_s=0.05)).status == "running"
     await engine.exec_signal(box, started.exec_id, 9)
@@ -248,7 +248,7 @@ async def test_stdin_of_a_started_command_is_fed_in_pieces(engine, box):
     assert (await engine.exec_get(box, started.exec_id, wait_s=PATIENCE_S)).stdout == b"abc"
 
 
-async def test_output_is_read_on_from_a_sequence_number(engine, box):
+async def test_output_is_read_from_a_sequence_number(engine, box):
     result = await engine.exec(box, ExecRequest("echo a; echo b >&2; echo c"))
     every, _ = await collect(engine.exec_output(box, result.exec_id))
     chunks, _ = await collect(engine.exec_output(box, result.exec_id, since_seq=1))
@@ -266,7 +266,7 @@ async def test_a_gap_is_reported_with_its_size(engine, box):
     assert sum(c.gap_bytes for c in chunks) == 999_000
 
 
-async def test_an_unknown_exec_is_not_found_and_a_bad_id_refused(engine, box):
+async def test_an_unknown_exec_is_not_found_and_an_invalid_id_refused(engine, box):
     with pytest.raises(ExecNotFound):
         await engine.exec_get(box, "exe_0123456789abcdef")
     with pytest.raises(InvalidRequest):
@@ -276,7 +276,7 @@ async def test_an_unknown_exec_is_not_found_and_a_bad_id_refused(engine, box):
             await engine.exec_signal(box, "exe_0123456789abcdef", signal)
 
 
-async def test_a_caller_that_goes_away_leaves_the_command_running(world, box):
+async def test_a_cancelled_caller_leaves_the_command_running(world, box):
     engine = world.engine
     running = asyncio.create_task(
         engine.exec(box, ExecRequest(f"{UNTIL_GO}; echo finished", stateful=False))
@@ -291,7 +291,7 @@ async def test_a_caller_that_goes_away_leaves_the_command_running(world, box):
     assert (result.status, result.stdout) == ("completed", b"finished\n")
 
 
-async def test_a_key_runs_once(engine, box):
+async def test_an_idempotency_key_runs_once(engine, box):
     request = ExecRequest("echo x >> log; cat log", idempotency_key="k")
     first = await engine.exec(box, request)
     second = await engine.exec(box, request)
@@ -327,14 +327,14 @@ async def break_connection(world, box) -> None:
     await world.backend.cells[box].streams[-1].aclose()
 
 
-async def test_a_broken_connection_between_commands_is_not_noticed(world, box):
+async def test_a_broken_connection_between_commands_is_reconnected_silently(world, box):
     await world.engine.exec(box, ExecRequest("A=1"))
     await break_connection(world, box)
     assert (await world.engine.exec(box, ExecRequest("echo $A"))).stdout == b"1\n"
     assert len(world.backend.cells[box].streams) == 2
 
 
-async def test_a_connection_lost_midway_is_made_again_and_nothing_is_lost_or_run_twice(world, box):
+async def test_a_connection_lost_midway_is_reestablished_without_loss_or_repetition(world, box):
     command = f"echo one; echo x >> log; {UNTIL_GO}; echo two; cat log"
     stream = world.engine.exec_stream(box, ExecRequest(command, stateful=False))
     first = await anext(stream)
@@ -363,14 +363,14 @@ async def test_a_sandbox_that_dies_midway_gives_a_lost_result(world, box):
     assert result.why.code == "LOST"
 
 
-async def test_a_sandbox_that_is_dead_before_is_an_error(world, box):
+async def test_a_sandbox_that_is_already_dead_is_an_error(world, box):
     await world.engine.exec(box, ExecRequest("true"))
     await world.backend.cells[box].real.crash()
     with pytest.raises(SandboxLost):
         await world.engine.exec(box, ExecRequest("true"))
 
 
-async def test_a_runner_that_never_reports_is_given_up(world, box, monkeypatch):
+async def test_a_runner_that_never_reports_is_abandoned(world, box, monkeypatch):
     monkeypatch.setattr(exec_follower, "REPORT_SLACK_S", -59.5)
     monkeypatch.setattr(exec_follower, "GRACE_S", 0)
     result = await world.engine.exec(
@@ -379,7 +379,7 @@ async def test_a_runner_that_never_reports_is_given_up(world, box, monkeypatch):
     assert (result.status, result.stdout) == ("lost", b"x\n")
 
 
-async def test_a_closed_engine_says_so(world, box):
+async def test_a_closed_engine_is_an_error(world, box):
     running = asyncio.create_task(world.engine.exec(box, ExecRequest("sleep 600")))
     await asyncio.sleep(0.05)
     await world.engine.aclose()
@@ -390,7 +390,7 @@ async def test_a_closed_engine_says_so(world, box):
 # ---- terminals
 
 
-async def test_a_terminal_takes_keys_and_answers(engine, box):
+async def test_a_terminal_accepts_input_and_returns_output(engine, box):
     async with engine.terminal(box, rows=30, cols=100) as terminal:
         await terminal.send(b"echo from-the-terminal\n")
         seen = b""
@@ -410,7 +410,7 @@ async def test_a_terminal_has_a_result(engine, box):
     assert (result.exit_code, result.status) == (5, "completed")
 
 
-async def test_a_terminal_of_nonsense_is_refused(engine, box):
+async def test_an_invalid_terminal_request_is_refused(engine, box):
     for bad in ({"rows": 0}, {"command": ()}, {"command": ("a\0",)}, {"env": {"=": ""}}):
         with pytest.raises(InvalidRequest):
             async with engine.terminal(box, **bad):

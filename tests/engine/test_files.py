@@ -29,7 +29,7 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.anyio
 
 
-async def test_three_spellings_are_one_file(engine, box):
+async def test_three_spellings_of_a_path_are_one_file(engine, box):
     entry = await engine.files.write(box, "a/x.txt", b"hello")
     assert (entry.path, entry.size, entry.type) == ("/workspace/a/x.txt", 5, "file")
     for path in ("a/x.txt", "/work/a/x.txt", "/workspace/a/x.txt"):
@@ -40,7 +40,7 @@ async def test_three_spellings_are_one_file(engine, box):
 
 
 @pytest.mark.parametrize("path", ["", "..", "a/../b", "a\0b", "x" * 5000])
-async def test_a_path_that_names_nothing_is_refused_by_every_verb(engine, box, path):
+async def test_an_invalid_path_is_refused_by_every_operation(engine, box, path):
     files = engine.files
     for call in (
         files.read(box, path),
@@ -75,7 +75,7 @@ async def test_writes_stay_in_the_workspace_tmp_and_home(engine, box):
             await engine.files.write(box, path, b"x")
 
 
-async def test_a_link_does_not_lead_a_write_out(engine, box):
+async def test_a_write_does_not_follow_a_link_outside(engine, box):
     await engine.exec(box, ExecRequest("ln -s /etc link; ln -s /etc/passwd file"))
     with pytest.raises(PolicyDenied):
         await engine.files.write(box, "link/x", b"x")
@@ -83,7 +83,7 @@ async def test_a_link_does_not_lead_a_write_out(engine, box):
         await engine.files.read(box, "file")
 
 
-async def test_ranges_and_caps_tell_the_true_size(engine, box):
+async def test_ranges_and_caps_report_the_true_size(engine, box):
     await engine.files.write(box, "x", b"0123456789")
     read = engine.files.read
     assert await read(box, "x", offset=3, limit=4) == FileContent(
@@ -111,7 +111,7 @@ async def test_overwrite_is_enforced(engine, box):
     assert (await engine.files.read(box, "x")).data == b"new"
 
 
-async def test_a_mode_is_set_and_a_bad_one_refused(engine, box):
+async def test_a_mode_is_set_and_an_invalid_one_refused(engine, box):
     assert (await engine.files.write(box, "run.sh", b"", mode=0o755)).mode == 0o755
     for mode in (-1, 0o10000, True):
         with pytest.raises(InvalidRequest):
@@ -150,12 +150,12 @@ async def test_a_write_whose_source_fails_leaves_the_old_file(engine, box):
     assert [e.name for e in (await engine.files.list(box)).entries] == ["x"]
 
 
-async def test_a_text_is_not_bytes(engine, box):
+async def test_writing_a_string_instead_of_bytes_is_refused(engine, box):
     with pytest.raises(InvalidRequest):
         await engine.files.write(box, "x", "text")
 
 
-async def test_a_full_workspace_is_a_named_error(world):
+async def test_a_full_workspace_is_a_typed_error(world):
     info = await world.engine.create(CreateRequest(limits={"workspace_mb": 1}))
     with pytest.raises(QuotaExceeded):
         await world.engine.files.write(info.id, "x", bytes(2 * 2**20))
@@ -179,7 +179,7 @@ async def test_a_listing_is_sorted_and_paged(engine, box):
             await engine.files.list(box, limit=limit)
 
 
-async def test_odd_names_come_back_exactly(engine, box):
+async def test_unusual_names_come_back_exactly(engine, box):
     names = ["new\nline", "-rf", "\u202egpj.exe", "bad\udcff", "<script>", "ü"]
     for name in names:
         await engine.files.write(box, name, name.encode("utf-8", "surrogateescape"))
@@ -189,7 +189,7 @@ async def test_odd_names_come_back_exactly(engine, box):
         assert (await engine.files.read(box, name)).data == name.encode("utf-8", "surrogateescape")
 
 
-async def test_directories_are_made_moved_and_removed(engine, box):
+async def test_directories_are_created_moved_and_removed(engine, box):
     files = engine.files
     assert (await files.mkdir(box, "d/e")).type == "directory"
     await files.mkdir(box, "d/e")
@@ -208,7 +208,7 @@ async def test_directories_are_made_moved_and_removed(engine, box):
 
 
 @pytest.mark.parametrize("path", [".", "/workspace", "/work", "/tmp", "/home/sandbox", "/"])
-async def test_the_places_themselves_are_not_removed(engine, box, path):
+async def test_the_top_directories_themselves_are_not_removed(engine, box, path):
     with pytest.raises(InvalidRequest):
         await engine.files.remove(box, path, recursive=True)
 
@@ -240,7 +240,7 @@ async def test_archives_go_both_ways(engine, box):
         assert any(m.name.endswith("sub/x.txt") for m in tar.getmembers())
 
 
-async def test_an_archive_that_climbs_out_is_refused(engine, box):
+async def test_an_archive_that_leads_outside_is_refused(engine, box):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("../../tmp/evil"))
@@ -289,7 +289,7 @@ with socket.create_server(("127.0.0.1", 8000)) as listener:
                 pass
 
 
-async def test_tools_have_bounds_of_their_own():
+async def test_agent_tools_have_their_own_limits():
     check_tool_write(10, 99, max_bytes=10, max_files=100)
     with pytest.raises(PayloadTooLarge) as refused:
         check_tool_write(11, 0, max_bytes=10, max_files=100)

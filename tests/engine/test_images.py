@@ -92,7 +92,7 @@ async def test_an_image_in_use_is_not_removed_and_its_sandboxes_are_named(world)
     assert os.listdir(world.layers.root / "layers") == []
 
 
-async def test_a_name_of_an_image_in_use_may_go_while_another_stays(world):
+async def test_one_of_two_names_of_an_image_in_use_can_be_removed(world):
     await world.bring("a")
     await world.engine.images.tag("a", "b")
     box = await world.engine.create(CreateRequest(image="a"))
@@ -102,7 +102,7 @@ async def test_a_name_of_an_image_in_use_may_go_while_another_stays(world):
 
 
 @pytest.mark.promise("P48")
-async def test_a_collection_never_takes_layers_of_a_running_sandbox(world):
+async def test_garbage_collection_never_removes_layers_of_a_running_sandbox(world):
     old = await world.bring("a")
     box = await world.engine.create(CreateRequest(image="a"))
     trees = (await world.library.resolve("a")).layers
@@ -116,7 +116,7 @@ async def test_a_collection_never_takes_layers_of_a_running_sandbox(world):
     assert there(trees) == [False] * 4
 
 
-async def test_a_removal_while_somebody_imports_gives_the_space_back_later(world):
+async def test_a_removal_during_an_import_frees_its_space_later(world):
     await world.bring("a")
     with world.layers.working():
         gone = await world.engine.images.remove("a")
@@ -127,7 +127,7 @@ async def test_a_removal_while_somebody_imports_gives_the_space_back_later(world
     assert len((await collecting).layers) == 3
 
 
-async def test_a_sandbox_whose_image_goes_between_name_and_row_is_refused_and_leaves_nothing(world):
+async def test_a_sandbox_whose_image_is_removed_during_create_is_refused_and_leaves_nothing(world):
     await world.bring("a")
     resolve = world.library.resolve
 
@@ -143,7 +143,7 @@ async def test_a_sandbox_whose_image_goes_between_name_and_row_is_refused_and_le
 
 
 @pytest.mark.promise("P48")
-async def test_creating_and_removing_at_once_ends_one_way_or_the_other(world):
+async def test_concurrent_create_and_remove_end_consistently(world):
     """Either the sandbox is there with all its layers, or the image is gone and nothing else."""
     outcomes = set()
     for round_ in range(24):
@@ -178,14 +178,14 @@ async def test_creating_and_removing_at_once_ends_one_way_or_the_other(world):
 
 
 @pytest.mark.promise("P52")
-async def test_the_environment_of_an_image_lies_below_the_callers(world):
+async def test_the_callers_environment_overrides_that_of_the_image(world):
     await world.bring("a", config={"Env": ["A=image", "B=image", "bad-name=x"]})
     box = await world.engine.create(CreateRequest(image="a", env={"A": "caller"}))
     result = await world.engine.exec(box.id, ExecRequest(command="echo $A $B"))
     assert result.stdout.split() == [b"caller", b"image"]
 
 
-async def test_an_engine_without_a_library_says_so():
+async def test_an_engine_without_an_image_store_refuses_image_requests():
     engine = Engine(
         backends={"unisolated": UnisolatedBackend()},
         default_backend="unisolated",
@@ -199,7 +199,7 @@ async def test_an_engine_without_a_library_says_so():
     await engine.aclose()
 
 
-async def test_a_collection_that_cannot_have_its_turn_is_busy(world):
+async def test_garbage_collection_that_cannot_get_the_lock_is_busy(world):
     await world.bring("a")
     with world.layers.working(), pytest.raises(Busy):
         await world.library.collect(in_use=set(), wait_s=0)

@@ -91,7 +91,7 @@ async def test_a_session_is_in_the_journal_before_the_ledger_and_runs_afterwards
     assert (row.labels, row.key_id, row.created_at) == ({"a": "1"}, "key_1", info.created_at)
 
 
-async def test_a_destroyed_session_says_so_to_its_tenant_and_to_nobody_else(kept):
+async def test_a_destroyed_session_is_reported_to_its_own_tenant_only(kept):
     info = await kept.engine.create(CreateRequest(tenant="acme"))
     await kept.engine.check_owner(info.id, "acme")
     await kept.engine.destroy(info.id)
@@ -110,7 +110,7 @@ async def test_a_destroyed_session_says_so_to_its_tenant_and_to_nobody_else(kept
 
 
 @pytest.mark.promise("P33")
-async def test_the_end_is_written_before_the_row_goes(kept):
+async def test_the_end_is_recorded_before_the_row_is_removed(kept):
     info = await kept.engine.create(CreateRequest())
     drop = kept.store.drop
     statuses: list[str] = []
@@ -137,7 +137,7 @@ async def test_a_create_that_fails_ends_in_the_journal_with_the_reason(kept):
 
 
 @pytest.mark.promise("P34")
-async def test_a_full_journal_lets_nothing_begin_and_nothing_stay():
+async def test_a_full_journal_starts_no_session_and_keeps_no_sandbox():
     journal: Any = FullJournal()
     world = World(journal=journal)
     for verb in ("begin", "runs"):
@@ -160,7 +160,7 @@ async def test_a_full_journal_lets_nothing_begin_and_nothing_stay():
     await world.engine.aclose()
 
 
-async def test_a_one_shot_is_a_session_that_was_destroyed_also_from_a_spare():
+async def test_a_one_shot_is_recorded_as_a_destroyed_session():
     journal = MemoryJournal()
     world = World(journal=journal, spares=True)
     for _ in range(3):
@@ -177,7 +177,7 @@ async def test_a_one_shot_is_a_session_that_was_destroyed_also_from_a_spare():
         assert (command.status, command.exit_code, command.tenant) == ("completed", 3, "acme")
 
 
-async def test_a_command_is_noted_when_it_begins_and_when_it_ends(kept):
+async def test_a_command_is_recorded_at_its_start_and_end(kept):
     engine, journal = kept.engine, kept.journal
     info = await engine.create(CreateRequest(tenant="acme"))
     running = asyncio.create_task(engine.exec(info.id, ExecRequest(f"{UNTIL_GO}; exit 4")))
@@ -201,7 +201,7 @@ async def test_a_command_is_noted_when_it_begins_and_when_it_ends(kept):
     assert (row.shell, row.stdout_bytes) == (None, 5005)
 
 
-async def test_what_could_not_be_run_is_no_command(kept):
+async def test_a_command_that_could_not_run_is_not_recorded(kept):
     info = await kept.engine.create(CreateRequest())
     with pytest.raises(CommandNotFound):
         await kept.engine.exec(info.id, ExecRequest(("no-such-program",)))
@@ -209,7 +209,7 @@ async def test_what_could_not_be_run_is_no_command(kept):
 
 
 @pytest.mark.promise("P32")
-async def test_a_background_command_is_followed_to_its_end(kept):
+async def test_a_background_command_is_recorded_until_its_end(kept):
     info = await kept.engine.create(CreateRequest())
     started = [
         await kept.engine.exec_start(
@@ -230,7 +230,7 @@ async def test_a_background_command_is_followed_to_its_end(kept):
 
 
 @pytest.mark.promise("P38")
-async def test_a_terminal_is_noted_when_it_begins_and_followed_to_its_end(kept):
+async def test_a_terminal_is_recorded_from_its_start_to_its_end(kept):
     info = await kept.engine.create(CreateRequest())
     command = ("sh", "-c", f"{UNTIL_GO}; exit 3")
     exec_id = await kept.engine.terminals.start(info.id, command=command)
@@ -246,7 +246,7 @@ async def test_a_terminal_is_noted_when_it_begins_and_followed_to_its_end(kept):
 
 
 @pytest.mark.promise("P32")
-async def test_a_command_whose_caller_left_is_followed_to_its_end(kept):
+async def test_a_command_whose_caller_disconnected_is_recorded_until_its_end(kept):
     info = await kept.engine.create(CreateRequest())
     waiting = asyncio.create_task(kept.engine.exec(info.id, ExecRequest(f"echo a; {UNTIL_GO}")))
     streamed = ExecRequest(("sh", "-c", f"echo b; {UNTIL_GO}"))
@@ -277,7 +277,7 @@ async def test_running_commands_of_a_session_that_ends_are_lost(kept):
     assert await kept.left() == ([], [])
 
 
-async def test_a_key_asked_again_is_the_same_command(kept):
+async def test_a_repeated_idempotency_key_is_recorded_as_one_command(kept):
     info = await kept.engine.create(CreateRequest())
     request = ExecRequest(("echo", "x"), idempotency_key="once")
     first = await kept.engine.exec(info.id, request)

@@ -119,7 +119,7 @@ async def opened(tmp_path):
 
 
 @pytest.mark.promise("P50")
-async def test_an_image_of_the_store_comes_before_the_backends_own(opened):
+async def test_a_stored_image_takes_precedence_over_the_backends_own(opened):
     world = opened("python:3.11-slim")
     the_id = await world.bring("python:3.11-slim")
     for name in ("python", "python:3.11-slim", the_id):
@@ -129,7 +129,7 @@ async def test_an_image_of_the_store_comes_before_the_backends_own(opened):
 
 
 @pytest.mark.promise("P50")
-async def test_what_the_store_has_not_is_looked_for_under_every_meaning_of_the_name(opened):
+async def test_an_image_missing_from_the_store_is_searched_in_the_backend_under_every_alias(opened):
     world = opened("python:3.11-slim", "alpine")
     image = await world.shown("python")
     assert (image.name, image.kind) == ("python:3.11-slim", "engine")
@@ -140,7 +140,7 @@ async def test_what_the_store_has_not_is_looked_for_under_every_meaning_of_the_n
 
 
 @pytest.mark.promise("P50")
-async def test_what_is_nowhere_is_said_of_both_places_with_a_way_out(opened):
+async def test_an_image_that_exists_nowhere_names_both_places_and_a_remedy(opened):
     world = opened()
     with pytest.raises(InvalidImage) as refused:
         await world.shown("python")
@@ -154,7 +154,7 @@ async def test_what_is_nowhere_is_said_of_both_places_with_a_way_out(opened):
 
 
 @pytest.mark.promise("P50")
-async def test_the_host_stands_in_for_nothing_here_and_elsewhere_as_ever(opened):
+async def test_the_host_image_is_no_fallback_on_a_backend_with_its_own_images(opened):
     world = opened()
     with pytest.raises(InvalidImage):
         await world.shown("bash")
@@ -164,7 +164,7 @@ async def test_the_host_stands_in_for_nothing_here_and_elsewhere_as_ever(opened)
 
 
 @pytest.mark.promise("P50")
-async def test_the_host_image_by_its_name_is_unsupported(opened):
+async def test_requesting_the_host_image_by_name_is_unsupported(opened):
     world = opened("host", aliases={"mine": "host"})
     for name in ("host", "mine"):
         with pytest.raises(UnsupportedByBackend) as refused:
@@ -173,7 +173,7 @@ async def test_the_host_image_by_its_name_is_unsupported(opened):
     assert world.keeper.sought == []
 
 
-async def test_who_names_no_image_gets_the_default_or_what_is_usual(opened):
+async def test_a_request_without_an_image_gets_the_default(opened):
     assert (await opened("ubuntu:22.04").shown()).name == "ubuntu:22.04"
     chosen = opened("ubuntu:22.04", "mine:2", policy=Policy(default_image="mine:2"))
     assert (await chosen.shown()).name == "mine:2"
@@ -195,7 +195,7 @@ async def test_a_one_shot_runs_on_the_image_of_its_runtime(opened):
 
 
 @pytest.mark.promise("P50")
-async def test_the_allow_list_holds_for_the_backends_images_too(opened):
+async def test_the_allow_list_applies_to_the_backends_images(opened):
     world = opened("python:latest", "python:3.11-slim", "evil:1", allowed=["python:3.11-slim"])
     with pytest.raises(PolicyDenied):
         await world.shown("evil:1")
@@ -212,7 +212,7 @@ async def test_the_operators_alias_hides_an_image_of_that_name(opened):
     assert (await world.shown("python")).name == "mine:1"
 
 
-async def test_the_store_fetches_only_what_the_backend_has_not_either(opened, monkeypatch):
+async def test_the_store_pulls_only_what_the_backend_does_not_have(opened, monkeypatch):
     world = opened("here:1", pull="missing")
     asked: list[str] = []
 
@@ -242,7 +242,7 @@ async def test_garbage_is_collected_while_a_sandbox_uses_an_image_of_the_backend
 
 
 @pytest.mark.promise("P48")
-async def test_an_image_of_the_store_stays_while_such_a_backend_uses_it(opened):
+async def test_a_stored_image_is_kept_while_a_backend_uses_it(opened):
     world = opened()
     the_id = await world.bring("a")
     info = await world.engine.create(CreateRequest(image="a"))
@@ -250,7 +250,7 @@ async def test_an_image_of_the_store_stays_while_such_a_backend_uses_it(opened):
     assert (image.id, image.used_by) == (the_id, (info.id,))
 
 
-async def test_steps_cannot_be_built_on_such_a_backend_and_nothing_is_made(opened):
+async def test_build_steps_are_refused_on_a_backend_with_its_own_images(opened):
     world = opened()
     await world.bring("a")
     image = await world.library.resolve("a")
@@ -260,7 +260,7 @@ async def test_steps_cannot_be_built_on_such_a_backend_and_nothing_is_made(opene
     assert world.keeper.shown == []
 
 
-async def test_a_backend_that_comes_later_keeps_images_only_if_it_is_said_to(tmp_path):
+async def test_a_backend_added_later_has_its_own_images_only_if_declared(tmp_path):
     opened: list[Keeper] = []
 
     def opener() -> Keeper:

@@ -36,13 +36,13 @@ async def test_code_runs_and_everything_is_gone(world):
     assert result.limits["max_artifact_bytes"] == 10_000_000
 
 
-async def test_a_failure_is_an_answer(world):
+async def test_failing_one_shot_code_is_a_result(world):
     result = await sh(world, "exit 3")
     assert (result.ok, result.exit_code) == (False, 3)
     assert result.error == "the code exited with status 3"
 
 
-async def test_a_timeout_is_an_answer(world):
+async def test_a_one_shot_timeout_is_a_result(world):
     result = await sh(world, "echo before; sleep 600", timeout_s=1)
     assert (result.ok, result.timed_out, result.stdout) == (False, True, b"before\n")
     assert result.why is not None
@@ -62,7 +62,7 @@ async def test_args_env_files_and_stdin_reach_the_code(world):
     assert result.stdout == b"one two words\nvalue\ntext\nraw\nstdin\n"
 
 
-async def test_every_file_is_there_when_the_code_begins(world):
+async def test_every_file_exists_when_the_code_starts(world):
     files = {f"f{i}": bytes(10) for i in range(200)}
     assert (await sh(world, "cat f199 | wc -c", files=files)).stdout.strip() == b"10"
     files = {"big": bytes(3_000_000)}
@@ -71,7 +71,7 @@ async def test_every_file_is_there_when_the_code_begins(world):
     assert (await sh(world, long)).stdout == b"long\n"
 
 
-async def test_code_that_does_not_fit_is_a_named_error(world):
+async def test_code_that_does_not_fit_the_workspace_is_a_typed_error(world):
     with pytest.raises(QuotaExceeded):
         await world.engine.run(
             RunRequest("#" * 2_000_000, runtime="sh", limits={"workspace_mb": 1})
@@ -79,7 +79,7 @@ async def test_code_that_does_not_fit_is_a_named_error(world):
     assert await world.left() == ([], [])
 
 
-async def test_artifacts_come_by_glob(world):
+async def test_artifacts_are_selected_by_glob(world):
     result = await sh(
         world,
         "mkdir -p out/deep; echo a > out/a.txt; echo b > out/deep/b.txt; echo c > c.log;"
@@ -92,12 +92,12 @@ async def test_artifacts_come_by_glob(world):
     )
 
 
-async def test_the_code_itself_is_no_artifact(world):
+async def test_the_code_itself_is_not_an_artifact(world):
     result = await sh(world, "echo a > a", artifacts=("*",))
     assert [one.path for one in result.artifacts] == ["a"]
 
 
-async def test_artifacts_over_a_cap_are_named_and_left_out(world, monkeypatch):
+async def test_artifacts_over_a_limit_are_named_and_left_out(world, monkeypatch):
     result = await sh(
         world,
         "echo small > a; yes | head -c 5000 > b",
@@ -118,19 +118,19 @@ async def test_artifacts_over_a_cap_are_named_and_left_out(world, monkeypatch):
     assert result.warnings == ("1 more artifacts were left out (at most 2)",)
 
 
-async def test_a_tree_too_large_to_match_is_told(world, monkeypatch):
+async def test_a_tree_too_large_to_match_is_reported(world, monkeypatch):
     monkeypatch.setattr(artifacts, "MAX_LISTED", 2)
     result = await sh(world, "for i in 1 2 3; do echo $i > $i; done", artifacts=("*",))
     assert [one.path for one in result.artifacts] == ["1", "2"]
     assert result.warnings == ("only the first 2 files were matched for artifacts",)
 
 
-async def test_artifacts_of_failed_code_are_still_given(world):
+async def test_artifacts_of_failed_code_are_returned(world):
     result = await sh(world, "echo a > a; exit 1", artifacts=("a",))
     assert (result.ok, len(result.artifacts)) == (False, 1)
 
 
-async def test_a_missing_interpreter_is_named_with_a_remedy(world):
+async def test_a_missing_interpreter_is_reported_with_a_remedy(world):
     with pytest.raises(CommandNotFound) as refused:
         await world.engine.run(RunRequest("1", runtime="node", env={"PATH": "/nowhere"}))
     assert "node" in refused.value.message
@@ -159,27 +159,27 @@ async def test_a_missing_interpreter_is_named_with_a_remedy(world):
         (RunRequest(7), InvalidRequest),  # type: ignore[arg-type]
     ],
 )
-async def test_bad_requests_are_refused_before_anything_is_made(world, request_, error):
+async def test_invalid_requests_are_refused_before_anything_is_created(world, request_, error):
     with pytest.raises(error) as refused:
         await world.engine.run(request_)
     assert refused.value.hint
     assert world.backend.created == 0
 
 
-async def test_code_too_large_names_the_limit_and_the_way_out(world):
+async def test_oversized_code_is_refused_with_the_limit_and_a_hint(world):
     with pytest.raises(PayloadTooLarge) as refused:
         await world.engine.run(RunRequest("x" * 50_000_000))
     assert "10000000" in refused.value.hint
     assert "file" in refused.value.hint
 
 
-async def test_an_unknown_runtime_offers_the_nearest(world):
+async def test_an_unknown_runtime_is_refused_with_the_nearest_name(world):
     with pytest.raises(InvalidRequest) as refused:
         await world.engine.run(RunRequest("x", runtime="pyhton"))
     assert refused.value.hint.startswith("did you mean python")
 
 
-async def test_a_run_that_is_cancelled_leaves_nothing(world):
+async def test_a_cancelled_one_shot_leaves_nothing(world):
     running = asyncio.create_task(world.engine.run(RunRequest("sleep 600", runtime="sh")))
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not (await world.left())[1]:
@@ -192,7 +192,7 @@ async def test_a_run_that_is_cancelled_leaves_nothing(world):
     assert await world.left() == ([], [])
 
 
-async def test_a_run_whose_sandbox_cannot_be_made_leaves_nothing(world):
+async def test_a_one_shot_whose_sandbox_cannot_be_created_leaves_nothing(world):
     async def fail() -> None:
         raise IsolationRefused("no")
 
@@ -202,7 +202,7 @@ async def test_a_run_whose_sandbox_cannot_be_made_leaves_nothing(world):
     assert await world.left() == ([], [])
 
 
-async def test_a_sandbox_that_dies_midway_is_an_answer(world):
+async def test_a_one_shot_whose_sandbox_dies_has_a_result(world):
     running = asyncio.create_task(
         world.engine.run(RunRequest("echo x; sleep 600", runtime="sh", artifacts=("*",)))
     )
@@ -227,7 +227,7 @@ async def test_a_sandbox_that_dies_midway_is_an_answer(world):
     assert await world.left() == ([], [])
 
 
-async def test_files_that_do_not_fit_are_a_named_error(world):
+async def test_files_that_do_not_fit_the_workspace_are_a_typed_error(world):
     files = {"a": bytes(2**20), "b": bytes(2**20)}
     with pytest.raises(QuotaExceeded):
         await world.engine.run(
@@ -236,7 +236,7 @@ async def test_files_that_do_not_fit_are_a_named_error(world):
     assert await world.left() == ([], [])
 
 
-async def test_runs_side_by_side_do_not_meet(world):
+async def test_parallel_one_shots_are_isolated_from_each_other(world):
     results = await asyncio.gather(
         *(world.engine.run(RunRequest(f"echo {i} > x; cat x", runtime="sh")) for i in range(20))
     )

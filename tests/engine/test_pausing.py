@@ -31,7 +31,7 @@ async def paused(world, box):
     return box
 
 
-def test_a_paused_sandbox_may_run_again_or_end():
+def test_a_paused_sandbox_can_be_resumed_or_destroyed():
     assert {s for s in State if may_move(State.PAUSED, s)} == {
         State.RUNNING,
         State.DESTROYING,
@@ -42,7 +42,7 @@ def test_a_paused_sandbox_may_run_again_or_end():
 
 
 @pytest.mark.promise("P05")
-async def test_a_backend_that_cannot_pause_says_so_and_nothing_changes(world, engine, box):
+async def test_a_backend_that_cannot_pause_refuses_and_changes_nothing(world, engine, box):
     for verb in (engine.pause, engine.resume, engine.reclaim):
         with pytest.raises(UnsupportedByBackend) as refused:
             await verb(box)
@@ -74,7 +74,7 @@ async def test_work_on_a_paused_sandbox_is_a_conflict_with_a_hint(engine, paused
         assert "resume" in refused.value.hint
 
 
-async def test_a_connection_that_is_still_open_is_no_way_around(world, engine, box):
+async def test_an_open_connection_does_not_bypass_a_pause(world, engine, box):
     """Pausing closes every connection; whoever had one meets the row when dialling anew."""
     assert (await engine.exec(box, ExecRequest("echo ok"))).stdout == b"ok\n"
     row = await world.store.get(box)
@@ -88,20 +88,20 @@ async def test_a_connection_that_is_still_open_is_no_way_around(world, engine, b
     assert (await engine.exec(box, ExecRequest("echo ok"))).stdout == b"ok\n"
 
 
-async def test_figures_of_a_paused_sandbox_come_from_outside(engine, paused):
+async def test_stats_of_a_paused_sandbox_come_from_the_host(engine, paused):
     found = await engine.stats(paused)
     assert found.usage == await engine.usage(paused)
     assert (found.processes, found.running, found.shells, found.connections) == (None,) * 4
     assert found.disk == ()
 
 
-async def test_it_is_listed_as_paused_and_ends_only_by_its_lifetime(engine, paused):
+async def test_a_paused_sandbox_is_listed_as_paused_and_ends_only_at_its_lifetime(engine, paused):
     info = await engine.get(paused)
     assert [one.status for one in await engine.list()] == [info.status] == ["paused"]
     assert info.expires_at == pytest.approx(info.created_at + info.lifetime_s, abs=2)
 
 
-async def test_its_key_still_finds_it(world):
+async def test_the_session_key_still_finds_a_paused_sandbox(world):
     info = await world.engine.create(CreateRequest(session_key="k"))
     row = await world.store.get(info.id)
     await world.store.put(replace(row, state=State.PAUSED))
@@ -109,7 +109,7 @@ async def test_its_key_still_finds_it(world):
     assert (again.id, again.created, again.status) == (info.id, False, "paused")
 
 
-async def test_the_reaper_leaves_it_and_takes_it_at_the_end_of_its_lifetime(world, engine, paused):
+async def test_the_reaper_keeps_a_paused_sandbox_until_its_lifetime_ends(world, engine, paused):
     assert await engine.sweep() == Swept()
     row = await world.store.get(paused)
     world.clock.ahead_s = row.lifetime_s - 1
@@ -119,7 +119,7 @@ async def test_the_reaper_leaves_it_and_takes_it_at_the_end_of_its_lifetime(worl
     assert await world.left() == ([], [])
 
 
-async def test_a_running_sandbox_is_given_time_to_end_itself(world, engine, box):
+async def test_the_reaper_gives_a_running_sandbox_time_to_end_itself(world, engine, box):
     row = await world.store.get(box)
     world.clock.ahead_s = row.lifetime_s + 1
     assert await engine.sweep() == Swept()
@@ -143,7 +143,7 @@ async def test_a_paused_sandbox_whose_cell_died_is_lost(world, engine, paused):
     assert (await engine.get(paused)).status == "lost"
 
 
-async def test_to_be_measured_is_no_activity(world):
+async def test_measuring_does_not_count_as_activity(world):
     engine = world.engine
     info = await engine.create(CreateRequest(ttl_s=60))
     world.clock.ahead_s = 30
@@ -162,7 +162,7 @@ async def test_usage_opens_no_connection(world, box):
     await other.aclose()
 
 
-def test_rest_is_noticed_by_the_kernels_count_once_for_each_rest():
+def test_idleness_is_detected_by_the_kernels_counters_once_per_idle_period():
     rest = _Rest(10.0)
     assert not rest.due("a", 1_000_000, 0.0)
     assert not rest.due("a", 1_000_500, 9.0)
@@ -174,7 +174,7 @@ def test_rest_is_noticed_by_the_kernels_count_once_for_each_rest():
     assert rest.due("a", 1_501_000, 41.5)
 
 
-def test_rest_is_never_claimed_where_nobody_counts_or_nobody_asked():
+def test_idleness_is_not_reported_without_counters_or_without_the_setting():
     assert not _Rest(None).wanted
     rest = _Rest(1.0)
     assert not rest.due("a", None, 0.0)

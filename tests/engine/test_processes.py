@@ -77,7 +77,7 @@ async def test_a_key_left_by_a_crash_is_free_without_a_sweep(tmp_path):
 
 
 @pytest.mark.promise("P16")
-async def test_a_hundred_creates_in_four_processes_make_one_sandbox(tmp_path):
+async def test_a_hundred_creates_in_four_processes_create_one_sandbox(tmp_path):
     answers = await asyncio.gather(*(act("key", tmp_path) for _ in range(4)))
     assert [code for code, _ in answers] == [0, 0, 0, 0]
     assert len({text for _, text in answers}) == 1
@@ -85,7 +85,7 @@ async def test_a_hundred_creates_in_four_processes_make_one_sandbox(tmp_path):
     assert (len(rows), len(cells)) == (1, 1)
 
 
-async def test_processes_that_create_sweep_and_destroy_at_once_do_not_meet(tmp_path):
+async def test_processes_that_create_sweep_and_destroy_concurrently_do_not_interfere(tmp_path):
     answers = await asyncio.gather(*(act("churn", tmp_path) for _ in range(4)))
     assert [code for code, _ in answers] == [0, 0, 0, 0]
     assert litter(tmp_path) == ([], [])

@@ -25,7 +25,7 @@ RACES = 10_000 if os.environ.get("SANDKASTEN_LONG") == "1" else 200
 
 
 @pytest.mark.promise("P16")
-async def test_a_hundred_opens_of_one_key_make_one_sandbox(tmp_path):
+async def test_a_hundred_opens_of_one_key_create_one_sandbox(tmp_path):
     world = World(store=DirectoryStore(tmp_path), journal=MemoryJournal())
     engines = [world.engine, *(world.another() for _ in range(3))]
     request = CreateRequest(session_key="workflow:1:main", tenant="acme")
@@ -46,7 +46,7 @@ async def lease(engine, the_id: str, idle_s: float) -> None:
 
 
 @pytest.mark.promise("P30")
-async def test_a_command_meets_a_lease_that_ends_and_runs_whole_or_not_at_all():
+async def test_a_command_at_the_end_of_the_lease_runs_completely_or_not_at_all():
     """`RACES` times a command comes at about the moment the idle time is over."""
     world = World(journal=MemoryJournal())
     await world.engine.recover()
@@ -160,7 +160,7 @@ async def _lived(idle_s: float) -> bool:
     return not late
 
 
-async def test_running_work_outlives_any_idle_time():
+async def test_running_work_prevents_the_idle_timeout():
     world = World(journal=MemoryJournal())
     await world.engine.recover()
     info = await world.engine.create(CreateRequest())

@@ -28,7 +28,7 @@ async def row(world, the_id):
     return found
 
 
-async def test_a_living_sandbox_is_left_alone(world, box):
+async def test_a_live_sandbox_is_kept(world, box):
     assert await world.engine.sweep() == Swept()
     other = world.another()
     assert await other.sweep() == Swept()
@@ -42,7 +42,7 @@ async def test_a_half_destroyed_sandbox_is_finished(world, box):
     assert await world.left() == ([], [])
 
 
-async def test_a_half_made_sandbox_of_a_dead_process_is_removed(world, box):
+async def test_a_half_created_sandbox_of_a_dead_process_is_removed(world, box):
     creating = replace(await row(world, box), state=State.CREATING, owner_start=1)
     await world.store.put(creating)
     assert await world.engine.sweep() == Swept(finished=(box,))
@@ -58,7 +58,7 @@ async def test_a_row_without_a_resource_is_dropped(world):
     assert await world.left() == ([], [])
 
 
-async def test_a_sandbox_somebody_is_making_is_left_alone(world):
+async def test_a_sandbox_that_is_being_created_is_kept(world):
     reached, go = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -80,7 +80,7 @@ async def test_a_sandbox_somebody_is_making_is_left_alone(world):
     assert (await world.engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
 
 
-async def test_what_a_backend_holds_without_a_row_is_removed(world, box):
+async def test_a_cell_without_a_row_is_removed(world, box):
     orphan = new_sandbox_id()
     await world.backend.real.create(orphan, CellSpec(image=Image("host")))
     assert await world.engine.sweep() == Swept(orphans=(orphan,))
@@ -116,7 +116,7 @@ async def test_a_sandbox_past_its_lifetime_is_expired_and_one_before_is_not(worl
     assert await world.left() == ([long.id], [long.id])
 
 
-async def test_a_damaged_row_and_its_sandbox_go(tmp_path):
+async def test_a_damaged_row_and_its_sandbox_are_removed(tmp_path):
     world = World(store=DirectoryStore(tmp_path))
     info = await world.engine.create(CreateRequest())
     (tmp_path / "rows" / f"{info.id}.json").write_text("{")
@@ -126,7 +126,7 @@ async def test_a_damaged_row_and_its_sandbox_go(tmp_path):
     await world.engine.aclose()
 
 
-async def test_one_that_cannot_be_removed_is_tried_again(world, box):
+async def test_a_failed_removal_is_retried(world, box):
     async def fail() -> None:
         raise BackendUnavailable("no")
 
@@ -138,7 +138,7 @@ async def test_one_that_cannot_be_removed_is_tried_again(world, box):
     assert await world.engine.sweep() == Swept(finished=(box,))
 
 
-async def test_a_backend_that_does_not_answer_stops_nothing_else(world, box):
+async def test_a_backend_that_does_not_answer_does_not_stop_the_sweep(world, box):
     async def fail() -> None:
         raise BackendUnavailable("no")
 
@@ -148,7 +148,7 @@ async def test_a_backend_that_does_not_answer_stops_nothing_else(world, box):
     assert "reaper.backend_silent" in world.events.names()
 
 
-async def test_rows_of_a_backend_not_configured_here_are_left_alone(world, box):
+async def test_rows_of_an_unconfigured_backend_are_kept(world, box):
     stranger = replace(await row(world, box), id=new_sandbox_id(), backend="docker")
     await world.store.put(replace(stranger, state=State.DESTROYING))
     assert await world.engine.sweep() == Swept()
@@ -198,7 +198,7 @@ async def test_a_short_lived_engine_sweeps_on_its_way_out(world, box):
     assert await world.left() == ([], [])
 
 
-async def test_a_sweep_in_the_background_needs_nobody(world, box):
+async def test_a_background_sweep_needs_no_caller(world, box):
     await world.store.put(replace(await row(world, box), state=State.DESTROYING))
     other = world.another()
     other.sweep_soon(0)
@@ -209,7 +209,7 @@ async def test_a_sweep_in_the_background_needs_nobody(world, box):
     await other.aclose()
 
 
-async def test_an_owner_is_known_by_more_than_its_pid(world, box):
+async def test_an_owner_is_identified_by_more_than_its_pid(world, box):
     ours = await row(world, box)
     assert (ours.owner_pid, ours.owner_start) == (this_process().pid, this_process().start)
     assert not owner_gone(ours)

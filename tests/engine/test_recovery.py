@@ -35,11 +35,11 @@ async def after(kept):
     await one.aclose()
 
 
-async def test_nothing_left_is_nothing_done(after):
+async def test_recovery_without_leftovers_does_nothing(after):
     assert await after.recover() == Recovered()
 
 
-async def test_a_living_session_is_kept_with_its_shell(kept, after):
+async def test_a_live_session_is_recovered_with_its_shell(kept, after):
     info = await kept.engine.create(CreateRequest())
     await kept.engine.exec(info.id, ExecRequest("cd /tmp; X=1"))
     assert await after.recover() == Recovered(kept=1)
@@ -47,7 +47,7 @@ async def test_a_living_session_is_kept_with_its_shell(kept, after):
     assert (await kept.journal.session(info.id)).status == "running"
 
 
-async def test_one_that_ran_before_anybody_could_say_so_is_kept(kept, after):
+async def test_a_session_that_ran_before_it_was_recorded_as_running_is_kept(kept, after):
     info = await kept.engine.create(CreateRequest())
     known = await kept.journal.session(info.id)
     await kept.journal.begin_session(replace(known, status="creating"))
@@ -55,7 +55,7 @@ async def test_one_that_ran_before_anybody_could_say_so_is_kept(kept, after):
     assert (await kept.journal.session(info.id)).status == "running"
 
 
-async def test_a_sandbox_the_journal_does_not_know_is_adopted(kept, after):
+async def test_a_sandbox_unknown_to_the_journal_is_adopted(kept, after):
     kept.journal, journal = None, kept.journal
     embedded = kept.another()
     info = await embedded.create(CreateRequest(labels={"a": "1"}, session_key="k"))
@@ -69,7 +69,7 @@ async def test_a_sandbox_the_journal_does_not_know_is_adopted(kept, after):
 @pytest.mark.parametrize(
     ("state", "status"), [(State.CREATING, "crashed"), (State.DESTROYING, "destroyed")]
 )
-async def test_what_a_dead_process_left_half_done_is_finished(kept, after, state, status):
+async def test_a_half_done_operation_of_a_dead_process_is_finished(kept, after, state, status):
     info = await kept.engine.create(CreateRequest())
     await kept.store.put(replace(await row(kept, info.id), state=state, owner_start=1))
     assert await after.recover() == Recovered(finished=1)
@@ -77,14 +77,14 @@ async def test_what_a_dead_process_left_half_done_is_finished(kept, after, state
     assert await kept.left() == ([], [])
 
 
-async def test_what_a_living_process_is_making_is_left_to_it(kept, after):
+async def test_a_sandbox_being_created_by_a_live_process_is_not_touched(kept, after):
     info = await kept.engine.create(CreateRequest())
     await kept.store.put(replace(await row(kept, info.id), state=State.CREATING))
     assert await after.recover() == Recovered()
     assert await kept.left() == ([info.id], [info.id])
 
 
-async def test_a_dead_cell_has_crashed_and_its_leftovers_go(kept, after):
+async def test_a_dead_cell_is_crashed_and_its_leftovers_are_removed(kept, after):
     info = await kept.engine.create(CreateRequest())
     started = await kept.engine.exec_start(info.id, ExecRequest(("sleep", "60")))
     await kept.engine.aclose()
@@ -99,7 +99,7 @@ async def test_a_dead_cell_has_crashed_and_its_leftovers_go(kept, after):
     assert "killed" in str(gone.value.details["reason"])
 
 
-async def test_a_lease_that_ran_out_meanwhile_is_no_crash(kept, after):
+async def test_a_lease_that_ran_out_meanwhile_is_an_expiry(kept, after):
     info = await kept.engine.create(CreateRequest(ttl_s=60))
     await kept.engine.aclose()
     await kept.backend.cells[info.id].real.crash()
@@ -123,7 +123,7 @@ async def test_after_a_restart_of_the_machine_everything_is_lost(kept, after):
         assert (found.status, found.reason) == ("lost", "the machine was restarted")
 
 
-async def test_a_session_without_a_row_has_crashed(kept, after):
+async def test_a_session_without_a_row_is_crashed(kept, after):
     info = await kept.engine.create(CreateRequest())
     known = await kept.journal.session(info.id)
     begun = replace(known, id=new_sandbox_id(), status="creating")
@@ -135,13 +135,13 @@ async def test_a_session_without_a_row_has_crashed(kept, after):
     assert (await kept.journal.session(vanished.id)).status == "crashed"
 
 
-async def test_what_the_backend_holds_for_nobody_is_removed(kept, after):
+async def test_a_cell_without_an_owner_is_removed(kept, after):
     await kept.backend.real.create(new_sandbox_id(), CellSpec(image=Image("host")))
     assert await after.recover() == Recovered(removed=1)
     assert await kept.left() == ([], [])
 
 
-async def test_a_row_that_should_have_gone_with_its_session_goes(kept, after):
+async def test_the_row_of_an_ended_session_is_removed(kept, after):
     info = await kept.engine.create(CreateRequest())
     await kept.journal.end_session(info.id, "destroyed", 1.0)
     await kept.store.put(replace(await row(kept, info.id), state=State.DESTROYING))
@@ -150,7 +150,7 @@ async def test_a_row_that_should_have_gone_with_its_session_goes(kept, after):
 
 
 @pytest.mark.promise("P32")
-async def test_running_commands_are_followed_again_and_nothing_of_them_is_lost(kept, after):
+async def test_running_commands_are_followed_again_without_losing_output(kept, after):
     info = await kept.engine.create(CreateRequest())
     started = await kept.engine.exec_start(
         info.id, ExecRequest(("sh", "-c", f"echo a; {UNTIL_GO}; echo b; exit 5"))
@@ -180,7 +180,7 @@ async def test_running_commands_are_followed_again_and_nothing_of_them_is_lost(k
     assert (await after.exec_get(info.id, started.exec_id)).stdout == b"a\nb\n"
 
 
-async def test_fifty_sessions_are_recovered_at_once(kept, after):
+async def test_fifty_sessions_are_recovered_concurrently(kept, after):
     await asyncio.gather(*(kept.engine.create(CreateRequest()) for _ in range(50)))
     await kept.engine.aclose()
     waiting, enough = 0, asyncio.Event()
@@ -196,7 +196,7 @@ async def test_fifty_sessions_are_recovered_at_once(kept, after):
     assert await after.recover() == Recovered(kept=50)
 
 
-async def test_one_that_cannot_be_reached_stops_nobody_else(kept, after):
+async def test_an_unreachable_sandbox_does_not_stop_the_recovery_of_others(kept, after):
     infos = [await kept.engine.create(CreateRequest()) for _ in range(2)]
     stranger = replace(await row(kept, infos[0].id), id=new_sandbox_id(), backend="docker")
     await kept.store.put(stranger)

@@ -32,7 +32,7 @@ from tests.engine.injections import World
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_was_asked_for_is_what_is_described(engine):
+async def test_a_sandbox_is_described_as_requested(engine):
     info = await engine.create(
         CreateRequest(
             ttl_s=60,
@@ -69,7 +69,7 @@ async def test_the_environment_of_a_sandbox_is_the_operators_then_the_callers():
 
 
 @pytest.mark.promise("P27")
-async def test_nobody_gets_more_than_the_operators_ceiling():
+async def test_no_request_gets_more_than_the_operators_maximum():
     world = World(policy=Policy(ceiling={"mem_limit_mb": 256, "max_stdout_bytes": 1000}))
     with pytest.raises(PolicyDenied) as refused:
         await world.engine.create(CreateRequest(limits={"memory_mb": 257}))
@@ -81,7 +81,7 @@ async def test_nobody_gets_more_than_the_operators_ceiling():
     await world.engine.aclose()
 
 
-async def test_an_alias_is_warned_of_and_a_default_is_not(engine):
+async def test_an_alias_causes_a_warning_and_the_default_does_not(engine):
     named = await engine.create(CreateRequest(image="bash"))
     assert named.warnings == ("alias bash (ubuntu:22.04) answered by the host image",)
     silent = await engine.create(CreateRequest())
@@ -91,7 +91,7 @@ async def test_an_alias_is_warned_of_and_a_default_is_not(engine):
     await world.engine.aclose()
 
 
-async def test_an_allow_list_without_the_default_image_means_the_one_it_holds():
+async def test_an_allow_list_with_one_image_makes_it_the_default():
     world = World(allowed=["python:3.11-slim", "ubuntu:22.04"])
     info = await world.engine.create(CreateRequest())
     assert (info.image, info.warnings) == ("host", ())
@@ -121,7 +121,7 @@ async def test_an_allow_list_without_the_default_image_means_the_one_it_holds():
         (CreateRequest(session_key="\n"), InvalidRequest),
     ],
 )
-async def test_a_request_that_cannot_be_is_refused_before_anything_is_made(world, request_, error):
+async def test_an_invalid_request_is_refused_before_anything_is_created(world, request_, error):
     with pytest.raises(error) as refused:
         await world.engine.create(request_)
     assert refused.value.hint
@@ -129,7 +129,7 @@ async def test_a_request_that_cannot_be_is_refused_before_anything_is_made(world
     assert await world.left() == ([], [])
 
 
-async def test_destroy_removes_everything_and_then_knows_nothing(world, box):
+async def test_destroy_removes_everything_and_the_sandbox_is_unknown_afterwards(world, box):
     await world.engine.destroy(box)
     assert await world.left() == ([], [])
     for call in (world.engine.destroy(box), world.engine.get(box)):
@@ -140,7 +140,7 @@ async def test_destroy_removes_everything_and_then_knows_nothing(world, box):
 
 
 @pytest.mark.parametrize("text", ["", "../x", "sbx_", "sbx_" + "0" * 16, "a;rm", "x" * 10_000])
-async def test_an_id_that_names_nothing_is_not_found(engine, text):
+async def test_an_unknown_id_is_not_found(engine, text):
     for call in (engine.get(text), engine.destroy(text), engine.exec(text, ExecRequest("true"))):
         with pytest.raises(SessionNotFound):
             await call
@@ -159,7 +159,7 @@ async def test_the_row_is_written_before_the_resource(world):
     assert seen == [(info.id, State.CREATING)]
 
 
-async def test_the_row_goes_after_the_resource(world, box):
+async def test_the_row_is_removed_after_the_resource(world, box):
     seen: list[str] = []
 
     async def look() -> None:
@@ -171,7 +171,7 @@ async def test_the_row_goes_after_the_resource(world, box):
 
 
 @pytest.mark.parametrize("where", ["before_create", "after_create", "before_dial"])
-async def test_a_create_that_fails_leaves_nothing(world, where):
+async def test_a_failed_create_leaves_nothing(world, where):
     async def fail() -> None:
         raise IsolationRefused("no", hint="try")
 
@@ -183,7 +183,7 @@ async def test_a_create_that_fails_leaves_nothing(world, where):
 
 
 @pytest.mark.parametrize("where", ["before_create", "after_create", "before_dial"])
-async def test_a_create_that_is_cancelled_leaves_nothing(world, where):
+async def test_a_cancelled_create_leaves_nothing(world, where):
     reached = asyncio.Event()
 
     async def hang() -> None:
@@ -200,7 +200,7 @@ async def test_a_create_that_is_cancelled_leaves_nothing(world, where):
     assert await world.left() == ([], [])
 
 
-async def test_a_create_that_hangs_is_given_up(world, monkeypatch):
+async def test_a_hanging_create_times_out(world, monkeypatch):
     monkeypatch.setattr(sandboxes, "CREATE_TIMEOUT_S", 0.05)
 
     async def hang() -> None:
@@ -212,7 +212,7 @@ async def test_a_create_that_hangs_is_given_up(world, monkeypatch):
     assert await world.left() == ([], [])
 
 
-async def test_a_clean_up_that_hangs_is_marked_and_finished_later(world, monkeypatch):
+async def test_a_hanging_clean_up_is_marked_and_finished_later(world, monkeypatch):
     monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.05)
     gate = world.backend.gate
 
@@ -234,7 +234,7 @@ async def test_a_clean_up_that_hangs_is_marked_and_finished_later(world, monkeyp
     assert await world.left() == ([], [])
 
 
-async def test_a_destroy_that_hangs_is_an_error_and_finished_later(world, box, monkeypatch):
+async def test_a_hanging_destroy_is_an_error_and_finished_later(world, box, monkeypatch):
     monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.05)
 
     async def hang() -> None:
@@ -250,7 +250,7 @@ async def test_a_destroy_that_hangs_is_an_error_and_finished_later(world, box, m
     assert await world.left() == ([], [])
 
 
-async def test_a_destroy_that_is_cancelled_is_finished_all_the_same(world, box):
+async def test_a_cancelled_destroy_is_finished(world, box):
     reached, go = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -271,7 +271,7 @@ async def test_a_destroy_that_is_cancelled_is_finished_all_the_same(world, box):
     assert await world.left() == ([], [])
 
 
-async def test_a_store_that_fails_after_the_resource_was_made_leaves_nothing(world):
+async def test_a_store_failure_after_the_resource_was_created_leaves_nothing(world):
     real_put, puts = world.store.put, 0
 
     async def put(record) -> None:
@@ -305,7 +305,7 @@ async def test_one_key_names_one_sandbox(engine):
     assert again.session_key == "k"
 
 
-async def test_a_hundred_creates_with_one_key_make_one_sandbox(world):
+async def test_a_hundred_creates_with_one_key_create_one_sandbox(world):
     infos = await asyncio.gather(
         *(world.engine.create(CreateRequest(session_key="k")) for _ in range(100))
     )
@@ -325,7 +325,7 @@ async def test_two_engines_on_one_ledger_share_a_key(tmp_path):
     await other.aclose()
 
 
-async def test_a_key_whose_sandbox_died_names_a_new_one(world):
+async def test_a_key_whose_sandbox_died_gets_a_new_one(world):
     first = await world.engine.create(CreateRequest(session_key="k"))
     await world.backend.cells[first.id].real.crash()
     second = await world.engine.create(CreateRequest(session_key="k"))
@@ -344,7 +344,7 @@ async def test_a_key_is_free_again_after_a_failed_create(world):
     assert (await world.engine.create(CreateRequest(session_key="k"))).created
 
 
-async def test_another_kind_under_a_taken_key_is_a_conflict(world, monkeypatch):
+async def test_a_different_request_under_a_used_key_is_a_conflict(world, monkeypatch):
     await world.engine.create(CreateRequest(session_key="k"))
     await world.engine.create(CreateRequest(session_key="k", image="bash"))
     (row,) = await world.store.list()
@@ -356,7 +356,7 @@ async def test_another_kind_under_a_taken_key_is_a_conflict(world, monkeypatch):
     assert "image other" in refused.value.message
 
 
-async def test_another_engine_goes_on_in_the_same_shell(world, box):
+async def test_another_engine_continues_in_the_same_shell(world, box):
     await world.engine.exec(box, ExecRequest("cd /tmp && export A=7"))
     other = world.another()
     result = await other.exec(box, ExecRequest("echo $A; pwd"))
@@ -365,7 +365,7 @@ async def test_another_engine_goes_on_in_the_same_shell(world, box):
     await other.aclose()
 
 
-async def test_destroyed_by_another_is_not_found_here(world, box):
+async def test_a_sandbox_destroyed_by_another_process_is_not_found(world, box):
     await world.engine.exec(box, ExecRequest("true"))
     other = world.another()
     await other.destroy(box)
@@ -384,7 +384,7 @@ async def test_a_dead_sandbox_is_lost_in_every_answer(world, box):
     assert await world.left() == ([], [])
 
 
-async def test_a_sandbox_that_outlived_its_lease_has_expired(world):
+async def test_a_sandbox_past_its_lease_is_expired(world):
     info = await world.engine.create(CreateRequest(ttl_s=60))
     await world.backend.cells[info.id].real.crash()
     world.clock.ahead_s = 61
@@ -399,7 +399,7 @@ async def test_a_sandbox_that_outlived_its_lease_has_expired(world):
         await world.engine.exec(info.id, ExecRequest("true"))
 
 
-async def test_one_that_is_being_made_is_busy_and_not_lost(world):
+async def test_a_sandbox_that_is_being_created_is_busy_and_not_lost(world):
     reached, go = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -417,13 +417,13 @@ async def test_one_that_is_being_made_is_busy_and_not_lost(world):
     assert (await creating).id == row.id
 
 
-async def test_the_runner_is_told_when_to_end(world, monkeypatch):
+async def test_the_runner_gets_its_lease(world, monkeypatch):
     info = await world.engine.create(CreateRequest(ttl_s=1, lifetime_s=1))
     await world.backend.cells[info.id].real.ended()
     assert (await world.engine.get(info.id)).status == "lost"
 
 
-async def test_events_tell_what_happened(world, box):
+async def test_events_describe_the_lifecycle(world, box):
     await world.engine.destroy(box)
     assert world.events.names() == ["sandbox.created", "sandbox.destroyed"]
     fields = world.events.seen[0][1]

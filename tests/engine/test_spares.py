@@ -59,14 +59,14 @@ async def spare_of(world: World) -> str:
     return one
 
 
-async def test_one_run_alone_keeps_nothing_ready(world):
+async def test_a_single_run_keeps_no_warm_sandbox(world):
     await sh(world)
     await asyncio.sleep(0.05)
     assert await world.left() == ([], [])
 
 
 @pytest.mark.promise("P17")
-async def test_after_two_of_a_kind_the_next_finds_its_sandbox_ready(world):
+async def test_after_two_equal_runs_the_next_finds_a_warm_sandbox(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -78,7 +78,7 @@ async def test_after_two_of_a_kind_the_next_finds_its_sandbox_ready(world):
     assert await spare_of(world) != spare
 
 
-async def test_a_claimed_spare_is_described_as_the_sandbox_of_its_run(world):
+async def test_a_claimed_warm_sandbox_is_described_as_that_of_its_run(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -93,7 +93,7 @@ async def test_a_claimed_spare_is_described_as_the_sandbox_of_its_run(world):
         await running
 
 
-async def test_the_lease_of_a_claimed_spare_is_that_of_its_run(world, monkeypatch):
+async def test_a_claimed_warm_sandbox_has_the_lease_of_its_run(world, monkeypatch):
     monkeypatch.setattr(warm_pool, "LEASE_S", 1.0)
     await sh(world)
     await sh(world)
@@ -102,7 +102,7 @@ async def test_the_lease_of_a_claimed_spare_is_that_of_its_run(world, monkeypatc
     assert (result.sandbox_id, result.stdout) == (spare, b"lived\n")
 
 
-async def test_two_runs_far_apart_keep_nothing_ready(world):
+async def test_two_runs_far_apart_keep_no_warm_sandbox(world):
     await sh(world)
     world.clock.ahead_s += warm_pool.HOT_S + 1
     await sh(world)
@@ -111,7 +111,7 @@ async def test_two_runs_far_apart_keep_nothing_ready(world):
 
 
 @pytest.mark.promise("P17")
-async def test_fifty_at_once_never_share_one(world):
+async def test_fifty_concurrent_runs_never_share_a_warm_sandbox(world):
     await sh(world)
     await sh(world)
     for _ in range(3):
@@ -127,7 +127,7 @@ async def test_fifty_at_once_never_share_one(world):
     assert world.events.names().count("sandbox.claimed") >= 3
 
 
-async def test_nothing_of_one_run_is_there_for_the_next(world):
+async def test_nothing_of_one_run_reaches_the_next(world):
     code = "cat a /tmp/b ~/c; echo $LEFT; echo x > a; echo y > /tmp/b; echo z > ~/c; export LEFT=1"
     for _ in range(5):
         assert (await sh(world, code)).stdout == b"\n"
@@ -135,7 +135,7 @@ async def test_nothing_of_one_run_is_there_for_the_next(world):
 
 
 @pytest.mark.promise("P17")
-async def test_another_environment_or_limit_does_not_get_it(world):
+async def test_a_run_with_another_environment_or_limit_does_not_get_the_warm_sandbox(world):
     await sh(world, env={"A": "1"})
     await sh(world, env={"A": "1"})
     spare = await spare_of(world)
@@ -153,7 +153,7 @@ async def test_another_environment_or_limit_does_not_get_it(world):
 
 
 @pytest.mark.promise("P17")
-async def test_a_named_workspace_is_never_kept_ready(world):
+async def test_a_run_with_a_named_workspace_keeps_no_warm_sandbox(world):
     for _ in range(3):
         await sh(world, workspace_id="kept")
     await asyncio.sleep(0.05)
@@ -162,7 +162,7 @@ async def test_a_named_workspace_is_never_kept_ready(world):
 
 
 @pytest.mark.promise("P17")
-async def test_a_spare_belongs_to_nobody_and_can_be_removed(world):
+async def test_a_warm_sandbox_is_unlisted_and_can_be_removed(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -183,7 +183,7 @@ async def test_a_spare_belongs_to_nobody_and_can_be_removed(world):
     assert world.engine._handles.peek(spare) is None
 
 
-async def test_who_was_refused_a_spare_can_use_it_once_it_is_claimed(world):
+async def test_a_warm_sandbox_can_be_used_by_its_id_once_it_is_claimed(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -200,7 +200,7 @@ async def test_who_was_refused_a_spare_can_use_it_once_it_is_claimed(world):
     await other.aclose()
 
 
-async def test_a_spare_that_somebody_is_removing_is_not_claimed(world):
+async def test_a_warm_sandbox_that_is_being_removed_is_not_claimed(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -213,7 +213,7 @@ async def test_a_spare_that_somebody_is_removing_is_not_claimed(world):
 
 
 @pytest.mark.promise("P17")
-async def test_a_spare_that_was_killed_is_replaced_unnoticed(world):
+async def test_a_killed_warm_sandbox_is_replaced_silently(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -226,7 +226,7 @@ async def test_a_spare_that_was_killed_is_replaced_unnoticed(world):
 
 
 @pytest.mark.promise("P17")
-async def test_a_spare_that_dies_while_it_is_claimed_is_replaced_unnoticed(world, monkeypatch):
+async def test_a_warm_sandbox_that_dies_during_its_claim_is_replaced_silently(world, monkeypatch):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -243,7 +243,7 @@ async def test_a_spare_that_dies_while_it_is_claimed_is_replaced_unnoticed(world
     assert (result.stdout, result.sandbox_id != spare) == (b"fine\n", True)
 
 
-async def test_one_that_is_being_made_is_waited_for(world):
+async def test_a_run_waits_for_a_warm_sandbox_that_is_being_created(world):
     await sh(world)
     gate = asyncio.Event()
 
@@ -261,7 +261,7 @@ async def test_one_that_is_being_made_is_waited_for(world):
     assert (await running).sandbox_id == spare
 
 
-async def test_a_run_that_is_cancelled_while_it_waits_leaves_nothing(world):
+async def test_a_run_cancelled_while_waiting_leaves_nothing(world):
     await sh(world)
     gate = asyncio.Event()
 
@@ -285,7 +285,7 @@ async def test_a_run_that_is_cancelled_while_it_waits_leaves_nothing(world):
 
 
 @pytest.mark.promise("P17")
-async def test_a_spare_that_cannot_be_made_is_no_failure_of_any_run(world):
+async def test_a_warm_sandbox_that_cannot_be_created_fails_no_run(world):
     await sh(world)
 
     async def full() -> None:
@@ -307,7 +307,7 @@ async def test_a_spare_that_cannot_be_made_is_no_failure_of_any_run(world):
     assert await spare_of(world)
 
 
-async def test_a_run_waiting_for_one_that_fails_makes_its_own(world):
+async def test_a_run_waiting_for_a_failed_warm_sandbox_creates_its_own(world):
     await sh(world)
     gate = asyncio.Event()
 
@@ -325,7 +325,7 @@ async def test_a_run_waiting_for_one_that_fails_makes_its_own(world):
 
 
 @pytest.mark.promise("P17")
-async def test_a_spare_that_nobody_claims_is_taken_away(world, monkeypatch):
+async def test_an_unclaimed_warm_sandbox_is_removed(world, monkeypatch):
     monkeypatch.setattr(warm_pool, "KEPT_S", 0.1)
     await sh(world)
     await sh(world)
@@ -338,7 +338,7 @@ async def test_a_spare_that_nobody_claims_is_taken_away(world, monkeypatch):
     assert world.engine._handles._open == {}
 
 
-async def test_closing_takes_away_what_is_ready_and_what_is_being_made(world):
+async def test_closing_removes_ready_and_unfinished_warm_sandboxes(world):
     await sh(world)
     await sh(world)
     await spare_of(world)
@@ -379,7 +379,7 @@ async def test_closing_after_every_task_was_cancelled_leaves_nothing(world):
     assert await world.left() == ([], [])
 
 
-async def test_the_spare_of_a_process_that_is_gone_is_swept_at_once(world):
+async def test_the_warm_sandbox_of_a_dead_process_is_swept_at_once(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -391,7 +391,7 @@ async def test_the_spare_of_a_process_that_is_gone_is_swept_at_once(world):
     assert await world.left() == ([], [])
 
 
-async def test_kinds_are_few(world):
+async def test_the_number_of_warm_kinds_is_bounded(world):
     for i in range(20):
         await sh(world, env={"A": str(i)})
         await sh(world, env={"A": str(i)})
@@ -404,7 +404,7 @@ async def test_kinds_are_few(world):
     assert await as_many_as_may_be()
 
 
-async def test_without_the_setting_nothing_is_kept(world):
+async def test_without_the_setting_no_warm_sandbox_is_kept(world):
     plain = World()
     for _ in range(4):
         await sh(plain)

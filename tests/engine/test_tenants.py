@@ -19,11 +19,11 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("tenant", ["default", "acme", "a"])
 @pytest.mark.parametrize("name", ["k", "k@acme", "k@default", "@", "user@example.com", "k@acme@x"])
-def test_a_kept_name_tells_whose_it_is_and_what_it_is_called(tenant, name):
+def test_a_stored_name_contains_the_tenant_and_the_name(tenant, name):
     assert unscoped(scoped(tenant, name)) == (tenant, name)
 
 
-def test_the_operators_plain_names_are_kept_as_they_are():
+def test_plain_names_of_the_operator_are_stored_unchanged():
     assert scoped("default", "workflow:1:main") == "workflow:1:main"
 
 
@@ -80,7 +80,7 @@ async def test_a_tenant_sees_and_changes_only_its_own_workspaces(engine):
             await engine.create(CreateRequest(workspace_id=name))
 
 
-async def test_a_spare_is_nobodys_until_it_is_claimed():
+async def test_a_warm_sandbox_has_no_tenant_until_it_is_claimed():
     world = World(spares=True)
     for tenant in ("acme", "acme", "other"):
         request = RunRequest("echo hi", runtime="sh", image="host", tenant=tenant)
@@ -93,7 +93,7 @@ async def test_a_spare_is_nobodys_until_it_is_claimed():
 
 
 @pytest.mark.promise("P46")
-async def test_fifty_creates_at_once_against_ten_make_ten(world):
+async def test_fifty_concurrent_creates_against_a_quota_of_ten_create_ten(world):
     engine, listed = world.engine, world.store.list
     quota = TenantQuota(max_sessions=10)
 
@@ -125,21 +125,21 @@ async def test_fifty_creates_at_once_against_ten_make_ten(world):
         await engine.run(RunRequest("true", runtime="sh", tenant="acme"), quota)
 
 
-async def test_a_key_that_has_its_sandbox_costs_nothing_more(engine):
+async def test_reopening_a_session_key_does_not_count_twice(engine):
     quota = TenantQuota(max_sessions=1)
     request = CreateRequest(tenant="acme", session_key="k")
     first = await engine.create(request, quota)
     assert (await engine.create(request, quota)).id == first.id
 
 
-async def test_a_dead_sandbox_that_nobody_noticed_is_not_counted(world):
+async def test_an_undetected_dead_sandbox_is_not_counted(world):
     quota = TenantQuota(max_sessions=1)
     info = await world.engine.create(CreateRequest(tenant="acme"), quota)
     await world.backend.cells[info.id].real.crash()
     await world.engine.create(CreateRequest(tenant="acme"), quota)
 
 
-async def test_memory_is_summed(engine):
+async def test_memory_is_summed_against_the_quota(engine):
     quota = TenantQuota(max_memory_bytes=100 * MIB)
     request = CreateRequest(tenant="acme", limits={"mem_limit_mb": 60})
     await engine.create(request, quota)
@@ -153,7 +153,7 @@ async def test_memory_is_summed(engine):
     await engine.create(CreateRequest(tenant="acme", limits={"mem_limit_mb": 40}), quota)
 
 
-async def test_disk_counts_sandboxes_named_workspaces_and_what_else_there_is(world):
+async def test_disk_counts_sandboxes_workspaces_and_stored_files(world):
     engine = world.engine
     quota = TenantQuota(max_disk_bytes=100 * MIB)
     await engine.workspaces.create("old", size_mb=30, tenant="acme", quota=quota)
@@ -187,7 +187,7 @@ async def test_disk_counts_sandboxes_named_workspaces_and_what_else_there_is(wor
     assert len(rows) == len(held) == 3
 
 
-async def test_a_refused_workspace_leaves_no_row_of_what_was_counted(world):
+async def test_a_refused_workspace_leaves_no_quota_row(world):
     quota = TenantQuota(max_sessions=5)
     await world.engine.create(CreateRequest(tenant="acme", workspace_id="w"), quota)
     with pytest.raises(Conflict, match="workspace w is in use"):

@@ -75,14 +75,14 @@ async def test_each_isolation_is_a_backend(opened):
     assert await backend_of(engine, backend="gvisor", isolation="gvisor") == "gvisor"
 
 
-async def test_strongest_is_the_strongest_that_is_ready_and_the_answer_says_which(opened):
+async def test_strongest_selects_the_strongest_ready_backend_and_names_it(opened):
     engine = opened(Named("oci"), Named("local"), Named("gvisor", BROKEN))
     assert await backend_of(engine, isolation="strongest") == "oci"
     assert await backend_of(opened(Named("unisolated")), isolation="strongest") == "unisolated"
 
 
 @pytest.mark.promise("P05")
-async def test_gvisor_that_is_not_ready_is_refused_with_its_reason_and_never_weakened(opened):
+async def test_gvisor_that_is_not_ready_is_refused_with_the_reason(opened):
     engine = opened(Named("local"), Named("gvisor", BROKEN))
     for asked in (CreateRequest(isolation="gvisor"), CreateRequest(backend="gvisor")):
         with pytest.raises(BackendUnavailable) as refused:
@@ -92,12 +92,12 @@ async def test_gvisor_that_is_not_ready_is_refused_with_its_reason_and_never_wea
     assert await engine.list() == []
 
 
-async def test_gvisor_that_is_not_there_is_refused(opened):
+async def test_missing_gvisor_is_refused(opened):
     with pytest.raises(BackendUnavailable, match="gvisor is not configured"):
         await opened(Named("local")).create(CreateRequest(isolation="gvisor"))
 
 
-async def test_nothing_ready_gives_the_strongest_ones_reason(opened):
+async def test_when_no_backend_is_ready_the_reason_of_the_strongest_is_given(opened):
     engine = opened(Named("local", Readiness(False, "no bwrap", "get it")), Named("gvisor", BROKEN))
     with pytest.raises(BackendUnavailable, match="runsc is too old"):
         await engine.create(CreateRequest(isolation="strongest"))
@@ -107,19 +107,19 @@ async def test_nothing_ready_gives_the_strongest_ones_reason(opened):
     ("backend", "isolation"),
     [("local", "gvisor"), ("gvisor", "standard"), ("local", "strongest"), ("oci", "gvisor")],
 )
-async def test_a_backend_and_an_isolation_that_contradict_are_refused(opened, backend, isolation):
+async def test_a_backend_that_contradicts_the_isolation_is_refused(opened, backend, isolation):
     engine = opened(Named("local"), Named("oci"), Named("gvisor"))
     with pytest.raises(InvalidRequest, match="contradict"):
         await engine.create(CreateRequest(backend=backend, isolation=isolation))
 
 
-async def test_a_misspelt_isolation_is_refused_with_the_nearest_word(opened):
+async def test_a_misspelt_isolation_is_refused_with_the_nearest_name(opened):
     with pytest.raises(InvalidRequest) as refused:
         await opened(Named("local")).create(CreateRequest(isolation="gvizor"))
     assert "gvisor" in refused.value.hint
 
 
-async def test_the_operator_chooses_what_a_plain_request_gets(opened):
+async def test_the_operator_chooses_the_default_isolation(opened):
     backends = (Named("local"), Named("gvisor"))
     assert await backend_of(opened(*backends, policy=Policy(isolation="gvisor"))) == "gvisor"
     assert await backend_of(opened(*backends, policy=Policy(isolation="strongest"))) == "gvisor"
@@ -149,7 +149,7 @@ async def test_strongest_does_not_fall_below_the_minimum(opened):
         await opened(Named("local"), policy=policy).create(CreateRequest(isolation="strongest"))
 
 
-async def test_a_backend_nobody_examined_isolates_nothing(opened):
+async def test_an_unexamined_backend_counts_as_no_isolation(opened):
     engine = opened(Named("unisolated"), policy=Policy(isolation_minimum="standard"))
     with pytest.raises(PolicyDenied):
         await engine.create(CreateRequest())
@@ -171,7 +171,7 @@ async def test_a_ready_tier_is_examined_once_and_the_default_not_at_all(opened):
     assert (local.probes, gvisor.probes) == (0, 1)
 
 
-async def test_a_mended_tier_is_noticed(opened):
+async def test_a_repaired_backend_is_noticed(opened):
     local, gvisor = Named("local"), Named("gvisor", BROKEN)
     engine = opened(local, gvisor)
     with pytest.raises(BackendUnavailable):
@@ -227,7 +227,7 @@ async def test_strongest_never_falls_to_an_engine_nor_from_one(opened):
     assert await backend_of(stronger, isolation="strongest") == "gvisor"
 
 
-async def test_that_an_engine_was_there_is_not_remembered(opened):
+async def test_the_readiness_of_an_engine_is_not_cached(opened):
     docker = Named("docker")
     engine = opened(docker)
     assert await backend_of(engine, isolation="strongest") == "docker"
@@ -237,7 +237,7 @@ async def test_that_an_engine_was_there_is_not_remembered(opened):
     assert refused.value.hint == "start dockerd"
 
 
-async def test_an_engine_is_looked_at_and_only_tried_where_it_is_the_default(opened):
+async def test_an_engine_is_probed_and_tried_only_where_it_is_the_default(opened):
     tiers = {one.name: one for one in await opened(Named("local"), Named("docker", GONE)).tiers()}
     assert (tiers["docker"].reason, tiers["docker"].remedy) == (GONE.reason, GONE.remedy)
     docker = Named("docker")
@@ -246,7 +246,7 @@ async def test_an_engine_is_looked_at_and_only_tried_where_it_is_the_default(ope
     assert await docker.owned() == ()
 
 
-async def test_a_survey_waits_for_nobody_for_ever(opened, monkeypatch):
+async def test_a_survey_does_not_wait_forever(opened, monkeypatch):
     monkeypatch.setattr("sandkasten.engine.lifecycle.isolation_tiers._PROBE_TIMEOUT_S", 0.05)
     docker = Named("docker")
 
@@ -260,7 +260,7 @@ async def test_a_survey_waits_for_nobody_for_ever(opened, monkeypatch):
     assert "did not answer" in tiers["docker"].reason
 
 
-async def test_a_survey_without_measuring_makes_nothing(opened):
+async def test_a_survey_without_measuring_creates_nothing(opened):
     engine = opened(Named("local"))
     (first, *_) = await engine.tiers(measure=False)
     assert (first.ready, first.tried, first.create_ms) == (True, False, None)

@@ -19,7 +19,7 @@ from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateReque
 pytestmark = pytest.mark.anyio
 
 
-async def test_times_and_labels_change_and_the_rest_stays(kept):
+async def test_an_update_changes_only_times_and_labels(kept):
     engine = kept.engine
     info = await engine.create(CreateRequest(ttl_s=60, lifetime_s=600, labels={"a": "1", "b": "2"}))
     changed = await engine.update(info.id, UpdateRequest(ttl_s=120, labels={"c": "3"}))
@@ -33,7 +33,7 @@ async def test_times_and_labels_change_and_the_rest_stays(kept):
 
 
 @pytest.mark.promise("P30")
-async def test_the_runner_holds_the_new_lease(kept):
+async def test_the_runner_gets_the_new_lease(kept):
     engine = kept.engine
     info = await engine.create(CreateRequest())
     await engine.update(info.id, UpdateRequest(ttl_s=1))
@@ -47,7 +47,7 @@ async def test_the_runner_holds_the_new_lease(kept):
     assert (await engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
 
 
-async def test_a_lifetime_counts_from_the_creation(kept):
+async def test_a_lifetime_counts_from_creation(kept):
     info = await kept.engine.create(CreateRequest())
     kept.clock.ahead_s = 100
     with pytest.raises(InvalidRequest, match="100 s ago"):
@@ -56,7 +56,7 @@ async def test_a_lifetime_counts_from_the_creation(kept):
     assert 140 < changed.expires_at - info.created_at <= 151
 
 
-async def test_what_cannot_be_is_refused_and_changes_nothing(kept):
+async def test_an_invalid_update_is_refused_and_changes_nothing(kept):
     info = await kept.engine.create(CreateRequest(ttl_s=60))
     for request, error in (
         (UpdateRequest(ttl_s=0), InvalidRequest),
@@ -72,7 +72,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(kept):
         await kept.engine.update("sbx_0123456789abcdef", UpdateRequest())
 
 
-async def test_a_row_that_cannot_be_written_sets_the_lease_back(kept, monkeypatch):
+async def test_a_failed_write_restores_the_old_lease(kept, monkeypatch):
     info = await kept.engine.create(CreateRequest())
 
     async def fail(record):

@@ -37,7 +37,7 @@ async def ended(world, the_id):
 
 
 @pytest.mark.promise("P32")
-async def test_a_killed_sandbox_has_crashed_without_anybody_asking(watched):
+async def test_a_killed_sandbox_is_marked_crashed_without_a_request(watched):
     info = await watched.engine.create(CreateRequest(tenant="acme"))
     await watched.backend.cells[info.id].real.crash()
     row = await ended(watched, info.id)
@@ -52,7 +52,7 @@ async def test_a_killed_sandbox_has_crashed_without_anybody_asking(watched):
         await watched.engine.check_owner(info.id, "acme")
 
 
-async def test_one_that_nobody_is_connected_to_is_noticed_too(watched):
+async def test_a_killed_sandbox_without_connections_is_noticed(watched):
     other = watched.another()
     info = await other.create(CreateRequest())
     await other.aclose()
@@ -60,7 +60,7 @@ async def test_one_that_nobody_is_connected_to_is_noticed_too(watched):
     assert (await ended(watched, info.id)).status == "crashed"
 
 
-async def test_one_that_ends_by_its_lease_has_expired(watched):
+async def test_a_sandbox_that_ends_by_its_lease_is_expired(watched):
     busy = await watched.engine.create(CreateRequest())
     await watched.engine.exec_start(busy.id, ExecRequest(("sleep", "600")))
     await watched.engine.update(busy.id, UpdateRequest(ttl_s=1))
@@ -75,7 +75,7 @@ async def test_one_that_ends_by_its_lease_has_expired(watched):
     assert "sandbox.crashed" not in watched.events.names()
 
 
-async def test_a_kill_after_long_idleness_is_a_crash_all_the_same(watched):
+async def test_a_kill_after_long_idleness_is_a_crash(watched):
     """Its work kept it, and it said nothing before it went."""
     info = await watched.engine.create(CreateRequest(ttl_s=60))
     watched.clock.ahead_s = 100
@@ -83,7 +83,7 @@ async def test_a_kill_after_long_idleness_is_a_crash_all_the_same(watched):
     assert (await ended(watched, info.id)).status == "crashed"
 
 
-async def test_a_lost_connection_is_no_end(watched):
+async def test_a_lost_connection_does_not_end_a_session(watched):
     info = await watched.engine.create(CreateRequest())
     await watched.backend.cells[info.id].streams[0].aclose()
     await asyncio.sleep(0.3)
@@ -91,7 +91,7 @@ async def test_a_lost_connection_is_no_end(watched):
     assert (await watched.journal.session(info.id)).ended_at is None
 
 
-async def test_leftovers_that_cannot_be_removed_are_tried_again(watched):
+async def test_a_failed_removal_of_leftovers_is_retried(watched):
     async def fail() -> None:
         raise BackendUnavailable("no")
 
@@ -109,7 +109,7 @@ async def test_leftovers_that_cannot_be_removed_are_tried_again(watched):
     assert await watched.left() == ([], [])
 
 
-async def test_what_another_process_made_is_adopted_and_what_it_destroyed_is_over(watched):
+async def test_sandboxes_created_or_destroyed_by_another_process_are_noticed(watched):
     watched.journal, journal = None, watched.journal
     embedded = watched.another()
     watched.journal = journal
@@ -126,7 +126,7 @@ async def test_what_another_process_made_is_adopted_and_what_it_destroyed_is_ove
     await embedded.aclose()
 
 
-async def test_creates_and_destroys_under_watch_end_as_what_they_were(watched, monkeypatch):
+async def test_creates_and_destroys_under_watch_end_with_the_right_status(watched, monkeypatch):
     begin = watched.journal.begin_session
 
     async def slowly(row):
@@ -159,9 +159,7 @@ async def test_creates_and_destroys_under_watch_end_as_what_they_were(watched, m
 
 
 @pytest.mark.promise("P29")
-async def test_what_comes_into_the_ledger_during_a_round_is_not_taken_for_gone(
-    watched, monkeypatch
-):
+async def test_a_row_added_during_a_round_is_not_treated_as_gone(watched, monkeypatch):
     begin, listed = watched.journal.begin_session, watched.engine._watch._store.list
     begun, listing = asyncio.Event(), asyncio.Event()
 
@@ -199,7 +197,7 @@ async def test_an_idle_round_costs_little(watched):
     assert asked == []
 
 
-async def test_nobody_watches_after_the_end(kept):
+async def test_nothing_is_watched_after_the_end(kept):
     await kept.engine.recover()
     info = await kept.engine.create(CreateRequest())
     await kept.engine.aclose()
@@ -209,7 +207,7 @@ async def test_nobody_watches_after_the_end(kept):
 
 
 @pytest.mark.promise("P33")
-async def test_drain_begins_nothing_new_and_waits_for_what_is_being_made(kept):
+async def test_drain_starts_nothing_new_and_waits_for_creates(kept):
     reached, go = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -256,7 +254,7 @@ async def test_drain_begins_nothing_new_and_waits_for_what_is_being_made(kept):
     await kept.engine.workspaces.delete("old")
 
 
-async def test_a_paused_sandbox_is_not_taken_for_a_dead_one(watched):
+async def test_a_paused_sandbox_is_not_treated_as_dead(watched):
     info = await watched.engine.create(CreateRequest())
     from dataclasses import replace
 

@@ -20,7 +20,7 @@ async def workspace(engine):
     await engine.workspaces.create("w")
 
 
-async def test_a_transfer_that_takes_too_long_keeps_the_workspace(engine, monkeypatch):
+async def test_a_long_transfer_keeps_the_workspace_claimed(engine, monkeypatch):
     monkeypatch.setattr(workspace_files, "TAKE_BACK_S", 0.2)
     async with engine.workspace_files.lent("w") as the_id:
         with pytest.raises(Conflict):
@@ -33,7 +33,7 @@ async def test_a_transfer_that_takes_too_long_keeps_the_workspace(engine, monkey
     assert await engine.list(all=True) == []
 
 
-async def test_a_lent_sandbox_that_died_is_replaced(engine):
+async def test_a_dead_helper_sandbox_is_replaced(engine):
     async with engine.workspace_files.lent("w") as first:
         await engine.files.write(first, "f", b"kept")
     await engine.destroy(first)
@@ -42,7 +42,7 @@ async def test_a_lent_sandbox_that_died_is_replaced(engine):
         assert (await engine.files.read(second, "f")).data == b"kept"
 
 
-async def test_only_so_many_are_lent_at_once(engine, monkeypatch):
+async def test_the_number_of_helper_sandboxes_is_bounded(engine, monkeypatch):
     monkeypatch.setattr(workspace_files, "MAX_LENDERS", 1)
     await engine.workspaces.create("v")
     async with engine.workspace_files.lent("v"):
@@ -53,7 +53,7 @@ async def test_only_so_many_are_lent_at_once(engine, monkeypatch):
         pass
 
 
-async def test_a_workspace_that_is_not_there_is_not_made(engine):
+async def test_a_missing_workspace_is_not_created(engine):
     with pytest.raises(WorkspaceNotFound):
         async with engine.workspace_files.lent("none"):
             pass
@@ -61,7 +61,7 @@ async def test_a_workspace_that_is_not_there_is_not_made(engine):
 
 
 @pytest.mark.promise("P22")
-async def test_one_that_was_deleted_meanwhile_is_not_made_again(engine):
+async def test_a_workspace_deleted_meanwhile_is_not_created_again(engine):
     planned = engine.workspace_files._planner.plan
 
     async def plan_and_delete(request):
@@ -76,7 +76,7 @@ async def test_one_that_was_deleted_meanwhile_is_not_made_again(engine):
     assert await engine.workspaces.list() == []
 
 
-async def test_what_another_process_lends_is_waited_for(world, monkeypatch):
+async def test_a_helper_sandbox_of_another_process_is_waited_for(world, monkeypatch):
     monkeypatch.setattr(workspace_files, "IDLE_S", 0.3)
     other = world.another()
     try:
@@ -90,7 +90,7 @@ async def test_what_another_process_lends_is_waited_for(world, monkeypatch):
         await other.aclose()
 
 
-async def test_it_is_in_no_list_and_gone_with_the_engine(world):
+async def test_a_helper_sandbox_is_unlisted_and_ends_with_the_engine(world):
     engine = world.engine
     async with engine.workspace_files.lent("w") as lent:
         assert await engine.list() == []

@@ -40,7 +40,7 @@ NAMED = CreateRequest(workspace_id="w")
 SHARED = CreateRequest(workspace_id="w", workspace_mode="shared")
 
 
-async def test_what_is_written_in_a_named_workspace_is_there_for_the_next_sandbox(engine):
+async def test_files_in_a_named_workspace_persist_for_the_next_sandbox(engine):
     first = await engine.create(NAMED)
     assert (first.workspace_id, first.workspace_shared) == ("w", False)
     await engine.exec(first.id, ExecRequest("echo kept > file; echo gone > /tmp/file"))
@@ -53,7 +53,7 @@ async def test_what_is_written_in_a_named_workspace_is_there_for_the_next_sandbo
     assert (await engine.exec(other.id, ExecRequest("ls"))).stdout == b""
 
 
-async def test_a_workspace_is_one_sandboxes_at_a_time(world):
+async def test_a_workspace_has_one_sandbox_at_a_time(world):
     holder = await world.engine.create(NAMED)
     for request in (NAMED, SHARED):
         with pytest.raises(Conflict) as refused:
@@ -64,7 +64,7 @@ async def test_a_workspace_is_one_sandboxes_at_a_time(world):
     await world.engine.create(CreateRequest(workspace_id="other"))
 
 
-async def test_those_who_share_have_it_together_and_nobody_alone(world):
+async def test_sharing_sandboxes_use_a_workspace_together_and_exclude_exclusive_use(world):
     ids = [(await world.engine.create(SHARED)).id for _ in range(3)]
     await world.engine.exec(ids[0], ExecRequest("echo seen > file"))
     assert (await world.engine.exec(ids[2], ExecRequest("cat file"))).stdout == b"seen\n"
@@ -78,7 +78,7 @@ async def test_those_who_share_have_it_together_and_nobody_alone(world):
 
 
 @pytest.mark.promise("P22")
-async def test_a_dead_holder_does_not_count_and_is_taken_away(world):
+async def test_a_dead_holder_does_not_count_and_is_removed(world):
     dead = await world.engine.create(NAMED)
     await world.backend.cells[dead.id].real.crash()
     heir = await world.another().create(NAMED)
@@ -88,7 +88,7 @@ async def test_a_dead_holder_does_not_count_and_is_taken_away(world):
 
 @pytest.mark.promise("P22")
 @pytest.mark.parametrize("state", [State.CREATING, State.DESTROYING, State.LOST])
-async def test_a_holder_whose_maker_died_half_way_does_not_count(world, state):
+async def test_a_half_created_holder_does_not_count(world, state):
     made = await world.engine.create(NAMED)
     row = await world.store.get(made.id)
     await world.store.put(replace(row, state=state, owner_start=row.owner_start + 1))
@@ -97,7 +97,7 @@ async def test_a_holder_whose_maker_died_half_way_does_not_count(world, state):
     assert await world.backend.real.owned() == (heir.id,)
 
 
-async def test_a_holder_that_is_being_made_counts(world):
+async def test_a_holder_that_is_being_created_counts(world):
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly():
@@ -128,7 +128,7 @@ async def test_a_holder_whose_backend_does_not_answer_counts(world):
         await world.engine.create(NAMED)
 
 
-async def test_a_failed_create_lets_go_of_the_workspace(world):
+async def test_a_failed_create_releases_the_workspace(world):
     async def fail():
         raise BackendUnavailable("not today")
 
@@ -139,7 +139,7 @@ async def test_a_failed_create_lets_go_of_the_workspace(world):
     assert (await world.engine.create(NAMED)).workspace_id == "w"
 
 
-async def test_many_at_once_leave_one_holder(world):
+async def test_concurrent_claims_leave_one_holder(world):
     made = await asyncio.gather(
         *(world.engine.create(NAMED) for _ in range(20)), return_exceptions=True
     )
@@ -149,7 +149,7 @@ async def test_many_at_once_leave_one_holder(world):
     assert len(await world.store.list()) == 1
 
 
-async def test_the_size_is_the_workspaces_own(world):
+async def test_a_workspace_keeps_its_own_size(world):
     first = await world.engine.create(CreateRequest(workspace_id="w", limits={"workspace_mb": 64}))
     assert first.limits.workspace_bytes == 64 * MIB
     await world.engine.destroy(first.id)
@@ -174,14 +174,14 @@ async def test_the_size_is_the_workspaces_own(world):
     ]
     + [CreateRequest(workspace_mode="shared"), CreateRequest(workspace_id="w", workspace_mode="x")],
 )
-async def test_a_bad_name_is_refused_before_anything_is_made(world, request_):
+async def test_an_invalid_workspace_name_is_refused_before_anything_is_created(world, request_):
     with pytest.raises(InvalidRequest):
         await world.engine.create(request_)
     assert world.backend.created == 0
     assert await world.engine.workspaces.list() == []
 
 
-async def test_a_session_key_names_a_sandbox_with_its_workspace(engine):
+async def test_a_session_key_includes_the_workspace(engine):
     first = await engine.create(CreateRequest(workspace_id="w", session_key="k"))
     again = await engine.create(CreateRequest(workspace_id="w", session_key="k"))
     assert (again.id, again.created, again.workspace_id) == (first.id, False, "w")
@@ -189,7 +189,7 @@ async def test_a_session_key_names_a_sandbox_with_its_workspace(engine):
         await engine.create(CreateRequest(workspace_id="x", session_key="k"))
 
 
-async def test_workspaces_are_made_listed_measured_copied_and_deleted(world):
+async def test_workspaces_are_created_listed_measured_copied_and_deleted(world):
     workspaces = world.engine.workspaces
     made = await workspaces.create("w", size_mb=16)
     assert (made.name, made.size_bytes, made.used_by) == ("w", 16 * MIB, ())
@@ -220,7 +220,7 @@ async def test_workspaces_are_made_listed_measured_copied_and_deleted(world):
     }
 
 
-async def test_what_cannot_be_done_with_a_workspace_is_named(engine):
+async def test_an_invalid_workspace_operation_is_a_typed_error(engine):
     workspaces = engine.workspaces
     await workspaces.create("w")
     with pytest.raises(Conflict):
@@ -262,7 +262,7 @@ async def test_the_operator_bounds_sizes_and_numbers():
     await world.engine.aclose()
 
 
-async def test_where_workspaces_are_not_kept_a_name_is_refused(world):
+async def test_a_workspace_name_is_refused_on_a_backend_without_workspaces(world):
     world.engine.workspaces._claims._port = None
     with pytest.raises(UnsupportedByBackend):
         await world.engine.create(NAMED)
@@ -270,7 +270,7 @@ async def test_where_workspaces_are_not_kept_a_name_is_refused(world):
     await world.engine.sweep()
 
 
-async def test_a_run_in_a_named_workspace_leaves_its_files_and_not_its_code(engine):
+async def test_a_one_shot_in_a_named_workspace_leaves_its_files_but_not_its_code(engine):
     await engine.workspaces.create("w")
     first = await engine.run(
         RunRequest("echo out > made; pwd", runtime="sh", files={"in": "x"}, workspace_id="w")
@@ -307,7 +307,7 @@ def _first_words(crowd: list[subprocess.Popen[str]]) -> list[str]:
 
 
 @pytest.mark.promise("P22")
-async def test_of_many_processes_one_gets_the_workspace(tmp_path):
+async def test_one_of_many_processes_gets_the_workspace(tmp_path):
     crowd = _processes("claim", tmp_path, 6)
     try:
         said = await asyncio.to_thread(_first_words, crowd)
@@ -319,7 +319,7 @@ async def test_of_many_processes_one_gets_the_workspace(tmp_path):
 
 
 @pytest.mark.promise("P23")
-async def test_making_and_deleting_at_once_over_processes_is_always_one_or_the_other(tmp_path):
+async def test_concurrent_create_and_delete_of_a_workspace_end_consistently(tmp_path):
     crowd = _processes("churn", tmp_path, 3)
     spoken = [await asyncio.to_thread(one.communicate) for one in crowd]
     assert [one.returncode for one in crowd] == [0, 0, 0], spoken
@@ -353,7 +353,7 @@ async def test_a_workspace_of_a_process_that_crashed_is_free_again(tmp_path, mom
     await engine.aclose()
 
 
-async def test_what_a_crash_left_of_a_name_goes_when_the_name_is_used_again(tmp_path):
+async def test_leftovers_of_a_crashed_create_are_removed_when_the_name_is_used(tmp_path):
     engine = engine_at(tmp_path)
     (tmp_path / "workspaces" / ".making-00112233-w").mkdir(parents=True)
     await engine.workspaces.create("w", size_mb=8)
@@ -362,7 +362,7 @@ async def test_what_a_crash_left_of_a_name_goes_when_the_name_is_used_again(tmp_
     assert sorted(os.listdir(tmp_path / "workspaces")) == ["w", "x"]
 
 
-async def test_a_sweep_leaves_what_somebody_is_making(tmp_path):
+async def test_a_sweep_keeps_workspaces_that_are_being_created(tmp_path):
     engine = engine_at(tmp_path)
     half = tmp_path / "workspaces" / ".making-00112233-w"
     half.mkdir(parents=True)
@@ -408,7 +408,7 @@ async def test_a_held_lock_is_busy_and_not_a_hang(tmp_path, monkeypatch):
                 pass
 
 
-async def test_a_directory_says_that_its_size_is_not_held(tmp_path):
+async def test_a_directory_workspace_reports_its_size_as_unenforced(tmp_path):
     from sandkasten.linux.storage.named_volumes import Volumes
 
     engine = engine_at(tmp_path)
@@ -469,7 +469,7 @@ async def test_a_backend_that_cannot_show_mounts_leaves_nothing(shown):
         (("gone",), BackendUnavailable),
     ],
 )
-async def test_a_mount_that_cannot_be_had_is_refused(shown, mounts, error):
+async def test_an_unavailable_mount_is_refused(shown, mounts, error):
     with pytest.raises(error) as refused:
         await shown.engine.create(CreateRequest(mounts=mounts))
     assert refused.value.hint
