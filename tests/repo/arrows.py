@@ -37,11 +37,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 
 # The one door from the client to the engine, opened lazily.
 DOORS: dict[str, frozenset[str]] = {
-    "sandkasten.client.server.embedded": CORE | {"engine", "daemon"},
+    "sandkasten.client.server.embedded": CORE | {"engine", "daemon", "mcp"},
 }
 
 # The composition root.
-MAY_IMPORT_EVERYTHING = frozenset({"daemon"})
+MAY_IMPORT_EVERYTHING = frozenset({"daemon", "mcp"})
 
 # A library beyond the standard one belongs to one room; nothing else may come to need it.
 LIBRARIES: dict[str, frozenset[str]] = {
@@ -58,9 +58,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "genkit": frozenset({"agents"}),
     "jsonschema": frozenset({"agents"}),
     "referencing": frozenset({"agents"}),
-    "mcp": frozenset({"agents"}),
-    # Comes with it, and its errors with those.
-    "anyio": frozenset({"agents"}),
+    "mcp": frozenset({"mcp"}),
+    # A dependency of the library mcp, whose errors it raises.
+    "anyio": frozenset({"mcp"}),
     "h11": frozenset({"api"}),
     "websockets": frozenset({"api"}),
     "prometheus_client": frozenset({"telemetry"}),

@@ -21,11 +21,11 @@ from sandkasten.cli.main import main
 from sandkasten.client.server.embedded import open_tools
 from sandkasten.client.server.server_pool import Place
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.mcp_http import mcp_over_http
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.daemon.tooling import Offer
-from sandkasten.daemon.tooling import open_tools as tools_of
 from sandkasten.errors import InvalidRequest
+from sandkasten.mcp.mcp_http import mcp_over_http
+from sandkasten.mcp.tool_provider import Offer
+from sandkasten.mcp.tool_provider import open_tools as tools_of
 from sandkasten.store.run_directory import RunDirectory
 from tests.patience import PATIENCE_S
 

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from mcp import Client, MCPError
 
-from sandkasten.agents.tools.mcp_server import OneCaller, mcp_server
-from sandkasten.daemon.mcp_http import mcp_over_http
 from sandkasten.daemon.settings.http_settings import HttpSettings
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.mcp.mcp_http import mcp_over_http
+from sandkasten.mcp.mcp_server import OneCaller, mcp_server
 from tests.agents.tools.scripted import TOOLS, Log
 from tests.patience import PATIENCE_S
 

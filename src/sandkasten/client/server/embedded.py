@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.client.server.installer import Installer
     from sandkasten.client.server.transport import Transport
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.daemon.tooling import Caller
+    from sandkasten.mcp.tool_provider import Caller
 
 
 async def open_engine(place: Place) -> Transport:
@@ -119,7 +119,7 @@ def serve_mcp(
     with _installed():
         from sandkasten.daemon.settings.resolver import load
     with _installed("the MCP server", "mcp"):
-        from sandkasten.daemon.tooling import Offer, serve_mcp
+        from sandkasten.mcp.tool_provider import Offer, serve_mcp
     settings = load({**place.flags(), "listen": listen}, os.environ, Path.cwd())
     serve_mcp(settings, Offer(mode, image, runtime, session), transport, said, place)
 
@@ -142,9 +142,9 @@ async def open_tools(
         no_tenant(at)
     loaded = await asyncio.to_thread(_load, at)
     with _installed("the toolbox of agents", "agents"):
-        from sandkasten.daemon import tooling
-    offer = tooling.Offer(mode, image, runtime, session)
-    async with tooling.open_tools(loaded, offer, at) as tools:
+        from sandkasten.mcp import tool_provider
+    offer = tool_provider.Offer(mode, image, runtime, session)
+    async with tool_provider.open_tools(loaded, offer, at) as tools:
         caller = tools.caller()
         try:
             yield caller

@@ -12,7 +12,6 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.tools.mcp_sessions import mcp_sessions
 from sandkasten.api.problems import problem
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.request_guard import check_origin, plain_headers
@@ -21,6 +20,7 @@ from sandkasten.daemon.http.listeners import listening_abroad
 from sandkasten.daemon.settings.http_settings import require_key
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
+from sandkasten.mcp.mcp_sessions import mcp_sessions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -83,7 +83,7 @@ def _check_session(name: str) -> None:
 async def _tools_there(place: Place, offer: Offer) -> AsyncIterator[Tools]:
     from sandkasten.client.server.agents_transport import agents_of
     from sandkasten.client.server.server_pool import open_transport
-    from sandkasten.daemon.remote_tools import RemoteCaller, described
+    from sandkasten.mcp.remote_caller import RemoteCaller, described
 
     async with agents_of(place) as agents, aclosing(await open_transport(place)) as sandboxes:
         shapes = await described(agents, offer.mode)
@@ -143,8 +143,8 @@ def serve_mcp(
 
 
 async def _stdio(opening: AbstractAsyncContextManager[Tools]) -> None:
-    from sandkasten.agents.tools.mcp_server import OneCaller, mcp_server
-    from sandkasten.agents.tools.mcp_stdio import serve_stdio
+    from sandkasten.mcp.mcp_server import OneCaller, mcp_server
+    from sandkasten.mcp.mcp_stdio import serve_stdio
 
     async with opening as tools:
         caller = tools.caller()
@@ -158,7 +158,7 @@ async def _stdio(opening: AbstractAsyncContextManager[Tools]) -> None:
 async def _http(
     opening: AbstractAsyncContextManager[Tools], rules: HttpSettings, said: Callable[[str], None]
 ) -> None:
-    from sandkasten.daemon.mcp_http import mcp_over_http
+    from sandkasten.mcp.mcp_http import mcp_over_http
 
     async with (
         opening as tools,
@@ -189,7 +189,7 @@ async def _until_told(work: Coroutine[None, None, None]) -> None:
 
 def _require_mcp() -> None:
     try:
-        import sandkasten.agents.tools.mcp_server  # noqa: F401  (only to know that it can be)
+        import sandkasten.mcp.mcp_server  # noqa: F401  (only to know that it can be)
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] == "sandkasten":
             raise
