@@ -27,9 +27,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "telemetry": PORTS,
     "agents": PORTS | {"engine"},
     "api": PORTS | {"engine"},
+    # The composition root: everything below it, and nothing above.
+    "daemon": PORTS
+    | {"engine", "backends", "images", "store", "telemetry", "linux", "agents", "api"},
     "client": CORE,
+    # An adapter beside the command line: on a daemon through the client, or on an engine here.
+    "mcp": CORE | {"client", "daemon", "agents", "engine", "api", "telemetry"},
     # The root package is the client's public face.
-    "cli": CORE | {"client", "__init__"},
+    "cli": CORE | {"client", "mcp", "__init__"},
     # What people import: the client, and the errors it raises.
     "__init__": CORE | {"client"},
     "sync": frozenset({"client"}),
@@ -37,11 +42,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 
 # The one door from the client to the engine, opened lazily.
 DOORS: dict[str, frozenset[str]] = {
-    "sandkasten.client.server.embedded": CORE | {"engine", "daemon", "mcp"},
+    "sandkasten.client.server.embedded": CORE | {"engine", "daemon"},
 }
-
-# The composition root.
-MAY_IMPORT_EVERYTHING = frozenset({"daemon", "mcp"})
 
 # A library beyond the standard one belongs to one room; nothing else may come to need it.
 LIBRARIES: dict[str, frozenset[str]] = {
@@ -69,7 +71,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "python_multipart": frozenset({"api"}),
     "starlette": frozenset({"api"}),
     "uvicorn": frozenset({"daemon"}),
-    "uvloop": frozenset({"daemon"}),
+    "uvloop": frozenset({"daemon", "mcp"}),
 }
 
 # Modules of backends/ that are not a backend.
@@ -100,7 +102,7 @@ def _complaints(found: Import) -> list[str]:
         if mine != other and not SHARED_BACKEND_MODULES & {*mine, *(other or ["__init__"])}:
             return [f"{where} is backend {mine[0]} and imports backend {other[0]}"]
         return []
-    if here == there or here in MAY_IMPORT_EVERYTHING:
+    if here == there:
         return []
     allowed = DOORS.get(found.module) or MAY_IMPORT.get(here)
     if allowed is None:

@@ -1,7 +1,7 @@
-"""The tools of a daemon somewhere, for an MCP server or a program here.
+"""The tools of a remote daemon, for an MCP server or a program on this machine.
 
-The daemon carries them out and keeps the sandboxes; here is only who asks. A daemon that cannot be
-reached is an answer like any other failure of a tool, and an error where nobody has asked yet.
+The daemon executes the calls and keeps the sandboxes. A daemon that cannot be reached while a
+tool is called is a failed tool call; before the first call it is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("sandkasten.mcp")
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class RemoteShape:
     """A tool as the daemon describes it."""
 
     name: str
@@ -37,12 +37,12 @@ class Described:
     parameters: Mapping[str, Any]
 
 
-async def described(agents: AgentsTransport, mode: ToolMode) -> Sequence[Described]:
-    """Those of the daemon, which may be another version than we are."""
+async def remote_shapes(agents: AgentsTransport, mode: ToolMode) -> Sequence[RemoteShape]:
+    """Ask the daemon for its tools; its version may differ from ours."""
     return [
-        Described(str(one["name"]), str(one["description"]), dict(one["parameters"]))
+        RemoteShape(str(tool["name"]), str(tool["description"]), dict(tool["parameters"]))
         for each in MODES[mode]
-        for one in await agents.tools(each)
+        for tool in await agents.tools(each)
     ]
 
 
@@ -59,15 +59,15 @@ class RemoteCaller:
         image: str | None = None,
         runtime: str | None = None,
     ) -> None:
-        """InvalidRequest when `session` cannot be a name."""
+        """Raise InvalidRequest if `session` is not a valid name."""
         self._agents = agents
         self._sandboxes = sandboxes
         self._shapes = shapes
-        self._stays = session is not None
+        self._keep = session is not None
         self._session = secrets.token_hex(16) if session is None else session
         self._image = image
         self._runtime = runtime
-        self._ours = str(SessionKey("agent", f"client-{self._session}", "x")).removesuffix("x")
+        self._key_prefix = str(SessionKey("agent", f"client-{self._session}", "x"))[:-1]
 
     def tools(self) -> Sequence[Shape]:
         return self._shapes
@@ -81,13 +81,14 @@ class RemoteCaller:
             return tool_answers.failure(exc)
 
     async def aclose(self) -> None:
-        if self._stays:
+        """Destroy the sandboxes of this client, unless its session is named."""
+        if self._keep:
             return
         try:
             for info in await self._sandboxes.list():
-                if (info.session_key or "").startswith(self._ours):
+                if (info.session_key or "").startswith(self._key_prefix):
                     with suppress(NotFound):
                         await self._sandboxes.destroy(info.id)
         except SandkastenError as exc:
-            # The daemon's reaper ends them when they have rested for long enough.
+            # The daemon's reaper destroys them once their idle timeout has passed.
             log.warning("mcp.unclosed", extra={"sandkasten": {"why": exc.code}})

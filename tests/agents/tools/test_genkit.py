@@ -12,9 +12,9 @@ from mcp import Client
 from sandkasten.agents.tools.genkit_tools import define_tools
 from sandkasten.agents.tools.openai_functions import functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.client.server.embedded import open_tools
 from sandkasten.client.server.server_pool import Place
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
+from sandkasten.mcp.tool_access import open_tools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,14 +18,13 @@ from sandkasten.agents.run_sandboxes import Leftovers
 from sandkasten.agents.tools.openai_functions import functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.cli.main import main
-from sandkasten.client.server.embedded import open_tools
 from sandkasten.client.server.server_pool import Place
 from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidRequest
 from sandkasten.mcp.mcp_http import mcp_over_http
-from sandkasten.mcp.tool_provider import Offer
-from sandkasten.mcp.tool_provider import open_tools as tools_of
+from sandkasten.mcp.tool_access import open_tools
+from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
 from sandkasten.store.run_directory import RunDirectory
 from tests.patience import PATIENCE_S
 
@@ -66,8 +65,8 @@ def settings(data_dir: Path):
 async def over_http(data_dir: Path) -> AsyncIterator[str]:
     given = settings(data_dir)
     async with (
-        tools_of(given, Offer()) as tools,
-        mcp_over_http(tools.shapes, tools.caller, given.http) as url,
+        provide_tools(given, ToolOffer()) as tools,
+        mcp_over_http(tools.shapes, tools.open_caller, given.http) as url,
     ):
         yield url
 
@@ -324,7 +323,7 @@ async def test_a_named_session_persists_for_the_next_client(tmp_path):
     async with open_tools(place, session="mine") as tools:
         assert (await tools.call("sandbox_fs_read", {"path": "kept"}))["content"] == "k"
         await tools.call("sandbox_close", {})
-    with pytest.raises(InvalidRequest, match="no session can be named 'a:b'"):
+    with pytest.raises(InvalidRequest, match="'a:b' is not a valid session name"):
         async with open_tools(place, session="a:b"):
             pass
     assert await sandboxes(tmp_path / "d") == []
@@ -345,7 +344,7 @@ def test_invalid_server_options_are_typed_errors(tmp_path, capfd, words, code):
     assert code in err
 
 
-@pytest.mark.parametrize("missing", [["mcp"], ["jsonschema", "mcp"]])
+@pytest.mark.parametrize("missing", [["mcp"], ["jsonschema"], ["mcp", "jsonschema"]])
 def test_without_the_library_the_command_names_the_package_to_install(tmp_path, missing):
     # What stands as None among the modules cannot be imported.
     block = f"import sys; sys.modules.update(dict.fromkeys({missing}))"

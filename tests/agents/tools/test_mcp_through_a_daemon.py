@@ -12,9 +12,9 @@ from mcp import Client, StdioServerParameters
 
 from sandkasten import SandboxClient
 from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.client.server.embedded import open_tools
 from sandkasten.client.server.server_pool import Place
 from sandkasten.errors import BackendUnavailable, Unauthorized
+from sandkasten.mcp.tool_access import open_tools
 from tests.client.http.served import KEY, Served, served
 from tests.patience import PATIENCE_S
 

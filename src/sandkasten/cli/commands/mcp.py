@@ -61,7 +61,7 @@ def _mcp(
     ] = None,
 ) -> None:
     """Offer sandboxes as tools of an MCP client, until it leaves."""
-    from sandkasten.client.server.embedded import serve_mcp
+    from sandkasten.mcp.tool_access import serve_mcp
 
     state = cast("State", context.obj)
     serve_mcp(
@@ -72,5 +72,5 @@ def _mcp(
         image=image,
         runtime=runtime,
         session=session,
-        said=lambda line: typer.echo(line, err=True),
+        announce=lambda line: typer.echo(line, err=True),
     )

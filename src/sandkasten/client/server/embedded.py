@@ -12,9 +12,9 @@ import os
 import sys
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from sandkasten.client.server.server_pool import Place, aclose, connect, no_tenant, place_of
+from sandkasten.client.server.server_pool import Place, aclose, connect
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -26,30 +26,29 @@ if TYPE_CHECKING:
     from sandkasten.client.server.installer import Installer
     from sandkasten.client.server.transport import Transport
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.mcp.tool_provider import Caller
 
 
 async def open_engine(place: Place) -> Transport:
-    _require_linux()
+    require_linux()
     # In a thread, because the first import takes as long as a hundred commands and the loop
     # may be somebody's server.
     loaded = await asyncio.to_thread(_load, place)
-    with _installed():
+    with require_installed():
         from sandkasten.daemon import compose
 
         return await compose.open_engine(loaded)
 
 
 def _load(place: Place) -> Settings:
-    with _installed():
+    with require_installed():
         from sandkasten.daemon import compose  # noqa: F401  (only to have it loaded)
     return settings(place)
 
 
 def settings(place: Place) -> Settings:
     """The settings in force for a place, with the origin of each."""
-    _require_linux()
-    with _installed():
+    require_linux()
+    with require_installed():
         from sandkasten.daemon.settings.resolver import load
 
         return load(place.flags(), os.environ, Path.cwd())
@@ -57,8 +56,8 @@ def settings(place: Place) -> Settings:
 
 def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
     """Be a daemon in this process until a signal ends it. `said` hears when it is ready."""
-    _require_linux()
-    with _installed():
+    require_linux()
+    with require_installed():
         from sandkasten.daemon.serve import run
         from sandkasten.daemon.settings.resolver import load
     run(load(flags, os.environ, Path.cwd()), said)
@@ -67,7 +66,7 @@ def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
 def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
     """What the data directory remembers, while no daemon serves it; Conflict when one does."""
     loaded = settings(place)
-    with _installed():
+    with require_installed():
         from sandkasten.daemon.offline_admin import offline_books
 
     return offline_books(loaded)
@@ -76,85 +75,31 @@ def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
 @asynccontextmanager
 async def open_agents(place: Place) -> AsyncIterator[AgentsTransport]:
     """Agents that this process runs; what still runs at the end of the block is cancelled."""
-    _require_linux()
+    require_linux()
     loaded = await asyncio.to_thread(_load_agents, place)
-    with _installed():
+    with require_installed():
         from sandkasten.daemon.agent_services import local_agents
     async with local_agents(loaded) as opened:
         yield opened
 
 
 def _load_agents(place: Place) -> Settings:
-    with _installed():
+    with require_installed():
         from sandkasten.daemon import agent_services  # noqa: F401  (only to have it loaded)
     return settings(place)
 
 
 def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[Installer]:
     """A daemon that stands, or is to stand, on an engine; this machine need not be Linux."""
-    with _installed():
+    with require_installed():
         from sandkasten.daemon.container.installation import installation
         from sandkasten.daemon.settings.resolver import load
     return installation(load(flags, os.environ, Path.cwd()))
 
 
-def serve_mcp(
-    place: Place,
-    *,
-    mode: Literal["compute", "code", "all"],
-    transport: Literal["stdio", "http"],
-    listen: str,
-    image: str | None,
-    runtime: str | None,
-    session: str | None,
-    said: Callable[[str], None],
-) -> None:
-    """Be an MCP server in this process, whose tools are carried out at `place`.
-
-    `said` hears where it can be reached, if by HTTP.
-    """
-    if place.url is None:
-        _require_linux()
-        no_tenant(place)
-    with _installed():
-        from sandkasten.daemon.settings.resolver import load
-    with _installed("the MCP server", "mcp"):
-        from sandkasten.mcp.tool_provider import Offer, serve_mcp
-    settings = load({**place.flags(), "listen": listen}, os.environ, Path.cwd())
-    serve_mcp(settings, Offer(mode, image, runtime, session), transport, said, place)
-
-
-@asynccontextmanager
-async def open_tools(
-    place: Place | None = None,
-    *,
-    mode: Literal["compute", "code", "all"] = "all",
-    image: str | None = None,
-    runtime: str | None = None,
-    session: str | None = None,
-) -> AsyncIterator[Caller]:
-    """The tools for this program; what they opened is gone after the block.
-
-    `session`: unless it is named; then it stays for whoever names it again.
-    """
-    at = place or place_of()
-    if at.url is None:
-        no_tenant(at)
-    loaded = await asyncio.to_thread(_load, at)
-    with _installed("the toolbox of agents", "agents"):
-        from sandkasten.mcp import tool_provider
-    offer = tool_provider.Offer(mode, image, runtime, session)
-    async with tool_provider.open_tools(loaded, offer, at) as tools:
-        caller = tools.caller()
-        try:
-            yield caller
-        finally:
-            await caller.aclose()
-
-
 @contextmanager
-def _installed(what: str = "the embedded engine", extra: str = "server") -> Iterator[None]:
-    """The client alone can be installed without what the engine needs."""
+def require_installed(what: str = "the embedded engine", extra: str = "server") -> Iterator[None]:
+    """Raise BackendUnavailable when a library of an optional extra is missing."""
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -164,7 +109,7 @@ def _installed(what: str = "the embedded engine", extra: str = "server") -> Iter
         ) from exc
 
 
-def _require_linux() -> None:
+def require_linux() -> None:
     if sys.platform != "linux":
         raise BackendUnavailable(
             f"the embedded engine needs the Linux kernel, and this is {sys.platform}",
@@ -180,8 +125,8 @@ __all__ = [
     "open_books",
     "open_engine",
     "open_installation",
-    "open_tools",
+    "require_installed",
+    "require_linux",
     "serve",
-    "serve_mcp",
     "settings",
 ]

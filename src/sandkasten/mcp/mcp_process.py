@@ -1,0 +1,97 @@
+"""The process of `sandkasten mcp`: one transport, until the client leaves or a signal arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.daemon.settings.http_settings import require_key
+from sandkasten.errors import InvalidRequest
+from sandkasten.mcp.mcp_http import mcp_over_http
+from sandkasten.mcp.mcp_server import OneCaller, mcp_server
+from sandkasten.mcp.mcp_stdio import serve_stdio
+from sandkasten.mcp.tool_provider import provide_tools
+from sandkasten.telemetry import json_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
+
+    from sandkasten.client.server.server_pool import Place
+    from sandkasten.daemon.settings.http_settings import HttpSettings
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.mcp.tool_provider import ProvidedTools, ToolOffer
+
+
+def serve(
+    settings: Settings,
+    offer: ToolOffer,
+    transport: Literal["stdio", "http"],
+    announce: Callable[[str], None],
+    place: Place | None = None,
+) -> None:
+    """Serve until the client leaves (stdio) or a signal arrives.
+
+    Over HTTP, `announce` receives one line with the address.
+    """
+    if transport == "http":
+        require_key(settings.http)
+        if offer.session is not None:
+            raise InvalidRequest(
+                "--session requires --transport stdio: over HTTP each client has its own session",
+                hint="leave --session out, or use --transport stdio",
+                field="session",
+            )
+    json_log.configure(settings.http.log_level)
+    import uvloop
+
+    opening = provide_tools(settings, offer, place)
+    serving = _stdio(opening) if transport == "stdio" else _http(opening, settings.http, announce)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_until_signal(serving))
+
+
+async def _stdio(opening: AbstractAsyncContextManager[ProvidedTools]) -> None:
+    async with opening as tools:
+        caller = tools.open_caller()
+        server = mcp_server(tools.shapes, OneCaller(caller), version=version("sandkasten"))
+        try:
+            await serve_stdio(server)
+        finally:
+            await caller.aclose()
+
+
+async def _http(
+    opening: AbstractAsyncContextManager[ProvidedTools],
+    rules: HttpSettings,
+    announce: Callable[[str], None],
+) -> None:
+    async with (
+        opening as tools,
+        mcp_over_http(tools.shapes, tools.open_caller, rules, version=version("sandkasten")) as url,
+    ):
+        announce(f"sandkasten serves its tools at {url}")
+        await asyncio.get_running_loop().create_future()
+
+
+async def _until_signal(work: Coroutine[None, None, None]) -> None:
+    """Cancel the work at the first signal, which destroys its sandboxes; exit at the second."""
+    task = asyncio.create_task(work)
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        if stopped:
+            os._exit(1)
+        stopped = True
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,88 @@
+"""Entry points of the package: serve the tools over MCP, or open them in this program.
+
+The tools work on a daemon if the place names one, otherwise on an engine in this process. The
+libraries behind them are extras and are imported on first use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.client.server.embedded import require_installed, require_linux
+from sandkasten.client.server.server_pool import Place, no_tenant, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from sandkasten.agents.tools.adapter_protocols import Caller
+    from sandkasten.daemon.settings.resolver import Settings
+
+
+def serve_mcp(
+    place: Place,
+    *,
+    mode: Literal["compute", "code", "all"],
+    transport: Literal["stdio", "http"],
+    listen: str,
+    image: str | None,
+    runtime: str | None,
+    session: str | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Run an MCP server in this process until the client leaves or a signal arrives.
+
+    Over HTTP, `announce` receives one line with the address.
+    """
+    if place.url is None:
+        require_linux()
+        no_tenant(place)
+    settings = _settings({**place.flags(), "listen": listen})
+    with require_installed("the MCP server", "mcp"):
+        from sandkasten.mcp.mcp_process import serve
+        from sandkasten.mcp.tool_provider import ToolOffer
+    serve(settings, ToolOffer(mode, image, runtime, session), transport, announce, place)
+
+
+@asynccontextmanager
+async def open_tools(
+    place: Place | None = None,
+    *,
+    mode: Literal["compute", "code", "all"] = "all",
+    image: str | None = None,
+    runtime: str | None = None,
+    session: str | None = None,
+) -> AsyncIterator[Caller]:
+    """Open the tools for this program. Their sandboxes are destroyed when the block ends.
+
+    With a `session` name the sandboxes stay, and the next block that uses the name finds them.
+    """
+    place = place or place_of()
+    if place.url is None:
+        require_linux()
+        no_tenant(place)
+    # In a thread: the first import takes as long as a hundred commands and would block the loop.
+    settings = await asyncio.to_thread(_load, place)
+    with require_installed("the toolbox of agents", "agents"):
+        from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
+    async with provide_tools(settings, ToolOffer(mode, image, runtime, session), place) as tools:
+        caller = tools.open_caller()
+        try:
+            yield caller
+        finally:
+            await caller.aclose()
+
+
+def _load(place: Place) -> Settings:
+    with require_installed("the toolbox of agents", "agents"):
+        from sandkasten.mcp import tool_provider  # noqa: F401  (imported to have it loaded)
+    return _settings(place.flags())
+
+
+def _settings(flags: Mapping[str, str]) -> Settings:
+    with require_installed():
+        from sandkasten.daemon.settings.resolver import load
+    return load(flags, os.environ, Path.cwd())
