@@ -10,7 +10,7 @@ import pytest
 
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.storage import workspace_files
+from sandkasten.engine.lifecycle import workspace_loans
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.journal_rows import KeyRow
@@ -119,7 +119,7 @@ async def test_many_requests_at_once_share_one_sandbox(daemon, engine):
 
 
 async def test_what_was_lent_goes_when_nobody_uses_it(daemon, engine, monkeypatch):
-    monkeypatch.setattr(workspace_files, "IDLE_S", 0.1)
+    monkeypatch.setattr(workspace_loans, "IDLE_S", 0.1)
     await daemon.ask("POST", W, {"name": "w"})
     await daemon.ask("GET", f"{W}/w/fs")
     for _ in range(int(PATIENCE_S / 0.05)):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine.storage import workspace_files
+from sandkasten.engine.lifecycle import workspace_loans
 from sandkasten.errors import Busy, Conflict, WorkspaceNotFound
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
@@ -21,7 +21,7 @@ async def workspace(engine):
 
 
 async def test_a_long_transfer_keeps_the_workspace_claimed(engine, monkeypatch):
-    monkeypatch.setattr(workspace_files, "TAKE_BACK_S", 0.2)
+    monkeypatch.setattr(workspace_loans, "TAKE_BACK_S", 0.2)
     async with engine.workspace_files.lent("w") as the_id:
         with pytest.raises(Conflict):
             await engine.create(NAMED)
@@ -43,7 +43,7 @@ async def test_a_dead_helper_sandbox_is_replaced(engine):
 
 
 async def test_the_number_of_helper_sandboxes_is_bounded(engine, monkeypatch):
-    monkeypatch.setattr(workspace_files, "MAX_LENDERS", 1)
+    monkeypatch.setattr(workspace_loans, "MAX_LOANS", 1)
     await engine.workspaces.create("v")
     async with engine.workspace_files.lent("v"):
         with pytest.raises(Busy):
@@ -77,7 +77,7 @@ async def test_a_workspace_deleted_meanwhile_is_not_created_again(engine):
 
 
 async def test_a_helper_sandbox_of_another_process_is_waited_for(world, monkeypatch):
-    monkeypatch.setattr(workspace_files, "IDLE_S", 0.3)
+    monkeypatch.setattr(workspace_loans, "IDLE_S", 0.3)
     other = world.another()
     try:
         async with other.workspace_files.lent("w") as lent:

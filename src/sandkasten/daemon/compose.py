@@ -67,8 +67,6 @@ async def open_engine(
         journal=journal,
         packages=packages,
     )
-    sources.bench = engine.bench
-    packages.sites = engine.sites
     engine.sweep_soon()
     return engine
 

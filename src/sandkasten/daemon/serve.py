@@ -65,6 +65,9 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         engine = await open_engine(settings, events=events, journal=books.journal)
         stack.push_async_callback(engine.aclose)
         _check_exposure(settings, keyed=books.keys.any_living(clock.now()))
+        agents = LaterAgents(
+            lambda: agency(settings, engine, books.files, stays=True, events=events)
+        )
         server = Server(
             engine=engine,
             doorkeeper=Doorkeeper(
@@ -85,16 +88,13 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
             journal=books.journal,
             keys=books.keys,
             files=books.files,
+            open_agents=agents.open,
             events=metrics,
             metrics=metrics,
             version=version("sandkasten"),
         )
         await engine.recover()
-        agents = LaterAgents(
-            lambda: agency(settings, engine, books.files, stays=True, events=events)
-        )
         await stack.enter_async_context(agents)
-        server.open_agents = agents.open
         await stack.enter_async_context(books.kept_short(clock, UPKEEP_EVERY_S))
         app = App(server, ALL)
         http = await stack.enter_async_context(listening(app, rules, server.rules))

@@ -30,6 +30,7 @@ from sandkasten.engine.lifecycle.sandboxes import Sandboxes
 from sandkasten.engine.lifecycle.session_list import MOST, Listing, Page
 from sandkasten.engine.lifecycle.tenant_quotas import Allowance, Quotas
 from sandkasten.engine.lifecycle.workspace_claims import Claims
+from sandkasten.engine.lifecycle.workspace_loans import Loans
 from sandkasten.engine.oneshot.build_sandbox import Bench
 from sandkasten.engine.oneshot.oneshot import OneShot
 from sandkasten.engine.oneshot.package_sandbox import Sites
@@ -85,13 +86,14 @@ Silences: TypeAlias = list[BackendUnavailable]
 
 # Late enough not to slow the first create, early enough that short-lived processes sweep.
 SWEEP_AFTER_S = 1.0
-# A process that ends before its sweep began does a quick one on its way out; bounded,
-# because nobody waits for it.
+# A process that ends before its sweep began does a quick one on its way out, bounded by this.
 SWEEP_AT_CLOSE_S = 2.0
 # Of a backend's own connections, which end with the process in any case.
 CLOSE_S = 2.0
 # A process that stays looks again so often: a paused sandbox cannot end itself.
 SWEEP_EVERY_S = 60.0
+# Cut connections that the watch has not looked at yet; what finds no room waits for its next round.
+_MAX_DISCONNECTS = 1024
 
 
 class Engine:
@@ -117,13 +119,16 @@ class Engine:
         self.policy = policy
         self._door = Door()
         self._chronicle = Chronicle(journal, clock, events)
-        self._handles = Handles(backends, store, clock, events, self._chronicle)
+        disconnects: asyncio.Queue[SandboxId] = asyncio.Queue(_MAX_DISCONNECTS)
+        self._handles = Handles(backends, store, clock, events, self._chronicle, disconnects)
+        loans = Loans(store)
         claims = Claims(
             store=store,
             handles=self._handles,
             port=workspaces,
             rules=policy.workspaces,
             clock=clock,
+            loans=loans,
         )
         tiers = Tiers(backends=backends, default_backend=default_backend, policy=policy)
         planner = Planner(
@@ -155,7 +160,7 @@ class Engine:
             store=store,
             handles=self._handles,
             rules=policy.workspaces,
-            finish=self._sandboxes.bury,
+            remover=self._sandboxes,
             quotas=self._quotas,
             door=self._door,
             events=events,
@@ -166,9 +171,9 @@ class Engine:
             handles=self._handles,
             store=store,
             claims=claims,
+            loans=loans,
             door=self._door,
         )
-        claims.take_back = self.workspace_files.take_back
         self._survey = Survey(
             backends=backends,
             default_backend=default_backend,
@@ -198,6 +203,7 @@ class Engine:
             handles=self._handles,
             reaper=self._reaper,
             chronicle=self._chronicle,
+            disconnects=disconnects,
             events=events,
         )
         self._recovery = Recovery(
@@ -213,6 +219,7 @@ class Engine:
         self.files = Files(self._handles, policy)
         self.terminals = Terminals(self._handles, self._history, self._door)
         self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
+        self._sites = Sites(planner, self._sandboxes, self._execution, self.files, store)
         self._oneshot = OneShot(
             planner,
             self._sandboxes,
@@ -220,11 +227,11 @@ class Engine:
             self._execution,
             self.files,
             self._quotas,
+            self._sites,
             events,
         )
-        self.images = Images(library, store)
         self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
-        self.sites = Sites(planner, self._sandboxes, self._execution, self.files, store)
+        self.images = Images(library, store, self.bench)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 
@@ -239,7 +246,8 @@ class Engine:
     ) -> Info:
         """`quota` bounds what the request's tenant has in all; `other_disk_bytes` count as its."""
         with self._door.within():
-            return await self._sandboxes.create(request, Allowance(quota, other_disk_bytes))
+            room = Allowance(quota, other_disk_bytes)
+            return await self._sandboxes.create(request, room, sites=self._sites)
 
     async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
         """Live: how long it lives counts from now on, its lifetime from its creation."""

@@ -35,7 +35,7 @@ from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import SAYS_ENDING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
@@ -108,7 +108,9 @@ class Handles:
         clock: Clock,
         events: EventSink | None = None,
         chronicle: Chronicle | None = None,
+        disconnects: asyncio.Queue[SandboxId] | None = None,
     ) -> None:
+        """`disconnects` gets the id of each sandbox whose connection was cut, while it has room."""
         self._backends = backends
         self._store = store
         self._clock = clock
@@ -117,8 +119,7 @@ class Handles:
         self._open: dict[str, Handle] = {}
         self._judged: dict[str, Judged] = {}
         self.reach = Reach(clock, events)
-        self.suspect: Callable[[SandboxId], None] | None = None
-        """Told of every sandbox whose connection ended otherwise than by us."""
+        self._disconnects = disconnects
 
     def peek(self, the_id: str) -> Handle | None:
         return self._open.get(the_id)
@@ -142,8 +143,9 @@ class Handles:
             if channel.cut_off:
                 if handle.channel is channel:
                     handle.cut_at = self._clock.boottime()
-                if self.suspect is not None:
-                    self.suspect(the_id)
+                if self._disconnects is not None:
+                    with suppress(asyncio.QueueFull):
+                        self._disconnects.put_nowait(the_id)
 
         channel.when_closed(ended)
 

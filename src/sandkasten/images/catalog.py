@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ImageUsage,
         RemovedImage,
     )
+    from sandkasten.ports import Workbench
 
 T = TypeVar("T")
 # What is named by content is here or nowhere.
@@ -234,6 +235,7 @@ class Images:
         name: str,
         file: str,
         *,
+        bench: Workbench,
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
@@ -243,7 +245,7 @@ class Images:
         recipe = await self._sources.recipe(path)
         base = await self._base(recipe.base)
         built = await self._sources.steps(
-            name, base, recipe, path.parent, refresh=refresh, progress=progress
+            name, base, recipe, path.parent, bench=bench, refresh=refresh, progress=progress
         )
         info = await asyncio.to_thread(self._info, built.image)
         return BuiltImage(info, cached=built.cached)

@@ -42,8 +42,6 @@ class Sources:
     ) -> None:
         self._store = store
         self._read_recipe = read_recipe
-        self.bench: Workbench | None = None
-        """Where commands of steps run; given by whoever has sandboxes."""
         self._registries = dict(registries or {})
         self._pull_timeout_s = pull_timeout_s
 
@@ -95,13 +93,12 @@ class Sources:
         recipe: Recipe,
         context: Path,
         *,
+        bench: Workbench,
         refresh: bool,
         progress: Report | None,
     ) -> Built:
         from sandkasten.images.builder.step_builder import StepBuilder
 
-        if self.bench is None:
-            raise UnsupportedByBackend("nothing can be run here", hint="use the embedded engine")
-        return await StepBuilder(self._store, self.bench).build(
+        return await StepBuilder(self._store, bench).build(
             name, base, recipe, context, refresh=refresh, progress=progress
         )

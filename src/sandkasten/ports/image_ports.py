@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         RemovedImage,
     )
     from sandkasten.model.images.resolved_image import Image, Lookup
+    from sandkasten.ports.isolation import Workbench
 
 
 class ImageSource(Protocol):
@@ -128,9 +129,13 @@ class ImageLibrary(Protocol):
         name: str,
         file: str,
         *,
+        bench: Workbench,
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
-    ) -> BuiltImage: ...
+    ) -> BuiltImage:
+        """Build an image by the steps of a recipe; its commands run on `bench`."""
+        ...
+
     async def tag(self, name: str, new: str) -> ImageInfo: ...
     async def remove(self, name: str, *, in_use: AbstractSet[str]) -> RemovedImage:
         """Conflict when it is in use; its layers stay until `collect`."""

@@ -42,8 +42,13 @@ class Sites(Protocol):
 
 
 class Provisioner(Protocol):
-    async def provide(self, packages: Packages, image: Image, backend: str) -> Sequence[PackageSet]:
-        """Installed by now, by us or somebody earlier. ProvisioningFailed, PolicyDenied."""
+    async def provide(
+        self, packages: Packages, image: Image, backend: str, sites: Sites
+    ) -> Sequence[PackageSet]:
+        """Return the installed sets; what is not there yet is installed in `sites`.
+
+        Raises ProvisioningFailed or PolicyDenied.
+        """
         ...
 
     async def present(self, key: str) -> bool:

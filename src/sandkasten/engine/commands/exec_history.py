@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.commands.exec_endings import explain_end
 from sandkasten.engine.commands.exec_results import result_of
-from sandkasten.engine.handles import Handle, Handles, is_paused
+from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -27,12 +27,9 @@ from sandkasten.model.journal_rows import ExecRow
 from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs
 
 if TYPE_CHECKING:
-    from sandkasten.model.commands.exec_values import ExecRequest, ExecResult, Why
+    from sandkasten.model.commands.exec_values import ExecRequest, ExecResult
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Clock, Journal
-
-Explain = Callable[[Handle, ExecReply], Awaitable["Why | None"]]
-"""What ended a command, as far as the figures tell."""
 
 _COMMAND_BYTES = 4096
 # One of them is waited for, so its end is noted at once; the others are looked at this often.
@@ -58,7 +55,6 @@ class History:
         self._clock = clock
         self._followed: dict[str, _Followed] = {}
         self._closed = False
-        self.explain: Explain | None = None
 
     def began(self, record: Record, exec_id: str, request: ExecRequest) -> ExecRow | None:
         """Noted as running; None where nothing is noted."""
@@ -164,7 +160,7 @@ class History:
             replies += decode_execs(listed)
         for reply in replies:
             if reply.ended and reply.exec_id in followed.rows:
-                why = None if self.explain is None else await self.explain(handle, reply)
+                why = await explain_end(self._handles, handle, reply)
                 row = followed.rows.pop(reply.exec_id)
                 self.ended(row, result_of(reply, Output(0, 0), why=why))
 

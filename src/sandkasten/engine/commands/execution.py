@@ -9,11 +9,10 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.commands.exec_endings import explain_end
 from sandkasten.engine.commands.exec_follower import Following
 from sandkasten.engine.commands.exec_results import (
-    GRACE_S,
     SOURCES,
-    ending_of,
     lost_result,
     result_of,
     start_fields,
@@ -21,15 +20,15 @@ from sandkasten.engine.commands.exec_results import (
 from sandkasten.engine.handles import Began, Handle, Handles
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError
 from sandkasten.model.commands.command import Command, checked_command
-from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Why
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.commands.kept_output import Output
-from sandkasten.model.commands.verdict import Ending, needs_figures, verdict
+from sandkasten.model.commands.verdict import Ending, verdict
 from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.model.ids import new_exec_id
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.policy import MAX_KEPT_BYTES
 from sandkasten.wire.call import Output as Piece
-from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs, decode_stats
+from sandkasten.wire.messages import decode_exec, decode_execs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 # For verbs that the runner answers at once.
 CALL_TIMEOUT_S = 30.0
 MAX_WAIT_S = 86_400.0
-# A file system with less than this free cannot take one more block of most writers.
-_FULL_BELOW_BYTES = 64 * 1024
 
 
 class Execution:
@@ -51,7 +48,6 @@ class Execution:
         self._handles = handles
         self._history = history
         self._events = events
-        history.explain = self._why
 
     async def run(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         following = await self._follow(sandbox_id, request)
@@ -108,7 +104,7 @@ class Execution:
                     if isinstance(item, Piece):
                         _add(output, item)
                 reply = decode_exec(await call.result())
-        return result_of(reply, output, why=await self._why(handle, reply))
+        return result_of(reply, output, why=await explain_end(self._handles, handle, reply))
 
     async def output(
         self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
@@ -132,7 +128,7 @@ class Execution:
                     if chunk.seq > since_seq:
                         yield chunk
             reply = decode_exec(await call.result())
-        yield result_of(reply, output, why=await self._why(handle, reply))
+        yield result_of(reply, output, why=await explain_end(self._handles, handle, reply))
 
     async def signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
         fields = {
@@ -187,41 +183,14 @@ class Execution:
             why = verdict(Ending(None, None, lost=True), limits)
             return lost_result(following.exec_id, following.output, raw=raw, why=why)
         if reply.exit_code == 0 and reply.state == "exited" and not reply.shell_reset:
-            why = None if not reply.timed_out else await self._why(following.handle, reply)
+            why = (
+                None
+                if not reply.timed_out
+                else await explain_end(self._handles, following.handle, reply)
+            )
         else:
-            why = await self._why(following.handle, reply, following.began)
+            why = await explain_end(self._handles, following.handle, reply, following.began)
         return result_of(reply, following.output, raw=raw, why=why)
-
-    async def _why(
-        self, handle: Handle, reply: ExecReply, began: Began | None = None
-    ) -> Why | None:
-        if not reply.ended:
-            return None
-        ending = ending_of(reply)
-        began = began or handle.began.get(reply.exec_id)
-        limits = handle.record.limits
-        timeout_s = began.timeout_s if began is not None else None
-        if not needs_figures(ending):
-            return verdict(ending, limits, timeout_s)
-        before = began.before if began is not None else handle.counters
-        try:
-            handle.counters = after = await handle.cell.usage()
-            full = await self._full(handle)
-        except SandkastenError:
-            # The figures only explain; without them the result is still the result.
-            return verdict(ending, limits, timeout_s)
-        return verdict(ending, limits, timeout_s, before=before, after=after, full=full)
-
-    async def _full(self, handle: Handle) -> str | None:
-        channel = await self._handles.channel(handle)
-        stats = decode_stats(await channel.call("stats", timeout_s=GRACE_S))
-        for path, disk in stats.disk.items():
-            if disk.total and (
-                disk.free < min(_FULL_BELOW_BYTES, disk.total)
-                or (disk.inodes and not disk.inodes_free)
-            ):
-                return path
-        return None
 
 
 class _Noted:

@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.commands.exec_results import ending_of, result_of
+from sandkasten.engine.commands.exec_endings import explain_end
+from sandkasten.engine.commands.exec_results import result_of
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
 from sandkasten.engine.commands.terminal import hang_up, terminal_fields
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.command import checked_pty
 from sandkasten.model.commands.exec_values import ExecRequest, ExecResult, Pty
 from sandkasten.model.commands.kept_output import Output
-from sandkasten.model.commands.verdict import verdict
 from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.wire.call import Call
 from sandkasten.wire.call import Output as Piece
@@ -54,10 +54,10 @@ class _Watched:
 class Attached:
     """Iterate it for what the program writes from `offset` on; then `result` has its end."""
 
-    def __init__(self, call: Call, handle: Handle, history: History, offset: int) -> None:
+    def __init__(self, call: Call, handle: Handle, handles: Handles, offset: int) -> None:
         self._call = call
         self._handle = handle
-        self._history = history
+        self._handles = handles
         self.offset = offset
         self.ended = False
 
@@ -77,11 +77,7 @@ class Attached:
     async def result(self) -> ExecResult:
         reply = decode_exec(await self._call.result())
         self.ended = True
-        explain = self._history.explain
-        if explain is not None:
-            why = await explain(self._handle, reply)
-        else:
-            why = verdict(ending_of(reply), self._handle.record.limits)
+        why = await explain_end(self._handles, self._handle, reply)
         return result_of(reply, Output(0, 0), raw=True, why=why)
 
 
@@ -137,7 +133,7 @@ class Terminals:
                 self._handles.explaining(handle),
                 channel.stream("exec.output", fields) as call,
             ):
-                attached = Attached(call, handle, self._history, offset)
+                attached = Attached(call, handle, self._handles, offset)
                 try:
                     yield attached
                 finally:

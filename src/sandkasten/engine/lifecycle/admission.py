@@ -17,7 +17,8 @@ from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
 if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.planner import Plan
     from sandkasten.engine.lifecycle.tenant_quotas import Allowance, Quotas
-    from sandkasten.engine.lifecycle.workspace_claims import Claims, Finish
+    from sandkasten.engine.lifecycle.workspace_claims import Claims
+    from sandkasten.engine.lifecycle.workspace_loans import Remover
     from sandkasten.engine.session_journal import Chronicle
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.workspace import WorkspaceWish
@@ -34,7 +35,7 @@ class Entries:
         self._quotas = quotas
 
     async def write(
-        self, record: Record, plan: Plan, allowance: Allowance, bury: Finish
+        self, record: Record, plan: Plan, allowance: Allowance, remover: Remover
     ) -> tuple[Record, Plan]:
         """The row is written when this returns, and a named workspace is this sandbox's."""
         if record.acquired == "spare":
@@ -59,15 +60,15 @@ class Entries:
             return record, plan
         try:
             make = not limited or need.disk_bytes > 0
-            return await self._claimed(record, plan, plan.workspace, bury, make=make)
+            return await self._claimed(record, plan, plan.workspace, remover, make=make)
         except BaseException as exc:
             await finish(self._take_back(record, exc))
             raise
 
     async def _claimed(
-        self, record: Record, plan: Plan, wish: WorkspaceWish, bury: Finish, *, make: bool
+        self, record: Record, plan: Plan, wish: WorkspaceWish, remover: Remover, *, make: bool
     ) -> tuple[Record, Plan]:
-        async with self._claims.claimed(wish, bury, make=make) as claim:
+        async with self._claims.claimed(wish, remover, make=make) as claim:
             limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
             record = replace(
                 record,

@@ -49,15 +49,18 @@ class Watch:
         handles: Handles,
         reaper: Reaper,
         chronicle: Chronicle,
+        disconnects: asyncio.Queue[SandboxId],
         events: EventSink | None,
     ) -> None:
+        """`disconnects` holds ids of sandboxes whose connection was cut."""
         self._backends = backends
         self._store = store
         self._handles = handles
         self._reaper = reaper
         self._chronicle = chronicle
+        self._disconnects = disconnects
         self._events = events
-        self._rounds: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._looking: dict[str, asyncio.Task[bool]] = {}
         self._groups: dict[str, asyncio.Task[None]] = {}
         self.unsettled: set[SandboxId] = set()
@@ -66,16 +69,20 @@ class Watch:
         """Does for one of those what the start would have done."""
 
     def start(self) -> None:
-        if self._rounds is None:
-            self._handles.suspect = self._suspect
-            self._rounds = asyncio.get_running_loop().create_task(self._go_round())
+        if not self._tasks:
+            loop = asyncio.get_running_loop()
+            self._tasks = [
+                loop.create_task(self._go_round()),
+                loop.create_task(self._look_at_cut()),
+            ]
 
     async def aclose(self) -> None:
-        self._handles.suspect = None
-        tasks: list[asyncio.Task[Any]] = [*self._looking.values(), *self._groups.values()]
-        if self._rounds is not None:
-            tasks.append(self._rounds)
-            self._rounds = None
+        tasks: list[asyncio.Task[Any]] = [
+            *self._tasks,
+            *self._looking.values(),
+            *self._groups.values(),
+        ]
+        self._tasks = []
         for task in tasks:
             task.cancel()
         if tasks:
@@ -196,6 +203,10 @@ class Watch:
             if record.state not in (State.RUNNING, State.LOST):
                 return
             await self._look(record)
+
+    async def _look_at_cut(self) -> None:
+        while True:
+            self._suspect(await self._disconnects.get())
 
     async def _go_round(self) -> None:
         while True:

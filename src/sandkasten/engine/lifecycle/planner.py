@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.package_sets import Packages, PackageSet
     from sandkasten.model.sandbox.sandbox_requests import CreateRequest
-    from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner
+    from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner, Sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,18 @@ class Planner:
         self._packages = packages
 
     async def plan(
-        self, request: CreateRequest, *, otherwise: str = "linux", image: Image | None = None
+        self,
+        request: CreateRequest,
+        *,
+        otherwise: str = "linux",
+        image: Image | None = None,
+        sites: Sites | None = None,
     ) -> Plan:
         """Check everything that can be checked before anything is made.
 
         `otherwise` is the alias meant by a request that names no image, where the operator's
         allow-list does not hold the default one. `image` is one that was resolved already.
+        `sites` is where packages are installed; without it a request for packages is refused.
         """
         tenant = checked_tenant(request.tenant)
         check_network(request.network)
@@ -105,7 +111,7 @@ class Planner:
             mounts=await self._mounts(rules),
         )
         # Last, because it may take minutes: what can be refused was refused by now.
-        sets = await self._provided(packages, rules, spec, backend.name) if packages else ()
+        sets = await self._provided(packages, rules, spec, backend.name, sites) if packages else ()
         if sets:
             spec = _with_packages(spec, sets)
         return Plan(
@@ -142,13 +148,18 @@ class Planner:
                 )
 
     async def _provided(
-        self, packages: Packages, rules: Sequence[MountRule], spec: CellSpec, backend: str
+        self,
+        packages: Packages,
+        rules: Sequence[MountRule],
+        spec: CellSpec,
+        backend: str,
+        sites: Sites | None,
     ) -> Sequence[PackageSet]:
-        if self._packages is None:
+        if self._packages is None or sites is None:
             raise UnsupportedByBackend(
                 "packages cannot be installed here", hint="use an image that has them"
             )
-        sets = await self._packages.provide(packages, spec.image, backend)
+        sets = await self._packages.provide(packages, spec.image, backend, sites)
         for one in sets:
             for rule in rules:
                 if touching(rule.target, one.mount.target):

@@ -35,7 +35,7 @@ from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.ledger_record import Acquired, Record
 from sandkasten.model.sandbox.lifecycle import State, is_there
-from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, Store
+from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, Sites, Store
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
@@ -78,8 +78,15 @@ class Sandboxes:
         self._clock = clock
         self._events = events
 
-    async def create(self, request: CreateRequest, allowance: Allowance = UNLIMITED) -> Info:
-        plan = await self._planner.plan(request)
+    async def create(
+        self,
+        request: CreateRequest,
+        allowance: Allowance = UNLIMITED,
+        *,
+        sites: Sites | None = None,
+    ) -> Info:
+        """Packages of the request are installed in `sites`."""
+        plan = await self._planner.plan(request, sites=sites)
         if plan.session_key is None:
             return self.describe(await self.make(plan, allowance=allowance), created=True)
         async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
@@ -121,7 +128,7 @@ class Sandboxes:
             tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,
         )
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
-            record, plan = await self._entries.write(record, plan, allowance, self.bury)
+            record, plan = await self._entries.write(record, plan, allowance, self)
             try:
                 # The row keeps the image from now on; it must not have gone just before.
                 await self._planner.check_present(plan)

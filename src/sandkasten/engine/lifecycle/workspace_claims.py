@@ -8,7 +8,6 @@ that could disagree with it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,13 +30,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.engine.handles import Handles
+    from sandkasten.engine.lifecycle.workspace_loans import Loans, Remover
     from sandkasten.model.sandbox.cell_spec import Volume
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.workspace import StoredWorkspace
     from sandkasten.ports import Clock, Store, Workspaces
-
-Finish = Callable[["Record"], Awaitable[None]]
-"""Removes a sandbox whose lock is held."""
 
 # Long enough for a check of a large file system that another create waits for.
 LOCK_WAIT_S = 60.0
@@ -62,14 +59,14 @@ class Claims:
         port: Workspaces | None,
         rules: WorkspaceRules,
         clock: Clock,
+        loans: Loans,
     ) -> None:
         self._store = store
         self._handles = handles
         self._port = port
         self._rules = rules
         self._clock = clock
-        self.take_back: Callable[[Record], Awaitable[bool]] | None = None
-        """Asks whoever lends the files of a workspace to let it go; whether that was done."""
+        self._loans = loans
 
     @property
     def kept(self) -> bool:
@@ -93,7 +90,7 @@ class Claims:
 
     @asynccontextmanager
     async def claimed(
-        self, wish: WorkspaceWish, finish: Finish, *, make: bool = True
+        self, wish: WorkspaceWish, remover: Remover, *, make: bool = True
     ) -> AsyncIterator[Claim]:
         """The workspace, made if it is not there. The caller writes its row inside the block.
 
@@ -101,7 +98,7 @@ class Claims:
         """
         port = self.port
         async with self.lock(wish.name):
-            holders = await self.holders(wish.name, finish)
+            holders = await self.holders(wish.name, remover)
             admit(wish.name, wish.shared, holders)
             try:
                 stored = await port.get(wish.name)
@@ -134,16 +131,17 @@ class Claims:
         check_count(len(await self.port.names()), self._rules)
         await self.port.clear(name)
 
-    async def holders(self, name: str, finish: Finish) -> list[Record]:
+    async def holders(self, name: str, remover: Remover) -> list[Record]:
         """The living ones; what is left of dead ones is removed. With the lock held."""
         living: list[Record] = []
         for record in await self._store.list():
             if record.workspace_id == name:
                 if await self.lives(record):
-                    if record.acquired != "internal" or not await self._taken_back(record):
+                    internal = record.acquired == "internal"
+                    if not internal or not await self._loans.take_back(record, remover):
                         living.append(record)
                 else:
-                    await self._bury(record, finish)
+                    await self._bury(record, remover)
         return living
 
     async def living(self, records: Iterable[Record]) -> list[Record]:
@@ -161,14 +159,11 @@ class Claims:
             # Not known to be dead.
             return True
 
-    async def _taken_back(self, record: Record) -> bool:
-        return self.take_back is not None and await self.take_back(record)
-
-    async def _bury(self, record: Record, finish: Finish) -> None:
+    async def _bury(self, record: Record, remover: Remover) -> None:
         async with self._store.lock(record.id, wait_s=_DESTROY_WAIT_S):
             row = await self._store.get(record.id)
             if row is not None:
-                await finish(row)
+                await remover.bury(row)
 
 
 def _unenforced(stored: StoredWorkspace) -> tuple[Unenforced, ...]:

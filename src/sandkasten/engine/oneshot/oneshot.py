@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.oneshot.warm_pool import Spares
     from sandkasten.engine.storage.sandbox_files import Files
     from sandkasten.model.sandbox.ledger_record import Record
-    from sandkasten.ports import EventSink
+    from sandkasten.ports import EventSink, Sites
 
 MAX_CODE_BYTES = 10_000_000
 MAX_FILES = 1000
@@ -93,9 +93,11 @@ class OneShot:
         execution: Execution,
         files: Files,
         quotas: Quotas,
+        sites: Sites,
         events: EventSink | None = None,
     ) -> None:
         self._quotas = quotas
+        self._sites = sites
         self._planner = planner
         self._sandboxes = sandboxes
         self._spares = spares
@@ -145,6 +147,7 @@ class OneShot:
                 labels={"sandkasten.oneshot": job.name},
             ),
             otherwise=job.runtime.image,
+            sites=self._sites,
         )
         limits = plan.spec.limits
         checked_command(job.exec, limits, "sh")

@@ -27,14 +27,15 @@ if TYPE_CHECKING:
         ImageUsage,
         RemovedImage,
     )
-    from sandkasten.ports import ImageLibrary, Store
+    from sandkasten.ports import ImageLibrary, Store, Workbench
 
 
 class Images:
     """Every operation on images; UnsupportedByBackend where the engine has no library."""
 
-    def __init__(self, library: ImageLibrary | None, store: Store) -> None:
+    def __init__(self, library: ImageLibrary | None, store: Store, bench: Workbench) -> None:
         self._library = library
+        self._bench = bench
         self._store = store
 
     async def list(self) -> builtins.list[ImageInfo]:
@@ -125,7 +126,9 @@ class Images:
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
         """Make an image by the steps of a recipe; only what changed is done again."""
-        return await self.library.build_steps(name, file, refresh=refresh, progress=progress)
+        return await self.library.build_steps(
+            name, file, bench=self._bench, refresh=refresh, progress=progress
+        )
 
     async def tag(self, name: str, new: str) -> ImageInfo:
         return _used(await self.library.tag(name, new), await self._users())

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from sandkasten.engine.drain import Door
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.lifecycle.tenant_quotas import Quotas
-    from sandkasten.engine.lifecycle.workspace_claims import Claims, Finish
+    from sandkasten.engine.lifecycle.workspace_claims import Claims
+    from sandkasten.engine.lifecycle.workspace_loans import Remover
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.workspace import WorkspaceRules
@@ -57,7 +58,7 @@ class Workspaces:
         store: Store,
         handles: Handles,
         rules: WorkspaceRules,
-        finish: Finish,
+        remover: Remover,
         quotas: Quotas,
         door: Door,
         events: EventSink | None,
@@ -68,7 +69,7 @@ class Workspaces:
         self._store = store
         self._handles = handles
         self._rules = rules
-        self._finish = finish
+        self._remover = remover
         self._events = events
 
     async def list(self, *, tenant: str = DEFAULT_TENANT) -> _List:
@@ -142,7 +143,7 @@ class Workspaces:
             # In one order, or two copies in opposite directions would wait for each other.
             for one in sorted((source, target)):
                 await locks.enter_async_context(self._claims.lock(one))
-            holders = await self._claims.holders(source, self._finish)
+            holders = await self._claims.holders(source, self._remover)
             check_unused(source, "copied", holders)
             await self._claims.port.get(source)
             await self._refuse_taken(target)
@@ -194,7 +195,7 @@ class Workspaces:
     @asynccontextmanager
     async def _unused(self, name: str, attempt: str) -> AsyncIterator[None]:
         async with self._claims.lock(name):
-            check_unused(name, attempt, await self._claims.holders(name, self._finish))
+            check_unused(name, attempt, await self._claims.holders(name, self._remover))
             yield
 
     async def _refuse_taken(self, name: str) -> None:

@@ -21,7 +21,6 @@ from sandkasten.errors import (
     InvalidImage,
     PolicyDenied,
     ProvisioningFailed,
-    UnsupportedByBackend,
 )
 from sandkasten.images.builder.build_cache import build_key
 from sandkasten.images.disk import translated
@@ -57,17 +56,14 @@ _FORM: Final = 1
 
 
 class Provisioner:
-    """`sites` is set once there is an engine."""
-
     def __init__(self, root: Path, rules: PackageRules, environ: Mapping[str, str]) -> None:
         self._rules = rules
         self._environ = environ
         self._shelf = Shelf(root, max_bytes=rules.max_bytes)
         self._gate = asyncio.Semaphore(_AT_ONCE)
-        self.sites: Sites | None = None
 
     async def provide(
-        self, packages: Packages, image: Image, backend: str
+        self, packages: Packages, image: Image, backend: str, sites: Sites
     ) -> tuple[PackageSet, ...]:
         if not self._rules.enabled:
             raise PolicyDenied(
@@ -78,7 +74,7 @@ class Provisioner:
         check_allowed(packages, self._rules.allow)
         return tuple(
             [
-                await self._provide(ecosystem, specs, image, backend)
+                await self._provide(ecosystem, specs, image, backend, sites)
                 for ecosystem, specs in packages.ecosystems
             ]
         )
@@ -87,7 +83,12 @@ class Provisioner:
         return self._shelf.has(key)
 
     async def _provide(
-        self, ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, backend: str
+        self,
+        ecosystem: Ecosystem,
+        specs: tuple[str, ...],
+        image: Image,
+        backend: str,
+        sites: Sites,
     ) -> PackageSet:
         source = await self._source(ecosystem)
         key = await asyncio.to_thread(_key, ecosystem, specs, image, source)
@@ -100,7 +101,7 @@ class Provisioner:
             async with asyncio.timeout(2 * limit_s), self._shelf.alone(key):
                 if not self._shelf.use(key):
                     async with self._gate:
-                        await self._make_in_time(key, ecosystem, specs, image, backend)
+                        await self._make_in_time(key, ecosystem, specs, image, backend, sites)
         except TimeoutError as exc:
             raise Busy(
                 f"packages {', '.join(specs)} were not there within {2 * limit_s:g} s",
@@ -128,11 +129,12 @@ class Provisioner:
         specs: tuple[str, ...],
         image: Image,
         backend: str,
+        sites: Sites,
     ) -> None:
         limit_s = self._rules.timeout_s
         try:
             async with asyncio.timeout(limit_s + _MARGIN_S):
-                await self._make(key, ecosystem, specs, image, backend)
+                await self._make(key, ecosystem, specs, image, backend, sites)
         except TimeoutError as exc:
             raise ProvisioningFailed(
                 f"installing {', '.join(specs)} was not done within {limit_s:g} s",
@@ -147,12 +149,11 @@ class Provisioner:
         specs: tuple[str, ...],
         image: Image,
         backend: str,
+        sites: Sites,
     ) -> None:
         # Here: most processes never install anything, and need not wait for what that takes.
         from sandkasten.images.packages import npm_packages, pip_packages
 
-        if self.sites is None:
-            raise UnsupportedByBackend("packages cannot be installed here", hint="use an image")
         await to_the_end(self._shelf.sweep)
         ends_at = time.monotonic() + self._rules.timeout_s
         async with self._shelf.scratch() as scratch:
@@ -164,7 +165,7 @@ class Provisioner:
                 tool = await to_the_end(pip_packages.tool, self._shelf)
                 mounts.append(HostMount(os.fspath(tool), pip_packages.TOOL))
             disk = self._rules.max_bytes
-            async with self.sites.open(image, backend, tuple(mounts), disk_bytes=disk) as site:
+            async with sites.open(image, backend, tuple(mounts), disk_bytes=disk) as site:
                 work = pip_packages.install if ecosystem == "pip" else npm_packages.install
                 left_s = max(1.0, ends_at - time.monotonic())
                 path = await work(specs, site, given, self._rules, self._environ, left_s)
@@ -172,7 +173,7 @@ class Provisioner:
                 await self._receive(site.tar(path), archive, specs)
             await to_the_end(shutil.rmtree, given)
             need = archive.stat().st_size
-            in_use = await self._in_use()
+            in_use = await _keys_in_use(sites)
             await to_the_end(self._shelf.make_room, need, in_use)
             await to_the_end(_unpack, archive, made / "tree", self._rules.max_bytes)
             about: dict[str, object] = {"packages": list(specs), "image": image.name}
@@ -194,9 +195,9 @@ class Provisioner:
                     )
                 await to_the_end(file.write, piece)
 
-    async def _in_use(self) -> frozenset[str]:
-        names = frozenset() if self.sites is None else await self.sites.mounted()
-        return frozenset(name.removeprefix(MOUNT_PREFIX) for name in names)
+
+async def _keys_in_use(sites: Sites) -> frozenset[str]:
+    return frozenset(name.removeprefix(MOUNT_PREFIX) for name in await sites.mounted())
 
 
 def _key(ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, source: list[str]) -> str:

@@ -1,0 +1,54 @@
+"""The reason why a command ended, as far as its status and the counters of its sandbox tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.engine.commands.exec_results import GRACE_S, ending_of
+from sandkasten.errors import SandkastenError
+from sandkasten.model.commands.verdict import needs_figures, verdict
+from sandkasten.wire.messages import decode_stats
+
+if TYPE_CHECKING:
+    from sandkasten.engine.handles import Began, Handle, Handles
+    from sandkasten.model.commands.exec_values import Why
+    from sandkasten.wire.messages import ExecReply
+
+# A file system with less than this free cannot take one more block of most writers.
+_FULL_BELOW_BYTES = 64 * 1024
+
+
+async def explain_end(
+    handles: Handles, handle: Handle, reply: ExecReply, began: Began | None = None
+) -> Why | None:
+    """Return why the command ended; None while it runs, or if there is nothing to explain.
+
+    Reads counters only for an end that they could explain.
+    """
+    if not reply.ended:
+        return None
+    ending = ending_of(reply)
+    began = began or handle.began.get(reply.exec_id)
+    limits = handle.record.limits
+    timeout_s = began.timeout_s if began is not None else None
+    if not needs_figures(ending):
+        return verdict(ending, limits, timeout_s)
+    before = began.before if began is not None else handle.counters
+    try:
+        handle.counters = after = await handle.cell.usage()
+        full = await _full_file_system(handles, handle)
+    except SandkastenError:
+        # The counters only explain; without them the result is still the result.
+        return verdict(ending, limits, timeout_s)
+    return verdict(ending, limits, timeout_s, before=before, after=after, full=full)
+
+
+async def _full_file_system(handles: Handles, handle: Handle) -> str | None:
+    channel = await handles.channel(handle)
+    stats = decode_stats(await channel.call("stats", timeout_s=GRACE_S))
+    for path, disk in stats.disk.items():
+        if disk.total and (
+            disk.free < min(_FULL_BELOW_BYTES, disk.total) or (disk.inodes and not disk.inodes_free)
+        ):
+            return path
+    return None
