@@ -42,43 +42,43 @@ middle; endless: the response never ends; huge_line: one line without end."""
 class Call:
     name: str
     arguments: Any = field(default_factory=dict)
-    """A text is sent as it is, so that it can be no JSON."""
+    """A string is sent unchanged, so it may be invalid JSON."""
     id: str | None = None
-    """None: one of its own."""
+    """None generates an id."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back to one request."""
+    """The response to one request."""
 
     text: str = ""
     calls: Sequence[Call] = ()
     finish_reason: str | None = None
     refusal: str | None = None
     usage: tuple[int, int] | None = (10, 5)
-    """Tokens of the prompt and of the answer; None: it does not say."""
+    """Tokens of the prompt and of the answer; None omits them."""
     stream: bool = True
-    """False: whole, also where a stream was asked for."""
+    """False sends the answer at once, even if a stream was requested."""
     bytes_at_once: int | None = None
-    """Cut there, without regard to characters and lines."""
+    """Send at most this many bytes at once, regardless of characters and lines."""
     piece: int = 7
-    """Characters of text or arguments in a piece of a stream."""
+    """Characters of text or arguments in one chunk of a stream."""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     raw: bytes | None = None
-    """In place of all of this."""
+    """Sent instead of everything above."""
     content_type: str | None = None
     fault: Fault | None = None
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, as a script sees it."""
+    """One request as a script sees it."""
 
     body: Mapping[str, Any]
     headers: Mapping[str, str]
     number: int
-    """From 0, over the life of the server."""
+    """Number of the request, from 0."""
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
@@ -95,7 +95,7 @@ class Asked:
 
     @property
     def turn(self) -> int:
-        """How often the model has answered in this conversation."""
+        """Number of model answers in this conversation."""
         return sum(one.get("role") == "assistant" for one in self.messages)
 
     @property
@@ -104,16 +104,16 @@ class Asked:
 
     @property
     def last(self) -> Any:
-        """The newest answer of a tool, as JSON where it is some."""
-        told = self.tool_answers[-1] if self.tool_answers else ""
+        """The last tool result, decoded if it is JSON."""
+        content = self.tool_answers[-1] if self.tool_answers else ""
         try:
-            return json.loads(told)
+            return json.loads(content)
         except ValueError:
-            return told
+            return content
 
 
 Script = Sequence[Answer] | Callable[[Asked], Answer]
-"""A list is gone through request by request; a function looks at the conversation."""
+"""A list answers request by request; a function decides from the conversation."""
 
 
 class ScriptedModel:
@@ -122,7 +122,7 @@ class ScriptedModel:
     def __init__(self, script: Script, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.requests: list[Asked] = []
         self.gone: int = 0
-        """How many callers left before their answer was whole."""
+        """Number of clients that disconnected before their answer was complete."""
         self.base_url = ""
         self._script = script
         self._host, self._port = host, port
@@ -156,7 +156,7 @@ class ScriptedModel:
             self.gone += 1
             raise
         except ConnectionError:
-            # Whoever asked has left, which is no trouble of ours.
+            # The client disconnected.
             self.gone += 1
             return web.Response()
 
@@ -191,7 +191,7 @@ class ScriptedModel:
         for at in range(0, len(body), step):
             await response.write(body[at : at + step])
             if answer.bytes_at_once:
-                # So that they come one by one, as from a slow network.
+                # Send chunks one by one, like a slow network.
                 await asyncio.sleep(0)
         await response.write_eof()
         return response
@@ -305,7 +305,7 @@ _BLANK = re.compile(r"\$\{(user|last)((?:\.\w+)*)\}")
 
 
 def script_of(data: Mapping[str, Any]) -> Callable[[Asked], Answer]:
-    """A script as it stands in a file; see the head of this module."""
+    """Return the script of a file; the module docstring describes the format."""
 
     def answer(asked: Asked) -> Answer:
         for entry in data["agents"]:
