@@ -1,4 +1,4 @@
-# The names people and scripts rely on. Every step leaves a stamp, so that a second run is instant.
+# The targets that people and scripts use. Every step leaves a stamp, so a second run is instant.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -11,21 +11,21 @@ BIN := src/sandkasten/_bin
 # One pip at a time in one environment, also under -j.
 PIP := flock $(VENV) $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --no-input
 RUNNER_SOURCES := $(shell find runner \( -name target -o -name build \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.sh' \) -print 2>/dev/null)
-# Said on make's command line, and read by the scripts that build images.
+# Set on make's command line, and read by the scripts that build images.
 export BASE OFFLINE
-# A host's own settings must not leak into what is tested.
+# Settings of the host must not leak into the tests.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
-# Hundreds of programs are started by the tests; each would compile all it imports anew.
+# The tests start hundreds of programs; without bytecode each would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents test test-long bench lint fmt docs wheel image images lock clean packages packages-test packages-bench lint-python lint-rust ready debians
+.PHONY: help setup dev demo demo-agents check test test-long bench lint fmt docs wheel image images lock clean packages packages-check packages-test packages-bench lint-python lint-rust ready debians
 
-help:  ## this list
+help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- set-up ------------------------------------------------------------------------------------
 
-setup: $(VENV)/.server $(BIN)/sandkasten-runner  ## everything needed to run: packages, .venv, the runner
+setup: $(VENV)/.server $(BIN)/sandkasten-runner  ## install what is needed to run: packages, .venv, the runner
 
 dev: setup $(VENV)/.dev  ## setup, and what tests and linters need
 
@@ -33,6 +33,9 @@ packages:
 	@scripts/packages.sh setup
 
 # Two of these at once would wait for each other's lock on apt; in a row they cost milliseconds.
+packages-check: | packages
+	@scripts/packages.sh check
+
 packages-test: | packages
 	@scripts/packages.sh test
 
@@ -75,24 +78,27 @@ $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack &: $(
 
 # ---- use ---------------------------------------------------------------------------------------
 
-demo: setup  ## the main job, shown step by step
+demo: setup  ## show the main features step by step
 	@scripts/demo.sh
 
 demo-agents: setup  ## example agents and a workflow with a scripted model, offline
 	@scripts/demo-agents.sh
 
-test:  ## lint and every test, in their everyday sizes
-	@$(MAKE) --no-print-directory --jobs=3 ready
-	@scripts/test.sh
+check: dev packages-check  ## lint, types and the tests that need no container engine: 3 minutes
+	@scripts/test.sh check
 
-test-long:  ## the same with every size in full
+test:  ## everything, on every backend; long tests in small sizes: 12 minutes
 	@$(MAKE) --no-print-directory --jobs=3 ready
-	@SANDKASTEN_LONG=1 scripts/test.sh
+	@scripts/test.sh all
 
-# Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: all three at once.
+test-long:  ## everything, on every backend, in full size
+	@$(MAKE) --no-print-directory --jobs=3 ready
+	@SANDKASTEN_LONG=1 scripts/test.sh all
+
+# Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: run all three at once.
 ready: dev packages-test debians
 
-# What tests/prepare.py needs nothing but Python for; it does the rest when all is installed.
+# The part of tests/prepare.py that needs only Python; the rest follows when all is installed.
 debians: | packages-test
 	@PYTHONPATH=src:. $(PYTHON) -m tests.prepare debians
 
@@ -104,10 +110,10 @@ lint: lint-python lint-rust  ## ruff, mypy, rustfmt, clippy
 lint-python: dev
 	@scripts/lint.sh python
 
-lint-rust: dev packages-test
+lint-rust: dev packages-check
 	@scripts/lint.sh rust
 
-fmt: dev packages-test  ## let the formatters write
+fmt: dev packages-check  ## format all code
 	@$(VENV)/bin/ruff check --quiet --fix --exit-zero .
 	@$(VENV)/bin/ruff format --quiet .
 	@scripts/cargo.sh fmt
@@ -115,16 +121,16 @@ fmt: dev packages-test  ## let the formatters write
 docs: $(VENV)/.docs  ## the documentation as a site in build/site; fails on a broken link
 	@scripts/docs.sh
 
-wheel: dev  ## dist/*.whl with the runner in it
+wheel: dev  ## build dist/*.whl with the runner in it
 	@$(VENV)/bin/python -m hatchling build -t wheel
 
-image: setup  ## the daemon as sandkasten:<version> in the engine of DOCKER_HOST (BASE=…)
+image: setup  ## build the daemon as sandkasten:<version> in the engine of DOCKER_HOST (BASE=…)
 	@scripts/image.sh
 
-images:  ## sandbox-runtime:base, :python and :node there (BASE=…, OFFLINE=1)
+images:  ## build sandbox-runtime:base, :python and :node there (BASE=…, OFFLINE=1)
 	@scripts/images.sh
 
-lock:  ## compile requirements/*.txt anew (ARGS=--upgrade)
+lock:  ## compile requirements/*.txt again (ARGS=--upgrade)
 	@scripts/lock.sh $(ARGS)
 
 clean:  ## remove everything that was built

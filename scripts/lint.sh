@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every linter, none stopping the next; fails when any did. Usage: lint.sh [python|rust]...
+# Run every linter; fail at the end when one of them did. Usage: lint.sh [python|format|rust]...
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=()
@@ -18,6 +18,7 @@ for part in "${@:-python}"; do
             try "ruff format" .venv/bin/ruff format --check --quiet .
             try "mypy" .venv/bin/mypy --no-error-summary
             ;;
+        format) try "cargo fmt" scripts/cargo.sh fmt -- --check ;;
         rust)
             try "cargo fmt" scripts/cargo.sh fmt -- --check
             try "cargo clippy" scripts/cargo.sh clippy --quiet --all-targets \

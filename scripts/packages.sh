@@ -1,11 +1,11 @@
 #!/bin/bash
-# Makes sure the system packages of a purpose are there: setup, test or bench.
-# Asks dpkg what is missing and touches apt only then, so that a second run costs nothing.
-# Not root, and something is missing: says which packages, and fails.
-# Not Debian: says what is needed and goes on; what is really missing will be named by its user.
+# Install the system packages of a purpose: setup, check, test or bench.
+# Asks dpkg what is missing and calls apt only then, so that a second run costs nothing.
+# If packages are missing and the user is not root, prints their names and fails.
+# On another system than Debian it prints what is needed and goes on.
 set -euo pipefail
 
-purpose=${1:?usage: packages.sh setup|test|bench}
+purpose=${1:?usage: packages.sh setup|check|test|bench}
 
 setup=(
     python3 python3-venv      # the engine and the command line
@@ -20,13 +20,15 @@ setup=(
 # Debian's node, unless the machine has one where the host image shows it.
 [ -x /usr/bin/node ] || setup+=(nodejs)
 
-test=(
+check=(
     rustfmt rust-clippy       # lint of the runner
+    git                       # tests/repo asks it which files belong to the repository
     busybox-static            # a shell that is not bash, and an image with nothing in it
+)
+test=(
     mmdebstrap skopeo         # images: a Debian to import, and somebody else's tool to compare with
     zstd xz-utils bzip2       # archives as people compress them
     docker-registry openssl   # a registry to pull from, and certificates for it
-    git                       # tests/repo asks it which files belong to the repository
     tmux vim-tiny             # a terminal over HTTP, driven as a person would
     runc                      # the oci backend
     docker.io iptables iproute2   # engines of the docker backend, each on a machine of its own
@@ -40,7 +42,8 @@ bench=(
 
 case $purpose in
     setup) wanted=("${setup[@]}") ;;
-    test) wanted=("${setup[@]}" "${test[@]}") ;;
+    check) wanted=("${setup[@]}" "${check[@]}") ;;
+    test) wanted=("${setup[@]}" "${check[@]}" "${test[@]}") ;;
     bench) wanted=("${setup[@]}" "${bench[@]}") ;;
     *) echo "packages.sh: unknown purpose $purpose" >&2; exit 2 ;;
 esac

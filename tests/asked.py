@@ -1,8 +1,9 @@
-"""Which tests of a suite are asked of a ground, which are not and why, and what came of the run.
+"""Which tests of the contract and the security suite run on which platform, and their results.
 
-A test that has no meaning somewhere says so with a marker and a reason; it is deselected there, and
-the run lists it. `--outcome FILE` writes what passed and what was not asked, by suite and ground;
-tests/matrix runs the suites with it.
+A test that has no meaning on a platform says so with a marker and a reason. It is deselected there,
+and the run lists it. `--outcome FILE` writes what passed and what was left out, by suite and
+platform; tests/matrix/page.py makes a page of these files. With pytest-xdist the workers collect
+and the controller counts: a worker hands over what it selected when it ends.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
-from tests.grounds import GROUNDS
+from tests.grounds import GROUNDS, every_platform, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.grounds import Ground
+    from tests.grounds import Ground, Suite
 
 MARKERS = (
     "needs_python(reason): the image must have Python",
@@ -41,13 +42,45 @@ class Found(TypedDict):
     seconds: float
 
 
+ALL = "all"
+_SELECTED = "selected"
 _where = pytest.StashKey[dict[str, tuple[str, str]]]()
 _left_out = pytest.StashKey[dict[str, str]]()
 _outcome = pytest.StashKey["Outcome"]()
 
 
 def add_option(parser: pytest.Parser) -> None:
-    parser.addoption("--outcome", metavar="FILE", help="write what passed and what was not asked")
+    parser.addoption(
+        "--platform",
+        action="append",
+        metavar="NAME",
+        help="where tests/conformance and tests/security run (repeatable): a name of "
+        "tests/grounds.py, package.module:factory for the contract alone, or `all` for every "
+        "platform with the part of the suites that `make test` runs there",
+    )
+    parser.addoption("--outcome", metavar="FILE", help="write what passed and what was left out")
+
+
+def platforms(config: pytest.Config, *default: str) -> list[str]:
+    """Return the platforms of a run; `default` is for one that names none."""
+    named = config.getoption("platform", None) or list(default)
+    return every_platform() if named == [ALL] else named
+
+
+def needs_engines(config: pytest.Config) -> bool:
+    """Return whether tests on Docker will run, whose engines all workers share."""
+    return config.getoption("platform", None) == [ALL]
+
+
+def on_platforms(
+    metafunc: pytest.Metafunc, suite: Suite, argument: str, *default: str, scope: Any = None
+) -> None:
+    """Parametrize a test with the platforms of the run; `all` means a part of the suite on some."""
+    module, test = metafunc.module.__name__.rpartition(".")[2], metafunc.function.__name__
+    names = platforms(metafunc.config, *default)
+    if metafunc.config.getoption("platform", None) == [ALL]:
+        names = [name for name in names if part(suite, name).has(module, test)]
+    metafunc.parametrize(argument, names, scope=scope)
 
 
 def configure(config: pytest.Config) -> None:
@@ -145,7 +178,20 @@ class Outcome:
             "seconds": round(sum(self._took.get(name, 0.0) for name in ours), 1),
         }
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what a worker of pytest-xdist selected; all of them collect the same."""
+        selected = getattr(node, "workeroutput", {}).get(_SELECTED)
+        if selected is not None:
+            where = {name: (suite, ground) for name, (suite, ground) in selected["where"].items()}
+            self._config.stash[_where].update(where)
+            self._config.stash[_left_out].update(selected["left_out"])
+
     def pytest_sessionfinish(self) -> None:
+        if hasattr(self._config, "workeroutput"):
+            where, left_out = self._config.stash[_where], self._config.stash[_left_out]
+            self._config.workeroutput[_SELECTED] = {"where": where, "left_out": left_out}
+            return
         target = self._config.getoption("--outcome", None)
         if target is not None:
             places = sorted(set(self._config.stash[_where].values()))

@@ -1,9 +1,9 @@
-"""Fixtures of every suite, and the two watches around it: the host, and the event loops.
+"""Fixtures for every suite, and two checks around it: the host, and the event loops.
 
 `--hostwatch` compares the host before the first test with the host after the last one; any
-difference fails the run. It is not the default, because on a machine where somebody else works at
-the same time their doings would count as ours; `make test` puts the same watch around its runs
-(tests/hostwatch/__main__.py). The canary of a run is its own, and always watched.
+difference fails the run. It is not the default, because other programs on the machine would count
+as well; `make test` uses it. The canary belongs to one process and is always checked. With
+pytest-xdist the controller checks the host and every worker its own canary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import asked
+from tests import asked, schedule
 from tests.engines import lent
 from tests.hostwatch import canary as canary_tree
 from tests.hostwatch import loopwatch, snapshot
@@ -34,18 +34,6 @@ _left = pytest.StashKey[list[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--ground",
-        default="local",
-        metavar="NAME",
-        help="what the sandboxes of tests/security stand on; see tests/grounds.py",
-    )
-    parser.addoption(
-        "--backend",
-        action="append",
-        metavar="NAME",
-        help="what to hold to the contract: a ground of tests/grounds.py or package.module:factory",
-    )
-    parser.addoption(
         "--hostwatch",
         action="store_true",
         help="fail when the run leaves a process, mount, cgroup, namespace, loop device or file, "
@@ -55,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Somebody's own daemon is not to be tested on.
+    # Tests must not use the daemon of the person who runs them.
     for name in ("SANDKASTEN_URL", "SANDKASTEN_API_KEY"):
         os.environ.pop(name, None)
     loopwatch.install()
@@ -72,19 +60,41 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(config.stash[_canary], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    # Given by whoever watches over several runs.
+    """Before pytest-xdist starts its workers, which inherit the environment."""
+    config = session.config
     os.environ.setdefault(snapshot.MARKER, secrets.token_hex(8))
-    session.config.stash[_before] = _look(session.config)(session.config.stash[_canary])
+    config.stash[_before] = _look(config)(config.stash[_canary])
+    config.stash[_left] = []
+    if config.getoption("numprocesses", None) and asked.needs_engines(config):
+        lent.start_all()
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
 
 
 def _look(config: pytest.Config) -> Callable[[Path], snapshot.Snapshot]:
-    return snapshot.take if config.getoption("--hostwatch") else snapshot.of_canary
+    whole = config.getoption("--hostwatch") and not _is_worker(config)
+    return snapshot.take if whole else snapshot.of_canary
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # It tells what the other suites of the run found.
-    items.sort(key=lambda item: item.path.parent.name == "matrix")
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _is_worker(config):
+        schedule.order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return schedule.scheduler(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of pytest-xdist found wrong when it ended."""
+    node.config.stash[_left] += getattr(node, "workeroutput", {}).get("left", [])
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -97,8 +107,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _before not in session.config.stash:
         return
     config = session.config
-    left = settled(config.stash[_before], config.stash[_canary], look=_look(config))
-    session.config.stash[_left] = left
+    config.stash[_left] += settled(config.stash[_before], config.stash[_canary], look=_look(config))
+    left = config.stash[_left]
+    if _is_worker(config):
+        config.workeroutput["left"] = left  # type: ignore[attr-defined]
     if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -106,13 +118,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    left = config.stash.get(_left, None)
-    if left is None:
-        return
+    left = config.stash.get(_left, [])
     if not left and not config.getoption("--hostwatch"):
         return
     if not left:
-        terminalreporter.write_line("hostwatch: the host is as it was before the run")
+        terminalreporter.write_line("hostwatch: the run left nothing on the host")
         return
     terminalreporter.section("hostwatch: the run changed the host", red=True)
     for line in left:
@@ -126,25 +136,25 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def canary(pytestconfig: pytest.Config) -> Path:
-    """A tree on the host that no sandbox may read or change."""
+    """Return a folder of the host that no sandbox may read or change."""
     return pytestconfig.stash[_canary]
 
 
 @pytest.fixture(scope="session")
 def canary_secret(pytestconfig: pytest.Config) -> str:
-    """What stands in the canary's files; it must never come out of a sandbox."""
+    """Return the content of the canary's files, which must never come out of a sandbox."""
     return pytestconfig.stash[_secret]
 
 
 @pytest.fixture(scope="session")
 def full_size() -> bool:
-    """Whether to run every size in full (`make test-long`)."""
+    """Return whether to run every size in full (`make test-long`)."""
     return os.environ.get("SANDKASTEN_LONG") == "1"
 
 
 @pytest.fixture(autouse=True)
 def loops_are_not_held(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test during which an event loop stood still."""
+    """Fail a test during which a callback blocked an event loop."""
     loopwatch.drain()
     yield
     slow = loopwatch.drain()

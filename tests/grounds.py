@@ -93,12 +93,99 @@ GROUNDS = {
     "docker/remote": Ground("docker", "debian", where="remote", cells=_OTHERS, kept="engine"),
     "docker/busybox": Ground("docker", "busybox", where="volume", cells="ahead", kept="engine"),
 }
-# Of the contract, as `-k` has it: what another kernel, another way into the namespaces or another
-# root could change. The rest is the runner's own work, and the same program everywhere.
-OFTEN = (
-    "(test_port or test_commands or test_shells or test_deadlines or test_rest or test_pausing)"
-    " and not hundred and not thousand and not newest_256"
-)
+# The rows of docs/reference/grounds.md. Those of a user are tested by an ordinary one.
+TITLES = {
+    "local": "bubblewrap on the machine's own files",
+    "local/debian": "bubblewrap on a Debian image",
+    "local/busybox": "bubblewrap on a busybox image: no bash, no Python",
+    "local/dev": "bubblewrap on a Debian image with the dev profile: root inside",
+    "user local": "bubblewrap on the machine's own files, by an ordinary user",
+    "user local/debian": "bubblewrap on a Debian image, by an ordinary user",
+    "oci": "runc on the machine's own files",
+    "gvisor": "gVisor on the machine's own files",
+    "docker/bind": "Docker on this machine, workspaces are directories that both see",
+    "docker/volume": "Docker on this machine, workspaces are the engine's volumes",
+    "docker/shared": "Docker, from inside a container that has the volume of all sessions",
+    "docker/inside": "Docker, from inside a container that has the socket and nothing else",
+    "docker/remote": "Docker on another machine, over TCP with certificates of both sides",
+    "docker/busybox": "Docker on a busybox image: no bash, no Python",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a suite that `make test` runs on a platform; `make test-long` runs all of it."""
+
+    files: tuple[str, ...] = ()
+    """Names of test modules without `test_`; empty for all of them."""
+    without: tuple[str, ...] = ()
+    """Tests whose name contains one of these are left to `make test-long`."""
+
+    def has(self, module: str, test: str) -> bool:
+        in_files = not self.files or module.removeprefix("test_") in self.files
+        return in_files and not any(word in test for word in self.without)
+
+    def arguments(self, folder: str) -> list[str]:
+        """Return the same selection as arguments of pytest, for a suite in that folder."""
+        names = [f"{folder}/test_{name}.py" for name in self.files] or [folder]
+        words = " and ".join(f"not {word}" for word in self.without)
+        return [*names, *(["-k", words] if words else [])]
+
+    def __str__(self) -> str:
+        names = ", ".join(f"`{name}`" for name in self.files) or "everything"
+        words = ", ".join(f"`{word}`" for word in self.without)
+        return f"{names} (but no test named after {words})" if words else names
+
+
+Suite = Literal["contract", "security"]
+_LARGE = ("hundred", "thousand", "newest_256")
+# What another kernel, another way into the namespaces or another root file system can change. The
+# rest of the contract is done by the runner, which is the same program everywhere.
+_ENGINE = Part(("port", "commands", "shells", "deadlines_and_signals", "rest", "pausing"), _LARGE)
+_ENTRY = Part(("port", "commands"), _LARGE)
+_CLOSED = ("posture", "network", "kernel_surface")
+# What the way to the files and the way into a container can change.
+_WAYS = Part(("posture", "network", "lifecycle"))
+PARTS: dict[tuple[Suite, str], Part] = {
+    ("security", "oci"): Part((*_CLOSED, "lifecycle")),
+    ("security", "gvisor"): Part((*_CLOSED, "archives")),
+    ("contract", "local/debian"): _ENGINE,
+    ("security", "local/debian"): Part((*_CLOSED, "processes")),
+    ("contract", "local/dev"): _ENGINE,
+    ("security", "local/dev"): Part((*_CLOSED, "lifecycle", "archives")),
+    ("contract", "local/busybox"): _ENGINE,
+    ("security", "local/busybox"): Part((*_CLOSED, "archives", "shell")),
+    # All but `shell_shadowing`: what a shell does with names is done by the runner.
+    ("security", "docker/volume"): Part(
+        (*_CLOSED, "archives", "files", "lifecycle", "output", "processes", "resources", "shell")
+    ),
+    ("contract", "docker/bind"): _ENGINE,
+    ("security", "docker/bind"): _WAYS,
+    ("contract", "docker/shared"): _ENGINE,
+    ("security", "docker/shared"): _WAYS,
+    ("contract", "docker/inside"): _ENGINE,
+    ("security", "docker/inside"): _WAYS,
+    ("contract", "docker/remote"): _ENGINE,
+    ("security", "docker/remote"): _WAYS,
+    ("contract", "docker/busybox"): _ENTRY,
+    ("security", "docker/busybox"): Part(("posture",)),
+    ("contract", "user local"): Part((*_ENGINE.files, "files"), _LARGE),
+    ("security", "user local"): Part((*_CLOSED, "files", "shell", "processes", "archives")),
+    ("contract", "user local/debian"): _ENTRY,
+    ("security", "user local/debian"): Part(_CLOSED),
+}
+
+
+def part(suite: Suite, platform: str) -> Part:
+    """Return what of a suite to run on a platform; in full sizes that is everything."""
+    return Part() if LONG else PARTS.get((suite, platform), Part())
+
+
+def every_platform() -> list[str]:
+    """Return the platforms that one process can test: outside of a container, and as root."""
+    return [name for name in TITLES if name in GROUNDS and not GROUNDS[name].inside]
+
+
 # Of the programs a test of ours asks for: what a minimal Debian lacks.
 _NOT_IN_DEBIAN = frozenset({"bwrap", "less", "node", "pkexec", "sudo", "vi"})
 _TARS: dict[str, Callable[[], Path]] = {

@@ -25,7 +25,7 @@ from sandkasten import (
     run,
 )
 from sandkasten.linux.storage import quota_image
-from tests.conformance.test_as_ordinary_user import as_user, home, interpreter  # noqa: F401
+from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -249,13 +249,10 @@ def test_a_request_can_name_nothing_else(here, shown, name):
 
 
 @pytest.mark.promise("P26")
-def test_an_ordinary_user_has_workspaces_and_mounts_too(home):  # noqa: F811
-    models = home / "models"
-    models.mkdir()
-    (models / "weights").write_text("42")
-    code = f"""
+def test_an_ordinary_user_has_workspaces_and_mounts_too():
+    code = """
         import os
-        os.environ["SANDKASTEN_POLICY_MOUNTS"] = "models={models}:/models"
+        os.environ["SANDKASTEN_POLICY_MOUNTS"] = f"models={os.environ['HOME']}/models:/models"
         from sandkasten import Conflict, Sandbox, Workspaces
         with Sandbox(workspace="w", mounts=["models"]) as box:
             box.exec("echo kept > file; mkdir -m 0 shut")
@@ -276,8 +273,11 @@ def test_an_ordinary_user_has_workspaces_and_mounts_too(home):  # noqa: F811
         assert Workspaces().list() == []
         print("done")
     """
-    python, path = interpreter(home)
-    ran = as_user(home / "home", python, "-c", textwrap.dedent(code), pythonpath=path, timeout=100)
+    with OrdinaryUser() as user:
+        models = user.home / "models"
+        models.mkdir()
+        (models / "weights").write_text("42")
+        ran = user.python("-c", textwrap.dedent(code), timeout_s=100)
     assert (ran.stdout, ran.stderr) == ("done\n", "")
 
 

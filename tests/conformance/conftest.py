@@ -1,18 +1,17 @@
-"""One contract, any backend: which backends a run is about, and a fresh place for each test.
+"""One contract for every backend: the platforms of a run, and a fresh sandbox for each test.
 
-`--backend NAME` (repeatable) chooses them (see `tests.grounds`: `local/debian` is the local backend
-on a Debian image); without it the suite runs on `unisolated` and `local`. A NAME of the form
-`package.module:factory` opens another backend: the factory is called with a scratch directory and
-returns an object of `ports.Backend`. A backend that cannot be used here fails every test with the
-reason its `probe` gives; nothing is skipped. Where creating a sandbox takes long, `box` and `cell`
-come from a pool (see `tests.grounds.Cells`).
+`--platform NAME` (repeatable) chooses them (see `tests.grounds`: `local/debian` is the local
+backend on a Debian image); without it the suite runs on `unisolated` and `local`. A NAME of the
+form `package.module:factory` opens another backend: the factory is called with a scratch directory
+and returns an object of `ports.Backend`. A backend that cannot be used here fails every test with
+the reason its `probe` gives; nothing is skipped. Where a sandbox takes long to make, `box` and
+`cell` come from a pool (see `tests.grounds.Cells`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -37,22 +36,13 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKENDS = ("unisolated", "local")
 
-AGAIN = "test_as_ordinary_user.py"
 _lent = pytest.StashKey[tuple[Pool, "SandboxId"]]()
 _as_it_was = pytest.StashKey[bool]()
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What runs the suite once more is for root, and for a run that is about `local`."""
-    chosen = config.getoption("backend", None) or DEFAULT_BACKENDS
-    again = collection_path.name == AGAIN
-    return True if again and (os.geteuid() != 0 or "local" not in chosen) else None
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend_name" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("backend", None) or DEFAULT_BACKENDS
-        metafunc.parametrize("backend_name", list(chosen))
+        asked.on_platforms(metafunc, "contract", "backend_name", *DEFAULT_BACKENDS)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -79,7 +69,7 @@ def open_backend(name: str, scratch: Path) -> Backend:
         return open_ground(GROUNDS[name], place_for(GROUNDS[name], scratch))
     module, _, factory = name.partition(":")
     if not factory:
-        pytest.fail(f"--backend {name}: known are {', '.join(GROUNDS)} and package.module:factory")
+        pytest.fail(f"--platform {name}: known are {', '.join(GROUNDS)} and package.module:factory")
     opened: Backend = getattr(importlib.import_module(module), factory)(scratch)
     return opened
 

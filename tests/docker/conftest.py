@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def engine() -> Reached:
     """The run's own, which others use at other times: nothing of ours may stay in it."""
-    return lent.engine("local", "busybox")
+    return lent.engine("private", "busybox")
 
 
 @pytest.fixture(scope="session")

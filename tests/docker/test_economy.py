@@ -31,7 +31,7 @@ SPEC = CellSpec(image=Image(name=stock.reference("busybox"), kind="engine"))
 
 @pytest.fixture(scope="module")
 def engine() -> Reached:
-    return lent.engine("local", "busybox")
+    return lent.engine("private", "busybox")
 
 
 @pytest.fixture(params=["bind", "volume"])

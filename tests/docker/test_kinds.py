@@ -50,7 +50,7 @@ def mapping() -> Iterator[Reached]:
 @pytest.fixture(scope="module")
 def bare() -> Reached:
     """With an image in which there is one program."""
-    return lent.engine("local", "empty")
+    return lent.engine("private", "empty")
 
 
 @pytest.fixture

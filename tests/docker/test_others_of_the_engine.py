@@ -44,7 +44,7 @@ LIMITS = Limits(memory_bytes=64 * MIB, workspace_bytes=16 * MIB)
 
 @pytest.fixture(scope="module")
 def engine() -> Reached:
-    return lent.engine("local", "busybox")
+    return lent.engine("private", "busybox")
 
 
 @pytest.fixture

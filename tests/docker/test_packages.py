@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.promise("P55")]
 
 @pytest.fixture
 def engine() -> Reached:
-    return lent.engine("local", "debian")
+    return lent.engine("private", "debian")
 
 
 async def test_packages_are_mounted_on_a_local_engine_and_refused_on_a_remote_one(

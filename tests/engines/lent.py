@@ -1,8 +1,9 @@
-"""The engines of a run: started when first asked for, one of each kind, gone when it ends.
+"""The engines of a run: one of each kind, started when first needed, removed when the run ends.
 
-A run that starts another one lends it its engines through the environment, so that ten suites on
-docker cost one start and one import of a Debian image. `close` belongs at the end of what began;
-should it not come to that, every engine has a keeper of its own.
+A run lends its engines through the environment to the processes that it starts, so that ten suites
+on Docker cost one start and one import of a Debian image. A `private` engine is not lent: its tests
+count what is in it. `close` belongs at the end of a run; if it is never called, the keeper of every
+engine removes it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.engines.reached import Reached
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Kind = Literal["local", "remote"]
+Kind = Literal["local", "remote", "private"]
 ENGINES = "SANDKASTEN_TEST_ENGINES"
 
 _ours: dict[Kind, Engine] = {}
@@ -30,9 +31,11 @@ _stocked: set[tuple[Kind, str]] = set()
 def engine(kind: Kind, *images: str) -> Reached:
     """`local` is on this machine, `remote` on another one as far as it can tell, behind mTLS."""
     lent = json.loads(os.environ.get(ENGINES, "{}"))
-    if kind not in lent:
+    if kind == "private":
+        found = (_ours.get(kind) or _start(kind)).reached
+    elif kind not in lent:
         found = _start(kind).reached
-        # Whatever we start from now on has it too.
+        # Every process that starts from now on has it too.
         os.environ.update(environment(**{**_all(lent), kind: found}))
     else:
         found = Reached(**lent[kind])
@@ -43,13 +46,19 @@ def engine(kind: Kind, *images: str) -> Reached:
     return found
 
 
+def start_all() -> None:
+    """Start what is lent, with all images, for processes that will use it at the same time."""
+    engine("local", "debian", "busybox")
+    engine("remote", "debian")
+
+
 def _start(kind: Kind) -> Engine:
     why = missing()
     if why:
         raise RuntimeError(why)
     if not _ours:
         sweep()
-    made = Engine(shares=True) if kind == "local" else Engine(tcp="mtls", apart=True)
+    made = Engine(tcp="mtls", apart=True) if kind == "remote" else Engine(shares=True)
     _ours[kind] = made.__enter__()
     return _ours[kind]
 

@@ -10,7 +10,6 @@ import io
 import os
 import shutil
 import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -19,11 +18,11 @@ import pytest
 
 from sandkasten.errors import InvalidImage
 from sandkasten.images.layers.layer_unpack import unpack_layer
-from tests.conformance.test_as_ordinary_user import UID, as_user, interpreter
 from tests.images.hostile import SMALL, Endless, tar
 from tests.images.hostile_harmless import HARMLESS
 from tests.images.hostile_refused import REFUSED
 from tests.images.tars import directory, file, pax, record, symlink, tree
+from tests.ordinary_user import OrdinaryUser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,33 +209,13 @@ def test_the_archive_builder_counts_the_length_of_a_record():
 @pytest.mark.root
 @pytest.mark.timeout(600)
 def test_hostile_archives_are_harmless_for_an_ordinary_user_too():
-    home = Path(tempfile.mkdtemp(prefix="sku-", dir="/var/tmp"))
-    try:
-        home.chmod(0o755)
-        own = home / "home"
-        own.mkdir()
-        os.chown(own, UID, UID)
-        python, path = interpreter(home)
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / "tests", home / "tests", ignore=ignored)
-        shutil.copy(REPOSITORY / "pyproject.toml", home)
-        ran = as_user(
-            own,
-            python,
-            "-m",
-            "pytest",
-            "-q",
-            f"--rootdir={home}",
-            f"--config-file={home / 'pyproject.toml'}",
-            f"--override-ini=cache_dir={own / 'cache'}",
-            f"--basetemp={own / 'tmp'}",
-            "--deselect",
-            "tests/images/test_hostile_archives.py::test_hostile_archives_are_harmless_for_an_ordinary_user_too",
-            str(home / "tests" / "images" / "test_hostile_archives.py"),
-            pythonpath=f"{home}:{path}",
-            timeout=540,
+    file = "tests/images/test_hostile_archives.py"
+    with OrdinaryUser() as user:
+        ran = user.pytest(
+            file,
+            *("--basetemp", str(user.home / "tmp")),
+            *("--deselect", f"{file}::test_hostile_archives_are_harmless_for_an_ordinary_user_too"),
+            timeout_s=540,
         )
         assert ran.returncode == 0, f"{ran.stdout[-20_000:]}\n{ran.stderr[-5_000:]}"
         assert f"{len(REFUSED) + len(HARMLESS) + 4} passed, 1 deselected" in ran.stdout
-    finally:
-        shutil.rmtree(home)

@@ -234,7 +234,7 @@ async def test_an_image_that_cannot_be_packed_is_refused_as_invalid(store, bring
 @pytest.fixture(scope="module")
 def dockerd() -> Reached:
     """The run's own, which others use at other times: nothing of ours may stay in it."""
-    return lent.engine("local")
+    return lent.engine("private")
 
 
 @pytest.fixture(autouse=True)

@@ -1,32 +1,135 @@
-"""The page of grounds, and where it says something else than a run found."""
+"""The page docs/reference/grounds.md, made from what a run found on every platform.
+
+python -m tests.matrix.page            check that every platform ran, and that the page says so
+python -m tests.matrix.page --write    write the page
+
+Reads `build/platforms`, which `make test` fills. The page names reasons, not numbers of tests.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from typing import Any
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, get_args
 
-from tests.hostwatch.snapshot import MARKER
-from tests.matrix import record
-from tests.matrix.record import REPOSITORY
+from tests.grounds import PARTS, TITLES, Suite
+from tests.matrix.runs import OUTCOMES
+from tests.ordinary_user import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.asked import Found
+
+PAGE = REPOSITORY / "docs" / "reference" / "grounds.md"
+SUITES: tuple[Suite, ...] = get_args(Suite)
+HEAD = """\
+<!-- made from a run of the tests by tests/matrix/page.py; do not edit -->
+
+# Where the suites pass
+
+Two suites run on every platform that a sandbox can use.
+The contract (`tests/conformance`) is what the engine relies on: commands, shells, files, archives.
+The security suite (`tests/security`) attacks it.
+
+A number stands for tests that do not run there, with the reason below.
+Nothing else is left out.
+
+"""
+DAILY = """
+## `make test` and `make test-long`
+
+`make test-long` runs both suites in full on every platform.
+`make test` runs them in full on some, and these files of them on the others:
+
+"""
 
 
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("matrix", REPOSITORY / "scripts" / "matrix.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def read() -> dict[str, Found]:
+    """Return what the last run found, by suite and platform."""
+    found: dict[str, Found] = {}
+    for file in sorted(OUTCOMES.glob("*.json")):
+        found.update(json.loads(file.read_text()))
+    return found
 
 
-def wrong() -> dict[str, Any]:
-    """What the page says and what this run found so far, where the two differ."""
-    made = script()
-    said = made.said(made.PAGE.read_text())
-    ours = {name: cell for name, cell in record.read().items() if cell["run"] == os.environ[MARKER]}
-    return {
-        name: (said.get(name), cell["not_asked"])
-        for name, cell in ours.items()
-        if said.get(name) != ("passes", set(cell["not_asked"]))
+def render(found: Mapping[str, Found]) -> str:
+    reasons: list[str] = []
+    rows = []
+    for platform, title in TITLES.items():
+        marks = [_mark(found.get(f"{suite} {platform}"), reasons) for suite in SUITES]
+        rows.append(f"| `{platform}` | {title} | {' | '.join(marks)} |\n")
+    table = f"| platform | what it is | {' | '.join(SUITES)} |\n|---|---|---|---|\n{''.join(rows)}"
+    listed = "".join(
+        f"{number}. {why} ({_files(why, found)})\n" for number, why in enumerate(reasons, 1)
+    )
+    parts = "".join(
+        f"- {suite} on `{platform}`: {PARTS[suite, platform]}\n"
+        for platform in TITLES
+        for suite in SUITES
+        if (suite, platform) in PARTS
+    )
+    return f"{HEAD}{table}\n## Left out\n\n{listed}{DAILY}{parts}"
+
+
+def _mark(found: Found | None, reasons: list[str]) -> str:
+    if found is None or not found["passed"]:
+        return "not run"
+    if found["failed"] or found["skipped"]:
+        return "**fails**"
+    reasons += [why for why in sorted(found["not_asked"]) if why not in reasons]
+    numbers = sorted(reasons.index(why) + 1 for why in found["not_asked"])
+    return " ".join(["passes", *(f"[{number}]" for number in numbers)])
+
+
+def _files(why: str, found: Mapping[str, Found]) -> str:
+    named = {
+        f"`{file.removeprefix('test_').removesuffix('.py')}`"
+        for cell in found.values()
+        for file in cell["not_asked"].get(why, ())
     }
+    return ", ".join(sorted(named))
+
+
+def parse(page: str) -> dict[str, tuple[str, set[str]]]:
+    """Return what a page says by suite and platform: the mark, and the reasons for omissions."""
+    reasons = dict(re.findall(r"^(\d+)\. (.*) \(`.*`\)$", page, re.MULTILINE))
+    cells = {}
+    for name, *marks in re.findall(r"^\| `(.*?)` \| .*? \| (.*) \| (.*) \|$", page, re.MULTILINE):
+        for suite, text in zip(SUITES, marks, strict=True):
+            numbers = re.findall(r"\[(\d+)\]", text)
+            cells[f"{suite} {name}"] = text.partition(" [")[0], {reasons[n] for n in numbers}
+    return cells
+
+
+def problems(page: str, found: Mapping[str, Found]) -> Iterator[str]:
+    """Yield a line for every platform that did not run or pass, and where the page differs."""
+    cells = parse(page)
+    for platform in TITLES:
+        for suite in SUITES:
+            name = f"{suite} {platform}"
+            mark = _mark(found.get(name), [])
+            if not mark.startswith("passes"):
+                yield f"{name}: {mark}"
+            # In its full size a run may leave out more tests than the part that the page is about.
+            elif not set(found[name]["not_asked"]) <= cells.get(name, ("", set()))[1]:
+                yield f"{name}: the page does not name every reason for a test that did not run"
+
+
+def main(*arguments: str) -> int:
+    found = read()
+    if arguments == ("--write",):
+        PAGE.write_text(render(found))
+        return 0
+    if lines := list(problems(PAGE.read_text(), found)):
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.write("to update the page: .venv/bin/python -m tests.matrix.page --write\n")
+        return 1
+    tests = sum(cell["passed"] for cell in found.values())
+    sys.stdout.write(f"both suites ran on {len(TITLES)} platforms: {tests} tests passed\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

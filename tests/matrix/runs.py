@@ -1,49 +1,47 @@
-"""One suite on one ground, in a process of its own; on docker, maybe in a container of its own."""
+"""A suite in a process of its own, where the test process cannot be: a container, another user.
+
+What such a run found is written to `build/platforms`, beside what the main run finds.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import imagekit
 from tests.engines.inside import OVERSIGHT, Inside
-from tests.grounds import GROUNDS, LONG, engine_of
+from tests.grounds import ARCHIVES, GROUNDS, LONG, engine_of, part
 from tests.hostwatch.snapshot import MARKER
-from tests.matrix import record
-from tests.matrix.record import REPOSITORY
+from tests.ordinary_user import REPOSITORY, staged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    import pytest
+    import subprocess
+    from pathlib import Path
 
     from tests.asked import Found
+    from tests.grounds import Suite
+    from tests.ordinary_user import OrdinaryUser
 
-# What a suite may take at worst; everyday runs take a twentieth of it.
-TIMEOUT_S = 3_600 if LONG else 2_400
-# Where the volume of all sessions is seen in our own container; no setting says so.
+OUTCOMES = REPOSITORY / "build" / "platforms"
+FOLDERS: dict[Suite, str] = {"contract": "tests/conformance", "security": "tests/security"}
+# The most that a suite may take; with the sizes of `make test` it takes a twentieth of it.
+TIMEOUT_S = 3_600 if LONG else 1_200
+# Where the volume of all sessions is mounted in the container; no setting names it.
 SHARED_AT = "/sandboxes"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    ground: str
-    suite: str
-    every_day: str = ""
-    """Which tests, as `-k` has it; empty for all."""
+    suite: Suite
+    platform: str
+    """A row of the page: `user local` is `local` by an ordinary user."""
 
     @property
-    def command(self) -> list[str]:
-        if self.suite == "contract":
-            words = ["tests/conformance", f"--backend={self.ground}"]
-        else:
-            words = ["tests/security", f"--ground={self.ground}"]
-        return [*words, *(["-k", self.every_day] if self.every_day and not LONG else [])]
+    def ground(self) -> str:
+        return self.platform.removeprefix("user ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,62 +51,52 @@ class Outcome:
     found: Found | None
 
 
-def asked_of(items: Iterable[pytest.Item]) -> list[Run]:
-    """The runs that a session's tests will ask for, in their order; others are not begun."""
-    found = (getattr(item, "callspec", None) for item in items)
-    return [one.params["run"] for one in found if one is not None and "run" in one.params]
+def as_user(run: Run, user: OrdinaryUser) -> Outcome:
+    target = user.home / "outcome.json"
+    env = _shared_environment()
+    if run.ground != "local":
+        env[ARCHIVES] = staged(str(imagekit.debian_tar().parent))
+    done = user.pytest(*_arguments(run, target), env=env, timeout_s=TIMEOUT_S)
+    return _outcome(run, done, target)
 
 
-def passes(run: Run, outcome: Outcome) -> None:
-    """Fails with what the suite said, or writes down what it found."""
-    assert outcome.status == 0, outcome.text[-8000:]
-    assert outcome.found is not None
-    assert outcome.found["passed"] > 0
-    # What is not asked has a marker with a reason; nothing is left out by a test itself.
-    assert (outcome.found["failed"], outcome.found["skipped"]) == ([], [])
-    record.put(run.ground, run.suite, outcome.found, every_day=run.every_day)
-
-
-def ran(run: Run) -> Outcome:
-    with tempfile.TemporaryDirectory(prefix="pytest-of-matrix-", dir="/var/tmp") as scratch:
-        told = Path(scratch) / "outcome.json"
-        command = [
-            *(sys.executable, "-m", "pytest", "-q", "--tb=short", f"--outcome={told}"),
-            *("-o", f"cache_dir={scratch}/cache", "-o", "tmp_path_retention_policy=none"),
-            *(["-o", "timeout=3600"] if LONG else []),
-            *run.command,
-        ]
-        done = _inside(run, command, scratch) if GROUNDS[run.ground].inside else _here(command)
-        found = json.loads(told.read_text()) if told.exists() else {}
-    return Outcome(done.returncode, done.stdout, found.get(f"{run.suite} {run.ground}"))
-
-
-def _here(
-    command: list[str], env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
-def _inside(run: Run, command: list[str], scratch: str) -> subprocess.CompletedProcess[str]:
-    """In a container that has the engine's socket, and the volume of all sessions or nothing."""
-    ground = GROUNDS[run.ground]
+def inside(run: Run, scratch: Path) -> Outcome:
+    """Run in a container with the engine's socket and, if shared, the volume of all sessions."""
+    ground, target = GROUNDS[run.ground], scratch / "outcome.json"
     engine = engine_of(ground, outside=True)
-    volumes = {scratch: scratch}
+    volumes = {str(scratch): str(scratch)}
     if ground.where == "shared":
         volumes[SHARED_AT] = "station-sandboxes"
-    # With none, docker takes even the loopback of IPv6 away, which the suite asks for.
-    there = Inside(engine, volumes=volumes, options=OVERSIGHT, network="host")
-    known = {name: os.environ[name] for name in (MARKER, "SANDKASTEN_LONG") if name in os.environ}
-    words = there.words(*command, env=known)
-    return _here(words, {**os.environ, **engine.environment})
+    # Without a network docker removes even the loopback of IPv6, which the suite needs.
+    container = Inside(engine, volumes=volumes, options=OVERSIGHT, network="host")
+    words = (
+        *(sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:xdist"),
+        *("-o", f"cache_dir={scratch}/cache", "-o", "tmp_path_retention_policy=none"),
+    )
+    done = container.run(
+        *words, *_arguments(run, target), env=_shared_environment(), timeout_s=TIMEOUT_S
+    )
+    return _outcome(run, done, target)
+
+
+def _arguments(run: Run, target: Path) -> list[str]:
+    return [
+        *(f"--platform={run.ground}", f"--outcome={target}"),
+        *(["-o", "timeout=3600"] if LONG else []),
+        *part(run.suite, run.platform).arguments(FOLDERS[run.suite]),
+    ]
+
+
+def _shared_environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in (MARKER, "SANDKASTEN_LONG") if name in os.environ}
+
+
+def _outcome(run: Run, done: subprocess.CompletedProcess[str], target: Path) -> Outcome:
+    """Return what came of a run, and write it to `build/platforms`."""
+    outcome = json.loads(target.read_text()) if target.exists() else {}
+    found = outcome.get(f"{run.suite} {run.ground}")
+    if found is not None:
+        OUTCOMES.mkdir(parents=True, exist_ok=True)
+        file = OUTCOMES / f"{run.suite} {run.platform}.json".replace("/", "-")
+        file.write_text(json.dumps({f"{run.suite} {run.platform}": found}))
+    return Outcome(done.returncode, f"{done.stdout}{done.stderr or ''}", found)

@@ -1,64 +1,85 @@
-"""The page of grounds says what this run found."""
+"""The page of platforms: what it says, and what the check after a run reports."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pytest
+from tests.grounds import PARTS, TITLES
+from tests.matrix import page
+from tests.matrix.runs import FOLDERS
+from tests.ordinary_user import REPOSITORY
 
-from tests import asked
-from tests.matrix import page, record
-from tests.matrix.record import REPOSITORY
+if TYPE_CHECKING:
+    from tests.asked import Found
 
-SUITES = {"contract": "conformance", "security": "security"}
-
-
-def _write_down_our_own(config: pytest.Config) -> None:
-    """The first ground is asked by this very run, when it is one of whole suites."""
-    for suite, directory in SUITES.items():
-        found = asked.outcome(config).found(suite, "local")
-        files = {path.name for path in (REPOSITORY / "tests" / directory).glob("test_*.py")}
-        whole = files - {"test_as_ordinary_user.py"} == set(found["files"])
-        if whole and not config.option.keyword and found["passed"]:
-            record.put("local", suite, found, every_day="")
+EVERY_CELL = [f"{suite} {platform}" for platform in TITLES for suite in page.SUITES]
 
 
-@pytest.mark.root
-def test_the_page_of_platforms_has_the_recorded_results(pytestconfig):
-    _write_down_our_own(pytestconfig)
-    assert page.wrong() == {}, "run scripts/matrix.py"
-
-
-def test_the_page_of_platforms_survives_a_round_trip():
-    script = page.script()
-    cells = {
-        "contract local": _cell("local", "contract", {}),
-        "security oci": _cell(
-            "oci", "security", {"no bash": ["test_a.py"], "no (x)": ["test_b.py"]}
-        ),
-        "security gvisor": {**_cell("gvisor", "security", {}), "failed": ["x"]},
-    }
-    said = script.said(script.render(cells))
-    assert said["contract local"] == ("passes", set())
-    assert said["security oci"] == ("passes", {"no bash", "no (x)"})
-    assert said["security gvisor"] == ("**fails**", set())
-    assert said["contract gvisor"] == ("not run", set())
-
-
-def test_the_page_names_every_platform_and_suite():
-    script = page.script()
-    text = Path(script.PAGE).read_text()
-    assert [name for name, (mark, _) in script.said(text).items() if mark != "passes"] == []
-    assert len(script.said(text)) == len(script.GROUNDS) * len(script.SUITES)
-
-
-def _cell(ground: str, suite: str, not_asked: dict[str, list[str]]) -> dict[str, Any]:
+def _found(passed: int = 1, failed: tuple[str, ...] = (), **not_asked: list[str]) -> Found:
     return {
-        "ground": ground,
-        "suite": suite,
-        "passed": 1,
-        "failed": [],
-        "not_asked": not_asked,
-        "every_day": "",
+        "passed": passed,
+        "failed": list(failed),
+        "skipped": [],
+        "not_asked": {why.replace("_", " "): files for why, files in not_asked.items()},
+        "files": [],
+        "seconds": 1.0,
     }
+
+
+def test_page_is_read_as_it_was_written():
+    text = page.render(
+        {
+            "contract local": _found(),
+            "security oci": _found(no_bash=["test_a.py"], no_python=["test_b.py"]),
+            "security gvisor": _found(failed=("x",)),
+        }
+    )
+    cells = page.parse(text)
+    assert cells["contract local"] == ("passes", set())
+    assert cells["security oci"] == ("passes", {"no bash", "no python"})
+    assert cells["security gvisor"] == ("**fails**", set())
+    assert cells["contract gvisor"] == ("not run", set())
+
+
+def test_page_of_this_repository_names_every_platform_and_suite():
+    cells = page.parse(page.PAGE.read_text())
+    assert [name for name, (mark, _) in cells.items() if mark != "passes"] == []
+    assert sorted(cells) == sorted(EVERY_CELL)
+
+
+def test_page_of_this_repository_names_the_parts():
+    _, _, parts = page.PAGE.read_text().partition(page.DAILY)
+    _, _, rendered = page.render({}).partition(page.DAILY)
+    assert parts == rendered
+
+
+def test_parts_name_files_that_exist():
+    for (suite, _), part in PARTS.items():
+        folder = REPOSITORY / FOLDERS[suite]
+        assert [name for name in part.files if not (folder / f"test_{name}.py").exists()] == []
+
+
+def test_check_accepts_a_run_on_every_platform():
+    found = {name: _found() for name in EVERY_CELL}
+    assert list(page.problems(page.render(found), found)) == []
+
+
+def test_check_names_a_platform_that_did_not_run_or_failed():
+    found = {name: _found() for name in EVERY_CELL}
+    text = page.render(found)
+    del found["contract docker/bind"]
+    found["security gvisor"] = _found(passed=0)
+    found["contract oci"] = _found(failed=("test_x",))
+    assert sorted(page.problems(text, found)) == [
+        "contract docker/bind: not run",
+        "contract oci: **fails**",
+        "security gvisor: not run",
+    ]
+
+
+def test_check_names_a_reason_that_the_page_does_not_have():
+    found = {name: _found() for name in EVERY_CELL}
+    text = page.render(found)
+    found["contract oci"] = _found(new=["test_a.py"])
+    (line,) = page.problems(text, found)
+    assert line.startswith("contract oci: the page does not name every reason")

@@ -21,7 +21,7 @@ from sandkasten.model.sandbox.limits import MIB, Limits
 from tests import asked
 from tests.grounds import GROUNDS, Ground, open_backend, place_for, spec_on
 from tests.pool import Pool
-from tests.security.harness import ROOT, Box, Loop, poll
+from tests.security.harness import Box, Loop, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,22 +31,24 @@ if TYPE_CHECKING:
 
 # In our environment from the start, so that every sandbox could have inherited it.
 PLANTED = "SANDKASTEN_PLANTED_SECRET"
-AGAIN = "test_as_ordinary_user.py"
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What runs the suite once more is for the run that is about the first ground."""
-    again = collection_path.name == AGAIN
-    return True if again and (not ROOT or config.getoption("ground") != "local") else None
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    asked.on_platforms(metafunc, "security", "platform", "local", scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked.select(config, items, "security", lambda item: _ground_of(config, item))
+    asked.select(config, items, "security", _platform_of)
 
 
-def _ground_of(config: pytest.Config, item: pytest.Item) -> str | None:
-    ours = item.path.parent == Path(__file__).parent and item.path.name != AGAIN
-    return str(config.getoption("ground")) if ours else None
+def _platform_of(item: pytest.Item) -> str | None:
+    ours = item.path.parent == Path(__file__).parent
+    return str(item.callspec.params["platform"]) if ours else None  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def on_platform(platform: str) -> None:
+    """Run every test of the suite once for each platform."""
 
 
 @pytest.fixture(scope="session")
@@ -79,8 +81,8 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture(scope="session")
-def ground(request: pytest.FixtureRequest) -> Ground:
-    return GROUNDS[request.config.getoption("ground")]
+def ground(platform: str) -> Ground:
+    return GROUNDS[platform]
 
 
 @pytest.fixture(scope="session")

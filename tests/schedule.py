@@ -1,0 +1,61 @@
+"""Which tests pytest-xdist keeps on one worker.
+
+A file stays together, because its fixtures are made once per worker. Where a fixture is dear or a
+resource allows one user at a time, a folder stays together. The contract and the security suite are
+split by platform and file; on Docker by platform alone, because each worker has its own containers.
+The groups that take longest start first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.grounds import GROUNDS
+
+if TYPE_CHECKING:
+    import pytest
+
+# Each folder has an engine of its own, with images in it.
+TOGETHER = ("tests/container", "tests/deploy")
+SUITES = ("tests/conformance", "tests/security")
+# One run of a suite in another process each.
+APART = ("tests/matrix/test_elsewhere.py",)
+# In this order; all others follow.
+FIRST = (*APART, "tests/deploy", "tests/container", "tests/daemon", "tests/docker")
+
+
+def group(nodeid: str) -> str:
+    """Return the name of the group that a test belongs to."""
+    file, _, test = nodeid.partition("::")
+    folder = file.rpartition("/")[0]
+    if file in APART:
+        return nodeid
+    if folder in TOGETHER:
+        return folder
+    if folder not in SUITES:
+        return file
+    platform = test.partition("[")[2].rstrip("]").partition("-")[0]
+    if platform in GROUNDS and GROUNDS[platform].backend == "docker":
+        return f"{folder} on {platform}"
+    return f"{file} on {platform}"
+
+
+def order(items: list[pytest.Item]) -> None:
+    """Sort tests so that the slowest groups start first, and otherwise stay as they are."""
+    items.sort(key=lambda item: _place(group(item.nodeid)))
+
+
+def _place(name: str) -> int:
+    if " on docker/" in name:
+        return len(FIRST)
+    return next((at for at, prefix in enumerate(FIRST) if name.startswith(prefix)), len(FIRST) + 1)
+
+
+def scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return Groups(config, log)
