@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.owner import boot_id, owner_gone, this_process
+from sandkasten.disk.process_identity import boot_id, this_process
+from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id

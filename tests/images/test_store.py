@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from sandkasten.disk.tree_removal import remove_tree
 from sandkasten.errors import Busy, Conflict, InvalidImage
 from sandkasten.images.image_config import parse_config
 from sandkasten.images.layers.image_records import image_id
 from sandkasten.images.layers.image_store import ImageConfig, LayerStore
 from sandkasten.images.layers.store_locks import StoreLocks
-from sandkasten.linux.storage.tree_removal import remove_tree
 from tests.imagekit import digest, layer, tree_of
 
 ONE = layer({"a": b"1", "etc": None, "etc/passwd": b"root:x:0:0::/root:/bin/sh\n"})

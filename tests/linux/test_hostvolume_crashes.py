@@ -161,7 +161,7 @@ def test_a_launcher_and_a_release_take_turns(tmp_path: Path) -> None:
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(held, fcntl.LOCK_EX)
     try:
-        with pytest.raises(BackendUnavailable, match="still at work"):
+        with pytest.raises(BackendUnavailable, match="still using"):
             host_volume.release(directory, timeout_s=0.02)
         plan = json.dumps({"visible": bound(tmp_path, directory)}).encode()
         late = subprocess.Popen([LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -10,14 +10,15 @@ if TYPE_CHECKING:
 
     from tests.repo.tree import Import
 
-CORE = frozenset({"errors", "model"})
+CORE = frozenset({"errors", "disk", "model"})
 PORTS = CORE | {"ports"}
 
 # A room may always import itself.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "disk": frozenset({"errors"}),
     "model": frozenset({"errors"}),
-    "ports": CORE,
+    "ports": frozenset({"errors", "model"}),
     "wire": frozenset({"errors"}),
     "linux": CORE,
     "engine": PORTS | {"wire"},

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from sandkasten.disk import process_identity
 from sandkasten.errors import SandboxLost
-from sandkasten.linux import processes
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.wire.channel import Channel
 from tests.grounds import Ground, open_backend
@@ -172,7 +172,7 @@ def _rewrite(box: Box, **changes: object) -> None:
 def test_after_a_restart_of_the_machine_a_sandbox_counts_as_lost(box):
     """Played by a foreign boot id in its state; the real process is ended by the test."""
     boot_id = json.loads((box.directory / "state").read_text())["boot_id"]
-    assert boot_id == processes.boot_id()
+    assert boot_id == process_identity.boot_id()
     _rewrite(box, boot_id="00000000-0000-0000-0000-000000000000")
     with pytest.raises(SandboxLost):
         box.loop.run(box.backend.attach(box.id))
@@ -186,7 +186,7 @@ def test_leftovers_of_an_earlier_boot_are_removed_without_signalling_a_pid(box):
     real = (box.directory / "pid").read_text()
     with subprocess.Popen(["sleep", "600"]) as innocent:
         try:
-            started = processes.start_time(innocent.pid)
+            started = process_identity.start_time(innocent.pid)
             box.loop.run(box.channel.aclose())
             os.kill(box.host_pid, signal.SIGKILL)
             poll("the sandbox", lambda: box.host_pid in box._living())
@@ -210,7 +210,7 @@ def test_a_reused_pid_is_not_signalled(box):
             poll("the sandbox", lambda: box.host_pid in box._living())
             # The same pid, another start time: what a reused pid looks like. (Ticks are 10 ms long:
             # the two may have begun in the same one.)
-            other = box.host_start - (processes.start_time(innocent.pid) == box.host_start)
+            other = box.host_start - (process_identity.start_time(innocent.pid) == box.host_start)
             (box.directory / "pid").write_text(f"{innocent.pid} {other}")
             with pytest.raises(SandboxLost):
                 box.loop.run(box.backend.attach(box.id))

@@ -205,15 +205,14 @@ async def test_a_write_that_fails_leaves_the_old_row_and_no_temporary_file(tmp_p
 @pytest.mark.promise("P29")
 async def test_partial_writes_of_a_killed_writer_are_removed_and_live_ones_kept(tmp_path):
     store = DirectoryStore(tmp_path / "ledger")
-    one = record()
     child = await asyncio.create_subprocess_exec("true")
     await child.wait()
     here = os.stat("/proc/self/ns/pid").st_ino
     rows, keys = (tmp_path / "ledger" / name for name in ("rows", "keys"))
-    dead = [place / f".{one.id}.json.{here}-{child.pid}-00000000" for place in (rows, keys)]
-    elsewhere = rows / f".{one.id}.json.1-{child.pid}-00000001"
-    forgotten = rows / f".{one.id}.json.1-{child.pid}-00000002"
-    ours = rows / f".{one.id}.json.{here}-{os.getpid()}-00000003"
+    dead = [place / f".{here}-{child.pid}-00000000.part" for place in (rows, keys)]
+    elsewhere = rows / f".1-{child.pid}-00000001.part"
+    forgotten = rows / f".1-{child.pid}-00000002.part"
+    ours = rows / f".{here}-{os.getpid()}-00000003.part"
     for path in (*dead, elsewhere, forgotten, ours):
         path.write_text("{")
     os.utime(forgotten, (0, 0))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
 from sandkasten import errors
 from sandkasten.api.response.json_response import as_json
+from sandkasten.disk.os_errors import is_exhausted
 
 if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError
@@ -116,7 +116,7 @@ def problem(error: SandkastenError, request_id: str) -> Response:
 
 def unforeseen(exc: Exception) -> SandkastenError:
     """A failure nobody foresaw, without what it says: that may hold somebody's data."""
-    if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+    if isinstance(exc, OSError) and is_exhausted(exc):
         return errors.Busy(
             "the daemon has no more descriptors or memory at the moment", hint="try again"
         )

@@ -5,11 +5,11 @@ The file says who holds it, for people; only the lock counts. Conflict names the
 
 from __future__ import annotations
 
-import fcntl
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.file_lock import open_lock, try_lock
 from sandkasten.errors import Conflict, InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LOCK_NAME = "daemon.lock"
 def only_daemon(data_dir: Path) -> Iterator[None]:
     path = data_dir / LOCK_NAME
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = open_lock(path)
     except OSError as exc:
         raise InvalidConfiguration(
             f"{path} cannot be opened: {exc.strerror}",
@@ -31,14 +31,12 @@ def only_daemon(data_dir: Path) -> Iterator[None]:
             setting="data_dir",
         ) from exc
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
+        if not try_lock(fd):
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             raise Conflict(
                 f"another daemon (pid {holder or 'unknown'}) serves {data_dir}",
                 hint="stop it first, or give this one a data directory of its own",
-            ) from exc
+            )
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, Reach
-from sandkasten.engine.owner import boot_id
 from sandkasten.engine.session_journal import Chronicle, expired
 from sandkasten.errors import (
     BackendUnavailable,

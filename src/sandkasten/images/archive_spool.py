@@ -11,8 +11,8 @@ import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import SandkastenError
-from sandkasten.images.disk import translated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidImage, InvalidRequest, PayloadTooLarge
-from sandkasten.images.disk import canonical
+from sandkasten.images.canonical_json import canonical_json
 from sandkasten.model.environment import checked_environment
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ImageConfig:
 
     def content(self) -> bytes:
         """What counts when two images are compared; when they were built does not."""
-        return canonical(
+        return canonical_json(
             {
                 "architecture": self.architecture,
                 "os": self.os,

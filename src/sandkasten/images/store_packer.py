@@ -14,6 +14,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import Cancelled, InvalidImage
 from sandkasten.images.archives.archive_export import (
     DOCKER_LAYER,
@@ -22,7 +23,6 @@ from sandkasten.images.archives.archive_export import (
     docker_ending,
     member_header,
 )
-from sandkasten.images.disk import translated
 from sandkasten.images.image_config import ImageConfig, machine_architecture
 from sandkasten.images.layers.layer_tar import write_layer
 

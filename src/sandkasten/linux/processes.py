@@ -1,7 +1,7 @@
-"""Naming a process so that the name is never somebody else's: pid, start time, boot.
+"""Processes held by descriptor.
 
-A bare pid is never signalled: the process is pinned by a pidfd first, and its start time compared
-afterwards, so that a reused pid answers "gone".
+A bare pid is never signalled: the process is pinned by a pidfd first and its start time compared
+afterwards, so that a reused pid counts as gone.
 """
 
 from __future__ import annotations
@@ -11,22 +11,8 @@ import os
 import select
 import signal
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-
-@cache
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def start_time(pid: int) -> int | None:
-    """Clock ticks since boot at which `pid` began; None when there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+from sandkasten.disk.process_identity import start_time
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import BackendUnavailable
 from sandkasten.linux import processes
 from sandkasten.linux.cgroup import cgroups, freezer
@@ -78,11 +79,11 @@ def _guess(sandbox_id: SandboxId) -> CellState:
     """What the state must have been, from the id alone: it was damaged, or never written."""
     root = os.geteuid() == 0
     if not root:
-        return CellState(processes.boot_id(), None, (), None)
+        return CellState(boot_id(), None, (), None)
     planned = cgroups.plan(cgroups.detect(), sandbox_id, Limits())
     everywhere = cgroups.everywhere(Path("/proc/self/mountinfo").read_text(), sandbox_id)
     slot = id_ranges.slot_of(id_ranges.HOST_DIRECTORY, sandbox_id)
-    return CellState(processes.boot_id(), slot, everywhere, planned.v2_directory)
+    return CellState(boot_id(), slot, everywhere, planned.v2_directory)
 
 
 def _group(state: CellState) -> cgroups.Plan:
@@ -90,7 +91,7 @@ def _group(state: CellState) -> cgroups.Plan:
 
 
 def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
-    if state.boot_id != processes.boot_id():
+    if state.boot_id != boot_id():
         return  # the machine was restarted: nothing of it can be alive
     group = _group(state)
     known = read_pid(cell)
@@ -152,7 +153,7 @@ def alive(layout: Layout, sandbox_id: SandboxId) -> bool:
     """Whether the sandbox's first process lives, on this boot."""
     cell = layout.cell(sandbox_id)
     state, known = read_state(cell), read_pid(cell)
-    if state is None or known is None or state.boot_id != processes.boot_id():
+    if state is None or known is None or state.boot_id != boot_id():
         return False
     pinned = processes.pin(*known)
     if pinned is None:

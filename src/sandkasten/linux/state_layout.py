@@ -11,6 +11,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.atomic_file import write_file
 from sandkasten.model.ids import SandboxId
 
 if TYPE_CHECKING:
@@ -65,9 +66,8 @@ class Layout:
 
 
 def write_state(cell: Path, state: CellState) -> None:
-    temporary = cell / "state.new"
-    temporary.write_text(json.dumps(asdict(state)))
-    temporary.rename(cell / "state")
+    # Not durable: no sandbox outlives the machine.
+    write_file(cell / "state", json.dumps(asdict(state)).encode(), durable=False)
 
 
 def read_state(cell: Path) -> CellState | None:

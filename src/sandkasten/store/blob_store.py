@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import (
     Conflict,
     InvalidRequest,
@@ -36,7 +37,7 @@ from sandkasten.model.files.file_keys import (
 )
 from sandkasten.model.journal_rows import StoredFile
 from sandkasten.model.spelling import shown
-from sandkasten.store.content_files import Arrived, Content, pieces, told
+from sandkasten.store.content_files import Arrived, Content, pieces
 
 if TYPE_CHECKING:
     import sqlite3
@@ -150,7 +151,7 @@ class BlobStore:
         """What it was when it was opened, also when it is replaced or deleted meanwhile."""
         row = await self.get(tenant, key)
         digest = row.checksum.removeprefix("sha256:")
-        with told("read the file"):
+        with translated("read the file"):
             try:
                 fd = await asyncio.to_thread(self._content.open, digest)
             except FileNotFoundError as exc:

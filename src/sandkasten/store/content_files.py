@@ -8,25 +8,23 @@ QuotaExceeded.
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import os
 import re
 import secrets
 import shutil
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.errors import Busy, InternalError, QuotaExceeded, SandkastenError
+from sandkasten.disk.atomic_file import sync_directory
+from sandkasten.disk.os_errors import translated
+from sandkasten.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterable, AsyncIterator, Callable
     from pathlib import Path
 
 _PIECE: Final = 256 * 1024
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -44,7 +42,7 @@ class Content:
 
     def prepare(self) -> set[str]:
         """Directories made, half-made content gone; the digests that are there."""
-        with told("prepare the file store"):
+        with translated("prepare the file store"):
             shutil.rmtree(self._making, ignore_errors=True)
             for directory in (self._root, self._making):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,7 +55,7 @@ class Content:
         path = str(self._making / secrets.token_hex(8))
         hashing = hashlib.sha256()
         size = 0
-        with told("store the file"):
+        with translated("store the file"):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 async for piece in data:
@@ -75,7 +73,7 @@ class Content:
     def place(self, arrived: Arrived) -> None:
         """Give it its hash, lastingly. Twice is fine."""
         target = self.path(arrived.digest)
-        with told("store the file"):
+        with translated("store the file"):
             target.parent.mkdir(mode=0o700, exist_ok=True)
             try:
                 os.replace(arrived.path, target)
@@ -83,7 +81,7 @@ class Content:
                 if not target.exists():
                     raise
             for directory in (target.parent, self._root):
-                _sync(directory)
+                sync_directory(directory)
 
     def drop(self, arrived: Arrived) -> None:
         """Forget what was received and not placed."""
@@ -93,7 +91,7 @@ class Content:
             return
 
     def remove(self, digest: str) -> None:
-        with told("remove a file"):
+        with translated("remove a file"):
             self.path(digest).unlink(missing_ok=True)
 
     def open(self, digest: str) -> int:
@@ -114,41 +112,8 @@ async def pieces(fd: int, offset: int, left: int) -> AsyncIterator[bytes]:
         yield piece
 
 
-@contextmanager
-def told(attempt: str) -> Iterator[None]:
-    """Failures of the disk as errors of ours."""
-    try:
-        yield
-    except OSError as exc:
-        raise _trouble(attempt, exc) from exc
-
-
 def _append(fd: int, hashing: Any, piece: bytes) -> None:
     hashing.update(piece)
     view = memoryview(piece)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _trouble(attempt: str, exc: OSError) -> SandkastenError:
-    reason = exc.strerror or type(exc).__name__
-    if exc.errno in _NO_ROOM:
-        return QuotaExceeded(
-            f"could not {attempt}: {reason}",
-            hint="free space in the data directory and try again",
-            quota="disk",
-        )
-    if exc.errno in _NO_MORE:
-        return Busy(f"could not {attempt}: {reason}", hint="try again")
-    return InternalError(
-        f"could not {attempt}: {reason}",
-        hint="check that the data directory exists and belongs to this user",
-    )

@@ -13,20 +13,14 @@ event loop, because handing them to a thread costs more than they do.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import re
-import secrets
-import time
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.atomic_file import remove_partial_files, write_file
+from sandkasten.disk.os_errors import translated
+from sandkasten.disk.small_file import read_small_file
 from sandkasten.errors import (
-    Busy,
-    InternalError,
-    QuotaExceeded,
-    SandkastenError,
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, sandbox_id
@@ -34,18 +28,13 @@ from sandkasten.store.ledger_rows import MAX_ROW_BYTES, decode_row, encode_row
 from sandkasten.store.named_locks import FileLocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from sandkasten.model.sandbox.ledger_record import Record
 
 _SUFFIX = ".json"
-# `.<name>.<namespace of pids>-<pid>-<anything>`: who is writing it.
-_HALF = re.compile(r"\..+\.(\d+)-(\d+)-[0-9a-f]{8}\Z")
-# Of a writer that we cannot see, in another namespace: a rename follows a write at once.
-_HALF_FOR_S = 60.0
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_MORE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class DirectoryStore:
@@ -65,15 +54,16 @@ class DirectoryStore:
             # Pointer first: one that leads to no row is harmless, a row that its key does
             # not find is a second sandbox for that key.
             if record.session_key is not None:
-                _replace(self._key_path(record.session_key), record.id.encode())
-            _replace(self._row_path(record.id), encode_row(record))
+                _write(self._key_path(record.session_key), record.id.encode())
+            _write(self._row_path(record.id), encode_row(record))
 
     async def get(self, sandbox_id: SandboxId) -> Record | None:
         return self._read(sandbox_id)
 
     async def find_key(self, session_key: str) -> Record | None:
         try:
-            target = sandbox_id(_read_small(self._key_path(session_key)).decode("ascii"))
+            pointer = read_small_file(self._key_path(session_key), MAX_ROW_BYTES)
+            target = sandbox_id((pointer or b"").decode("ascii"))
         except (OSError, ValueError, SessionNotFound):
             return None
         record = self._read(target)
@@ -90,16 +80,13 @@ class DirectoryStore:
             self._row_path(sandbox_id).unlink(missing_ok=True)
             if record is not None and record.session_key is not None:
                 path = self._key_path(record.session_key)
-                try:
-                    if _read_small(path) == sandbox_id.encode():
-                        path.unlink(missing_ok=True)
-                except FileNotFoundError:
-                    return
+                if read_small_file(path, MAX_ROW_BYTES) == sandbox_id.encode():
+                    path.unlink(missing_ok=True)
 
     async def corrupt(self) -> Sequence[SandboxId]:
         with translated("clear the ledger"):
             for directory in (self._rows, self._keys):
-                _clear(directory)
+                remove_partial_files(directory)
         return [
             one for one in self._ids() if self._read(one) is None and self._row_path(one).exists()
         ]
@@ -121,7 +108,7 @@ class DirectoryStore:
 
     def _read(self, the_id: SandboxId) -> Record | None:
         try:
-            record = decode_row(_read_small(self._row_path(the_id)))
+            record = decode_row(read_small_file(self._row_path(the_id), MAX_ROW_BYTES) or b"")
         except (OSError, ValueError):
             return None
         return record if record.id == the_id else None
@@ -133,71 +120,5 @@ class DirectoryStore:
         return self._keys / hashlib.sha256(session_key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _read_small(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_ROW_BYTES + 1)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{_who()}-{secrets.token_hex(4)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _who() -> str:
-    return f"{_namespace()}-{os.getpid()}"
-
-
-def _namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0
-
-
-def _clear(directory: Path) -> None:
-    """Of what is half-written, that which nobody goes on with."""
-    for name in os.listdir(directory):
-        half = _HALF.match(name)
-        if half is None:
-            continue
-        path = directory / name
-        with suppress(FileNotFoundError):
-            dead = int(half[1]) == _namespace() and not _lives(int(half[2]))
-            if dead or time.time() - path.stat().st_mtime > _HALF_FOR_S:
-                path.unlink()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-@contextmanager
-def translated(attempt: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise _trouble(attempt, exc) from exc
-
-
-def _trouble(attempt: str, exc: OSError) -> SandkastenError:
-    reason = exc.strerror or type(exc).__name__
-    if exc.errno in _NO_ROOM:
-        return QuotaExceeded(
-            f"could not {attempt}: {reason}", hint="free space in the data directory and try again"
-        )
-    if exc.errno in _NO_MORE:
-        return Busy(f"could not {attempt}: {reason}", hint="try again")
-    return InternalError(
-        f"could not {attempt}: {reason}",
-        hint="check that the data directory exists and belongs to this user",
-    )
+def _write(path: Path, data: bytes) -> None:
+    write_file(path, data, durable=False)

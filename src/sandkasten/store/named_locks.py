@@ -7,7 +7,6 @@ release; who then holds a removed file notices by its inode and tries anew.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import os
 import random
@@ -16,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from sandkasten.disk.file_lock import try_lock_path
 from sandkasten.errors import BackendUnavailable, Busy
 
 if TYPE_CHECKING:
@@ -89,25 +89,12 @@ async def _take(path: Path, deadline: float, wait_s: float) -> int:
 
 def _try(path: Path) -> int | None:
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        return try_lock_path(path)
     except OSError as exc:
         raise BackendUnavailable(
             f"the ledger cannot be locked: {exc}",
             hint="check that the data directory is there, writable and not full",
         ) from exc
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held, named = os.fstat(fd), os.stat(path)
-    except (BlockingIOError, FileNotFoundError):
-        os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
-    if (held.st_dev, held.st_ino) != (named.st_dev, named.st_ino):
-        os.close(fd)
-        return None
-    return fd
 
 
 def _busy(wait_s: float) -> Busy:

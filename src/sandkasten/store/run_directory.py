@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import json
 import os
 import re
-import secrets
 import shutil
 import time
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from sandkasten.disk.atomic_file import sync_directory, write_file
+from sandkasten.disk.file_lock import try_lock_path, wait_for_lock
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import Conflict, RunNotFound
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.runs.run_values import RunEvent, RunRow, RunUsage
-from sandkasten.store.ledger_directory import translated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -169,15 +169,15 @@ class RunDirectory:
                 place.mkdir(mode=0o700)
             except FileExistsError as exc:
                 raise Conflict(f"there is a run {row.id} already", hint="ask again") from exc
-            _replace(place / "row.json", _encoded(row))
-            _sync(self._root)
+            write_file(place / "row.json", _encoded(row))
+            sync_directory(self._root)
 
     def _save(self, row: RunRow) -> None:
         place = self._root / row.id
         if not place.is_dir():
             raise RunNotFound(f"there is no run {row.id}", hint="it may have been forgotten")
         with translated(f"record run {row.id}"):
-            _replace(place / "row.json", _encoded(row))
+            write_file(place / "row.json", _encoded(row))
 
     def _read(self, run_id: str) -> RunRow | None:
         try:
@@ -259,7 +259,7 @@ class RunDirectory:
                     f"there is no run {run_id}", hint="it may have been forgotten"
                 ) from exc
             with os.fdopen(fd, "r+b", buffering=0) as file:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                wait_for_lock(fd)
                 size = os.fstat(fd).st_size
                 tail = self._tails.get(run_id)
                 if tail is None or tail.size != size:
@@ -380,20 +380,9 @@ class _Claim(AbstractAsyncContextManager[bool]):
 def _lock(path: Path) -> int | None:
     with translated("claim a run"):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            return try_lock_path(path)
         except FileNotFoundError:
             return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held, named = os.fstat(fd), os.stat(path)
-    except (BlockingIOError, FileNotFoundError):
-        os.close(fd)
-        return None
-    # One that was forgotten between the two calls is nobody's any more.
-    if (held.st_dev, held.st_ino) != (named.st_dev, named.st_ino):
-        os.close(fd)
-        return None
-    return fd
 
 
 def _checked(run_id: str) -> str:
@@ -463,26 +452,3 @@ def _stamp(found: os.stat_result) -> _Stamp:
 def _brief(row: RunRow, found: os.stat_result) -> _Brief:
     ended_at = (row.ended_at or row.created_at) if row.ended else None
     return _Brief(_stamp(found), row.created_at, row.tenant, row.kind, row.status, ended_at)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        half.replace(path)
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -26,6 +26,7 @@ from sandkasten.backends.docker.engine.engine_images import EngineImages, gone
 from sandkasten.backends.docker.engine_setup import TRIAL, Footing
 from sandkasten.backends.docker.runner_volume import Injection
 from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.disk.process_identity import boot_id, start_time
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -33,7 +34,6 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import processes
 from sandkasten.linux.confinement import seccomp, seccomp_oci
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.state_layout import CellState, write_state
@@ -284,8 +284,8 @@ class DockerBackend:
     def _tell_relatives(self, cell: DockerCell, volume: str) -> None:
         """Whoever looks whether somebody lives in a workspace looks for this, on every backend."""
         directory = cell.place.directory(cell.id)
-        write_state(directory, CellState(processes.boot_id(), None, (), None, volume=volume))
-        started = processes.start_time(cell.pid)
+        write_state(directory, CellState(boot_id(), None, (), None, volume=volume))
+        started = start_time(cell.pid)
         if started is not None:
             (directory / "pid").write_text(f"{cell.pid} {started}")
 

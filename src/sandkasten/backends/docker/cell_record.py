@@ -6,21 +6,22 @@ before anything is made for the id and removed after everything is gone. Blockin
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.session_volumes import Place
-from sandkasten.errors import BackendUnavailable, Conflict, QuotaExceeded
+from sandkasten.disk.atomic_file import create_file, write_file
+from sandkasten.disk.os_errors import disk_error
+from sandkasten.errors import BackendUnavailable, Conflict
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sandkasten.model.ids import SandboxId
 
 _OWNER_BYTES = 8
@@ -70,20 +71,10 @@ class Home:
             found = ""
         if found:
             return found
-        # Two that come first at once agree on the one whose link was there.
-        handle, temporary = tempfile.mkstemp(dir=self.root)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_hex(_OWNER_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                if not path.read_text().strip():
-                    os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        owner = secrets.token_hex(_OWNER_BYTES).encode()
+        # Of two processes that start at once, both use what the first one wrote.
+        if not create_file(path, owner) and not path.read_text().strip():
+            write_file(path, owner)
         return path.read_text().strip()
 
     def mark(self, name: str, text: str) -> None:
@@ -92,9 +83,7 @@ class Home:
         for old in self.root.glob(f"{kind}-*"):
             if old.name.split("-")[1] != key:
                 old.unlink(missing_ok=True)
-        temporary = self.root / f".{name}"
-        temporary.write_text(text)
-        temporary.rename(self.root / name)
+        write_file(self.root / name, text.encode(), durable=False)
 
     def begin(self, sandbox_id: SandboxId, record: CellRecord) -> None:
         """Conflict when there is one already."""
@@ -107,15 +96,7 @@ class Home:
         except OSError as exc:
             with suppress(OSError):
                 making.unlink()
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise QuotaExceeded(
-                    f"there is no room for a sandbox's record in {self.records}",
-                    hint="free space there",
-                ) from exc
-            raise BackendUnavailable(
-                f"the data directory cannot be used: {exc}",
-                hint="check its permissions, or set SANDKASTEN_DATA_DIR",
-            ) from exc
+            raise disk_error(f"record sandbox {sandbox_id}", exc, BackendUnavailable) from exc
         making.unlink()
 
     def read(self, sandbox_id: SandboxId) -> CellRecord | None:

@@ -28,10 +28,11 @@ from sandkasten.backends.docker import (
 from sandkasten.backends.docker.engine.engine_client import asked
 from sandkasten.backends.docker.engine.engine_detection import PROBE_PREFIX, Detection
 from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.disk.file_lock import locked
+from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import SandkastenError
-from sandkasten.linux import host_requirements, processes
+from sandkasten.linux import host_requirements
 from sandkasten.linux.storage import host_volume
-from sandkasten.linux.storage.turn_lock import turn
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
@@ -130,7 +131,7 @@ class Footing:
 
     def probing(self) -> AbstractAsyncContextManager[None]:
         """One of this installation at a time asks an engine by offering it things."""
-        return turn(self._home.root / _PROBING)
+        return locked(self._home.root / _PROBING)
 
     def probed(self) -> list[Path]:
         """Directories that were offered to the engine, and are not taken away."""
@@ -161,7 +162,7 @@ class Footing:
             if spec.profile in self._prepared:
                 return
             mark = self._home.root / f"trial-{self._key(self._info)}-{spec.profile}"
-            async with turn(self._home.root / "trial"):
+            async with locked(self._home.root / "trial"):
                 if not await asyncio.to_thread(mark.exists):
                     await self._try(spec, create, remove)
                     await asyncio.to_thread(self._home.mark, mark.name, "")
@@ -185,7 +186,7 @@ class Footing:
     def _key(self, info: Mapping[str, Any]) -> str:
         """All that a verdict about an engine depends on; another engine has another id."""
         parts = [
-            processes.boot_id(),
+            boot_id(),
             # In a container: another one, with other mounts, has another name.
             socket.gethostname(),
             str(info.get("ID", "")),

@@ -9,7 +9,6 @@ thread. Raises BackendUnavailable, QuotaExceeded, Conflict.
 from __future__ import annotations
 
 import asyncio
-import errno
 import io
 import os
 import tarfile
@@ -20,10 +19,10 @@ from typing import TYPE_CHECKING, Literal
 from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.container_config import Mount, labels
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.disk.os_errors import disk_error, is_exhausted, is_full
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
-    QuotaExceeded,
     UnsupportedByBackend,
 )
 from sandkasten.linux.storage import host_volume
@@ -134,10 +133,8 @@ def _make_directories(place: Place, sandbox_id: SandboxId, spec: CellSpec) -> No
             _make_one(root / "workspace", owner, 0o755)
             _make_one(root / "home", owner, 0o755)
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise QuotaExceeded(
-                f"there is no room for a workspace in {root.parent}", hint="free space there"
-            ) from exc
+        if is_full(exc) or is_exhausted(exc):
+            raise disk_error(f"make a workspace in {root.parent}", exc) from exc
         raise BackendUnavailable(
             f"a workspace could not be made in {root.parent}: {exc.strerror or exc}",
             hint="check its permissions, or set backends.docker.workspace_mode: volume",

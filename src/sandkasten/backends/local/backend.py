@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from sandkasten.backends.local import probe, selftest
 from sandkasten.backends.local.bwrap_arguments import Ground, bwrap_args, runner_command
 from sandkasten.backends.local.cell import LocalCell
+from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -25,7 +26,6 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.linux import launch_plan as grounds
-from sandkasten.linux import processes
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp
 from sandkasten.linux.host_requirements import make_group
@@ -154,7 +154,7 @@ class LocalBackend:
         slot = id_ranges.lease(id_ranges.HOST_DIRECTORY, sandbox_id) if self._root else None
         planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
         state = CellState(
-            processes.boot_id(),
+            boot_id(),
             slot,
             planned.directories,
             planned.v2_directory,

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from sandkasten.backends.local.bwrap_arguments import RUNNER_DIR
 from sandkasten.backends.local.cell import LocalCell
+from sandkasten.disk.file_lock import locked
+from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import IsolationRefused
-from sandkasten.linux import processes
 from sandkasten.linux.confinement import capabilities, id_ranges, posture, posture_probe
 from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.sandbox_removal import remove
 from sandkasten.linux.state_layout import Layout, read_pid, read_state
-from sandkasten.linux.storage.turn_lock import turn
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.channel import Channel
@@ -37,7 +37,7 @@ Create = Callable[[SandboxId, CellSpec], Awaitable[LocalCell]]
 
 
 def _key(programs: Programs) -> str:
-    parts = [processes.boot_id(), os.uname().release, str(os.geteuid())]
+    parts = [boot_id(), os.uname().release, str(os.geteuid())]
     for path in (find_bwrap() or "", programs.runner, programs.launcher):
         try:
             stat = os.stat(path)
@@ -62,7 +62,7 @@ async def ensure(layout: Layout, programs: Programs, create: Create, spec: CellS
     mark = layout.data_dir / f"selftest-{key}-{kind_of(spec)}"
     if mark.exists():
         return
-    async with turn(layout.data_dir / "selftest"):
+    async with locked(layout.data_dir / "selftest"):
         if mark.exists():
             return
         # One at a time, so what is there was left by a process that was killed meanwhile.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from sandkasten.backends.oci import probe, runtimes, selftest
 from sandkasten.backends.oci.cell import OciCell
 from sandkasten.backends.oci.oci_config import Ground, config, places
+from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -28,7 +29,6 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.linux import launch_plan as grounds
-from sandkasten.linux import processes
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp, seccomp_oci
 from sandkasten.linux.host_requirements import make_group
@@ -193,7 +193,7 @@ class OciBackend:
         planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
         everywhere = cgroups.everywhere(Path("/proc/self/mountinfo").read_text(), sandbox_id)
         state = CellState(
-            processes.boot_id(),
+            boot_id(),
             slot,
             everywhere,
             planned.v2_directory,

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from sandkasten.backends.oci import oci_config, runtimes
 from sandkasten.backends.oci.runtimes import PLATFORMS
+from sandkasten.disk.file_lock import locked
+from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import BackendUnavailable, IsolationRefused, SandkastenError
-from sandkasten.linux import processes
 from sandkasten.linux.confinement import capabilities, id_ranges, posture, posture_probe
 from sandkasten.linux.sandbox_removal import remove
 from sandkasten.linux.state_layout import read_pid, read_state
-from sandkasten.linux.storage.turn_lock import turn
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.channel import Channel
@@ -60,7 +60,7 @@ async def ensure(
     mark = layout.data_dir / f"trial-{key}-{kind_of(spec)}"
     # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
     bare = CellSpec(image=spec.image, profile=spec.profile)
-    async with turn(layout.data_dir / "trial"):
+    async with locked(layout.data_dir / "trial"):
         with contextlib.suppress(FileNotFoundError):
             return _platform(mark.read_text())
         # One at a time, so what is there was left by a process that was killed meanwhile.
@@ -79,7 +79,7 @@ def _platform(text: str) -> Platform | None:
 
 
 def _key(programs: Programs, runtime: Name) -> str:
-    parts = [processes.boot_id(), os.uname().release, runtime]
+    parts = [boot_id(), os.uname().release, runtime]
     # Our own sources decide what is asked for; a changed one asks again.
     sources = (__file__, oci_config.__file__, runtimes.__file__, posture.__file__)
     for path in (runtimes.find(runtime) or "", programs.runner, programs.launcher, *sources):

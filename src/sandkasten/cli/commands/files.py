@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 import os
-import secrets
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -17,6 +16,7 @@ import typer
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say, size
 from sandkasten.cli.state import EXIT_OURS, State, go
+from sandkasten.disk.atomic_file import replacing
 from sandkasten.errors import FileNotFound, FileTrouble, InvalidRequest, SandkastenError
 
 if TYPE_CHECKING:
@@ -237,18 +237,13 @@ async def _inside(state: State, text: str) -> tuple[AsyncSandbox, str]:
 
 
 async def _save(path: str, pieces: AsyncIterator[bytes]) -> None:
-    """Whole or not at all."""
-    half = f"{path}.{secrets.token_hex(4)}"
+    """Write all of it or nothing."""
     try:
-        with open(half, "xb") as file:  # noqa: ASYNC230  (a command line waits anyway)
+        with replacing(Path(path), mode=0o666, durable=False) as file:
             async for piece in pieces:
                 file.write(piece)
-        os.replace(half, path)
     except OSError as exc:
         raise FileTrouble(f"cannot write {path}: {exc.strerror}", hint="name another") from exc
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(half)
 
 
 def _path(target: str, key: str) -> str:

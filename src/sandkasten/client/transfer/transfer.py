@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Final, cast
 
 from sandkasten.client.results import Transfer
 from sandkasten.client.stream_close import closing
+from sandkasten.disk.atomic_file import replacing
 from sandkasten.errors import FileTrouble, InvalidRequest, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -137,24 +138,19 @@ async def _download_file(
             raise PayloadTooLarge(
                 f"{remote} has {entry.size} bytes, more than {max_bytes}", hint="raise max_bytes"
             )
-        partial = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
         moved = 0
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("xb") as file:
+            with replacing(target, durable=False) as file:
                 async for chunk in _counted(chunks, progress):
                     await asyncio.to_thread(file.write, chunk)
                     moved += len(chunk)
-            partial.chmod(entry.mode & 0o777)
-            partial.replace(target)
+                os.chmod(file.name, entry.mode & 0o777)
         except OSError as exc:
             raise FileTrouble(
                 f"writing {target} failed: {exc.strerror or exc}",
                 hint="look at the free space and the permissions of the destination",
             ) from exc
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
     return moved
 
 

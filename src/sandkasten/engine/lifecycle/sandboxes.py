@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.process_identity import boot_id, this_process
 from sandkasten.engine.cleanup import finish
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.lifecycle.admission import not_made
 from sandkasten.engine.lifecycle.planner import Plan, Planner, check_same_kind
 from sandkasten.engine.lifecycle.sandbox_info import described
 from sandkasten.engine.lifecycle.tenant_quotas import UNLIMITED, Allowance
-from sandkasten.engine.owner import boot_id, this_process
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,

@@ -6,16 +6,16 @@ path whole or not at all. Raises FileTrouble for trouble with that path.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import secrets
 import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
+from sandkasten.disk.atomic_file import replacing
+from sandkasten.disk.os_errors import is_full
 from sandkasten.errors import FileTrouble, InvalidRequest, QuotaExceeded
-from sandkasten.images.disk import canonical
+from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.layers.layer_tar import write_layer
 from sandkasten.model.images.image_info import ARCHIVE_FORMATS, Exported, ImageProgress
 from sandkasten.model.spelling import did_you_mean
@@ -34,7 +34,6 @@ _LAYER_TYPE: Final = "application/vnd.oci.image.layer.v1.tar"
 DOCKER_LAYER: Final = "{hex}/layer.tar"
 _END: Final = bytes(2 * tarfile.BLOCKSIZE)
 _REF: Final = "org.opencontainers.image.ref.name"
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +78,17 @@ def export_file(
         raise InvalidRequest(
             f"there is no format {format[:40]!r}", hint=did_you_mean(format, ARCHIVE_FORMATS)
         )
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            with os.fdopen(fd, "w+b") as file:
-                writer = _Archive(file, store, image, progress)
-                (writer.docker if format == "docker" else writer.oci)()
-                file.flush()
-                file.seek(0)
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                size = os.fstat(file.fileno()).st_size
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(path, mode=0o644, durable=False) as file:
+            writer = _Archive(file, store, image, progress)
+            (writer.docker if format == "docker" else writer.oci)()
+            file.flush()
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = os.fstat(file.fileno()).st_size
     except OSError as exc:
         reason = exc.strerror or exc
-        if exc.errno in _NO_ROOM:
+        if is_full(exc):
             raise QuotaExceeded(
                 f"writing {path} failed: {reason}", hint="free space there and try again"
             ) from exc
@@ -127,9 +119,9 @@ class _Archive:
         """A tar of an OCI layout with one manifest."""
         layers = self._layers("blobs/sha256/{hex}")
         whole = self._image.config.as_oci([one.digest for one in layers])
-        config = self._blob(canonical(whole))
+        config = self._blob(canonical_json(whole))
         manifest = self._blob(
-            canonical(
+            canonical_json(
                 {
                     "schemaVersion": 2,
                     "mediaType": _MANIFEST_TYPE,
@@ -146,8 +138,8 @@ class _Archive:
         names = [one for one in self._image.names if "@" not in one]
         manifests = [described | {"annotations": {_REF: one}} for one in names] or [described]
         index = {"schemaVersion": 2, "mediaType": _INDEX_TYPE, "manifests": manifests}
-        self._small("index.json", canonical(index))
-        self._small("oci-layout", canonical({"imageLayoutVersion": "1.0.0"}))
+        self._small("index.json", canonical_json(index))
+        self._small("oci-layout", canonical_json({"imageLayoutVersion": "1.0.0"}))
         self._file.write(_END)
 
     def _layers(self, name: str) -> list[Written]:
@@ -197,14 +189,14 @@ class _Archive:
 
 def docker_ending(config: ImageConfig, layers: Sequence[Written], tags: Sequence[str]) -> bytes:
     """What follows the layers of a docker archive: configuration, table of contents, end."""
-    said = canonical(config.as_oci([one.digest for one in layers]))
+    said = canonical_json(config.as_oci([one.digest for one in layers]))
     name = f"{hashlib.sha256(said).hexdigest()}.json"
     entry = {
         "Config": name,
         "RepoTags": list(tags),
         "Layers": [DOCKER_LAYER.format(hex=one.hex) for one in layers],
     }
-    return _member(name, said) + _member("manifest.json", canonical([entry])) + _END
+    return _member(name, said) + _member("manifest.json", canonical_json([entry])) + _END
 
 
 def _member(name: str, data: bytes) -> bytes:

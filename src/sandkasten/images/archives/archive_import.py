@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import FileTrouble, InvalidImage
 from sandkasten.images.archives.archive_members import (
     DirectoryMembers,
@@ -27,7 +28,6 @@ from sandkasten.images.archives.import_cache import Remembered, fingerprint, rec
 from sandkasten.images.archives.oci_layout import is_oci_layout, oci_images
 from sandkasten.images.archives.tar_index import BLOCK
 from sandkasten.images.archives.tar_index import members as tar_members
-from sandkasten.images.disk import translated
 from sandkasten.images.image_config import ImageConfig
 from sandkasten.images.image_names import new_name
 from sandkasten.images.layers.elf_header import architecture_of

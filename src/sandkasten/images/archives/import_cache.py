@@ -11,7 +11,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.images.disk import canonical, read_object, write_whole
+from sandkasten.disk.atomic_file import write_file
+from sandkasten.disk.small_file import read_json_object
+from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.image_config import DIGEST
 
 if TYPE_CHECKING:
@@ -34,11 +36,11 @@ def fingerprint(fd: int, platform: str) -> str:
     found = os.fstat(fd)
     told = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     head = hashlib.sha256(os.pread(fd, HEAD_BYTES, 0)).hexdigest()
-    return hashlib.sha256(canonical([*told, head, platform])).hexdigest()
+    return hashlib.sha256(canonical_json([*told, head, platform])).hexdigest()
 
 
 def recall(directory: Path, key: str) -> list[Remembered]:
-    row = read_object(directory / key)
+    row = read_json_object(directory / key)
     images = row.get("images") if row is not None else None
     found = []
     for one in images if isinstance(images, list) else ():
@@ -51,7 +53,7 @@ def recall(directory: Path, key: str) -> list[Remembered]:
 
 def remember(directory: Path, key: str, images: Sequence[Remembered]) -> None:
     rows = [{"id": one.id, "names": list(one.names)} for one in images]
-    write_whole(directory / key, canonical({"images": rows}))
+    write_file(directory / key, canonical_json({"images": rows}))
     files = sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for path in files[: max(0, len(files) - MOST_REMEMBERED)]:
         path.unlink(missing_ok=True)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from sandkasten.images.disk import canonical, read_object, translated, write_whole
+from sandkasten.disk.atomic_file import write_file
+from sandkasten.disk.os_errors import translated
+from sandkasten.disk.small_file import read_json_object
+from sandkasten.images.canonical_json import canonical_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 def build_key(**parts: object) -> str:
     """Equal parts, equal key. Everything that decides the result must be among them."""
-    return hashlib.sha256(canonical(parts)).hexdigest()
+    return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
 class BuildCache:
@@ -28,10 +31,10 @@ class BuildCache:
 
     def get(self, key: str) -> str | None:
         """The digest that was remembered."""
-        found = (read_object(self._builds / key) or {}).get("result")
+        found = (read_json_object(self._builds / key) or {}).get("result")
         return found if isinstance(found, str) else None
 
     def put(self, key: str, result: str) -> None:
         with translated("remember a build"):
             self._builds.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._builds / key, canonical({"result": result}))
+            write_file(self._builds / key, canonical_json({"result": result}))

@@ -14,12 +14,12 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import BuildFailed, CommandNotFound, InvalidImage, SandkastenError
 from sandkasten.images.builder.build_cache import BuildCache, build_key
 from sandkasten.images.builder.copy_step import pick, write_copy
 from sandkasten.images.builder.debian_bootstrap import Built
 from sandkasten.images.builder.recipe import Copy, Run, SetEnv, SetUser, SetWorkdir
-from sandkasten.images.disk import translated
 from sandkasten.images.image_config import machine_architecture
 from sandkasten.images.image_names import new_name
 from sandkasten.images.layers.image_records import image_id

@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.tree_removal import remove_tree_quietly
 from sandkasten.images.archives.import_cache import forget_gone
-from sandkasten.images.disk import remove_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class Aside:
 
     def remove(self) -> None:
         for place, fd in self.places:
-            remove_quietly(place)
+            remove_tree_quietly(place)
             os.close(fd)
         self.places.clear()
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.disk.atomic_file import write_file
+from sandkasten.disk.small_file import MAX_SMALL_BYTES, read_json_object
 from sandkasten.errors import InvalidImage
-from sandkasten.images.disk import MAX_SMALL_BYTES, canonical, read_object, write_whole
+from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.image_config import DIGEST, ImageConfig, parse_config
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class StoredImage:
 
 
 def image_id(layers: Sequence[str], config: ImageConfig) -> str:
-    digest = hashlib.sha256(canonical(list(layers)) + b"\n" + config.content())
+    digest = hashlib.sha256(canonical_json(list(layers)) + b"\n" + config.content())
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -67,19 +69,19 @@ class Records:
             "created_at": image.created_at,
             "source": image.source,
         }
-        data = canonical(row)
+        data = canonical_json(row)
         # Nobody could read it back, and an image that is there and cannot be found is worse.
         if len(data) > MAX_SMALL_BYTES:
             raise InvalidImage(
                 f"the configuration of the image is too large: {len(data)} bytes as it is kept",
                 hint=f"at most {MAX_SMALL_BYTES}; build it with fewer or shorter labels",
             )
-        write_whole(self._path(image.id, _LIVE), data)
+        write_file(self._path(image.id, _LIVE), data)
         self._path(image.id, _GONE).unlink(missing_ok=True)
 
     def get(self, the_id: str) -> StoredImage | None:
         """Without its names: those cost a look at every pointer."""
-        return _decode(read_object(self._path(the_id, _LIVE)), the_id)
+        return _decode(read_json_object(self._path(the_id, _LIVE)), the_id)
 
     def there(self, the_id: str) -> bool:
         return bool(DIGEST.match(the_id)) and self._path(the_id, _LIVE).exists()
@@ -101,7 +103,7 @@ class Records:
     def layers_of(self, the_id: str) -> tuple[str, ...] | None:
         """Of a record, alive or buried; None when it cannot be read."""
         for suffix in (_LIVE, _GONE):
-            found = _decode(read_object(self._path(the_id, suffix)), the_id)
+            found = _decode(read_json_object(self._path(the_id, suffix)), the_id)
             if found is not None:
                 return found.layers
         return None
@@ -127,20 +129,22 @@ class Records:
     # ---- names
 
     def point(self, name: str, the_id: str) -> None:
-        write_whole(self._name_path(name), canonical({"name": name, "image": the_id}))
+        write_file(self._name_path(name), canonical_json({"name": name, "image": the_id}))
 
     def unpoint(self, name: str) -> None:
         self._name_path(name).unlink(missing_ok=True)
 
     def pointed(self, name: str) -> str | None:
-        found = _pointer(read_object(self._name_path(name)))
+        found = _pointer(read_json_object(self._name_path(name)))
         return found[1] if found is not None and found[0] == name else None
 
     def names(self) -> dict[str, list[str]]:
         """The names of each image, sorted."""
         found: dict[str, list[str]] = {}
         for file in os.listdir(self._names):
-            pointer = None if file.startswith(".") else _pointer(read_object(self._names / file))
+            if file.startswith("."):
+                continue
+            pointer = _pointer(read_json_object(self._names / file))
             if pointer is not None:
                 found.setdefault(pointer[1], []).append(pointer[0])
         return {the_id: sorted(names) for the_id, names in found.items()}

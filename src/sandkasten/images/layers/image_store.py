@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import Busy, Conflict, InvalidImage
-from sandkasten.images.disk import translated
 from sandkasten.images.image_config import DIGEST, MAX_LAYERS, ImageConfig, machine_architecture
 from sandkasten.images.image_names import canonical_name, new_name
 from sandkasten.images.layers.garbage import set_aside

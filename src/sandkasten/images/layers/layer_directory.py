@@ -12,15 +12,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from sandkasten.disk.atomic_file import sync_directory, write_file
+from sandkasten.disk.os_errors import translated
+from sandkasten.disk.small_file import read_json_object, read_small_file
 from sandkasten.errors import InvalidImage
-from sandkasten.images.disk import (
-    canonical,
-    read_object,
-    read_small,
-    sync_directory,
-    translated,
-    write_whole,
-)
+from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.image_config import DIGEST
 
 if TYPE_CHECKING:
@@ -54,7 +50,7 @@ class Layers:
     def get(self, diff_id: str) -> Layer | None:
         if not DIGEST.match(diff_id):
             return None
-        meta = read_object(self._path(diff_id) / "meta")
+        meta = read_json_object(self._path(diff_id) / "meta")
         if meta is None:
             return None
         size, files = meta.get("bytes"), meta.get("files")
@@ -66,7 +62,7 @@ class Layers:
         """The layer that this compressed blob was unpacked to, when it is still there."""
         if not DIGEST.match(blob_digest):
             return None
-        told = read_small(self._blobs / _hex(blob_digest))
+        told = read_small_file(self._blobs / _hex(blob_digest))
         diff_id = told.decode("ascii", "replace") if told else ""
         return diff_id if self.get(diff_id) is not None else None
 
@@ -113,12 +109,12 @@ class Layers:
             tree.chmod(0o755)
             self._publish(place, unpacked)
         with translated("remember a blob"):
-            write_whole(self._blobs / _hex(unpacked.blob_digest), unpacked.diff_id.encode())
+            write_file(self._blobs / _hex(unpacked.blob_digest), unpacked.diff_id.encode())
         return Layer(unpacked.diff_id, unpacked.bytes, unpacked.files)
 
     def _publish(self, place: Path, unpacked: Unpacked) -> None:
         meta = {"diff_id": unpacked.diff_id, "bytes": unpacked.bytes, "files": unpacked.files}
-        write_whole(place / "meta", canonical(meta))
+        write_file(place / "meta", canonical_json(meta))
         try:
             place.rename(self._path(unpacked.diff_id))
         except OSError as exc:

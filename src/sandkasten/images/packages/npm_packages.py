@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from urllib3.exceptions import HTTPError
 
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import (
     CommandNotFound,
     InvalidImage,
@@ -26,7 +27,6 @@ from sandkasten.errors import (
     RegistryUnavailable,
 )
 from sandkasten.images.child_program import child_environment
-from sandkasten.images.disk import translated
 from sandkasten.images.packages.npm_tree import Machine, resolve
 from sandkasten.images.packages.npm_unpack import LOOK, UNPACK
 from sandkasten.images.packages.package_fetch import fetch

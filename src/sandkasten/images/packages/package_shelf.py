@@ -7,17 +7,20 @@ is full, but none that a sandbox has or was given a moment ago. Blocking, but fo
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import fcntl
 import os
 import stat
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.atomic_file import write_file
+from sandkasten.disk.file_lock import locked
+from sandkasten.disk.os_errors import translated
+from sandkasten.disk.small_file import read_json_object
+from sandkasten.disk.tree_removal import remove_tree_quietly
 from sandkasten.errors import QuotaExceeded
-from sandkasten.images.disk import canonical, read_object, remove_quietly, translated, write_whole
+from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.layers.store_locks import StoreLocks
 from sandkasten.images.packages.thread_work import to_the_end
 
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 # Between the moment a set is promised to a sandbox and the moment the ledger says so lies the
 # making of that sandbox, which has deadlines that sum up to less than this.
 GRACE_S: Final = 600.0
-_LOOK_EVERY_S: Final = 0.05
 _ABOUT: Final = "about.json"
 
 
@@ -65,14 +67,10 @@ class Shelf:
     async def alone(self, key: str) -> AsyncIterator[None]:
         """One at a time for this key, over all processes. Waits without holding a thread."""
         self.prepare()
-        with translated("use the store of packages"):
-            fd = os.open(self._root / "locks" / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while not _taken(fd):  # noqa: ASYNC110  (its holder may be another process)
-                await asyncio.sleep(_LOOK_EVERY_S)
+        async with AsyncExitStack() as stack:
+            with translated("use the store of packages"):
+                await stack.enter_async_context(locked(self._root / "locks" / key))
             yield
-        finally:
-            os.close(fd)
 
     @asynccontextmanager
     async def scratch(self) -> AsyncIterator[Path]:
@@ -83,7 +81,7 @@ class Shelf:
             yield path
         finally:
             try:
-                await to_the_end(remove_quietly, path)
+                await to_the_end(remove_tree_quietly, path)
             finally:
                 os.close(fd)
 
@@ -107,11 +105,11 @@ class Shelf:
         """`made` has the set as `tree`, and lies in a scratch directory."""
         with translated("keep a set of packages"):
             size = settle(made / "tree")
-            write_whole(made / _ABOUT, canonical({**about, "bytes": size, "made": time.time()}))
+            write_file(made / _ABOUT, canonical_json({**about, "bytes": size, "made": time.time()}))
             made.rename(self._sets / key)
 
     def about(self, key: str) -> dict[str, object]:
-        return read_object(self._sets / key / _ABOUT) or {}
+        return read_json_object(self._sets / key / _ABOUT) or {}
 
     def make_room(self, need: int, in_use: AbstractSet[str]) -> None:
         """QuotaExceeded when `need` bytes more do not fit even without what nobody uses."""
@@ -144,7 +142,7 @@ class Shelf:
         # Out of sight in one step: nobody is given half of it.
         with self._locks.place() as away:
             (self._sets / key).rename(away / "set")
-            remove_quietly(away / "set")
+            remove_tree_quietly(away / "set")
 
 
 def settle(tree: Path) -> int:
@@ -181,14 +179,6 @@ def _move(made: Path, to: Path) -> None:
     except OSError as exc:
         if exc.errno != errno.ENOTEMPTY:
             raise
-
-
-def _taken(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _raise(exc: OSError) -> None:

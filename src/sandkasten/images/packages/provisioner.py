@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.os_errors import translated
 from sandkasten.errors import (
     Busy,
     InvalidImage,
@@ -23,7 +24,6 @@ from sandkasten.errors import (
     ProvisioningFailed,
 )
 from sandkasten.images.builder.build_cache import build_key
-from sandkasten.images.disk import translated
 from sandkasten.images.layers.layer_unpack import Caps, unpack_layer
 from sandkasten.images.packages.package_rules import address
 from sandkasten.images.packages.package_shelf import Shelf

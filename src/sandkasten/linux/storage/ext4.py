@@ -7,7 +7,6 @@ without a decision, QuotaExceeded for a full disk, BackendUnavailable for a miss
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import struct
@@ -16,10 +15,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.os_errors import no_space
 from sandkasten.errors import (
     BackendUnavailable,
     Cancelled,
-    QuotaExceeded,
     SandkastenError,
     WorkspaceDamaged,
 )
@@ -49,7 +48,6 @@ _MAGIC: Final = 0xEF53
 _NEEDS_RECOVERY: Final = 0x4
 _SIXTY_FOUR_BIT: Final = 0x80
 _JOURNAL: Final = 0x4
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,20 +180,9 @@ def grow(path: Path, size: int, stop: threading.Event) -> None:
         os.fsync(file.fileno())
 
 
-def no_room(exc: OSError) -> bool:
-    return exc.errno in _NO_ROOM
-
-
-def full(attempt: str) -> QuotaExceeded:
-    return QuotaExceeded(
-        f"could not {attempt}: the disk is full",
-        hint="free space below the data directory and try again",
-    )
-
-
 def _trouble(attempt: str, said: str) -> SandkastenError:
     if "No space left" in said:
-        return full(attempt)
+        return no_space(f"could not {attempt}: the disk is full")
     return BackendUnavailable(
         f"could not {attempt}: {said[-200:]}",
         hint="check free space and permissions below the data directory",

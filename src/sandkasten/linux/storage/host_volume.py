@@ -12,17 +12,18 @@ loop devices already: one for each file, freed by its last user.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import stat
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.atomic_file import write_file
+from sandkasten.disk.file_lock import wait_for_lock
+from sandkasten.disk.os_errors import translated
+from sandkasten.disk.tree_removal import remove_tree
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -33,7 +34,7 @@ from sandkasten.errors import (
 from sandkasten.linux import launcher
 from sandkasten.linux.host_requirements import loop_usable
 from sandkasten.linux.programs import Programs
-from sandkasten.linux.storage import ext4, mountinfo, quota_image, tree_removal
+from sandkasten.linux.storage import ext4, mountinfo, quota_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +103,8 @@ def open_kept(
     if volume.kind == "image":
         ext4.look(Path(volume.path))
     with _making(directory, "open a workspace") as real:
-        _write(real / _KEPT, json.dumps({"path": volume.path, "kind": volume.kind}))
+        kept = json.dumps({"path": volume.path, "kind": volume.kind})
+        write_file(real / _KEPT, kept.encode(), durable=False)
         (real / POINT).mkdir(mode=0o700)
         plan = {"kind": volume.kind, "path": volume.path, "keep": True}
         return _mount(real, plan, owner, first_id, programs)
@@ -116,10 +118,10 @@ def release(directory: Path, *, timeout_s: float = _DEADLINE_S) -> None:
     holds it is named by BackendUnavailable; the next try goes on from there.
     """
     real = _real(directory)
-    with _translated("remove a workspace"), _turn(real, timeout_s) as there:
+    with translated("remove a workspace", BackendUnavailable), _turn(real, timeout_s) as there:
         if there:
             _unmount(real, timeout_s)
-            tree_removal.remove_tree(real)
+            remove_tree(real)
 
 
 def supported(directory: Path, programs: Programs | None = None) -> str | None:
@@ -160,7 +162,7 @@ def supported(directory: Path, programs: Programs | None = None) -> str | None:
 @contextmanager
 def _making(directory: Path, attempt: str) -> Iterator[Path]:
     real = _real(directory)
-    with _translated(attempt):
+    with translated(attempt, BackendUnavailable):
         with suppress(FileExistsError):
             real.mkdir(mode=0o700)
         seen = real.lstat()
@@ -212,12 +214,6 @@ def _launcher(programs: Programs | None) -> Path:
     return (programs or Programs.found(None, None)).launcher
 
 
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text)
-    temporary.rename(path)
-
-
 # ---- removing
 
 
@@ -237,7 +233,7 @@ def _unmount(real: Path, timeout_s: float) -> None:
     # Not only tidy: with its mount point, a mount goes from every other mount namespace too. Those
     # that began while it was mounted have copies of it, which would keep the device.
     with suppress(FileNotFoundError):
-        tree_removal.remove_tree(point)
+        remove_tree(point)
     if image is not None:
         _await_device(image, timeout_s, shared=kept)
 
@@ -294,36 +290,14 @@ def _turn(real: Path, timeout_s: float) -> Iterator[bool]:
         yield False
         return
     try:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BackendUnavailable(
-                        f"somebody is still at work in {real}", hint="try again in a moment"
-                    ) from None
-                time.sleep(_LOOK_AGAIN_S)
+        if not wait_for_lock(held, timeout_s=timeout_s):
+            raise BackendUnavailable(
+                f"another process is still using {real}", hint="try again in a moment"
+            )
         # Whoever had the turn before us may have removed it.
         yield os.fstat(held).st_nlink > 0
     finally:
         os.close(held)
-
-
-@contextmanager
-def _translated(attempt: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        if ext4.no_room(exc):
-            raise ext4.full(attempt) from exc
-        where = f" ({exc.filename})" if exc.filename else ""
-        raise BackendUnavailable(
-            f"could not {attempt}: {exc.strerror or exc}{where}",
-            hint="check free space and permissions below the data directory",
-            errno=exc.errno or errno.EIO,
-        ) from exc
 
 
 def _effective() -> int:

@@ -16,10 +16,13 @@ import os
 import secrets
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from sandkasten.disk.atomic_file import sync_directory, write_file
+from sandkasten.disk.os_errors import translated
+from sandkasten.disk.tree_removal import remove_tree
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -196,7 +199,7 @@ class Volumes:
         place = self._place(name)
         content = _content(place, stored)
         grown = StoredWorkspace(name, stored.kind, size_bytes, stored.created_at)
-        with _translated(f"enlarge workspace {plain_name(name)}"):
+        with translated(f"enlarge workspace {plain_name(name)}", BackendUnavailable):
             if stored.kind == "image":
                 self._settle(name, content, stop)
                 ext4.grow(content, size_bytes, stop)
@@ -206,7 +209,7 @@ class Volumes:
     def _remove(self, name: str, stop: threading.Event) -> None:
         place = self._place(name)
         gone = self._root / f"{_REMOVING}{secrets.token_hex(4)}-{name}"
-        with _translated(f"delete workspace {plain_name(name)}"):
+        with translated(f"delete workspace {plain_name(name)}", BackendUnavailable):
             try:
                 place.rename(gone)
             except FileNotFoundError as exc:
@@ -215,13 +218,13 @@ class Volumes:
                     hint="list them with: sandkasten workspace ls",
                     workspace=plain_name(name),
                 ) from exc
-            _sync(self._root)
-            tree_copy.remove_tree(gone)
+            sync_directory(self._root)
+            _remove(gone)
 
     def _clear(self, name: str, stop: threading.Event) -> None:
         for entry in self._entries():
             if _begun(entry) == name:
-                tree_copy.remove_tree(self._root / entry)
+                _remove(self._root / entry)
 
     def _place(self, name: str) -> Path:
         # Checked here too: this is where a name becomes a path.
@@ -232,16 +235,16 @@ class Volumes:
         """A directory that gets its name at the end, or goes."""
         place = self._place(stored.name)
         half = self._root / f"{_MAKING}{secrets.token_hex(4)}-{stored.name}"
-        with _translated(f"make workspace {plain_name(stored.name)}"):
+        with translated(f"make workspace {plain_name(stored.name)}", BackendUnavailable):
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             half.mkdir(mode=0o700)
             try:
                 yield half
                 _write_meta(half, stored)
                 _rename_new(half, place)
-                _sync(self._root)
+                sync_directory(self._root)
             except BaseException:
-                tree_copy.remove_tree(half)
+                _remove(half)
                 raise
 
     def _settle(self, name: str, volume: Path, stop: threading.Event) -> None:
@@ -324,34 +327,12 @@ def _decoded(name: str, data: bytes) -> StoredWorkspace:
 
 
 def _write_meta(place: Path, stored: StoredWorkspace) -> None:
-    temporary = place / f".{_META}"
-    with temporary.open("wb") as file:
-        file.write(json.dumps(asdict(stored)).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(place / _META)
-    _sync(place)
+    write_file(place / _META, json.dumps(asdict(stored)).encode())
 
 
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _translated(attempt: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        if ext4.no_room(exc):
-            raise ext4.full(attempt) from exc
-        raise BackendUnavailable(
-            f"could not {attempt}: {exc.strerror or exc}",
-            hint="check free space and permissions below the data directory",
-        ) from exc
+def _remove(tree: Path) -> None:
+    with suppress(FileNotFoundError):
+        remove_tree(tree)
 
 
 def _damaged(name: str, what: str) -> WorkspaceDamaged:

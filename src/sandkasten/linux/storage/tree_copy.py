@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.os_errors import no_space
 from sandkasten.errors import BackendUnavailable, Cancelled
-from sandkasten.linux.storage import tree_removal
-from sandkasten.linux.storage.ext4 import command, full
+from sandkasten.linux.storage.ext4 import command
 
 if TYPE_CHECKING:
     import threading
@@ -54,7 +54,7 @@ def copy_tree(source: Path, target: Path, stop: threading.Event) -> None:
     status, said = command(words, stop, 24 * 3600)
     if status != 0:
         if "No space left" in said:
-            raise full("copy a workspace")
+            raise no_space("could not copy a workspace: the disk is full")
         raise BackendUnavailable(
             f"a workspace could not be copied: {said[-200:]}",
             hint="files that their own owner may not read cannot be copied",
@@ -114,9 +114,3 @@ def _next(here: int, level: _Level) -> int | None:
                 raise
             return inner
     return None
-
-
-def remove_tree(tree: Path) -> None:
-    """Whatever its former user left there; nothing there is fine."""
-    with suppress(FileNotFoundError):
-        tree_removal.remove_tree(tree)

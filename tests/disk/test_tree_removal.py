@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.linux.storage import tree_removal
+from sandkasten.disk import tree_removal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,6 +1,6 @@
-"""A directory removed for certain, however deep it is and whatever modes it was left with.
+"""Removal of directory trees of any depth and with any permissions.
 
-Blocking. Raises OSError where even its owner cannot; nobody may change the tree meanwhile.
+Blocking. The tree must not change meanwhile.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import errno
 import os
 import secrets
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a directory with everything in it, whatever its modes and however deep it is.
+    """Remove a directory with everything in it. Raises OSError where even its owner cannot.
 
     Directories with content are moved up to `root` and emptied there, so neither the depth nor
     the length of a path matters. Never follows a link.
@@ -52,8 +53,20 @@ def remove_tree(root: Path) -> None:
         directory.rmdir()
 
 
+def remove_tree_quietly(root: Path) -> bool:
+    """Remove a tree as clean-up; return False if something is left for the next sweep."""
+    with suppress(FileNotFoundError):
+        try:
+            remove_tree(root)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return False
+    return True
+
+
 def _open_up(name: str, parent: int) -> None:
-    """By a descriptor: a name could have become a link, and be somebody else's directory."""
+    """Make a directory accessible, by descriptor: its name may have become a link."""
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     found = os.open(name, flags, dir_fd=parent)
     try:

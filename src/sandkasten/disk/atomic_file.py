@@ -1,0 +1,107 @@
+"""Files that are replaced as a whole: a reader sees the old content or the new, never a part.
+
+Raises OSError. A process that is killed while it writes leaves a partial file behind, whose name
+tells which process wrote it; `remove_partial_files` removes those of dead processes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.disk.process_identity import start_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import BufferedRandom
+    from pathlib import Path
+
+# `.<pid namespace>-<pid>-<random>.part`; independent of the target's name, which may be of any
+# length.
+_PARTIAL: Final = re.compile(r"\.(\d+)-(\d+)-[0-9a-f]{8}\.part\Z")
+# A writer in another pid namespace cannot be looked up; a rename follows a write at once.
+_PARTIAL_FOR_S: Final = 60.0
+
+
+def write_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Replace the file. With `durable` the new content survives a power cut from then on."""
+    with replacing(path, mode=mode, durable=durable) as file:
+        file.write(data)
+
+
+def create_file(path: Path, data: bytes) -> bool:
+    """Create the file, durably; return False if it exists already."""
+    with _partial_path(path.parent) as temporary:
+        with _new_file(temporary, 0o600) as file:
+            file.write(data)
+            _flush(file, durable=True)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    sync_directory(path.parent)
+    return True
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[BufferedRandom]:
+    """Yield a file that takes the place of `path` when the block ends without an exception."""
+    with _partial_path(path.parent) as temporary:
+        with _new_file(temporary, mode) as file:
+            yield file
+            _flush(file, durable=durable)
+        temporary.replace(path)
+    if durable:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove_partial_files(directory: Path) -> None:
+    """Remove what dead processes left half written."""
+    for name in os.listdir(directory):
+        partial = _PARTIAL.match(name)
+        if partial is None:
+            continue
+        path = directory / name
+        with suppress(FileNotFoundError):
+            dead = int(partial[1]) == _pid_namespace() and start_time(int(partial[2])) is None
+            if dead or time.time() - path.stat().st_mtime > _PARTIAL_FOR_S:
+                path.unlink()
+
+
+@contextmanager
+def _partial_path(directory: Path) -> Iterator[Path]:
+    path = directory / f".{_pid_namespace()}-{os.getpid()}-{secrets.token_hex(4)}.part"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _new_file(path: Path, mode: int) -> BufferedRandom:
+    return open(path, "x+b", opener=lambda name, flags: os.open(name, flags, mode))
+
+
+def _flush(file: BufferedRandom, *, durable: bool) -> None:
+    file.flush()
+    if durable:
+        os.fsync(file.fileno())
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0

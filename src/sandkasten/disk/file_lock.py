@@ -1,0 +1,98 @@
+"""flock over processes: the kernel releases a lock when its holder closes it or dies.
+
+A lock is held through an open descriptor. Raises OSError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+_RETRY_S: Final = 0.01
+
+
+def open_lock(path: Path) -> int:
+    """Open the lock file, created if missing."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def try_lock(fd: int, *, shared: bool = False) -> bool:
+    """Take the lock, or return False if another holder excludes it."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def try_lock_path(path: Path) -> int | None:
+    """Return a descriptor that holds the lock, or None if another process has it.
+
+    A lock file that was removed before the lock was taken counts as another's.
+    """
+    fd = open_lock(path)
+    try:
+        if try_lock(fd) and _is_named(fd, path):
+            return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def wait_for_lock(
+    fd: int,
+    *,
+    shared: bool = False,
+    timeout_s: float | None = None,
+    while_waiting: Callable[[], None] | None = None,
+) -> bool:
+    """Block until the lock is taken; return False after `timeout_s`.
+
+    `while_waiting` is called between attempts and may raise to give up.
+    """
+    if timeout_s is None and while_waiting is None:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        return True
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while not try_lock(fd, shared=shared):
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        if while_waiting is not None:
+            while_waiting()
+        time.sleep(_RETRY_S)
+    return True
+
+
+@asynccontextmanager
+async def locked(path: Path) -> AsyncIterator[None]:
+    """Hold the lock for the block.
+
+    Waits by trying again and not in a thread: waiters could occupy every thread of the pool,
+    including the one that the holder needs.
+    """
+    fd = open_lock(path)
+    try:
+        while not try_lock(fd):  # noqa: ASYNC110  (the holder may be another process)
+            await asyncio.sleep(_RETRY_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _is_named(fd: int, path: Path) -> bool:
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    held = os.fstat(fd)
+    return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
