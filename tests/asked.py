@@ -1,9 +1,8 @@
-"""Which tests of the contract and the security suite run on which platform, and their results.
+"""Which tests of a suite run on a platform, which do not and why, and their results.
 
-A test that has no meaning on a platform says so with a marker and a reason. It is deselected there,
-and the run lists it. `--outcome FILE` writes what passed and what was left out, by suite and
-platform; tests/matrix/page.py makes a page of these files. With pytest-xdist the workers collect
-and the controller counts: a worker hands over what it selected when it ends.
+A test that does not apply to a platform says so with a marker and a reason; it is deselected there,
+and the run lists it. `--outcome FILE` writes what passed and what was deselected, by suite and
+platform; tests/matrix runs the suites with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Images that docker builds from this checkout, each built once for what it is made of.
+"""Images that docker builds from this checkout, each built once per content.
 
-They are kept as archives below build/built-images, named by a digest of everything that goes into
-them; a newer one takes the place of an older. `daemon`, `runtime` and `sidecar` see to it that an
-engine has theirs. Builds have no network: what they need is fetched before, by pip and apt.
+They are kept as archives below build/built-images, named by a digest of everything they contain; a
+newer one replaces an older one. `daemon`, `runtime` and `sidecar` load theirs into an engine.
+Builds have no network: pip and apt fetch what they need before.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Places for tests on a backend that is slow at making them: made ahead, or used again.
+"""Cells for tests on a backend with slow creation: created in advance, or reused.
 
-Made ahead (`reuse=False`): every test has a fresh one, which was made while the one before it ran;
-it is removed while the next one runs. Used again (`reuse=True`): a place is put back as it was
-after each test, and looked at; one that is not as it was is thrown away. Tests get an id and attach
-to it, as a daemon does after a restart. Works in a thread with a loop and a backend of its own,
-below a data directory that no test looks into.
+In advance (`reuse=False`): every test has a new cell, which was created during the previous test
+and is removed during the next one. Reused (`reuse=True`): a cell is reset after each test and
+checked; one that cannot be reset is discarded. Tests get an id and attach to it, as a daemon does
+after a restart. Works in a thread with its own loop and backend, below a separate data directory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Builds what tests stand on before they begin: environments and images. Again does nothing.
+"""Build the environments and images that tests need. Running it again does nothing.
 
-`python -m tests.prepare debians` makes those that need neither an environment nor the runner, while
-both are being made.
+`python -m tests.prepare debians` builds those that need neither an environment nor the runner,
+while both are being built.
 """
 
 from __future__ import annotations

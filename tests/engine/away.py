@@ -1,7 +1,7 @@
-"""A backend that is in the hands of an engine, behind the port, around the unisolated one.
+"""A backend that depends on an engine, around the unisolated one.
 
-The engine can be there, away (every verb says so), hang (no verb returns) or have forgotten
-everything. Connections go through it: they are cut when it leaves, and the sandboxes live on.
+The engine can be present, unavailable (every method raises), hanging (no method returns) or have
+lost its state. Connections go through it: they are cut when it leaves, and the sandboxes live on.
 """
 
 from __future__ import annotations

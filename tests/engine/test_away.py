@@ -1,7 +1,7 @@
-"""A backend whose engine is away, hangs or has forgotten everything: told as what it is.
+"""A backend whose engine is unavailable, hangs or has lost its state.
 
-Not answering is no news of a sandbox. Nothing is declared lost, crashed or destroyed for it,
-nothing is dropped, nobody else waits for it, and all of it works again when it is back.
+A missing answer says nothing about a sandbox. Nothing is marked lost, crashed or destroyed, nothing
+is removed, other backends do not wait, and everything works again when the engine is back.
 """
 
 from __future__ import annotations

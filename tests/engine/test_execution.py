@@ -1,4 +1,4 @@
-"""Commands: results, live output, later, cancelled, and over a connection that breaks."""
+"""Commands: results, live output, started commands, cancellation, broken connections."""
 
 from __future__ import annotations
 

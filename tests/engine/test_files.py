@@ -1,4 +1,4 @@
-"""File verbs: path rules, the operator's rules, ranges, streams, archives, watching."""
+"""File operations: path rules, the operator's rules, ranges, streams, archives, watches."""
 
 from __future__ import annotations
 

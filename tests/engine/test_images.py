@@ -1,4 +1,4 @@
-"""Images and the sandboxes that use them: what is in use stays, and races end one way or the other.
+"""Images and the sandboxes that use them: images in use are kept, and races end consistently.
 
 The backend shows the host in place of any image; the ledger, the store and the rules are real.
 """

@@ -1,4 +1,4 @@
-"""What the engine tells its journal: sessions, their ends, and the commands that ran."""
+"""What the engine records in its journal: sessions, their ends, and commands."""
 
 from __future__ import annotations
 

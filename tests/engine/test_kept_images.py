@@ -1,4 +1,4 @@
-"""Images on a backend that keeps its own: the store first, then the backend, never the host.
+"""Images on a backend with its own: the store first, then the backend, never the host image.
 
 The unisolated backend with a few images of its own; the store, the ledger and the rules are real.
 """

@@ -1,4 +1,4 @@
-"""One-shot compute: the answer, its artifacts, its refusals, and nothing left afterwards."""
+"""One-shots: results, artifacts, refusals, and nothing left afterwards."""
 
 from __future__ import annotations
 

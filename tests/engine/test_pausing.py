@@ -1,4 +1,4 @@
-"""Pausing as the ledger sees it: what a paused row means to everybody, and who may change it.
+"""Pausing in the ledger: what a paused row means, and what may change it.
 
 The unisolated backend cannot pause; a row that says so stands for what another process did. Real
 pauses are in tests/local/test_pausing.py.

@@ -1,4 +1,4 @@
-"""Several processes on one data directory: crashes leave only what a sweep removes, keys hold."""
+"""Several processes on one data directory: crashes leave only what a sweep removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Races of leases, reapers, keys and commands: nothing is reaped wrongly, nothing made twice."""
+"""Races of leases, reapers, keys and commands: nothing is reaped or created wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reaper: litter of every kind goes, and nothing that somebody is working on."""
+"""The reaper: leftovers of every kind are removed, and nothing that is in use."""
 
 from __future__ import annotations
 

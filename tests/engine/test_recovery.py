@@ -1,4 +1,4 @@
-"""A daemon that starts finds what the one before left, in whatever state it died."""
+"""Recovery of a starting daemon from any state of the previous one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Create, describe, destroy: the row before the resource, and nothing left behind by a failure."""
+"""Create, describe, destroy: the row before the resource, and nothing left by a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes kept ready for the next one-shot: claimed once, clean, and never left behind."""
+"""Warm sandboxes for one-shots: claimed once, clean, and never left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants: the same names without meeting, and what each may have."""
+"""Tenants: equal names without collisions, and quotas."""
 
 from __future__ import annotations
 

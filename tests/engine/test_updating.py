@@ -1,4 +1,4 @@
-"""What of a living sandbox can be changed."""
+"""Updates of a live sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sandbox that ends while the daemon lives is noticed without anybody asking for it."""
+"""A sandbox that ends while the daemon runs is noticed without a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a named workspace through a sandbox that is lent: one, hidden, and soon gone."""
+"""Files of a named workspace through a helper sandbox: one, unlisted, and short-lived."""
 
 from __future__ import annotations
 

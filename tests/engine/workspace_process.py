@@ -1,6 +1,6 @@
 """One of several processes on one ledger and one set of workspaces.
 
-`python -m tests.engine.workspace_process ACT ROOT`: what came of it is printed, a word a line.
+`python -m tests.engine.workspace_process ACT ROOT` prints its results, one word per line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A dockerd of this run alone, on a machine of its own (see `machine`).
+"""A dockerd of one test run, on its own machine (see `machine`).
 
-`with Engine() as engine:` starts it. It is asked through its CLI (`engine.docker`) or its HTTP API
-(`engine.ask`; see `reached`). It can be stopped, killed and started again
-while its containers' machine stays. Needs root, docker.io, and openssl for TLS.
+`with Engine() as engine:` starts it. Use it through its CLI (`engine.docker`) or its HTTP API
+(`engine.ask`; see `reached`). It can be stopped, killed and started again while its containers'
+machine stays. Needs root, docker.io, and openssl for TLS.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Takes a machine down as soon as whoever started it is gone. Also run as a program.
+"""Stop a machine when the process that started it ends. Also run as a program.
 
-`python keeper.py FOLDER` waits for the end of its input, which comes when the other end's process
-ends, however that is. What belongs to the machine is known by a mark in the environment, and by
-the cgroup of its containers; each is this machine's alone. Imports nothing beyond the standard
-library, so that it starts in an instant.
+`python keeper.py FOLDER` waits for the end of its input, which comes when the process at the other
+end ends. Processes of the machine are known by a marker in their environment and by the cgroup of
+its containers. Imports only the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations

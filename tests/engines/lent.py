@@ -1,9 +1,8 @@
-"""The engines of a run: one of each kind, started when first needed, removed when the run ends.
+"""The engines of a test run: one of each kind, started on first use and removed at the end.
 
-A run lends its engines through the environment to the processes that it starts, so that ten suites
-on Docker cost one start and one import of a Debian image. A `private` engine is not lent: its tests
-count what is in it. `close` belongs at the end of a run; if it is never called, the keeper of every
-engine removes it.
+A run that starts another one passes its engines through the environment, so that ten suites on
+docker cost one start and one import of a Debian image. Call `close` at the end; otherwise the
+keeper of each engine removes it.
 """
 
 from __future__ import annotations

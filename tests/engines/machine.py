@@ -1,9 +1,9 @@
-"""A machine of its own for an engine, as far as the kernel gives one without another kernel.
+"""A machine for an engine, as far as one kernel can provide it.
 
-Mount and network namespaces in which /etc, /opt and /run are private: an engine writes there
-whatever its settings say. All it leaves lies below one folder and in one cgroup. When whoever
-started the machine ends, however that is, its keeper takes the machine down; what outlives even the
-keeper is found by `sweep`. Knows nothing of Docker. Needs root.
+Mount and network namespaces in which /etc, /opt and /run are private, because an engine writes
+there whatever its settings are. Everything it leaves is below one folder and in one cgroup. When
+the process that started the machine ends, its keeper stops the machine; `sweep` finds what outlives
+even the keeper. Knows nothing of Docker. Needs root.
 """
 
 from __future__ import annotations

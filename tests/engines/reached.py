@@ -1,7 +1,7 @@
-"""An engine that runs, wherever it is, and how it is asked: by its CLI or its HTTP API.
+"""A running engine and how to reach it: by its CLI or its HTTP API.
 
-Neither knows anything of our code, so that what they say of it is worth something. Whoever starts
-engines hands this on to other processes as text (`told`, `of`).
+Neither uses our code, so that their answers are independent of it. `told` and `of` pass an engine
+to other processes as text.
 """
 
 from __future__ import annotations

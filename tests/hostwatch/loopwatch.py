@@ -1,9 +1,9 @@
-"""Notices callbacks that held an event loop: a blocking call where one must not be.
+"""Detect callbacks that block an event loop.
 
-Times every callback of every asyncio loop in the process, the embedded engine's own thread
-included. What a thread waited for a processor is the machine's doing and does not count, nor what
-a test's own tools did (`of_the_test`). It costs well under a microsecond a callback, where
-asyncio's debug mode would change what is tested.
+Times every callback of every asyncio loop in the process, including the embedded engine's own
+thread. Time in which a thread waited for a processor does not count, nor what a test's own tools
+did (`of_the_test`). It costs well under a microsecond per callback, while asyncio's debug mode
+would change what is tested.
 """
 
 from __future__ import annotations

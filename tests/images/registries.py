@@ -1,8 +1,8 @@
-"""Real registries on loopback for the tests: Debian's docker-registry, and a front that misbehaves.
+"""Real registries on loopback: Debian's docker-registry, and a front that misbehaves.
 
-`docker_registry` runs the program itself: plain, with TLS, with htpasswd, with tokens signed by
-a certificate. `Front` passes requests on to one and breaks them as a test says. `push` puts an
-image there the way any tool does.
+`docker_registry` runs the program itself: plain, with TLS, with htpasswd, with tokens signed by a
+certificate. `Front` forwards requests to one and breaks them as a test says. `push` uploads an
+image as any tool does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""The page docs/reference/grounds.md, made from what a run found on every platform.
-
-python -m tests.matrix.page            check that every platform ran, and that the page says so
-python -m tests.matrix.page --write    write the page
-
-Reads `build/platforms`, which `make test` fills. The page names reasons, not numbers of tests.
-"""
+"""The page of tested platforms, and where it differs from the results of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A suite in a process of its own, where the test process cannot be: a container, another user.
-
-What such a run found is written to `build/platforms`, beside what the main run finds.
-"""
+"""One suite on one platform, in its own process; on docker optionally in its own container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of platforms: what it says, and what the check after a run reports."""
+"""The page of tested platforms shows the results of this run."""
 
 from __future__ import annotations
 

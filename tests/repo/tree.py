@@ -1,4 +1,4 @@
-"""The repository as data: its files, its modules and what they import. Reads, never imports."""
+"""The repository as data: files, modules and imports. Reads, never imports."""
 
 from __future__ import annotations
 
