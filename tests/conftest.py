@@ -153,7 +153,7 @@ def full_size() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def loops_are_not_held(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_blocked_event_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test during which a callback blocked an event loop."""
     loopwatch.drain()
     yield

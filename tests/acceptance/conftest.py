@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def place() -> Iterator[Path]:
+def suite_data_dir() -> Iterator[Path]:
     """One data directory for all of it: an engine keeps the one it was opened with."""
     path = Path(tempfile.mkdtemp(prefix="pytest-of-acceptance-", dir="/var/tmp"))
     yield path
@@ -40,14 +40,14 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def data_dir(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def data_dir(suite_data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Also in the environment, for the command and for programs that are not told."""
-    monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(place))
-    yield place
+    monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(suite_data_dir))
+    yield suite_data_dir
     deadline = time.monotonic() + PATIENCE_S
-    while (left := leftovers(place)) and time.monotonic() < deadline:
+    while (left := leftovers(suite_data_dir)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    _tidy(place)
+    _tidy(suite_data_dir)
     assert left == []
 
 
@@ -69,7 +69,7 @@ def make(data_dir: Path) -> Callable[..., Sandbox]:
 
 
 @pytest.fixture
-def ruin() -> Iterator[Path]:
+def fresh_data_dir() -> Iterator[Path]:
     """A data directory of its own, new: for hosts that are made worse, and for a first use."""
     path = Path(tempfile.mkdtemp(prefix="pytest-of-ruin-", dir="/var/tmp"))
     yield path

@@ -177,15 +177,15 @@ def test_unavailable_isolation_is_refused_and_not_downgraded(options, data_dir, 
     )
 
 
-def test_missing_bubblewrap_is_a_typed_error(ruin, monkeypatch):
+def test_missing_bubblewrap_is_a_typed_error(fresh_data_dir, monkeypatch):
     from sandkasten.backends.local import backend, probe
 
     for module in (backend, probe):
         monkeypatch.setattr(module, "find_bwrap", lambda: None)
-    error = _refused(lambda: Sandbox(data_dir=ruin / "other"), "BACKEND_UNAVAILABLE")
+    error = _refused(lambda: Sandbox(data_dir=fresh_data_dir / "other"), "BACKEND_UNAVAILABLE")
     assert "bubblewrap" in error.message
     assert "install" in error.hint
-    assert leftovers(ruin) == []
+    assert leftovers(fresh_data_dir) == []
 
 
 def test_missing_programs_are_a_typed_error(tmp_path):
@@ -258,8 +258,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="spoils a mount namesp
 
 @needs_root
 @pytest.mark.parametrize("ordinary", [False, True], ids=["root", "ordinary user"])
-def test_the_same_request_works_on_a_complete_host(ordinary, ruin):
-    answer = _elsewhere("", ruin, ordinary=ordinary)
+def test_the_same_request_works_on_a_complete_host(ordinary, fresh_data_dir):
+    answer = _elsewhere("", fresh_data_dir, ordinary=ordinary)
     assert answer["ok"] == "ok\n"
     lost = [line[0] for line in answer["unenforced"]]  # type: ignore[attr-defined]
     if ordinary:
@@ -271,12 +271,12 @@ def test_the_same_request_works_on_a_complete_host(ordinary, ruin):
 
 @pytest.mark.promise("P26")
 @needs_root
-def test_cgroups_without_access_are_reported_as_unenforced(ruin):
+def test_cgroups_without_access_are_reported_as_unenforced(fresh_data_dir):
     script = (
         "for d in /sys/fs/cgroup /sys/fs/cgroup/*/; do "
         'mountpoint -q "$d" && mount -o remount,bind,ro "$d"; done; '
     )
-    answer = _elsewhere(script, ruin)
+    answer = _elsewhere(script, fresh_data_dir)
     assert answer.get("ok") == "ok\n", answer
     losses = {line[0]: (line[1], line[2]) for line in answer["unenforced"]}  # type: ignore[attr-defined]
     assert set(losses) >= {"memory", "pids", "cpu"}
@@ -284,21 +284,21 @@ def test_cgroups_without_access_are_reported_as_unenforced(ruin):
 
 
 @needs_root
-def test_missing_cgroups_are_reported_as_unenforced(ruin):
+def test_missing_cgroups_are_reported_as_unenforced(fresh_data_dir):
     script = "umount -l /sys/fs/cgroup/* 2>/dev/null; umount -l /sys/fs/cgroup 2>/dev/null; true;"
-    answer = _elsewhere(script, ruin)
+    answer = _elsewhere(script, fresh_data_dir)
     assert answer.get("ok") == "ok\n", answer
     assert {line[0] for line in answer["unenforced"]} >= {"memory", "pids", "cpu"}  # type: ignore[attr-defined]
 
 
 @needs_root
-def test_no_loop_devices_still_gives_a_workspace_with_a_quota(ruin):
-    answer = _elsewhere("mount --bind /dev/null /dev/loop-control;", ruin)
+def test_no_loop_devices_still_gives_a_workspace_with_a_quota(fresh_data_dir):
+    answer = _elsewhere("mount --bind /dev/null /dev/loop-control;", fresh_data_dir)
     assert answer.get("ok") == "ok\n" or answer.get("hint"), answer
 
 
 @needs_root
-def test_forbidden_user_namespaces_are_a_typed_error(ruin):
+def test_forbidden_user_namespaces_are_a_typed_error(fresh_data_dir):
     """In a user namespace whose own limit on further ones is nought; the host's is not touched."""
     script = textwrap.dedent(
         """
@@ -313,17 +313,17 @@ def test_forbidden_user_namespaces_are_a_typed_error(ruin):
         os.execv(sys.argv[1], sys.argv[1:])
         """
     )
-    (ruin / "forbid.py").write_text(script)
-    (ruin / "forbid.py").chmod(0o755)
-    ruin.chmod(0o755)
-    inner = ruin / "inner"
+    (fresh_data_dir / "forbid.py").write_text(script)
+    (fresh_data_dir / "forbid.py").chmod(0o755)
+    fresh_data_dir.chmod(0o755)
+    inner = fresh_data_dir / "inner"
     inner.mkdir()
     os.chown(inner, 54_321, 54_321)
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "--", "sh", "-ec",
          'mount --bind "$1" /mnt; cd /mnt; shift; exec setpriv --reuid=54321 --regid=54321 '
          '--clear-groups --inh-caps=-all /usr/bin/python3 "$@"', "sh", str(REPOSITORY),
-         str(ruin / "forbid.py"),
+         str(fresh_data_dir / "forbid.py"),
          _shown_python(), "-c", ATTEMPT, str(inner)],
         capture_output=True, text=True, timeout=60, check=False,
         env={"PATH": "/usr/bin:/bin", "HOME": str(inner), "LANG": "C.UTF-8",
@@ -337,8 +337,8 @@ def test_forbidden_user_namespaces_are_a_typed_error(ruin):
 
 
 @needs_root
-def test_a_read_only_data_directory_is_a_typed_error(ruin):
-    blocked = ruin / "file"
+def test_a_read_only_data_directory_is_a_typed_error(fresh_data_dir):
+    blocked = fresh_data_dir / "file"
     blocked.write_text("")
     _refused(
         lambda: Sandbox(data_dir=blocked / "below"), "INVALID_CONFIGURATION", "BACKEND_UNAVAILABLE"
@@ -349,17 +349,17 @@ def test_a_read_only_data_directory_is_a_typed_error(ruin):
 
 
 @needs_root
-def test_a_full_disk_under_the_data_directory_is_a_typed_error(ruin):
+def test_a_full_disk_under_the_data_directory_is_a_typed_error(fresh_data_dir):
     """A file system of 300 KB: no room for a workspace image; then room again, and it works."""
-    script = f"mount -t tmpfs -o size=300k small {ruin};"
-    answer = _elsewhere(script, ruin)
+    script = f"mount -t tmpfs -o size=300k small {fresh_data_dir};"
+    answer = _elsewhere(script, fresh_data_dir)
     assert answer.get("code") in (
         "QUOTA_EXCEEDED",
         "BACKEND_UNAVAILABLE",
         "INVALID_CONFIGURATION",
     ), answer
     assert answer["hint"]
-    assert _elsewhere("", ruin)["ok"] == "ok\n"
+    assert _elsewhere("", fresh_data_dir)["ok"] == "ok\n"
 
 
 def test_an_unknown_argument_is_an_error(data_dir, make):

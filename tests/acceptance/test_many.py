@@ -25,11 +25,13 @@ MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
 @pytest.mark.slow_loop
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no limit on memory as a whole")
-async def test_fifty_sandboxes_answer_beside_a_memory_bomb_and_a_fork_bomb(ruin: Path) -> None:
+async def test_fifty_sandboxes_answer_beside_a_memory_bomb_and_a_fork_bomb(
+    fresh_data_dir: Path,
+) -> None:
     boxes: list[AsyncSandbox] = []
     try:
         limits = {"mem_limit_mb": 128, "workspace_mb": 20, "pids_limit": 100, "tmp_mb": 8}
-        begun = [AsyncSandbox(limits=limits, data_dir=ruin).begin() for _ in range(COUNT)]
+        begun = [AsyncSandbox(limits=limits, data_dir=fresh_data_dir).begin() for _ in range(COUNT)]
         made = await asyncio.gather(*begun, return_exceptions=True)
         boxes += [box for box in made if isinstance(box, AsyncSandbox)]
         assert [box for box in made if not isinstance(box, AsyncSandbox)] == []

@@ -69,7 +69,7 @@ def lease_s(request: pytest.FixtureRequest) -> float:
 
 
 @pytest.fixture
-def parked(data_dir: Path, lease_s: float) -> Iterator[subprocess.Popen[str]]:
+def idle_program(data_dir: Path, lease_s: float) -> Iterator[subprocess.Popen[str]]:
     """A program that has made a spare, said its id, and does nothing more."""
     source = (
         f"warm_pool.LEASE_S = {lease_s}\n"
@@ -176,8 +176,8 @@ print(json.dumps([status, run("print(6)").sandbox_id == one]))
     assert leftovers(data_dir) == []
 
 
-def test_a_warm_sandbox_is_not_listed_and_rm_all_removes_it(parked: subprocess.Popen[str]):
-    spare = _id(parked)
+def test_a_warm_sandbox_is_not_listed_and_rm_all_removes_it(idle_program: subprocess.Popen[str]):
+    spare = _id(idle_program)
     assert sandkasten("ls", "--json").document == []
     assert spare not in sandkasten("ls").out
     (shown,) = sandkasten("ls", "--all", "--json").document
@@ -189,11 +189,11 @@ def test_a_warm_sandbox_is_not_listed_and_rm_all_removes_it(parked: subprocess.P
 
 
 def test_after_kill_9_the_next_command_removes_the_warm_sandbox(
-    parked: subprocess.Popen[str], data_dir: Path
+    idle_program: subprocess.Popen[str], data_dir: Path
 ):
-    spare = _id(parked)
-    parked.send_signal(signal.SIGKILL)
-    parked.wait(PATIENCE_S)
+    spare = _id(idle_program)
+    idle_program.send_signal(signal.SIGKILL)
+    idle_program.wait(PATIENCE_S)
     assert (data_dir / "cells" / spare).exists()
     assert sandkasten("ls", "--json").document == []
     assert leftovers(data_dir) == []
@@ -201,10 +201,12 @@ def test_after_kill_9_the_next_command_removes_the_warm_sandbox(
 
 
 @pytest.mark.parametrize("lease_s", [3.0], indirect=True)
-def test_after_kill_9_the_warm_sandbox_ends_itself(parked: subprocess.Popen[str], data_dir: Path):
-    spare = _id(parked)
-    parked.send_signal(signal.SIGKILL)
-    parked.wait(PATIENCE_S)
+def test_after_kill_9_the_warm_sandbox_ends_itself(
+    idle_program: subprocess.Popen[str], data_dir: Path
+):
+    spare = _id(idle_program)
+    idle_program.send_signal(signal.SIGKILL)
+    idle_program.wait(PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
     while any(one.startswith("process") for one in leftovers(data_dir)):
         assert time.monotonic() < deadline

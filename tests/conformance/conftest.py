@@ -75,7 +75,7 @@ def open_backend(name: str, scratch: Path) -> Backend:
 
 
 @pytest.fixture
-def standing(backend_name: str) -> None:
+def prepared_ground(backend_name: str) -> None:
     """What the ground needs is there; it may take a while, and no event loop waits for it."""
     ground = GROUNDS.get(backend_name)
     if ground is not None and ground.backend == "docker":
@@ -84,22 +84,22 @@ def standing(backend_name: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def found_ready() -> set[str]:
+def ready_backends() -> set[str]:
     """Backends that were asked, and said that they can be used."""
     return set()
 
 
 @pytest.fixture
 async def backend(
-    backend_name: str, scratch: Path, standing: None, found_ready: set[str]
+    backend_name: str, scratch: Path, prepared_ground: None, ready_backends: set[str]
 ) -> AsyncIterator[Backend]:
     """A backend that is ready; whatever a test left in it is removed afterwards."""
     opened = open_backend(backend_name, scratch)
-    if backend_name not in found_ready:
+    if backend_name not in ready_backends:
         readiness = await opened.probe()
         if not readiness.ready:
             pytest.fail(f"{backend_name} cannot be used: {readiness.reason} ({readiness.remedy})")
-        found_ready.add(backend_name)
+        ready_backends.add(backend_name)
     yield opened
     for sandbox_id in await opened.owned():
         await taken_away(opened, sandbox_id)

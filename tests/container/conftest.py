@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def engine_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     why = missing()
     if why:
         pytest.fail(f"no engine can be started here: {why}")
@@ -125,15 +125,15 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture
-def host(started: Host) -> Iterator[Host]:
+def host(engine_host: Host) -> Iterator[Host]:
     """Nothing of ours is there before a test; and after it, nothing stays."""
-    yield started
-    for name in started.engine.reached.containers():
-        started.docker("rm", "--force", "--volumes", name)
-    for name in started.engine.reached.volumes():
-        started.docker("volume", "rm", name)
+    yield engine_host
+    for name in engine_host.engine.reached.containers():
+        engine_host.docker("rm", "--force", "--volumes", name)
+    for name in engine_host.engine.reached.volumes():
+        engine_host.docker("volume", "rm", name)
 
 
 @pytest.fixture(scope="session")
-def daemon_image(started: Host) -> str:
-    return built.daemon(started)  # type: ignore[arg-type]
+def daemon_image(engine_host: Host) -> str:
+    return built.daemon(engine_host)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ DATA, SHARED = "sandkasten-data", "station-sandboxes"
 
 
 @pytest.fixture
-def standing(host: Host, daemon_image: str) -> Host:
+def running_daemon(host: Host, daemon_image: str) -> Host:
     spoken = host.up()
     assert spoken.status == 0, spoken
     assert spoken.out == f"export SANDKASTEN_URL={host.url}\n"
@@ -51,9 +51,9 @@ def of_sessions(host: Host) -> list[str]:
 
 
 @pytest.mark.promise("P56")
-def test_a_session_works_completely_in_a_daemon_that_is_a_container(standing):
-    with sandbox(standing) as box:
-        assert box.id in standing.engine.reached.containers()
+def test_a_session_works_completely_in_a_daemon_that_is_a_container(running_daemon):
+    with sandbox(running_daemon) as box:
+        assert box.id in running_daemon.engine.reached.containers()
         assert box.exec("cd /tmp && export A=1").exit_code == 0
         assert box.exec("echo $A; pwd; id -u").output == "1\n/tmp\n1000\n"
         box.write("notes/a.txt", b"written from far away")
@@ -62,101 +62,101 @@ def test_a_session_works_completely_in_a_daemon_that_is_a_container(standing):
         assert [one.name for one in box.ls("notes")] == ["a.txt"]
         box.remove("notes", recursive=True)
         assert not box.exists("notes")
-        stored = StoredFiles(url=standing.url, api_key=KEY)
+        stored = StoredFiles(url=running_daemon.url, api_key=KEY)
         stored.put(b"6 * 7", key="sum")
         box.stage("sum", "sum.txt")
         assert box.exec("cd /workspace; tr 6 7 < sum.txt > r").exit_code == 0
         box.publish("r", "result")
         assert stored.get("result") == b"7 * 7"
-    assert of_sessions(standing) == []
-    assert standing.engine.reached.containers() == ["sandkasten"]
+    assert of_sessions(running_daemon) == []
+    assert running_daemon.engine.reached.containers() == ["sandkasten"]
 
 
 @pytest.mark.promise("P56")
-def test_a_plain_bind_of_the_daemons_path_fails_and_a_session_works(standing):
+def test_a_plain_bind_of_the_daemons_path_fails_and_a_session_works(running_daemon):
     """What a daemon in a container meets when it offers the engine a directory of its own."""
     path = f"/tmp/station-sandboxes/sbx_{secrets.token_hex(8)}"
-    standing.docker("exec", "sandkasten", "mkdir", "-p", path)
+    running_daemon.docker("exec", "sandkasten", "mkdir", "-p", path)
     bind = {"Type": "bind", "Source": path, "Target": "/workspace"}
     body = {"Image": DEBIAN, "Cmd": ["true"], "HostConfig": {"Mounts": [bind]}}
     with pytest.raises(RuntimeError, match="bind source path does not exist: " + path):
-        standing.engine.reached.ask("POST", "/containers/create", body)
-    with sandbox(standing) as box:
+        running_daemon.engine.reached.ask("POST", "/containers/create", body)
+    with sandbox(running_daemon) as box:
         box.write("there", b"1")
         assert box.exec("cat there").output == "1"
 
 
 @pytest.mark.promise("P60")
-def test_the_daemon_itself_is_confined(standing):
-    status = standing.docker("exec", "sandkasten", "cat", "/proc/1/status").stdout
+def test_the_daemon_itself_is_confined(running_daemon):
+    status = running_daemon.docker("exec", "sandkasten", "cat", "/proc/1/status").stdout
     told = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     # CHOWN, DAC_OVERRIDE and FOWNER.
     assert (int(told["CapBnd"], 16), int(told["CapEff"], 16)) == (0b1011, 0b1011)
     assert told["NoNewPrivs"] == "1"
-    written = standing.docker("exec", "sandkasten", "touch", "/opt/x", check=False)
+    written = running_daemon.docker("exec", "sandkasten", "touch", "/opt/x", check=False)
     assert "Read-only file system" in written.stderr
-    shown = standing.docker("inspect", "sandkasten").stdout
+    shown = running_daemon.docker("inspect", "sandkasten").stdout
     assert KEY not in shown
-    kept = standing.docker("exec", "sandkasten", "stat", "-c", "%a %u", "/var/lib/sandkasten")
+    kept = running_daemon.docker("exec", "sandkasten", "stat", "-c", "%a %u", "/var/lib/sandkasten")
     assert kept.stdout == "700 0\n"
 
 
 @pytest.mark.promise("P56")
-def test_sessions_outlive_the_container_of_their_daemon(standing):
-    with sandbox(standing) as box:
+def test_sessions_outlive_the_container_of_their_daemon(running_daemon):
+    with sandbox(running_daemon) as box:
         box.exec("cd /tmp; echo kept > /workspace/f")
-        again = standing.up("--json").document
+        again = running_daemon.up("--json").document
         assert (again["begun"], again["changed"]) == ("running", False)
-        assert standing.up("--workspace", "shared", "--json").document["changed"] is True
-        replaced = standing.up("--recreate", "--json")
+        assert running_daemon.up("--workspace", "shared", "--json").document["changed"] is True
+        replaced = running_daemon.up("--recreate", "--json")
         assert replaced.document["begun"] == "replaced", replaced
         assert box.exec("pwd; cat /workspace/f").output == "/tmp\nkept\n"
-        assert standing.cli("down", "--keep-sessions", "--json").document["kept"] == [DATA]
-        assert standing.engine.reached.containers() == [box.id]
-        assert standing.up().status == 0
+        assert running_daemon.cli("down", "--keep-sessions", "--json").document["kept"] == [DATA]
+        assert running_daemon.engine.reached.containers() == [box.id]
+        assert running_daemon.up().status == 0
         assert box.exec("pwd; cat /workspace/f").output == "/tmp\nkept\n"
-        standing.docker("stop", "sandkasten")
-        assert standing.up("--json").document["begun"] == "replaced"
-        told = standing.cli("up", "--status", "--json")
+        running_daemon.docker("stop", "sandkasten")
+        assert running_daemon.up("--json").document["begun"] == "replaced"
+        told = running_daemon.cli("up", "--status", "--json")
         assert (told.status, told.document["ready"], told.document["sandboxes"]) == (0, True, 1)
 
 
 @pytest.mark.promise("P58")
-def test_down_removes_its_sessions_and_nothing_else(standing):
-    standing.docker("create", "--name", "bystander", DEBIAN, "true")
-    standing.docker("volume", "create", "theirs")
+def test_down_removes_its_sessions_and_nothing_else(running_daemon):
+    running_daemon.docker("create", "--name", "bystander", DEBIAN, "true")
+    running_daemon.docker("volume", "create", "theirs")
     foreign = {"sandkasten": "cell", "sandkasten.owner": "somebody-else"}
     labels = [word for name, value in foreign.items() for word in ("--label", f"{name}={value}")]
-    standing.docker("create", "--name", "neighbour", *labels, DEBIAN, "true")
-    box = sandbox(standing)
+    running_daemon.docker("create", "--name", "neighbour", *labels, DEBIAN, "true")
+    box = sandbox(running_daemon)
     box.exec("echo alive")
     box.detach()
-    told = standing.cli("down", "--json").document
+    told = running_daemon.cli("down", "--json").document
     assert "sandkasten" in told["containers"]
     assert told["kept"] == [DATA]
-    assert standing.mine() == (["bystander", "neighbour"], [DATA, "theirs"])
-    assert standing.cli("down", "--json").document == {
+    assert running_daemon.mine() == (["bystander", "neighbour"], [DATA, "theirs"])
+    assert running_daemon.cli("down", "--json").document == {
         "containers": [],
         "volumes": [],
         "networks": [],
         "kept": [DATA],
     }
-    assert standing.cli("down", "--volumes", "--yes").out == f"removed volume {DATA}\n"
-    assert standing.mine() == (["bystander", "neighbour"], ["theirs"])
-    assert standing.cli("down").status == 0
+    assert running_daemon.cli("down", "--volumes", "--yes").out == f"removed volume {DATA}\n"
+    assert running_daemon.mine() == (["bystander", "neighbour"], ["theirs"])
+    assert running_daemon.cli("down").status == 0
 
 
 @pytest.mark.promise("P58")
 @pytest.mark.in_full(reason="the same ends as of a daemon that is there")
-def test_down_removes_sessions_whose_daemon_is_already_gone(standing):
-    box = sandbox(standing)
+def test_down_removes_sessions_whose_daemon_is_already_gone(running_daemon):
+    box = sandbox(running_daemon)
     box.exec("true")
     name = box.detach()
-    standing.docker("rm", "--force", "sandkasten")
-    assert name in standing.engine.reached.containers()
-    assert name in standing.cli("down", "--json").document["containers"]
-    assert of_sessions(standing) == []
-    assert standing.engine.reached.containers() == []
+    running_daemon.docker("rm", "--force", "sandkasten")
+    assert name in running_daemon.engine.reached.containers()
+    assert name in running_daemon.cli("down", "--json").document["containers"]
+    assert of_sessions(running_daemon) == []
+    assert running_daemon.engine.reached.containers() == []
 
 
 @pytest.mark.promise("P60")

@@ -168,7 +168,7 @@ def _ending(host: Host) -> str:
 
 
 @pytest.fixture(autouse=True)
-def without_images_of_ours(host):
+def remove_test_images(host):
     yield
     for name in host.engine.reached.images():
         if name.startswith("ending-"):

@@ -31,31 +31,31 @@ def engine() -> Reached:
 
 
 @pytest.fixture(scope="session")
-def _mortal() -> Iterator[Engine]:
+def _stoppable_engine() -> Iterator[Engine]:
     with Engine() as found:
         stock.put(found.reached, "busybox")
         yield found
 
 
 @pytest.fixture(scope="session")
-def _lasting() -> Iterator[Engine]:
+def _live_restore_engine() -> Iterator[Engine]:
     with Engine(live_restore=True) as found:
         stock.put(found.reached, "busybox")
         yield found
 
 
 @pytest.fixture
-def mortal(_mortal: Engine) -> Iterator[Engine]:
+def stoppable_engine(_stoppable_engine: Engine) -> Iterator[Engine]:
     """One that may be stopped, and takes its containers with it."""
-    yield _mortal
-    revive(_mortal)
+    yield _stoppable_engine
+    revive(_stoppable_engine)
 
 
 @pytest.fixture
-def lasting(_lasting: Engine) -> Iterator[Engine]:
+def live_restore_engine(_live_restore_engine: Engine) -> Iterator[Engine]:
     """One that may be stopped, and whose containers outlive it."""
-    yield _lasting
-    revive(_lasting)
+    yield _live_restore_engine
+    revive(_live_restore_engine)
 
 
 @pytest.fixture

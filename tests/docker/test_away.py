@@ -48,8 +48,10 @@ class Client:
         assert took_s < FAR_TOO_LATE_S, f"{method} {path} took {took_s:.1f} s"
 
 
-async def test_an_unavailable_engine_affects_only_its_own_sessions(lasting, data, monkeypatch):
-    variables = environment(lasting.reached, docker_timeout_seconds=PATIENT)
+async def test_an_unavailable_engine_affects_only_its_own_sessions(
+    live_restore_engine, data, monkeypatch
+):
+    variables = environment(live_restore_engine.reached, docker_timeout_seconds=PATIENT)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     async with running(data) as daemon, aiohttp.ClientSession() as http:
@@ -85,32 +87,32 @@ async def test_an_unavailable_engine_affects_only_its_own_sessions(lasting, data
             assert status in (200, 503), answer
             return status == 200 and answer["stdout"] == "kept /tmp\n"
 
-        await asyncio.to_thread(freeze, lasting)
+        await asyncio.to_thread(freeze, live_restore_engine)
         waiting = asyncio.create_task(client.good("POST", "", far))
         await others_do_not_notice()
         assert not waiting.done()
-        revive(lasting)
+        revive(live_restore_engine)
         await client.good("DELETE", f"/{(await waiting)['id']}")
         assert await answers()
 
         await restarted(IMPATIENT)
-        await asyncio.to_thread(freeze, lasting)
+        await asyncio.to_thread(freeze, live_restore_engine)
         await requests_are_refused()
-        revive(lasting)
+        revive(live_restore_engine)
         await until(answers)
 
-        await asyncio.to_thread(lasting.stop)
+        await asyncio.to_thread(live_restore_engine.stop)
         await requests_are_refused()
         await client.refused("DELETE", f"/{doomed}")
         # One that starts while it is away serves the others, and forgets nothing.
         await restarted(PATIENT)
         await requests_are_refused()
 
-        await asyncio.to_thread(lasting.start)
+        await asyncio.to_thread(live_restore_engine.start)
         assert await answers()
 
         async def finished() -> bool:
-            return await asyncio.to_thread(lasting.reached.containers) == [kept]
+            return await asyncio.to_thread(live_restore_engine.reached.containers) == [kept]
 
         async def told() -> bool:
             status, answer = await client("GET", f"/{doomed}")
@@ -122,18 +124,20 @@ async def test_an_unavailable_engine_affects_only_its_own_sessions(lasting, data
         assert await client.sh(new, "echo new") == "new\n"
         for one in (kept, new, near):
             await client.good("DELETE", f"/{one}")
-        assert await nothing_left(lasting.reached, data) == []
+        assert await nothing_left(live_restore_engine.reached, data) == []
 
 
-async def test_the_daemon_reports_sessions_that_died_with_their_engine(mortal, data, monkeypatch):
-    for name, value in environment(mortal.reached).items():
+async def test_the_daemon_reports_sessions_that_died_with_their_engine(
+    stoppable_engine, data, monkeypatch
+):
+    for name, value in environment(stoppable_engine.reached).items():
         monkeypatch.setenv(name, value)
     async with running(data) as daemon, aiohttp.ClientSession() as http:
         client = Client(daemon, http)
         dead = (await client.good("POST", "", {"backend": "docker"}))["id"]
         command = {"cmd": ["sleep", "600"], "background": True}
         begun = await client.good("POST", f"/{dead}/exec", command)
-        await asyncio.to_thread(Engine.restart, mortal)
+        await asyncio.to_thread(Engine.restart, stoppable_engine)
 
         async def over() -> bool:
             return (await client("POST", f"/{dead}/exec", {"cmd": "true"}))[0] == 410
@@ -146,4 +150,4 @@ async def test_the_daemon_reports_sessions_that_died_with_their_engine(mortal, d
         new = (await client.good("POST", "", {"backend": "docker"}))["id"]
         assert await client.sh(new, "echo new") == "new\n"
         await client.good("DELETE", f"/{new}")
-        assert await nothing_left(mortal.reached, data) == []
+        assert await nothing_left(stoppable_engine.reached, data) == []

@@ -22,13 +22,13 @@ _BYTES = 48 << 20
 
 
 @pytest.fixture(autouse=True)
-def time_to_undo(monkeypatch):
+def long_undo_timeout(monkeypatch):
     """What could not be made is taken away, however long a busy machine takes for it."""
     monkeypatch.setattr("sandkasten.backends.docker.backend._UNDO_S", 2 * FAR_TOO_LATE_S)
 
 
 @pytest.fixture
-def small(tmp_path_factory):
+def small_engine(tmp_path_factory):
     """An engine whose disk is a few megabytes."""
     folder = Path(tmp_path_factory.mktemp("small")) / "engine"
     folder.mkdir()
@@ -42,8 +42,8 @@ def small(tmp_path_factory):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-async def test_a_full_engine_disk_is_a_typed_error_and_no_sandbox_is_lost(small, data):
-    engine = small.reached
+async def test_a_full_engine_disk_is_a_typed_error_and_no_sandbox_is_lost(small_engine, data):
+    engine = small_engine.reached
     async with opened(data, engine) as sand:
         greedy, modest = [(await sand.create(FAR)).id for _ in range(2)]
         await sh(sand, modest, "X=kept")

@@ -63,12 +63,12 @@ async def test_an_image_that_exists_nowhere_is_a_typed_error(engine, data):
 
 
 async def test_an_image_is_pulled_from_a_registry_and_a_refusal_is_a_typed_error(
-    mortal, data, tmp_path
+    stoppable_engine, data, tmp_path
 ):
-    engine = mortal.reached
+    engine = stoppable_engine.reached
     with (
-        _registry(mortal, tmp_path / "open") as free,
-        _registry(mortal, tmp_path / "closed", HTPASSWD) as closed,
+        _registry(stoppable_engine, tmp_path / "open") as free,
+        _registry(stoppable_engine, tmp_path / "closed", HTPASSWD) as closed,
     ):
         name = f"{free}/some/thing:1"
         await asyncio.to_thread(engine.docker, "tag", IMAGE, name)

@@ -41,21 +41,21 @@ class Mapping(Engine):
 
 
 @pytest.fixture(scope="module")
-def mapping() -> Iterator[Reached]:
+def mapping_engine() -> Iterator[Reached]:
     with Mapping() as engine:
         stock.put(engine.reached, "busybox")
         yield engine.reached
 
 
 @pytest.fixture(scope="module")
-def bare() -> Reached:
+def engine_without_shell() -> Reached:
     """With an image in which there is one program."""
     return lent.engine("private", "empty")
 
 
 @pytest.fixture
-async def mapped(mapping: Reached, tmp_path: Path) -> AsyncIterator[DockerBackend]:
-    made = DockerBackend(tmp_path, Options(host=mapping.host))
+async def mapped_backend(mapping_engine: Reached, tmp_path: Path) -> AsyncIterator[DockerBackend]:
+    made = DockerBackend(tmp_path, Options(host=mapping_engine.host))
     yield made
     for one in await made.owned():
         await made.discard(one)
@@ -69,29 +69,33 @@ def spec(profile: str = "hardened", image: str = "busybox") -> CellSpec:
     )
 
 
-async def test_an_engine_with_user_namespaces_gets_volumes_and_mapped_ids(mapped, mapping):
-    cell = await mapped.create(new_sandbox_id(), spec())
+async def test_an_engine_with_user_namespaces_gets_volumes_and_mapped_ids(
+    mapped_backend, mapping_engine
+):
+    cell = await mapped_backend.create(new_sandbox_id(), spec())
     assert cell.place.mode == "volume"
     box = await Box.open(cell)
     await box.run("sleep 77 & echo mine > /workspace/file")
     assert (await box.run("id -u; cat /workspace/file")).stdout == b"1000\nmine\n"
-    owners = seen_ids(mapping, cell.container)
+    owners = seen_ids(mapping_engine, cell.container)
     assert owners
     assert all(owner >= _FIRST for owner in owners)
     await box.aclose()
     await cell.destroy()
-    assert seen.things(mapping, cell.id) == []
+    assert seen.things(mapping_engine, cell.id) == []
 
 
-async def test_the_dev_profile_is_root_inside_and_unprivileged_on_the_host(mapped, mapping):
-    cell = await mapped.create(new_sandbox_id(), spec("dev"))
+async def test_the_dev_profile_is_root_inside_and_unprivileged_on_the_host(
+    mapped_backend, mapping_engine
+):
+    cell = await mapped_backend.create(new_sandbox_id(), spec("dev"))
     box = await Box.open(cell)
     found = await box.run("id -u; echo made > /etc/made && cat /etc/made; echo $HOME")
     assert found.stdout == b"0\nmade\n/root\n"
-    assert all(owner >= _FIRST for owner in seen_ids(mapping, cell.container))
+    assert all(owner >= _FIRST for owner in seen_ids(mapping_engine, cell.container))
     await box.aclose()
     await cell.destroy()
-    assert seen.things(mapping, cell.id) == []
+    assert seen.things(mapping_engine, cell.id) == []
 
 
 async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_path):
@@ -103,15 +107,15 @@ async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_pa
 
 
 @pytest.mark.parametrize("mode", ["volume", "bind", "archive"])
-async def test_an_image_without_a_shell_runs_its_own_programs(mode, bare, tmp_path):
-    backend = DockerBackend(tmp_path, Options(host=bare.host, workspace=mode))
+async def test_an_image_without_a_shell_runs_its_own_programs(mode, engine_without_shell, tmp_path):
+    backend = DockerBackend(tmp_path, Options(host=engine_without_shell.host, workspace=mode))
     cell = await backend.create(new_sandbox_id(), spec(image="empty"))
     box = await Box.open(cell)
     assert (await box.run(["/prog"])).exit_code == 0
     await box.aclose()
     await cell.destroy()
     await backend.aclose()
-    assert seen.things(bare, cell.id) == []
+    assert seen.things(engine_without_shell, cell.id) == []
 
 
 def seen_ids(engine: Reached, container: str) -> set[int]:

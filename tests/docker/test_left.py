@@ -191,8 +191,8 @@ class _holding:
         self._engine.docker("rm", self._made)
 
 
-async def test_a_system_prune_removes_nothing_that_is_in_use(mortal, data):
-    engine = mortal.reached
+async def test_a_system_prune_removes_nothing_that_is_in_use(stoppable_engine, data):
+    engine = stoppable_engine.reached
     async with opened(data, engine) as sand:
         the_id = (await sand.create(FAR)).id
         await sh(sand, the_id, "X=kept; echo kept > file")

@@ -55,7 +55,9 @@ def data_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def opened(engine: Reached, data_dir: Path) -> AsyncIterator[Callable[..., DockerBackend]]:
+async def open_backend(
+    engine: Reached, data_dir: Path
+) -> AsyncIterator[Callable[..., DockerBackend]]:
     made: list[DockerBackend] = []
 
     def open_one(mode: Any = "volume") -> DockerBackend:
@@ -79,7 +81,7 @@ def entry(name: str, *, link: str = "", mode: int = 0o755, uid: int = 0) -> tarf
 
 
 @pytest.fixture
-def changed(engine: Reached, data_dir: Path) -> Iterator[Callable[..., str]]:
+def modified_image(engine: Reached, data_dir: Path) -> Iterator[Callable[..., str]]:
     """An image as busybox, but for these entries."""
     tagged: list[str] = []
 
@@ -142,23 +144,25 @@ async def run(channel: Channel, command: str) -> str:
 
 @pytest.mark.promise("P59")
 async def test_an_image_whose_run_directory_links_into_the_workspace_is_refused(
-    opened: Callable[..., DockerBackend], changed: Callable[..., str]
+    open_backend: Callable[..., DockerBackend], modified_image: Callable[..., str]
 ):
-    backend = opened()
+    backend = open_backend()
     # Once for this engine a sandbox was looked at; what an image changes comes later.
     await (await backend.create(new_sandbox_id(), spec(stock.reference("busybox")))).destroy()
-    image = await asyncio.to_thread(changed, entry("run", link="/workspace"), entry("workspace"))
+    image = await asyncio.to_thread(
+        modified_image, entry("run", link="/workspace"), entry("workspace")
+    )
     with pytest.raises(InvalidImage, match="not for root alone: /run"):
         await taken_over(backend, image)
 
 
 @pytest.mark.promise("P59")
 async def test_without_volumes_the_runner_cannot_be_replaced_either(
-    opened: Callable[..., DockerBackend], changed: Callable[..., str]
+    open_backend: Callable[..., DockerBackend], modified_image: Callable[..., str]
 ):
-    backend = opened("archive")
+    backend = open_backend("archive")
     ours = [entry(one, mode=0o777, uid=1000) for one in ("run", "run/sandkasten")]
-    image = await asyncio.to_thread(changed, *ours)
+    image = await asyncio.to_thread(modified_image, *ours)
     assert await taken_over(backend, image) == ""
 
 
@@ -188,14 +192,14 @@ def fill(engine: Reached, volume: str, content: bytes, data_dir: Path) -> None:
 
 @pytest.mark.promise("P59")
 async def test_a_program_of_the_same_length_is_not_mistaken_for_the_runner(
-    engine: Reached, opened: Callable[..., DockerBackend], data_dir: Path
+    engine: Reached, open_backend: Callable[..., DockerBackend], data_dir: Path
 ):
     volume = await asyncio.to_thread(runner_volume, engine)
     genuine = Programs.found(None, None).runner.read_bytes()
     other = genuine.replace(b"sandkasten-runner", b"sandkasten-rummer")
     assert other != genuine
     await asyncio.to_thread(fill, engine, volume, other, data_dir)
-    cell = await opened().create(new_sandbox_id(), spec(stock.reference("busybox")))
+    cell = await open_backend().create(new_sandbox_id(), spec(stock.reference("busybox")))
     try:
         channel = await Channel.open(await cell.dial())
         seen = await run(channel, f"sha256sum < {resource_names.RUNNER_PATH}")
@@ -207,7 +211,7 @@ async def test_a_program_of_the_same_length_is_not_mistaken_for_the_runner(
 
 @pytest.mark.promise("P59")
 async def test_a_runner_volume_at_another_path_is_refused(
-    engine: Reached, opened: Callable[..., DockerBackend], data_dir: Path
+    engine: Reached, open_backend: Callable[..., DockerBackend], data_dir: Path
 ):
     volume = await asyncio.to_thread(runner_volume, engine)
     elsewhere = data_dir / "elsewhere"
@@ -217,7 +221,7 @@ async def test_a_runner_volume_at_another_path_is_refused(
     await asyncio.to_thread(engine.docker, "volume", "create", *told, volume)
     try:
         with pytest.raises(BackendUnavailable, match="lies elsewhere"):
-            await opened().create(new_sandbox_id(), spec(stock.reference("busybox")))
+            await open_backend().create(new_sandbox_id(), spec(stock.reference("busybox")))
     finally:
         await asyncio.to_thread(engine.docker, "volume", "rm", volume)
 
@@ -227,9 +231,9 @@ async def test_a_runner_volume_at_another_path_is_refused(
 
 @pytest.mark.promise("P58")
 async def test_concurrent_removals_return_only_when_the_container_is_gone(
-    engine: Reached, opened: Callable[..., DockerBackend]
+    engine: Reached, open_backend: Callable[..., DockerBackend]
 ):
-    backend = opened("bind")
+    backend = open_backend("bind")
     cell = await backend.create(new_sandbox_id(), spec(stock.reference("busybox")))
     removing = [asyncio.ensure_future(backend._engine.remove(cell.container)) for _ in range(4)]
     for one in asyncio.as_completed(removing):

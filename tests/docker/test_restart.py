@@ -44,10 +44,10 @@ async def _counted(sand: Ours, the_id: str, counting: str, more_than: int) -> bo
     return len((await sand.exec_get(the_id, counting)).stdout.split()) > more_than
 
 
-async def test_sessions_survive_an_engine_restart_with_live_restore(lasting, data):
+async def test_sessions_survive_an_engine_restart_with_live_restore(live_restore_engine, data):
     async with AsyncExitStack() as stack:
-        sessions = await begun(stack, data, lasting)
-        await asyncio.to_thread(lasting.restart)
+        sessions = await begun(stack, data, live_restore_engine)
+        await asyncio.to_thread(live_restore_engine.restart)
         for sand, the_id, counting in sessions:
             found = await sh(sand, the_id, "echo $X $PWD")
             assert found.stdout == b"kept /workspace/d\n"
@@ -61,11 +61,13 @@ async def test_sessions_survive_an_engine_restart_with_live_restore(lasting, dat
             await sand.exec_signal(the_id, counting, signal.SIGKILL)
         _, the_id, _ = sessions[1]
         # A process that comes after it finds them too, and what it makes is like any other.
-        later = await stack.enter_async_context(opened(data / "volume", lasting.reached))
+        later = await stack.enter_async_context(
+            opened(data / "volume", live_restore_engine.reached)
+        )
         assert (await sh(later, the_id, "echo $X")).stdout == b"kept\n"
         other = (await later.create(FAR)).id
         assert (await sh(later, other, "echo new")).stdout == b"new\n"
-    assert await nothing_left(lasting.reached, *(data / mode for mode in MODES)) == []
+    assert await nothing_left(live_restore_engine.reached, *(data / mode for mode in MODES)) == []
 
 
 async def _told_as_lost(sand: Ours, the_id: str) -> bool:
@@ -76,16 +78,18 @@ async def _told_as_lost(sand: Ours, the_id: str) -> bool:
 
 
 @pytest.mark.parametrize("end", [Engine.stop, crash])
-async def test_sessions_that_died_with_their_engine_are_lost_and_leave_nothing(mortal, data, end):
+async def test_sessions_that_died_with_their_engine_are_lost_and_leave_nothing(
+    stoppable_engine, data, end
+):
     async with AsyncExitStack() as stack:
-        sessions = await begun(stack, data, mortal)
+        sessions = await begun(stack, data, stoppable_engine)
         waiting = [
             asyncio.ensure_future(sh(sand, the_id, "sleep 600; true"))
             for sand, the_id, _ in sessions
         ]
         await asyncio.sleep(0.1)
-        await asyncio.to_thread(end, mortal)
-        await asyncio.to_thread(mortal.start)
+        await asyncio.to_thread(end, stoppable_engine)
+        await asyncio.to_thread(stoppable_engine.start)
         for told in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(told, SandkastenError):
                 assert isinstance(told, SandboxLost | SessionExpired) or told.retryable, told
@@ -104,4 +108,4 @@ async def test_sessions_that_died_with_their_engine_are_lost_and_leave_nothing(m
             swept = await sand.sweep()
             assert (swept.dead, swept.failed) == ((the_id,), ())
             assert await sand.list(all=True) == []
-        assert await nothing_left(mortal.reached, *(data / mode for mode in MODES)) == []
+        assert await nothing_left(stoppable_engine.reached, *(data / mode for mode in MODES)) == []

@@ -28,15 +28,15 @@ SPEC = CellSpec(image=Image(name=stock.reference("busybox"), kind="engine"))
 
 
 @pytest.fixture(scope="module")
-def far() -> Iterator[tuple[Engine, Ssh]]:
+def remote_engine() -> Iterator[tuple[Engine, Ssh]]:
     with Engine(tcp="mtls", apart=True) as engine:
         stock.put(engine.reached, "busybox")
         with Ssh(engine) as ssh:
             yield engine, ssh
 
 
-async def test_a_sandbox_over_ssh_survives_a_broken_tunnel(far, tmp_path, monkeypatch):
-    engine, ssh = far
+async def test_a_sandbox_over_ssh_survives_a_broken_tunnel(remote_engine, tmp_path, monkeypatch):
+    engine, ssh = remote_engine
     monkeypatch.setenv("PATH", f"{ssh.programs}{os.pathsep}{os.environ['PATH']}")
     backend = DockerBackend(tmp_path, Options(host=ssh.host))
     cell = await backend.create(new_sandbox_id(), SPEC)
@@ -60,8 +60,8 @@ async def test_a_sandbox_over_ssh_survives_a_broken_tunnel(far, tmp_path, monkey
     assert await asyncio.to_thread(seen.things, engine.reached, cell.id) == []
 
 
-async def test_an_ssh_host_with_an_unknown_key_is_refused(far, tmp_path, monkeypatch):
-    _, ssh = far
+async def test_an_ssh_host_with_an_unknown_key_is_refused(remote_engine, tmp_path, monkeypatch):
+    _, ssh = remote_engine
     # The user's own ssh, which has never seen that machine.
     monkeypatch.setenv("HOME", str(tmp_path))
     backend = DockerBackend(tmp_path / "data", Options(host=ssh.host))

@@ -19,7 +19,7 @@ async def world():
 
 
 @pytest.fixture
-async def kept():
+async def journaled():
     """A world with a journal."""
     one = World(journal=MemoryJournal())
     yield one

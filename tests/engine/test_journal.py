@@ -58,30 +58,30 @@ async def until(check) -> None:
 
 
 @pytest.mark.promise("P33")
-async def test_a_session_is_in_the_journal_before_the_ledger_and_runs_afterwards(kept):
+async def test_a_session_is_in_the_journal_before_the_ledger_and_runs_afterwards(journaled):
     seen: list[tuple[str | None, str | None]] = []
-    put, runs = kept.store.put, kept.journal.session_runs
+    put, runs = journaled.store.put, journaled.journal.session_runs
 
     async def watched_put(record):
-        row = await kept.journal.session(record.id)
+        row = await journaled.journal.session(record.id)
         seen.append((record.state.value, None if row is None else row.status))
         await put(record)
 
     async def watched_runs(session_id):
-        seen.append(("session_runs", (await kept.store.get(session_id)).state.value))
+        seen.append(("session_runs", (await journaled.store.get(session_id)).state.value))
         await runs(session_id)
 
-    kept.store.put, kept.journal.session_runs = watched_put, watched_runs
+    journaled.store.put, journaled.journal.session_runs = watched_put, watched_runs
     request = CreateRequest(
         labels={"a": "1"}, session_key="k@x", workspace_id="w", tenant="acme", key_id="key_1"
     )
-    info = await kept.engine.create(request)
+    info = await journaled.engine.create(request)
     assert seen == [
         ("creating", "creating"),
         ("running", "creating"),
         ("session_runs", "running"),
     ]
-    row = await kept.journal.session(info.id)
+    row = await journaled.journal.session(info.id)
     assert (row.tenant, row.status, row.session_key, row.workspace_id) == (
         "acme",
         "running",
@@ -91,49 +91,49 @@ async def test_a_session_is_in_the_journal_before_the_ledger_and_runs_afterwards
     assert (row.labels, row.key_id, row.created_at) == ({"a": "1"}, "key_1", info.created_at)
 
 
-async def test_a_destroyed_session_is_reported_to_its_own_tenant_only(kept):
-    info = await kept.engine.create(CreateRequest(tenant="acme"))
-    await kept.engine.check_owner(info.id, "acme")
-    await kept.engine.destroy(info.id)
-    row = await kept.journal.session(info.id)
+async def test_a_destroyed_session_is_reported_to_its_own_tenant_only(journaled):
+    info = await journaled.engine.create(CreateRequest(tenant="acme"))
+    await journaled.engine.check_owner(info.id, "acme")
+    await journaled.engine.destroy(info.id)
+    row = await journaled.journal.session(info.id)
     assert (row.status, row.reason) == ("destroyed", "")
     assert row.ended_at is not None
     with pytest.raises(SessionExpired) as gone:
-        await kept.engine.check_owner(info.id, "acme")
+        await journaled.engine.check_owner(info.id, "acme")
     assert gone.value.details["status"] == "destroyed"
     for tenant in ("default", "other"):
         with pytest.raises(SessionNotFound) as unknown:
-            await kept.engine.check_owner(info.id, tenant)
+            await journaled.engine.check_owner(info.id, tenant)
         assert unknown.value.details == {}
     with pytest.raises(SessionExpired):
-        await kept.engine.destroy(info.id)
+        await journaled.engine.destroy(info.id)
 
 
 @pytest.mark.promise("P33")
-async def test_the_end_is_recorded_before_the_row_is_removed(kept):
-    info = await kept.engine.create(CreateRequest())
-    drop = kept.store.drop
+async def test_the_end_is_recorded_before_the_row_is_removed(journaled):
+    info = await journaled.engine.create(CreateRequest())
+    drop = journaled.store.drop
     statuses: list[str] = []
 
     async def watched(sandbox_id, record=None):
-        statuses.append((await kept.journal.session(sandbox_id)).status)
+        statuses.append((await journaled.journal.session(sandbox_id)).status)
         await drop(sandbox_id, record)
 
-    kept.store.drop = watched
-    await kept.engine.destroy(info.id)
+    journaled.store.drop = watched
+    await journaled.engine.destroy(info.id)
     assert statuses == ["destroyed"]
 
 
-async def test_a_create_that_fails_ends_in_the_journal_with_the_reason(kept):
+async def test_a_create_that_fails_ends_in_the_journal_with_the_reason(journaled):
     async def fail() -> None:
         raise BackendUnavailable("the host is full")
 
-    kept.backend.gate.before_create = fail
+    journaled.backend.gate.before_create = fail
     with pytest.raises(BackendUnavailable):
-        await kept.engine.create(CreateRequest())
-    (row,) = await kept.journal.sessions(None)
+        await journaled.engine.create(CreateRequest())
+    (row,) = await journaled.journal.sessions(None)
     assert (row.status, row.reason) == ("destroyed", "it could not be made: the host is full")
-    assert await kept.left() == ([], [])
+    assert await journaled.left() == ([], [])
 
 
 @pytest.mark.promise("P34")
@@ -177,8 +177,8 @@ async def test_a_one_shot_is_recorded_as_a_destroyed_session():
         assert (command.status, command.exit_code, command.tenant) == ("completed", 3, "acme")
 
 
-async def test_a_command_is_recorded_at_its_start_and_end(kept):
-    engine, journal = kept.engine, kept.journal
+async def test_a_command_is_recorded_at_its_start_and_end(journaled):
+    engine, journal = journaled.engine, journaled.journal
     info = await engine.create(CreateRequest(tenant="acme"))
     running = asyncio.create_task(engine.exec(info.id, ExecRequest(f"{UNTIL_GO}; exit 4")))
 
@@ -201,89 +201,91 @@ async def test_a_command_is_recorded_at_its_start_and_end(kept):
     assert (row.shell, row.stdout_bytes) == (None, 5005)
 
 
-async def test_a_command_that_could_not_run_is_not_recorded(kept):
-    info = await kept.engine.create(CreateRequest())
+async def test_a_command_that_could_not_run_is_not_recorded(journaled):
+    info = await journaled.engine.create(CreateRequest())
     with pytest.raises(CommandNotFound):
-        await kept.engine.exec(info.id, ExecRequest(("no-such-program",)))
-    assert [row.status for row in await kept.journal.execs(info.id)] == []
+        await journaled.engine.exec(info.id, ExecRequest(("no-such-program",)))
+    assert [row.status for row in await journaled.journal.execs(info.id)] == []
 
 
 @pytest.mark.promise("P32")
-async def test_a_background_command_is_recorded_until_its_end(kept):
-    info = await kept.engine.create(CreateRequest())
+async def test_a_background_command_is_recorded_until_its_end(journaled):
+    info = await journaled.engine.create(CreateRequest())
     started = [
-        await kept.engine.exec_start(
+        await journaled.engine.exec_start(
             info.id, ExecRequest(("sh", "-c", f"{UNTIL_GO}; sleep 0.0{n}"))
         )
         for n in (3, 2, 1)
     ]
 
     async def over() -> bool:
-        rows = await kept.journal.execs(info.id)
+        rows = await journaled.journal.execs(info.id)
         return len(rows) == 3 and all(row.status == "completed" for row in rows)
 
-    assert {row.status for row in await kept.journal.execs(info.id)} == {"running"}
-    await kept.engine.files.write(info.id, GO, b"")
+    assert {row.status for row in await journaled.journal.execs(info.id)} == {"running"}
+    await journaled.engine.files.write(info.id, GO, b"")
     await until(over)
-    rows = {row.id: row for row in await kept.journal.execs(info.id)}
+    rows = {row.id: row for row in await journaled.journal.execs(info.id)}
     assert {one.exec_id for one in started} == set(rows)
 
 
 @pytest.mark.promise("P38")
-async def test_a_terminal_is_recorded_from_its_start_to_its_end(kept):
-    info = await kept.engine.create(CreateRequest())
+async def test_a_terminal_is_recorded_from_its_start_to_its_end(journaled):
+    info = await journaled.engine.create(CreateRequest())
     command = ("sh", "-c", f"{UNTIL_GO}; exit 3")
-    exec_id = await kept.engine.terminals.start(info.id, command=command)
-    (row,) = await kept.journal.execs(info.id)
+    exec_id = await journaled.engine.terminals.start(info.id, command=command)
+    (row,) = await journaled.journal.execs(info.id)
     assert (row.id, row.status, row.command) == (exec_id, "running", shlex.join(command))
-    await kept.engine.files.write(info.id, GO, b"")
+    await journaled.engine.files.write(info.id, GO, b"")
 
     async def ended() -> bool:
-        (row,) = await kept.journal.execs(info.id)
+        (row,) = await journaled.journal.execs(info.id)
         return row.status == "completed" and row.exit_code == 3
 
     await until(ended)
 
 
 @pytest.mark.promise("P32")
-async def test_a_command_whose_caller_disconnected_is_recorded_until_its_end(kept):
-    info = await kept.engine.create(CreateRequest())
-    waiting = asyncio.create_task(kept.engine.exec(info.id, ExecRequest(f"echo a; {UNTIL_GO}")))
+async def test_a_command_whose_caller_disconnected_is_recorded_until_its_end(journaled):
+    info = await journaled.engine.create(CreateRequest())
+    waiting = asyncio.create_task(
+        journaled.engine.exec(info.id, ExecRequest(f"echo a; {UNTIL_GO}"))
+    )
     streamed = ExecRequest(("sh", "-c", f"echo b; {UNTIL_GO}"))
-    async for _ in kept.engine.exec_stream(info.id, streamed):
+    async for _ in journaled.engine.exec_stream(info.id, streamed):
         break
-    queued = asyncio.create_task(kept.engine.exec(info.id, ExecRequest("echo queued")))
+    queued = asyncio.create_task(journaled.engine.exec(info.id, ExecRequest("echo queued")))
 
     async def all_begun() -> bool:
-        return len(await kept.engine.execs(info.id)) == 3
+        return len(await journaled.engine.execs(info.id)) == 3
 
     await until(all_begun)
     for task in (waiting, queued):
         task.cancel()
-    await kept.engine.files.write(info.id, GO, b"")
+    await journaled.engine.files.write(info.id, GO, b"")
 
     async def over() -> bool:
-        rows = await kept.journal.execs(info.id)
+        rows = await journaled.journal.execs(info.id)
         return len(rows) == 3 and all(row.status == "completed" for row in rows)
 
     await until(over)
 
 
-async def test_running_commands_of_a_session_that_ends_are_lost(kept):
-    info = await kept.engine.create(CreateRequest())
-    started = await kept.engine.exec_start(info.id, ExecRequest(("sleep", "60")))
-    await kept.engine.destroy(info.id)
-    assert (await kept.journal.exec(info.id, started.exec_id)).status == "lost"
-    assert await kept.left() == ([], [])
+async def test_running_commands_of_a_session_that_ends_are_lost(journaled):
+    info = await journaled.engine.create(CreateRequest())
+    started = await journaled.engine.exec_start(info.id, ExecRequest(("sleep", "60")))
+    await journaled.engine.destroy(info.id)
+    assert (await journaled.journal.exec(info.id, started.exec_id)).status == "lost"
+    assert await journaled.left() == ([], [])
 
 
-async def test_a_repeated_idempotency_key_is_recorded_as_one_command(kept):
-    info = await kept.engine.create(CreateRequest())
+async def test_a_repeated_idempotency_key_is_recorded_as_one_command(journaled):
+    info = await journaled.engine.create(CreateRequest())
     request = ExecRequest(("echo", "x"), idempotency_key="once")
-    first = await kept.engine.exec(info.id, request)
-    again = await kept.engine.exec(info.id, request)
+    first = await journaled.engine.exec(info.id, request)
+    again = await journaled.engine.exec(info.id, request)
     assert first.exec_id == again.exec_id
-    (row,) = await kept.journal.execs(info.id)
+    (row,) = await journaled.journal.execs(info.id)
     assert (row.id, row.status) == (first.exec_id, "completed")
 
 
@@ -293,12 +295,12 @@ async def test_without_a_journal_a_destroyed_sandbox_is_unknown(world, box):
         await world.engine.check_owner(box, "default")
 
 
-async def test_a_key_whose_sandbox_crashed_gets_a_new_one_and_the_old_one_is_marked(kept):
+async def test_a_key_whose_sandbox_crashed_gets_a_new_one_and_the_old_one_is_marked(journaled):
     request = CreateRequest(session_key="k")
-    old = await kept.engine.create(request)
-    await kept.backend.cells[old.id].real.crash()
+    old = await journaled.engine.create(request)
+    await journaled.backend.cells[old.id].real.crash()
     await asyncio.sleep(0.01)
-    new = await kept.engine.create(request)
+    new = await journaled.engine.create(request)
     assert (new.created, new.id != old.id) == (True, True)
-    assert (await kept.journal.session(old.id)).status == "crashed"
-    assert (await kept.store.get(new.id)).state is State.RUNNING
+    assert (await journaled.journal.session(old.id)).status == "crashed"
+    assert (await journaled.store.get(new.id)).state is State.RUNNING

@@ -19,25 +19,25 @@ from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateReque
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_update_changes_only_times_and_labels(kept):
-    engine = kept.engine
+async def test_an_update_changes_only_times_and_labels(journaled):
+    engine = journaled.engine
     info = await engine.create(CreateRequest(ttl_s=60, lifetime_s=600, labels={"a": "1", "b": "2"}))
     changed = await engine.update(info.id, UpdateRequest(ttl_s=120, labels={"c": "3"}))
     assert (changed.idle_timeout_s, changed.lifetime_s, changed.labels) == (120, 600, {"c": "3"})
     assert 115 < changed.expires_at - info.created_at <= 121
     changed = await engine.update(info.id, UpdateRequest(lifetime_s=100, idle_timeout_s=110))
     assert (changed.idle_timeout_s, changed.lifetime_s) == (100, 100)
-    assert (await kept.another().get(info.id)).lifetime_s == 100
-    assert (await kept.journal.session(info.id)).labels == {"c": "3"}
+    assert (await journaled.another().get(info.id)).lifetime_s == 100
+    assert (await journaled.journal.session(info.id)).labels == {"c": "3"}
     assert (await engine.update(info.id, UpdateRequest())).labels == {"c": "3"}
 
 
 @pytest.mark.promise("P30")
-async def test_the_runner_gets_the_new_lease(kept):
-    engine = kept.engine
+async def test_the_runner_gets_the_new_lease(journaled):
+    engine = journaled.engine
     info = await engine.create(CreateRequest())
     await engine.update(info.id, UpdateRequest(ttl_s=1))
-    await kept.backend.cells[info.id].real.ended()
+    await journaled.backend.cells[info.id].real.ended()
     with pytest.raises(SessionExpired) as gone:
         await engine.exec(info.id, ExecRequest("true"))
     assert gone.value.details["status"] == "expired"
@@ -47,17 +47,17 @@ async def test_the_runner_gets_the_new_lease(kept):
     assert (await engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
 
 
-async def test_a_lifetime_counts_from_creation(kept):
-    info = await kept.engine.create(CreateRequest())
-    kept.clock.ahead_s = 100
+async def test_a_lifetime_counts_from_creation(journaled):
+    info = await journaled.engine.create(CreateRequest())
+    journaled.clock.ahead_s = 100
     with pytest.raises(InvalidRequest, match="100 s ago"):
-        await kept.engine.update(info.id, UpdateRequest(lifetime_s=99))
-    changed = await kept.engine.update(info.id, UpdateRequest(lifetime_s=150))
+        await journaled.engine.update(info.id, UpdateRequest(lifetime_s=99))
+    changed = await journaled.engine.update(info.id, UpdateRequest(lifetime_s=150))
     assert 140 < changed.expires_at - info.created_at <= 151
 
 
-async def test_an_invalid_update_is_refused_and_changes_nothing(kept):
-    info = await kept.engine.create(CreateRequest(ttl_s=60))
+async def test_an_invalid_update_is_refused_and_changes_nothing(journaled):
+    info = await journaled.engine.create(CreateRequest(ttl_s=60))
     for request, error in (
         (UpdateRequest(ttl_s=0), InvalidRequest),
         (UpdateRequest(ttl_s=10**9), InvalidRequest),
@@ -65,22 +65,22 @@ async def test_an_invalid_update_is_refused_and_changes_nothing(kept):
         (UpdateRequest(ttl_s=30, labels={"": "x"}), InvalidRequest),
     ):
         with pytest.raises(error):
-            await kept.engine.update(info.id, request)
-    assert (await kept.engine.get(info.id)).idle_timeout_s == 60
-    await kept.engine.update(info.id, UpdateRequest(network="none"))
+            await journaled.engine.update(info.id, request)
+    assert (await journaled.engine.get(info.id)).idle_timeout_s == 60
+    await journaled.engine.update(info.id, UpdateRequest(network="none"))
     with pytest.raises(SessionNotFound):
-        await kept.engine.update("sbx_0123456789abcdef", UpdateRequest())
+        await journaled.engine.update("sbx_0123456789abcdef", UpdateRequest())
 
 
-async def test_a_failed_write_restores_the_old_lease(kept, monkeypatch):
-    info = await kept.engine.create(CreateRequest())
+async def test_a_failed_write_restores_the_old_lease(journaled, monkeypatch):
+    info = await journaled.engine.create(CreateRequest())
 
     async def fail(record):
         raise InternalError("no")
 
     with monkeypatch.context() as broken:
-        broken.setattr(kept.store, "put", fail)
+        broken.setattr(journaled.store, "put", fail)
         with pytest.raises(InternalError):
-            await kept.engine.update(info.id, UpdateRequest(ttl_s=1))
+            await journaled.engine.update(info.id, UpdateRequest(ttl_s=1))
     await asyncio.sleep(1.3)
-    assert (await kept.engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
+    assert (await journaled.engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"

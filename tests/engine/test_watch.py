@@ -19,10 +19,10 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def watched(kept, monkeypatch):
+async def watched(journaled, monkeypatch):
     monkeypatch.setattr(end_watch, "ROUND_S", 0.1)
-    await kept.engine.recover()
-    return kept
+    await journaled.engine.recover()
+    return journaled
 
 
 async def ended(world, the_id):
@@ -197,17 +197,17 @@ async def test_an_idle_round_costs_little(watched):
     assert asked == []
 
 
-async def test_nothing_is_watched_after_the_end(kept):
-    await kept.engine.recover()
-    info = await kept.engine.create(CreateRequest())
-    await kept.engine.aclose()
+async def test_nothing_is_watched_after_the_end(journaled):
+    await journaled.engine.recover()
+    info = await journaled.engine.create(CreateRequest())
+    await journaled.engine.aclose()
     await asyncio.sleep(0.05)
-    assert (await kept.store.get(info.id)).state is State.RUNNING
-    assert (await kept.journal.session(info.id)).ended_at is None
+    assert (await journaled.store.get(info.id)).state is State.RUNNING
+    assert (await journaled.journal.session(info.id)).ended_at is None
 
 
 @pytest.mark.promise("P33")
-async def test_drain_starts_nothing_new_and_waits_for_creates(kept):
+async def test_drain_starts_nothing_new_and_waits_for_creates(journaled):
     reached, go = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -218,25 +218,25 @@ async def test_drain_starts_nothing_new_and_waits_for_creates(kept):
         async with engine.workspace_files.lent(name):
             pass
 
-    await kept.engine.workspaces.create("old")
-    running = await kept.engine.create(CreateRequest())
-    started = await kept.engine.exec_start(running.id, ExecRequest(("sh", "-c", UNTIL_GO)))
-    kept.backend.gate.after_create = wait
-    creating = asyncio.create_task(kept.engine.create(CreateRequest()))
+    await journaled.engine.workspaces.create("old")
+    running = await journaled.engine.create(CreateRequest())
+    started = await journaled.engine.exec_start(running.id, ExecRequest(("sh", "-c", UNTIL_GO)))
+    journaled.backend.gate.after_create = wait
+    creating = asyncio.create_task(journaled.engine.create(CreateRequest()))
     await reached.wait()
-    assert not await kept.engine.drain(0.05)
-    draining = asyncio.create_task(kept.engine.drain(PATIENCE_S))
+    assert not await journaled.engine.drain(0.05)
+    draining = asyncio.create_task(journaled.engine.drain(PATIENCE_S))
     await asyncio.sleep(0.05)
     assert not draining.done()
     for refused in (
-        kept.engine.create(CreateRequest()),
-        kept.engine.exec(running.id, ExecRequest("true")),
-        kept.engine.exec_start(running.id, ExecRequest("true")),
-        kept.engine.terminals.start(running.id),
-        kept.engine.workspaces.create("new"),
-        kept.engine.workspaces.copy("old", "new"),
-        kept.engine.workspaces.resize("old", 600),
-        lent(kept.engine, "old"),
+        journaled.engine.create(CreateRequest()),
+        journaled.engine.exec(running.id, ExecRequest("true")),
+        journaled.engine.exec_start(running.id, ExecRequest("true")),
+        journaled.engine.terminals.start(running.id),
+        journaled.engine.workspaces.create("new"),
+        journaled.engine.workspaces.copy("old", "new"),
+        journaled.engine.workspaces.resize("old", 600),
+        lent(journaled.engine, "old"),
     ):
         with pytest.raises(BackendUnavailable, match="shutting down") as error:
             await refused
@@ -246,12 +246,12 @@ async def test_drain_starts_nothing_new_and_waits_for_creates(kept):
     made = await creating
     assert await draining
     # What runs goes on, can be looked at and taken away.
-    assert (await kept.engine.exec_get(running.id, started.exec_id)).status == "running"
-    await kept.engine.files.write(running.id, GO, b"")
-    result = await kept.engine.exec_get(running.id, started.exec_id, wait_s=PATIENCE_S)
+    assert (await journaled.engine.exec_get(running.id, started.exec_id)).status == "running"
+    await journaled.engine.files.write(running.id, GO, b"")
+    result = await journaled.engine.exec_get(running.id, started.exec_id, wait_s=PATIENCE_S)
     assert result.status == "completed"
-    await kept.engine.destroy(made.id)
-    await kept.engine.workspaces.delete("old")
+    await journaled.engine.destroy(made.id)
+    await journaled.engine.workspaces.delete("old")
 
 
 async def test_a_paused_sandbox_is_not_treated_as_dead(watched):

@@ -37,7 +37,7 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def far() -> Iterator[Engine]:
+def remote_engine() -> Iterator[Engine]:
     with Engine(tcp="mtls", apart=True) as made:
         stock.put(made.reached, "busybox")
         yield made
@@ -92,18 +92,18 @@ def test_a_later_mount_in_a_shared_directory_is_visible_to_the_engine(tmp_path):
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_a_remote_engine_does_not_see_our_files_and_requires_a_certificate(far, tmp_path):
+def test_a_remote_engine_does_not_see_our_files_and_requires_a_certificate(remote_engine, tmp_path):
     mount = f"type=bind,source={tmp_path},target=/here"
     words = ("run", "--rm", "--network", "none", "--mount", mount)
-    refused = far.reached.run_docker(*words, stock.reference("busybox"), "/bin/true")
+    refused = remote_engine.reached.run_docker(*words, stock.reference("busybox"), "/bin/true")
     assert "bind source path does not exist" in refused.stderr
-    stranger: Any = {**os.environ, "DOCKER_HOST": far.host, "DOCKER_TLS": "1"}
+    stranger: Any = {**os.environ, "DOCKER_HOST": remote_engine.host, "DOCKER_TLS": "1"}
     done = subprocess.run(["docker", "version"], env=stranger, capture_output=True, check=False)
     assert done.returncode != 0
 
 
-def test_ssh_reaches_the_host_of_its_engine(far):
-    with Ssh(far) as ssh:
+def test_ssh_reaches_the_host_of_its_engine(remote_engine):
+    with Ssh(remote_engine) as ssh:
         path = f"{ssh.programs}{os.pathsep}{os.environ['PATH']}"
         told = subprocess.run(
             ["docker", "info", "--format", "{{.ID}}"],
@@ -113,7 +113,7 @@ def test_ssh_reaches_the_host_of_its_engine(far):
             timeout=PATIENCE_S,
             check=True,
         )
-        assert told.stdout.strip() == far.ask("GET", "/info")["ID"]
+        assert told.stdout.strip() == remote_engine.ask("GET", "/info")["ID"]
 
 
 def test_a_container_with_the_socket_does_not_see_our_files(engine, tmp_path):

@@ -23,7 +23,7 @@ BRIEFLY = {SETTLE: "0.5"}
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Path:
+def planted_canary(tmp_path: Path) -> Path:
     canary_tree.plant(tmp_path)
     return tmp_path
 
@@ -43,59 +43,59 @@ def _of_process(before: snapshot.Snapshot, planted: Path, pid: int, name: str) -
         time.sleep(0.02)
 
 
-def test_an_idle_host_shows_no_difference_in_what_we_own(planted):
-    before = snapshot.take(planted)
-    after = snapshot.take(planted)
+def test_an_idle_host_shows_no_difference_in_what_we_own(planted_canary):
+    before = snapshot.take(planted_canary)
+    after = snapshot.take(planted_canary)
     lines = differences(before, after)
     assert _only("sysctls", lines) == []
     assert _only("canary", lines) == []
 
 
-def test_a_process_that_outlives_its_test_is_reported_and_one_that_ends_is_not(planted):
-    before = snapshot.take(planted)
+def test_a_process_that_outlives_its_test_is_reported_and_one_that_ends_is_not(planted_canary):
+    before = snapshot.take(planted_canary)
     with subprocess.Popen(["/bin/sleep", "600"]) as left:
-        lines = _of_process(before, planted, left.pid, "sleep")
+        lines = _of_process(before, planted_canary, left.pid, "sleep")
         left.kill()
     assert len([line for line in lines if "sleep" in line]) == 1
-    after = _only("processes", differences(before, snapshot.take(planted)))
+    after = _only("processes", differences(before, snapshot.take(planted_canary)))
     assert [line for line in after if f" {left.pid}@" in line] == []
 
 
-def test_a_foreign_process_is_not_ours(planted):
-    before = snapshot.take(planted)
+def test_a_foreign_process_is_not_ours(planted_canary):
+    before = snapshot.take(planted_canary)
     with subprocess.Popen(["/bin/sleep", "600"], env={}) as foreign:
-        lines = _only("processes", differences(before, snapshot.take(planted)))
+        lines = _only("processes", differences(before, snapshot.take(planted_canary)))
         foreign.kill()
     assert [line for line in lines if f" {foreign.pid}@" in line] == []
 
 
-def test_a_process_named_like_the_runner_is_ours_in_any_environment(planted, tmp_path):
+def test_a_process_named_like_the_runner_is_ours_in_any_environment(planted_canary, tmp_path):
     named = tmp_path / "sandkasten-runner"
     named.symlink_to("/bin/sleep")
-    before = snapshot.take(planted)
+    before = snapshot.take(planted_canary)
     with subprocess.Popen([named, "600"], env={}) as left:
-        lines = _of_process(before, planted, left.pid, "sandkasten-runn")
+        lines = _of_process(before, planted_canary, left.pid, "sandkasten-runn")
         left.kill()
     assert len(lines) == 1
     assert "sandkasten-runn" in lines[0]
 
 
-def test_a_changed_canary_is_reported(planted):
-    before = snapshot.take(planted)
-    (planted / "open.txt").write_text("somebody was here\n")
-    (planted / "nested" / "private.txt").chmod(0o644)
-    (planted / "new.txt").touch()
-    lines = _only("canary", differences(before, snapshot.take(planted)))
+def test_a_changed_canary_is_reported(planted_canary):
+    before = snapshot.take(planted_canary)
+    (planted_canary / "open.txt").write_text("somebody was here\n")
+    (planted_canary / "nested" / "private.txt").chmod(0o644)
+    (planted_canary / "new.txt").touch()
+    lines = _only("canary", differences(before, snapshot.take(planted_canary)))
     assert [line.split(": ")[1:3] for line in lines] == [
-        ["new", f"{planted}/new.txt"],
-        ["changed", f"{planted}/nested/private.txt"],
-        ["changed", f"{planted}/open.txt"],
+        ["new", f"{planted_canary}/new.txt"],
+        ["changed", f"{planted_canary}/nested/private.txt"],
+        ["changed", f"{planted_canary}/open.txt"],
     ]
 
 
 @pytest.mark.parametrize("part", ["mounts", "loops", "cgroups", "links", "firewall", "sysctls"])
-def test_added_removed_and_changed_kernel_objects_are_reported(planted, part):
-    clean = snapshot.take(planted)
+def test_added_removed_and_changed_kernel_objects_are_reported(planted_canary, part):
+    clean = snapshot.take(planted_canary)
     old = dataclasses.replace(clean, **{part: {"a": "1", "b": "1"}})
     new = dataclasses.replace(clean, **{part: {"b": "2", "c": "1"}})
     assert differences(old, new) == [
@@ -105,29 +105,29 @@ def test_added_removed_and_changed_kernel_objects_are_reported(planted, part):
     ]
 
 
-def test_a_new_file_in_a_shared_folder_is_reported(planted):
-    before = snapshot.take(planted)
+def test_a_new_file_in_a_shared_folder_is_reported(planted_canary):
+    before = snapshot.take(planted_canary)
     litter = Path(f"/var/tmp/sandkasten-litter-{os.getpid()}")
     litter.touch()
     try:
-        lines = _only("files", differences(before, snapshot.take(planted)))
+        lines = _only("files", differences(before, snapshot.take(planted_canary)))
     finally:
         litter.unlink()
     assert f"files: new: {litter}: left behind" in lines
 
 
-def test_the_watch_waits_for_processes_that_are_ending(planted):
-    clean = snapshot.take(planted)
+def test_the_watch_waits_for_processes_that_are_ending(planted_canary):
+    clean = snapshot.take(planted_canary)
     dirty = dataclasses.replace(clean, cgroups={**clean.cgroups, "/x/sandkasten": "cgroup"})
     looks = iter([dirty, dirty, clean])
-    assert settled(clean, planted, look=lambda _: next(looks)) == []
-    assert settled(clean, planted, settle_s=0, look=lambda _: dirty) == [
+    assert settled(clean, planted_canary, look=lambda _: next(looks)) == []
+    assert settled(clean, planted_canary, settle_s=0, look=lambda _: dirty) == [
         "cgroups: new: /x/sandkasten: cgroup"
     ]
 
 
-def test_sysctls_are_read_by_value_and_counters_are_left_out(planted):
-    sysctls = snapshot.take(planted).sysctls
+def test_sysctls_are_read_by_value_and_counters_are_left_out(planted_canary):
+    sysctls = snapshot.take(planted_canary).sysctls
     assert (
         sysctls["kernel/core_pattern"] == Path("/proc/sys/kernel/core_pattern").read_text().strip()
     )

@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> LayerStore:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Iterator[Running]:
+def plain_registry(tmp_path_factory) -> Iterator[Running]:
     from tests.images import registries
     from tests.images.asking import MADE
 
@@ -31,8 +31,8 @@ def plain(tmp_path_factory) -> Iterator[Running]:
 
 
 @pytest.fixture
-def before(plain) -> Iterator[Front]:
+def registry_front(plain_registry) -> Iterator[Front]:
     from tests.images import registries
 
-    with registries.front(plain) as standing:
+    with registries.front(plain_registry) as standing:
         yield standing

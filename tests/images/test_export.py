@@ -28,7 +28,7 @@ def export(store: LayerStore, name: str, path: Path, format: str = "docker"):
 
 
 @pytest.fixture
-def filled(store, tmp_path) -> LayerStore:
+def filled_store(store, tmp_path) -> LayerStore:
     image = sketch(config=RICH, names=("a:1", "b:2"))
     import_file(store, Import(write_tar(tmp_path / "in", docker_members(image))))
     return store
@@ -37,23 +37,23 @@ def filled(store, tmp_path) -> LayerStore:
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_exported_image_is_imported_with_the_same_trees_and_configuration(
-    filled, tmp_path, format
+    filled_store, tmp_path, format
 ):
-    export(filled, "a:1", tmp_path / "out", format)
+    export(filled_store, "a:1", tmp_path / "out", format)
     other = LayerStore(tmp_path / "other")
     [image] = import_file(other, Import(tmp_path / "out"))
-    before = filled.find("a:1")
+    before = filled_store.find("a:1")
     assert before is not None
     assert image.names == ("a:1", "b:2")
     assert image.config == before.config
-    for one, two in zip(filled.trees(before), other.trees(image), strict=True):
+    for one, two in zip(filled_store.trees(before), other.trees(image), strict=True):
         assert tree_of(Path(one)) == tree_of(Path(two))
 
 
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_export_of_an_export_is_the_same_file(filled, tmp_path, format):
-    first = export(filled, "a:1", tmp_path / "one", format)
+def test_an_export_of_an_export_is_the_same_file(filled_store, tmp_path, format):
+    first = export(filled_store, "a:1", tmp_path / "one", format)
     other = LayerStore(tmp_path / "other")
     import_file(other, Import(tmp_path / "one"))
     second = export(other, "a:1", tmp_path / "two", format)
@@ -64,9 +64,9 @@ def test_an_export_of_an_export_is_the_same_file(filled, tmp_path, format):
 
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize(("format", "kind"), [("docker", "docker-archive"), ("oci", "oci-archive")])
-def test_skopeo_reads_and_copies_an_exported_image(filled, tmp_path, format, kind):
-    filled.remove("b:2", in_use=set())
-    export(filled, "a:1", tmp_path / "out.tar", format)
+def test_skopeo_reads_and_copies_an_exported_image(filled_store, tmp_path, format, kind):
+    filled_store.remove("b:2", in_use=set())
+    export(filled_store, "a:1", tmp_path / "out.tar", format)
     told = json.loads(
         subprocess.run(
             ["skopeo", "inspect", "--config", f"{kind}:{tmp_path}/out.tar"],
@@ -82,8 +82,10 @@ def test_skopeo_reads_and_copies_an_exported_image(filled, tmp_path, format, kin
     )
 
 
-def test_whiteouts_and_opaque_directories_are_exported_as_the_formats_require(filled, tmp_path):
-    export(filled, "a:1", tmp_path / "out")
+def test_whiteouts_and_opaque_directories_are_exported_as_the_formats_require(
+    filled_store, tmp_path
+):
+    export(filled_store, "a:1", tmp_path / "out")
     with tarfile.open(tmp_path / "out") as outer:
         manifest = json.load(outer.extractfile("manifest.json"))  # type: ignore[arg-type]
         inner = outer.extractfile(manifest[0]["Layers"][1])
@@ -155,7 +157,7 @@ def test_a_layer_that_an_image_has_twice_is_written_once(store, tmp_path):
     assert len(image.layers) == 2
 
 
-def test_a_failed_export_leaves_only_the_old_file(filled, tmp_path):
+def test_a_failed_export_leaves_only_the_old_file(filled_store, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "out").write_text("old")
@@ -163,16 +165,16 @@ def test_a_failed_export_leaves_only_the_old_file(filled, tmp_path):
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    image = filled.find("a:1")
+    image = filled_store.find("a:1")
     assert image is not None
     with pytest.raises(KeyboardInterrupt):
-        export_file(filled, image, folder / "out", "docker", stop)
+        export_file(filled_store, image, folder / "out", "docker", stop)
     assert os.listdir(folder) == ["out"]
     assert (folder / "out").read_text() == "old"
     with pytest.raises(FileTrouble):
-        export(filled, "a:1", tmp_path / "no" / "where")
+        export(filled_store, "a:1", tmp_path / "no" / "where")
     with pytest.raises(FileTrouble):
-        export(filled, "a:1", folder)
+        export(filled_store, "a:1", folder)
     with pytest.raises(InvalidRequest, match="format"):
-        export(filled, "a:1", folder / "x", "zip")
+        export(filled_store, "a:1", folder / "x", "zip")
     assert sorted(os.listdir(tmp_path)) == ["folder", "images", "in"]

@@ -39,7 +39,7 @@ REFERENCE = "sandkasten-store:abc"
 
 
 @pytest.fixture
-def bring(store, tmp_path):
+def import_sketch(store, tmp_path):
     """Imports a sketch as `a:1`; the image as the engine would hand it to a backend."""
 
     async def bring(where: LayerStore | None = None, **changes: Any) -> Image:
@@ -71,8 +71,12 @@ def names_in(tar: bytes) -> list[str]:
         return inner.getnames()
 
 
-async def test_a_packed_archive_has_one_name_every_layer_and_the_skeleton_on_top(store, bring):
-    image = await bring(config={"Env": ["A=1"], "User": "7", "Entrypoint": ["/e"], "Cmd": ["c"]})
+async def test_a_packed_archive_has_one_name_every_layer_and_the_skeleton_on_top(
+    store, import_sketch
+):
+    image = await import_sketch(
+        config={"Env": ["A=1"], "User": "7", "Entrypoint": ["/e"], "Cmd": ["c"]}
+    )
     entry, config, layers = opened(await packed(store, image))
     assert entry["RepoTags"] == [REFERENCE]
     assert len(layers) == len(image.layers) == 4
@@ -83,8 +87,8 @@ async def test_a_packed_archive_has_one_name_every_layer_and_the_skeleton_on_top
     assert {"work", "workspace", "home/sandbox", "etc/passwd"} <= set(names_in(layers[-1]))
 
 
-async def test_whiteouts_are_packed_as_engines_require(store, bring):
-    _, _, layers = opened(await packed(store, await bring()))
+async def test_whiteouts_are_packed_as_engines_require(store, import_sketch):
+    _, _, layers = opened(await packed(store, await import_sketch()))
     assert names_in(layers[1]) == ["d", "d/.wh..wh..opq", ".wh.old", "d/above"]
 
 
@@ -104,20 +108,20 @@ async def test_owners_are_those_on_disk(store, tmp_path):
 
 
 @pytest.mark.promise("P48")
-async def test_the_same_image_gives_the_same_bytes_in_every_store(store, bring, tmp_path):
-    image = await bring()
+async def test_the_same_image_gives_the_same_bytes_in_every_store(store, import_sketch, tmp_path):
+    image = await import_sketch()
     first = await packed(store, image)
     assert await packed(store, image) == first
     other = LayerStore(tmp_path / "other")
-    elsewhere = await bring(other)
+    elsewhere = await import_sketch(other)
     # A skeleton is made when an image comes in; when that was is not part of the image.
     os.utime(f"{elsewhere.layers[-1]}/workspace", (7, 7))
     assert await packed(other, elsewhere) == first
 
 
-async def test_a_repeated_layer_is_sent_once(store, bring):
+async def test_a_repeated_layer_is_sent_once(store, import_sketch):
     same = layer({"x": b"1"})
-    image = await bring(layers=[same, layer({"y": b"2"}), same])
+    image = await import_sketch(layers=[same, layer({"y": b"2"}), same])
     archive = await packed(store, image)
     entry, config, _ = opened(archive)
     assert entry["Layers"][0] == entry["Layers"][2]
@@ -125,9 +129,9 @@ async def test_a_repeated_layer_is_sent_once(store, bring):
     assert names_in(archive).count(entry["Layers"][0]) == 1
 
 
-async def test_two_layers_with_equal_content_are_sent_once(store, bring):
+async def test_two_layers_with_equal_content_are_sent_once(store, import_sketch):
     one, two = {"x": b"1", "y": b"2"}, {"y": b"2", "x": b"1"}
-    image = await bring(layers=[layer(one), layer(two)])
+    image = await import_sketch(layers=[layer(one), layer(two)])
     assert image.layers[0] != image.layers[1]
     archive = await packed(store, image)
     entry, _, _ = opened(archive)
@@ -136,9 +140,9 @@ async def test_two_layers_with_equal_content_are_sent_once(store, bring):
 
 
 @pytest.mark.promise("P48")
-async def test_pieces_are_small_and_one_layer_at_a_time_is_on_disk(store, bring):
+async def test_pieces_are_small_and_one_layer_at_a_time_is_on_disk(store, import_sketch):
     large = [layer({f"f{n}": os.urandom(3 << 20)}) for n in range(3)]
-    image = await bring(layers=large)
+    image = await import_sketch(layers=large)
     most = 0
     async for piece in StorePacker(store).archive(image, REFERENCE):
         assert len(piece) <= store_packer.PIECE_BYTES
@@ -148,8 +152,8 @@ async def test_pieces_are_small_and_one_layer_at_a_time_is_on_disk(store, bring)
     assert os.listdir(store.root / "making") == []
 
 
-async def test_nothing_is_packed_before_it_is_read(store, bring, monkeypatch):
-    image = await bring(layers=[layer({f"f{n}": bytes(3 << 20)}) for n in range(3)])
+async def test_nothing_is_packed_before_it_is_read(store, import_sketch, monkeypatch):
+    image = await import_sketch(layers=[layer({f"f{n}": bytes(3 << 20)}) for n in range(3)])
     begun: list[str] = []
     real = layer_tar.write_layer
 
@@ -165,8 +169,8 @@ async def test_nothing_is_packed_before_it_is_read(store, bring, monkeypatch):
     await archive.aclose()
 
 
-async def test_a_reader_that_stops_leaves_no_files(store, bring):
-    image = await bring(layers=[layer({"f": bytes(5 << 20)})])
+async def test_a_reader_that_stops_leaves_no_files(store, import_sketch):
+    image = await import_sketch(layers=[layer({"f": bytes(5 << 20)})])
     archive = StorePacker(store).archive(image, REFERENCE)
     await anext(archive)
     with pytest.raises(Busy):
@@ -177,8 +181,10 @@ async def test_a_reader_that_stops_leaves_no_files(store, bring):
 
 
 @pytest.mark.promise("P48")
-async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, bring, monkeypatch):
-    image = await bring(layers=[layer({f"f{n}": bytes(2 << 20) for n in range(8)})])
+async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(
+    store, import_sketch, monkeypatch
+):
+    image = await import_sketch(layers=[layer({f"f{n}": bytes(2 << 20) for n in range(8)})])
     within, go = threading.Event(), threading.Event()
     went_by: list[int] = []
     real = layer_tar.write_layer
@@ -205,19 +211,21 @@ async def test_a_cancelled_reader_ends_the_thread_and_leaves_nothing(store, brin
     await Images(store).collect(in_use=set(), wait_s=0)
 
 
-async def test_packing_on_a_full_disk_is_an_error_and_leaves_nothing(store, bring, monkeypatch):
+async def test_packing_on_a_full_disk_is_an_error_and_leaves_nothing(
+    store, import_sketch, monkeypatch
+):
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    image = await bring()
+    image = await import_sketch()
     monkeypatch.setattr(store_packer, "write_layer", full)
     with pytest.raises(QuotaExceeded):
         await packed(store, image)
     assert os.listdir(store.root / "making") == []
 
 
-async def test_an_image_that_cannot_be_packed_is_refused_as_invalid(store, bring):
-    image = await bring()
+async def test_an_image_that_cannot_be_packed_is_refused_as_invalid(store, import_sketch):
+    image = await import_sketch()
     for odd in (
         Image("host"),
         Image("x", kind="engine"),
@@ -238,7 +246,7 @@ def dockerd() -> Reached:
 
 
 @pytest.fixture(autouse=True)
-def _taken_away(request: pytest.FixtureRequest) -> Iterator[None]:
+def _remove_packed_image(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "dockerd" in request.fixturenames:
         request.getfixturevalue("dockerd").run_docker("image", "rm", "--force", REFERENCE)

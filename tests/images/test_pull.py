@@ -42,7 +42,7 @@ MADE = registries.image(BOTTOM, MIDDLE, TOP, architecture=HERE)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Iterator[Running]:
+def plain_registry(tmp_path_factory) -> Iterator[Running]:
     with registries.docker_registry(tmp_path_factory.mktemp("plain")) as running:
         registries.push(running.base, "team/app", "1", MADE)
         yield running
@@ -62,13 +62,13 @@ def kept(store: LayerStore) -> list[str]:
     )
 
 
-def test_a_pulled_image_is_in_the_store_under_its_name(plain, store):
-    image = puller(store).pull(f"{plain.host}/team/app:1")
-    assert image.names == (f"{plain.host}/team/app:1",)
+def test_a_pulled_image_is_in_the_store_under_its_name(plain_registry, store):
+    image = puller(store).pull(f"{plain_registry.host}/team/app:1")
+    assert image.names == (f"{plain_registry.host}/team/app:1",)
     assert image.layers == MADE.diff_ids
-    assert image.source == f"{plain.host}/team/app@{MADE.digest}"
+    assert image.source == f"{plain_registry.host}/team/app@{MADE.digest}"
     assert (dict(image.config.env), image.config.workdir) == ({"A": "1"}, "/srv")
-    assert store.find(f"{plain.host}/team/app:1") == image
+    assert store.find(f"{plain_registry.host}/team/app:1") == image
     trees = [Path(tree) for tree in store.trees(image)]
     assert (trees[0] / "both").read_bytes() == b"below\n"
     assert (trees[1] / "both").read_bytes() == b"above\n"
@@ -77,39 +77,41 @@ def test_a_pulled_image_is_in_the_store_under_its_name(plain, store):
 
 
 @pytest.mark.promise("P48")
-def test_a_second_pull_fetches_only_the_manifest(before, store):
-    name = f"{before.host}/team/app:1"
+def test_a_second_pull_fetches_only_the_manifest(registry_front, store):
+    name = f"{registry_front.host}/team/app:1"
     first = puller(store).pull(name)
-    before.seen.clear()
+    registry_front.seen.clear()
     told: list[ImageProgress] = []
     assert puller(store).pull(name, progress=told.append) == first
     config = json.loads(MADE.manifest)["config"]["digest"]
-    assert [path.rpartition("/")[2] for path in before.paths("/blobs/")] == [config]
+    assert [path.rpartition("/")[2] for path in registry_front.paths("/blobs/")] == [config]
     assert [one.step.endswith("(already here)") for one in told] == [True] * 3
 
 
-def test_layers_shared_with_another_image_are_not_fetched_again(before, plain, store):
-    puller(store).pull(f"{before.host}/team/app:1")
+def test_layers_shared_with_another_image_are_not_fetched_again(
+    registry_front, plain_registry, store
+):
+    puller(store).pull(f"{registry_front.host}/team/app:1")
     more = registries.image(BOTTOM, MIDDLE, registries.layer({"new": b"x"}), architecture=HERE)
-    registries.push(plain.base, "team/more", "1", more)
-    before.seen.clear()
-    image = puller(store).pull(f"{before.host}/team/more:1")
+    registries.push(plain_registry.base, "team/more", "1", more)
+    registry_front.seen.clear()
+    image = puller(store).pull(f"{registry_front.host}/team/more:1")
     assert image.layers == more.diff_ids
     config = json.loads(more.manifest)["config"]["digest"]
-    fetched = {path.rpartition("/")[2] for path in before.paths("/blobs/")}
+    fetched = {path.rpartition("/")[2] for path in registry_front.paths("/blobs/")}
     assert fetched == {config, more.layers[2]}
 
 
-def test_a_layer_that_occurs_twice_is_fetched_once(before, plain, store):
+def test_a_layer_that_occurs_twice_is_fetched_once(registry_front, plain_registry, store):
     twice = registries.image(TOP, BOTTOM, TOP, architecture=HERE)
-    registries.push(plain.base, "team/twice", "1", twice)
-    assert puller(store).pull(f"{before.host}/team/twice:1").layers == twice.diff_ids
-    assert len(before.paths(twice.layers[0])) == 1
+    registries.push(plain_registry.base, "team/twice", "1", twice)
+    assert puller(store).pull(f"{registry_front.host}/team/twice:1").layers == twice.diff_ids
+    assert len(registry_front.paths(twice.layers[0])) == 1
 
 
-def test_progress_starts_at_zero_and_ends_complete(plain, store):
+def test_progress_starts_at_zero_and_ends_complete(plain_registry, store):
     told: list[ImageProgress] = []
-    puller(store).pull(f"{plain.host}/team/app:1", progress=told.append)
+    puller(store).pull(f"{plain_registry.host}/team/app:1", progress=told.append)
     for digest in MADE.layers:
         mine = [one for one in told if digest.removeprefix("sha256:")[:12] in one.step]
         size = len(MADE.blobs[digest])
@@ -118,15 +120,15 @@ def test_progress_starts_at_zero_and_ends_complete(plain, store):
         assert [one.done for one in mine] == sorted(one.done for one in mine)
 
 
-def test_a_pinned_image_is_kept_under_its_digest(plain, store):
-    name = f"{plain.host}/team/app@{MADE.digest}"
-    image = puller(store).pull(f"{plain.host}/team/app:1@{MADE.digest}")
+def test_a_pinned_image_is_kept_under_its_digest(plain_registry, store):
+    name = f"{plain_registry.host}/team/app@{MADE.digest}"
+    image = puller(store).pull(f"{plain_registry.host}/team/app:1@{MADE.digest}")
     assert image.names == (name,)
     assert store.find(name) == image
 
 
 @pytest.mark.promise("P49")
-def test_a_manifest_that_does_not_match_its_digest_leaves_nothing(before, store):
+def test_a_manifest_that_does_not_match_its_digest_leaves_nothing(registry_front, store):
     other = registries.image(TOP, architecture=HERE)
 
     def rule(asked: Asked) -> None:
@@ -135,26 +137,26 @@ def test_a_manifest_that_does_not_match_its_digest_leaves_nothing(before, store)
         else:
             asked.pass_on()
 
-    before.rule = rule
+    registry_front.rule = rule
     with pytest.raises(InvalidImage) as refused:
-        puller(store).pull(f"{before.host}/team/app@{MADE.digest}")
+        puller(store).pull(f"{registry_front.host}/team/app@{MADE.digest}")
     assert MADE.digest in refused.value.message
     assert kept(store) == []
 
 
 @pytest.mark.parametrize("docker", [False, True])
-def test_the_image_for_the_hosts_platform_is_chosen_from_an_index(plain, store, docker):
+def test_the_image_for_the_hosts_platform_is_chosen_from_an_index(plain_registry, store, docker):
     foreign = registries.image(BOTTOM, architecture=OTHER, docker=docker)
     mine = registries.image(TOP, architecture=HERE, docker=docker)
     repository = f"team/list-{docker}".lower()
     for tag, made in (("a", foreign), ("b", mine)):
-        registries.push(plain.base, repository, tag, made)
+        registries.push(plain_registry.base, repository, tag, made)
     data, kind = registries.index({f"linux/{OTHER}": foreign, f"linux/{HERE}": mine}, docker=docker)
-    registries.put_manifest(plain.base, repository, "1", data, kind)
-    name = f"{plain.host}/{repository}:1"
+    registries.put_manifest(plain_registry.base, repository, "1", data, kind)
+    name = f"{plain_registry.host}/{repository}:1"
     image = puller(store).pull(name)
     assert (image.layers, image.config.architecture) == (mine.diff_ids, HERE)
-    assert image.source == f"{plain.host}/{repository}@{registries.sha256(data)}"
+    assert image.source == f"{plain_registry.host}/{repository}@{registries.sha256(data)}"
     wished = puller(store).pull(name, platform=f"linux/{OTHER}")
     assert (wished.layers, wished.config.architecture) == (foreign.diff_ids, OTHER)
     with pytest.raises(InvalidImage) as refused:
@@ -162,9 +164,11 @@ def test_the_image_for_the_hosts_platform_is_chosen_from_an_index(plain, store, 
     assert refused.value.message.endswith("is not made for linux/mips64le")
 
 
-def test_an_image_for_another_platform_is_refused_unless_requested(plain, store):
-    registries.push(plain.base, "team/foreign", "1", registries.image(TOP, architecture=OTHER))
-    name = f"{plain.host}/team/foreign:1"
+def test_an_image_for_another_platform_is_refused_unless_requested(plain_registry, store):
+    registries.push(
+        plain_registry.base, "team/foreign", "1", registries.image(TOP, architecture=OTHER)
+    )
+    name = f"{plain_registry.host}/team/foreign:1"
     with pytest.raises(InvalidImage) as refused:
         puller(store).pull(name)
     assert f"linux/{HERE}" in refused.value.message
@@ -193,51 +197,55 @@ def _tampered(change) -> Callable[[Asked], None]:
         lambda blob: blob + b"more",
     ],
 )
-def test_a_layer_that_does_not_match_its_digest_leaves_no_image_and_no_tree(before, store, change):
-    before.rule = _tampered(change)
+def test_a_layer_that_does_not_match_its_digest_leaves_no_image_and_no_tree(
+    registry_front, store, change
+):
+    registry_front.rule = _tampered(change)
     with pytest.raises(InvalidImage):
-        puller(store).pull(f"{before.host}/team/app:1")
+        puller(store).pull(f"{registry_front.host}/team/app:1")
     layers = {f"layers/{one.removeprefix('sha256:')}" for one in MADE.diff_ids}
     assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
     # Its neighbours are what they are called, and may stay for the next attempt.
     assert set(kept(store)) <= layers - {f"layers/{MADE.diff_ids[1].removeprefix('sha256:')}"}
 
 
-def test_a_configuration_with_wrong_layer_digests_leaves_nothing(plain, store):
+def test_a_configuration_with_wrong_layer_digests_leaves_nothing(plain_registry, store):
     good = json.loads(MADE.manifest)
     wrong = registries.image(TOP, BOTTOM, TOP, architecture=HERE)
     mixed = {**good, "config": json.loads(wrong.manifest)["config"]}
-    registries.push(plain.base, "team/lies", "a", MADE)
-    registries.push(plain.base, "team/lies", "b", wrong)
+    registries.push(plain_registry.base, "team/lies", "a", MADE)
+    registries.push(plain_registry.base, "team/lies", "b", wrong)
     registries.put_manifest(
-        plain.base, "team/lies", "1", json.dumps(mixed).encode(), MADE.media_type
+        plain_registry.base, "team/lies", "1", json.dumps(mixed).encode(), MADE.media_type
     )
     with pytest.raises(InvalidImage) as refused:
-        puller(store).pull(f"{plain.host}/team/lies:1")
+        puller(store).pull(f"{plain_registry.host}/team/lies:1")
     assert "expected" in refused.value.message
     assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
 
 
-def test_a_registry_that_dies_in_the_middle_leaves_nothing_half_made(before, store):
-    before.rule = lambda asked: asked.pass_on(
+def test_a_registry_that_dies_in_the_middle_leaves_nothing_half_made(registry_front, store):
+    registry_front.rule = lambda asked: asked.pass_on(
         at_most=100 if asked.path.endswith(MADE.layers[1]) else None, ranges=False
     )
     with pytest.raises(RegistryUnavailable) as refused:
-        puller(store).pull(f"{before.host}/team/app:1")
+        puller(store).pull(f"{registry_front.host}/team/app:1")
     assert "broke off" in refused.value.message
     assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
-    before.rule = Asked.pass_on
-    assert puller(store).pull(f"{before.host}/team/app:1").layers == MADE.diff_ids
+    registry_front.rule = Asked.pass_on
+    assert puller(store).pull(f"{registry_front.host}/team/app:1").layers == MADE.diff_ids
 
 
 @pytest.mark.promise("P48")
-def test_a_broken_download_resumes_where_it_broke(before, store):
+def test_a_broken_download_resumes_where_it_broke(registry_front, store):
     size = len(MADE.blobs[MADE.layers[1]])
-    before.rule = lambda asked: asked.pass_on(
+    registry_front.rule = lambda asked: asked.pass_on(
         at_most=size // 2 + 1 if asked.path.endswith(MADE.layers[1]) else None
     )
-    assert puller(store).pull(f"{before.host}/team/app:1").layers == MADE.diff_ids
-    ranges = [one.headers.get("Range") for one in before.seen if one.path.endswith(MADE.layers[1])]
+    assert puller(store).pull(f"{registry_front.host}/team/app:1").layers == MADE.diff_ids
+    ranges = [
+        one.headers.get("Range") for one in registry_front.seen if one.path.endswith(MADE.layers[1])
+    ]
     assert ranges == [None, f"bytes={size // 2 + 1}-"]
 
 
@@ -258,7 +266,7 @@ def test_a_login_reaches_its_own_registry_and_no_other(tmp_path, store):
             Puller(store, keyring, patience=QUICK, environ={}).pull(f"{closed.host}/team/app:1")
 
 
-def test_a_cancelled_pull_ends_soon_and_leaves_nothing(before, store):
+def test_a_cancelled_pull_ends_soon_and_leaves_nothing(registry_front, store):
     called_off = threading.Event()
 
     def rule(asked: Asked) -> None:
@@ -266,13 +274,15 @@ def test_a_cancelled_pull_ends_soon_and_leaves_nothing(before, store):
             called_off.set()
         asked.pass_on()
 
-    before.rule = rule
+    registry_front.rule = rule
     with pytest.raises(Cancelled):
-        puller(store).pull(f"{before.host}/team/app:1", called_off=called_off)
+        puller(store).pull(f"{registry_front.host}/team/app:1", called_off=called_off)
     assert not [one for one in kept(store) if one.startswith(("records/", "names/", "making/"))]
 
 
-def test_a_failed_pull_reports_the_layer_that_failed_and_not_the_cancelled_ones(before, store):
+def test_a_failed_pull_reports_the_layer_that_failed_and_not_the_cancelled_ones(
+    registry_front, store
+):
     def rule(asked: Asked) -> None:
         if asked.path.endswith(MADE.layers[2]):
             asked.answer(404, {})
@@ -281,18 +291,18 @@ def test_a_failed_pull_reports_the_layer_that_failed_and_not_the_cancelled_ones(
         else:
             asked.pass_on()
 
-    before.rule = rule
+    registry_front.rule = rule
     # The neighbours get no further and would go on asking for ten minutes.
     patient = Patience(attempts=100_000, first_pause_s=0.05, longest_pause_s=0.05, whole_s=600)
     with pytest.raises(InvalidImage) as refused:
         Puller(store, Keyring(environ={}), patience=patient, environ={}).pull(
-            f"{before.host}/team/app:1"
+            f"{registry_front.host}/team/app:1"
         )
     assert "has no" in refused.value.message
 
 
-async def test_concurrent_pulls_of_one_image_give_one_image(before, store):
-    name = f"{before.host}/team/app:1"
+async def test_concurrent_pulls_of_one_image_give_one_image(registry_front, store):
+    name = f"{registry_front.host}/team/app:1"
     both = await asyncio.gather(
         *(asyncio.to_thread(puller(store).pull, name) for _ in range(2)),
     )
@@ -302,9 +312,12 @@ async def test_concurrent_pulls_of_one_image_give_one_image(before, store):
     )
 
 
-def test_an_image_copied_by_skopeo_is_identical(plain, store, tmp_path):
+def test_an_image_copied_by_skopeo_is_identical(plain_registry, store, tmp_path):
     """Another tool's upload, through another format, is the same tree."""
-    source, copied = f"docker://{plain.host}/team/app:1", f"docker://{plain.host}/team/copied:1"
+    source, copied = (
+        f"docker://{plain_registry.host}/team/app:1",
+        f"docker://{plain_registry.host}/team/copied:1",
+    )
     subprocess.run(
         [
             *("skopeo", "copy", "--format", "v2s2", "--src-tls-verify=false"),
@@ -315,20 +328,20 @@ def test_an_image_copied_by_skopeo_is_identical(plain, store, tmp_path):
         timeout=60,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
     )
-    ours = puller(store).pull(f"{plain.host}/team/app:1")
-    theirs = puller(store).pull(f"{plain.host}/team/copied:1")
+    ours = puller(store).pull(f"{plain_registry.host}/team/app:1")
+    theirs = puller(store).pull(f"{plain_registry.host}/team/copied:1")
     assert theirs.layers == ours.layers
     assert theirs.id == ours.id
 
 
-def test_a_pull_onto_a_full_disk_is_an_error_and_leaves_nothing(plain, tmp_path):
+def test_a_pull_onto_a_full_disk_is_an_error_and_leaves_nothing(plain_registry, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)], check=True)
     try:
         store = LayerStore(small / "images")
         with pytest.raises(QuotaExceeded):
-            puller(store).pull(f"{plain.host}/team/app:1")
+            puller(store).pull(f"{plain_registry.host}/team/app:1")
         assert not [one for one in kept(store) if one.startswith(("records/", "making/"))]
         assert shutil.disk_usage(small).free > 500_000
     finally:

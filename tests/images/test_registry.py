@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def test_an_image_is_read_from_a_plain_registry_on_loopback(plain):
-    with open_registry(plain.host) as registry:
+def test_an_image_is_read_from_a_plain_registry_on_loopback(plain_registry):
+    with open_registry(plain_registry.host) as registry:
         found = manifest_of(registry)
         assert registry.manifest(MADE.digest) == registry.manifest("1") == (found, MADE.digest)
         assert [one.digest for one in found.layers] == MADE.layers
@@ -37,11 +37,11 @@ def test_an_image_is_read_from_a_plain_registry_on_loopback(plain):
         assert registry.blob(found.layers[0]).readall() == MADE.blobs[MADE.layers[0]]
 
 
-def test_a_missing_image_is_an_invalid_image(plain):
-    with open_registry(plain.host) as registry:
+def test_a_missing_image_is_an_invalid_image(plain_registry):
+    with open_registry(plain_registry.host) as registry:
         with pytest.raises(InvalidImage) as missing:
             registry.manifest("2")
-        assert f"{plain.host} has no team/app:2" in missing.value.message
+        assert f"{plain_registry.host} has no team/app:2" in missing.value.message
         with pytest.raises(InvalidImage):
             registry.blob(Descriptor("x", "sha256:" + "0" * 64, 10)).read()
 
@@ -63,7 +63,7 @@ def test_an_unknown_registry_host_is_unavailable():
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory) -> Iterator[tuple[Running, str]]:
+def tls_registry(tmp_path_factory) -> Iterator[tuple[Running, str]]:
     """TLS by an authority of its own, and a login."""
     folder = tmp_path_factory.mktemp("secure")
     cert, key = registries.certificate(folder)
@@ -74,8 +74,8 @@ def secure(tmp_path_factory) -> Iterator[tuple[Running, str]]:
         yield running, str(cert)
 
 
-def test_a_certificate_of_the_configured_authority_is_trusted(secure):
-    running, ca_file = secure
+def test_a_certificate_of_the_configured_authority_is_trusted(tls_registry):
+    running, ca_file = tls_registry
     access = Access(username=USER, password=PASSWORD, ca_file=ca_file)
     with open_registry(running.host, access) as registry:
         found = manifest_of(registry)
@@ -84,8 +84,10 @@ def test_a_certificate_of_the_configured_authority_is_trusted(secure):
 
 @pytest.mark.promise("P51")
 @pytest.mark.parametrize("insecure", [False, True])
-def test_an_untrusted_certificate_is_refused_without_falling_back_to_plain_http(secure, insecure):
-    running, _ = secure
+def test_an_untrusted_certificate_is_refused_without_falling_back_to_plain_http(
+    tls_registry, insecure
+):
+    running, _ = tls_registry
     access = Access(username=USER, password=PASSWORD, insecure=insecure)
     with pytest.raises(RegistryUnavailable) as refused, open_registry(running.host, access):
         pass
@@ -93,8 +95,8 @@ def test_an_untrusted_certificate_is_refused_without_falling_back_to_plain_http(
     assert refused.value.hint.endswith(".ca_file")
 
 
-def test_an_invalid_ca_file_is_a_configuration_error(secure, tmp_path):
-    running, _ = secure
+def test_an_invalid_ca_file_is_a_configuration_error(tls_registry, tmp_path):
+    running, _ = tls_registry
     for content in (None, "no certificate"):
         if content:
             (tmp_path / "ca").write_text(content)
@@ -103,9 +105,9 @@ def test_an_invalid_ca_file_is_a_configuration_error(secure, tmp_path):
 
 
 @pytest.mark.promise("P51")
-def test_plain_http_is_refused_where_tls_is_required(plain, secure):
+def test_plain_http_is_refused_where_tls_is_required(plain_registry, tls_registry):
     with pytest.raises(RegistryUnavailable) as refused:
-        open_registry(plain.host, Access(ca_file=secure[1])).__enter__()
+        open_registry(plain_registry.host, Access(ca_file=tls_registry[1])).__enter__()
     assert "does not speak TLS" in refused.value.message
 
 
@@ -118,8 +120,8 @@ def test_plain_http_is_refused_where_tls_is_required(plain, secure):
         ({"helper": "pass"}, "credential helper pass is not run"),
     ],
 )
-def test_a_refused_login_names_the_setting(secure, login, hint):
-    running, ca_file = secure
+def test_a_refused_login_names_the_setting(tls_registry, login, hint):
+    running, ca_file = tls_registry
     with (
         open_registry(running.host, Access(ca_file=ca_file, **login)) as registry,
         pytest.raises(Unauthorized) as refused,
@@ -130,7 +132,7 @@ def test_a_refused_login_names_the_setting(secure, login, hint):
 
 
 @pytest.fixture(scope="module")
-def tokened(tmp_path_factory) -> Iterator[tuple[Running, registries.TokenServer]]:
+def token_registry(tmp_path_factory) -> Iterator[tuple[Running, registries.TokenServer]]:
     """docker-registry with token authentication, and the server of its tokens."""
     folder = tmp_path_factory.mktemp("tokened")
     cert, key = registries.certificate(folder, "tokens")
@@ -161,8 +163,8 @@ def _bearer(realm: str, scope: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {answer.json()['token']}"}
 
 
-def test_a_token_is_fetched_once_with_the_credentials_and_used_for_everything(tokened):
-    running, server = tokened
+def test_a_token_is_fetched_once_with_the_credentials_and_used_for_everything(token_registry):
+    running, server = token_registry
     server.asked.clear()
     with open_registry(running.host, LOGIN) as registry:
         found = manifest_of(registry)
@@ -171,16 +173,16 @@ def test_a_token_is_fetched_once_with_the_credentials_and_used_for_everything(to
     assert server.asked == [("repository:team/app:pull", LOGIN.basic())]
 
 
-def test_a_public_image_is_pulled_with_an_anonymous_token(tokened):
-    running, server = tokened
+def test_a_public_image_is_pulled_with_an_anonymous_token(token_registry):
+    running, server = token_registry
     server.asked.clear()
     with open_registry(running.host, rest="public/app:1") as registry:
         manifest_of(registry)
     assert server.asked == [("repository:public/app:pull", None)]
 
 
-def test_a_token_without_the_needed_access_is_unauthorized(tokened):
-    running, _ = tokened
+def test_a_token_without_the_needed_access_is_unauthorized(token_registry):
+    running, _ = token_registry
     with open_registry(running.host) as registry, pytest.raises(Unauthorized):
         registry.manifest("1")
     wrong = Access(username=USER, password="wrong")
@@ -188,8 +190,8 @@ def test_a_token_without_the_needed_access_is_unauthorized(tokened):
         registry.manifest("1")
 
 
-def test_a_configured_token_is_sent_unchanged(tokened):
-    running, server = tokened
+def test_a_configured_token_is_sent_unchanged(token_registry):
+    running, server = token_registry
     token = _bearer(server.realm, "repository:team/app:pull")["Authorization"].split()[1]
     server.asked.clear()
     with open_registry(running.host, Access(token=token)) as registry:
@@ -198,7 +200,9 @@ def test_a_configured_token_is_sent_unchanged(tokened):
 
 
 @pytest.mark.promise("P51")
-def test_a_redirected_blob_is_fetched_without_the_login(secure, plain, before):
+def test_a_redirected_blob_is_fetched_without_the_login(
+    tls_registry, plain_registry, registry_front
+):
     """A redirect to another origin drops the login; one to the same origin keeps it."""
     heard: list[str | None] = []
 
@@ -206,7 +210,7 @@ def test_a_redirected_blob_is_fetched_without_the_login(secure, plain, before):
         heard.append(asked.headers.get("Authorization"))
         asked.pass_on()
 
-    with registries.front(plain) as store:
+    with registries.front(plain_registry) as store:
         store.rule = elsewhere
 
         def redirect(asked: registries.Asked) -> None:
@@ -219,26 +223,26 @@ def test_a_redirected_blob_is_fetched_without_the_login(secure, plain, before):
             else:
                 asked.pass_on()
 
-        before.rule = redirect
-        with open_registry(before.host, LOGIN) as registry:
+        registry_front.rule = redirect
+        with open_registry(registry_front.host, LOGIN) as registry:
             found = manifest_of(registry)
             assert registry.blob(found.layers[0]).readall() == MADE.blobs[MADE.layers[0]]
     assert heard == [None]
-    again = [one for one in before.seen if one.path.endswith("again")]
+    again = [one for one in registry_front.seen if one.path.endswith("again")]
     assert [one.headers.get("Authorization") for one in again] == [LOGIN.basic()]
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://h/x", "gopher://h"])
-def test_a_redirect_to_another_scheme_is_not_followed(before, target):
-    before.rule = lambda asked: asked.answer(302, {"Location": target})
-    with pytest.raises(InvalidImage) as refused, open_registry(before.host):
+def test_a_redirect_to_another_scheme_is_not_followed(registry_front, target):
+    registry_front.rule = lambda asked: asked.answer(302, {"Location": target})
+    with pytest.raises(InvalidImage) as refused, open_registry(registry_front.host):
         pass
     assert "is not followed" in refused.value.message
 
 
-def test_circular_redirects_are_an_error(before):
-    before.rule = lambda asked: asked.answer(302, {"Location": asked.path})
-    with pytest.raises(InvalidImage) as refused, open_registry(before.host):
+def test_circular_redirects_are_an_error(registry_front):
+    registry_front.rule = lambda asked: asked.answer(302, {"Location": asked.path})
+    with pytest.raises(InvalidImage) as refused, open_registry(registry_front.host):
         pass
     assert "redirected more than 5 times" in refused.value.message
 
@@ -247,42 +251,47 @@ def test_circular_redirects_are_an_error(before):
 @pytest.mark.parametrize(
     "realm", ["http://tokens.example/t", "file:///t", "https://u:p@h/t", "/t", "http://10.1.2.3/"]
 )
-def test_credentials_are_not_sent_to_a_token_server_over_plain_http(before, realm):
+def test_credentials_are_not_sent_to_a_token_server_over_plain_http(registry_front, realm):
     challenge = {"WWW-Authenticate": f'Bearer realm="{realm}",service="x"'}
-    before.rule = lambda asked: asked.answer(401, challenge)
-    with open_registry(before.host, LOGIN) as registry, pytest.raises(Unauthorized) as refused:
+    registry_front.rule = lambda asked: asked.answer(401, challenge)
+    with (
+        open_registry(registry_front.host, LOGIN) as registry,
+        pytest.raises(Unauthorized) as refused,
+    ):
         registry.manifest("1")
     assert "is not safe" in refused.value.message
 
 
-def test_a_token_with_a_line_break_never_becomes_a_header(before):
+def test_a_token_with_a_line_break_never_becomes_a_header(registry_front):
     def rule(asked: registries.Asked) -> None:
         if asked.path.startswith("/token"):
             asked.answer(200, {}, json.dumps({"token": "x\r\nEvil: 1"}).encode())
         else:
-            realm = f"http://{before.host}/token"
+            realm = f"http://{registry_front.host}/token"
             asked.answer(401, {"WWW-Authenticate": f'Bearer realm="{realm}"'})
 
-    before.rule = rule
-    with open_registry(before.host) as registry, pytest.raises(InvalidImage) as refused:
+    registry_front.rule = rule
+    with open_registry(registry_front.host) as registry, pytest.raises(InvalidImage) as refused:
         registry.manifest("1")
     assert "is not a token" in refused.value.message
 
 
-def test_an_identity_token_is_exchanged_at_the_token_server(before):
+def test_an_identity_token_is_exchanged_at_the_token_server(registry_front):
     def rule(asked: registries.Asked) -> None:
         if asked.path.startswith("/token"):
             asked.answer(200, {}, json.dumps({"access_token": "good"}).encode())
         elif asked.headers.get("Authorization") == "Bearer good":
             asked.pass_on()
         else:
-            realm = f"http://{before.host}/token"
+            realm = f"http://{registry_front.host}/token"
             asked.answer(401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="s"'})
 
-    before.rule = rule
-    with open_registry(before.host, Access(username="u", identity_token="refresh")) as registry:
+    registry_front.rule = rule
+    with open_registry(
+        registry_front.host, Access(username="u", identity_token="refresh")
+    ) as registry:
         manifest_of(registry)
-    posted = [one.body.decode() for one in before.seen if one.path == "/token"]
+    posted = [one.body.decode() for one in registry_front.seen if one.path == "/token"]
     assert [parse_qs(one) for one in posted] == [
         {
             "service": ["s"],
@@ -294,25 +303,25 @@ def test_an_identity_token_is_exchanged_at_the_token_server(before):
     ]
 
 
-def test_a_forbidden_image_names_the_registry_and_its_message(before):
+def test_a_forbidden_image_names_the_registry_and_its_message(registry_front):
     body = json.dumps({"errors": [{"code": "DENIED", "message": "no\x1b[31m"}]}).encode()
 
     def rule(asked: registries.Asked) -> None:
         asked.pass_on() if asked.path == "/v2/" else asked.answer(403, {}, body)
 
-    before.rule = rule
-    with open_registry(before.host) as registry, pytest.raises(PolicyDenied) as refused:
+    registry_front.rule = rule
+    with open_registry(registry_front.host) as registry, pytest.raises(PolicyDenied) as refused:
         registry.manifest("1")
     assert refused.value.message.endswith(r": 'no\x1b[31m'")
 
 
 @pytest.mark.promise("P51")
-def test_no_log_line_contains_a_secret(tokened, secure, caplog):
+def test_no_log_line_contains_a_secret(token_registry, tls_registry, caplog):
     caplog.set_level(logging.DEBUG)
-    with open_registry(tokened[0].host, LOGIN) as registry:
+    with open_registry(token_registry[0].host, LOGIN) as registry:
         manifest_of(registry)
-    access = Access(username=USER, password=PASSWORD, ca_file=secure[1])
-    with open_registry(secure[0].host, access) as registry:
+    access = Access(username=USER, password=PASSWORD, ca_file=tls_registry[1])
+    with open_registry(tls_registry[0].host, access) as registry:
         manifest_of(registry)
     assert "manifests" in caplog.text
     assert PASSWORD not in caplog.text

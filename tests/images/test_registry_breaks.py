@@ -17,7 +17,7 @@ from tests.images.asking import MADE, QUICK, manifest_of, open_registry
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_request_to_an_overloaded_registry_is_retried(before, status):
+def test_a_request_to_an_overloaded_registry_is_retried(registry_front, status):
     refusals = [status, status]
 
     def rule(asked: registries.Asked) -> None:
@@ -26,60 +26,65 @@ def test_a_request_to_an_overloaded_registry_is_retried(before, status):
         else:
             asked.pass_on()
 
-    before.rule = rule
-    with open_registry(before.host) as registry:
+    registry_front.rule = rule
+    with open_registry(registry_front.host) as registry:
         manifest_of(registry)
-    assert len(before.paths("/manifests/")) == 3
+    assert len(registry_front.paths("/manifests/")) == 3
 
 
-def test_a_registry_that_stays_overloaded_is_unavailable(before):
-    before.rule = lambda asked: (
+def test_a_registry_that_stays_overloaded_is_unavailable(registry_front):
+    registry_front.rule = lambda asked: (
         asked.pass_on() if asked.path == "/v2/" else asked.answer(503, {}, b"")
     )
-    with open_registry(before.host) as registry, pytest.raises(RegistryUnavailable) as refused:
+    with (
+        open_registry(registry_front.host) as registry,
+        pytest.raises(RegistryUnavailable) as refused,
+    ):
         registry.manifest("1")
     assert "answered 503" in refused.value.message
-    assert len(before.paths("/manifests/")) == QUICK.attempts
+    assert len(registry_front.paths("/manifests/")) == QUICK.attempts
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_download_continues_where_it_broke(before, ranges):
+def test_a_broken_download_continues_where_it_broke(registry_front, ranges):
     size = len(MADE.blobs[MADE.layers[0]])
-    before.rule = lambda asked: asked.pass_on(
+    registry_front.rule = lambda asked: asked.pass_on(
         at_most=None if "/blobs/" not in asked.path else size // 3 + 1, ranges=ranges
     )
     if not ranges:
         # Without ranges every attempt starts over, so each must come further.
         lengths = iter([size // 3, size // 2, size])
-        before.rule = lambda asked: asked.pass_on(
+        registry_front.rule = lambda asked: asked.pass_on(
             at_most=next(lengths) if "/blobs/" in asked.path else None, ranges=False
         )
-    with open_registry(before.host) as registry:
+    with open_registry(registry_front.host) as registry:
         blob = manifest_of(registry).layers[0]
         assert registry.blob(blob).readall() == MADE.blobs[blob.digest]
-    begun = [one.headers.get("Range") for one in before.seen if "/blobs/" in one.path]
+    begun = [one.headers.get("Range") for one in registry_front.seen if "/blobs/" in one.path]
     assert len(begun) == 3
     assert begun[0] is None
     assert all(one is not None and one.startswith("bytes=") for one in begun[1:])
 
 
-def test_a_download_without_progress_is_abandoned(before):
-    before.rule = lambda asked: asked.pass_on(at_most=0 if "/blobs/" in asked.path else None)
-    with open_registry(before.host) as registry:
+def test_a_download_without_progress_is_abandoned(registry_front):
+    registry_front.rule = lambda asked: asked.pass_on(
+        at_most=0 if "/blobs/" in asked.path else None
+    )
+    with open_registry(registry_front.host) as registry:
         blob = manifest_of(registry).layers[0]
         with pytest.raises(RegistryUnavailable) as refused:
             registry.blob(blob).readall()
     assert "broke off at byte 0" in refused.value.message
-    assert len(before.paths("/blobs/")) == QUICK.attempts
+    assert len(registry_front.paths("/blobs/")) == QUICK.attempts
 
 
-def test_a_manifest_that_does_not_match_its_digest_is_refused(before):
-    before.rule = lambda asked: (
+def test_a_manifest_that_does_not_match_its_digest_is_refused(registry_front):
+    registry_front.rule = lambda asked: (
         asked.pass_on()
         if asked.path == "/v2/"
         else asked.answer(200, {"Content-Type": MADE.media_type}, MADE.manifest + b" ")
     )
-    with open_registry(before.host) as registry:
+    with open_registry(registry_front.host) as registry:
         with pytest.raises(InvalidImage) as refused:
             registry.manifest(MADE.digest)
         assert f"not {MADE.digest}" in refused.value.message
@@ -95,22 +100,22 @@ def test_a_manifest_that_does_not_match_its_digest_is_refused(before):
         (lambda blob: blob[:-1], "another size"),
     ],
 )
-def test_a_blob_that_does_not_match_its_digest_is_refused_at_its_end(before, damage, said):
+def test_a_blob_that_does_not_match_its_digest_is_refused_at_its_end(registry_front, damage, said):
     def rule(asked: registries.Asked) -> None:
         if "/blobs/" in asked.path:
             asked.answer(200, {}, damage(MADE.blobs[asked.path.rpartition("/")[2]]))
         else:
             asked.pass_on()
 
-    before.rule = rule
-    with open_registry(before.host) as registry:
+    registry_front.rule = rule
+    with open_registry(registry_front.host) as registry:
         blob = manifest_of(registry).layers[0]
         with pytest.raises(InvalidImage) as refused:
             registry.blob(blob).readall()
     assert said in refused.value.message
 
 
-def test_an_endless_blob_is_cut_at_its_size(before):
+def test_an_endless_blob_is_cut_at_its_size(registry_front):
     def rule(asked: registries.Asked) -> None:
         if "/blobs/" in asked.path:
             body = MADE.blobs[asked.path.rpartition("/")[2]] * 2
@@ -119,8 +124,8 @@ def test_an_endless_blob_is_cut_at_its_size(before):
         else:
             asked.pass_on()
 
-    before.rule = rule
-    with open_registry(before.host) as registry:
+    registry_front.rule = rule
+    with open_registry(registry_front.host) as registry:
         blob = manifest_of(registry).layers[0]
         stream = registry.blob(blob)
         with pytest.raises(InvalidImage) as refused:
@@ -129,9 +134,9 @@ def test_an_endless_blob_is_cut_at_its_size(before):
     assert stream.got <= blob.size
 
 
-def test_a_cancelled_pull_stops_within_a_chunk(before):
+def test_a_cancelled_pull_stops_within_a_chunk(registry_front):
     errand = Errand(QUICK)
-    with open_registry(before.host, errand=errand) as registry:
+    with open_registry(registry_front.host, errand=errand) as registry:
         stream = registry.blob(manifest_of(registry).layers[0])
         assert stream.read(10)
         errand.called_off.set()
@@ -140,15 +145,18 @@ def test_a_cancelled_pull_stops_within_a_chunk(before):
         stream.close()
 
 
-def test_a_whole_pull_has_a_deadline(before):
+def test_a_whole_pull_has_a_deadline(registry_front):
     def slow(asked: registries.Asked) -> None:
         time.sleep(0.3)
         asked.pass_on()
 
-    before.rule = slow
+    registry_front.rule = slow
     # So many attempts that they alone would last for many minutes.
     errand = Errand(Patience(attempts=10_000, first_pause_s=0.01, silence_s=0.1, whole_s=0.5))
-    with pytest.raises(RegistryUnavailable) as late, open_registry(before.host, errand=errand):
+    with (
+        pytest.raises(RegistryUnavailable) as late,
+        open_registry(registry_front.host, errand=errand),
+    ):
         pass
     assert "within 0.5 s" in late.value.message
 

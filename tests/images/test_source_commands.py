@@ -36,14 +36,14 @@ MADE = registries.image(registries.layer({"hello": b"hi\n"}), architecture=regis
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Iterator[Running]:
+def plain_registry(tmp_path_factory) -> Iterator[Running]:
     with registries.docker_registry(tmp_path_factory.mktemp("plain")) as running:
         registries.push(running.base, "team/app", "1", MADE)
         yield running
 
 
 @pytest.fixture(scope="module")
-def closed(tmp_path_factory) -> Iterator[Running]:
+def login_registry(tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("closed")
     (folder / "htpasswd").write_text(registries.HTPASSWD)
     auth = {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}}
@@ -144,8 +144,8 @@ def catalog(place: Path, pull: str, **more) -> Images:
 
 
 @pytest.mark.promise("P50")
-async def test_a_missing_image_is_pulled_only_where_that_is_allowed(place, plain):
-    name = f"{plain.host}/team/app:1"
+async def test_a_missing_image_is_pulled_only_where_that_is_allowed(place, plain_registry):
+    name = f"{plain_registry.host}/team/app:1"
     with pytest.raises(InvalidImage) as refused:
         await catalog(place, "never").resolve(name)
     assert "is not in the store" in refused.value.message
@@ -154,8 +154,8 @@ async def test_a_missing_image_is_pulled_only_where_that_is_allowed(place, plain
     assert (await catalog(place, "never").resolve(name)).id == found.id
 
 
-async def test_a_stored_image_is_checked_again_only_with_pull_always(place, plain):
-    with registries.front(plain) as before:
+async def test_a_stored_image_is_checked_again_only_with_pull_always(place, plain_registry):
+    with registries.front(plain_registry) as before:
         name = f"{before.host}/team/app:1"
         await catalog(place, "missing").resolve(name)
         before.seen.clear()
@@ -165,26 +165,29 @@ async def test_a_stored_image_is_checked_again_only_with_pull_always(place, plai
         assert len(before.paths("/manifests/")) == 1
 
 
-async def test_an_image_id_is_never_requested_from_a_registry(place, plain):
-    name = f"{plain.host}/team/app:1"
+async def test_an_image_id_is_never_requested_from_a_registry(place, plain_registry):
+    name = f"{plain_registry.host}/team/app:1"
     found = await catalog(place, "missing").resolve(name)
     assert (await catalog(place, "always").resolve(found.id)).id == found.id
 
 
-async def test_an_alias_that_cannot_be_pulled_falls_back_to_the_host_image(place, plain):
+async def test_an_alias_that_cannot_be_pulled_falls_back_to_the_host_image(place, plain_registry):
     (place / "usr" / "bin").mkdir(parents=True)
     (place / "usr" / "bin" / "tool").touch(0o755)
     (place / "usr" / "bin" / "bash").touch(0o755)
-    aliases = {"bash": f"{plain.host}/team/none:1", "mine": f"{plain.host}/team/app:1"}
+    aliases = {
+        "bash": f"{plain_registry.host}/team/none:1",
+        "mine": f"{plain_registry.host}/team/app:1",
+    }
     images = catalog(place, "missing", aliases=aliases)
     assert (await images.resolve("bash")).warning.startswith("alias bash (")
     assert (await images.resolve("mine")).kind == "layers"
     with pytest.raises(InvalidImage):
-        await images.resolve(f"{plain.host}/team/none:1")
+        await images.resolve(f"{plain_registry.host}/team/none:1")
 
 
-async def test_the_allow_list_is_checked_before_anything_is_fetched(place, plain):
-    with registries.front(plain) as before:
+async def test_the_allow_list_is_checked_before_anything_is_fetched(place, plain_registry):
+    with registries.front(plain_registry) as before:
         images = catalog(place, "always", allowed=["python"])
         with pytest.raises(sandkasten.PolicyDenied):
             await images.resolve(f"{before.host}/team/app:1")
@@ -204,33 +207,33 @@ async def test_all_spellings_of_a_docker_hub_image_are_equal(place):
 # ---- the SDK -----------------------------------------------------------------------------------
 
 
-async def test_the_sdk_pulls_and_reports_on_the_event_loop(place, plain):
+async def test_the_sdk_pulls_and_reports_on_the_event_loop(place, plain_registry):
     told: list[sandkasten.ImageProgress] = []
     images = sandkasten.AsyncImages()
-    pulled = await images.pull(f"{plain.host}/team/app:1", progress=told.append)
-    assert pulled.names == (f"{plain.host}/team/app:1",)
+    pulled = await images.pull(f"{plain_registry.host}/team/app:1", progress=told.append)
+    assert pulled.names == (f"{plain_registry.host}/team/app:1",)
     assert [one.names for one in await images.list()] == [pulled.names]
     assert told[-1].done == told[-1].total
 
 
 @pytest.fixture
-def no_pause(monkeypatch):
+def no_retry_delay(monkeypatch):
     """Nobody who is not there comes while one waits between attempts."""
     monkeypatch.setattr(Patience, "pause_s", lambda *_: 0.01)
 
 
-def test_the_synchronous_sdk_raises_the_same(place, no_pause):
+def test_the_synchronous_sdk_raises_the_same(place, no_retry_delay):
     with pytest.raises(RegistryUnavailable) as down:
         sandkasten.Images().pull("localhost:1/a/b:1")
     assert down.value.retryable
 
 
-async def test_the_sdk_uses_the_login_of_the_settings(place, closed, monkeypatch):
-    name = f"{closed.host}/team/app:1"
+async def test_the_sdk_uses_the_login_of_the_settings(place, login_registry, monkeypatch):
+    name = f"{login_registry.host}/team/app:1"
     with pytest.raises(Unauthorized):
         await sandkasten.AsyncImages(data_dir=place / "one").pull(name)
     (place / "password").write_text(f"{PASSWORD}\n")
-    said = {closed.host: {"username": USER, "password_file": str(place / "password")}}
+    said = {login_registry.host: {"username": USER, "password_file": str(place / "password")}}
     monkeypatch.setenv("SANDKASTEN_IMAGES_REGISTRIES", json.dumps(said))
     assert (await sandkasten.AsyncImages(data_dir=place / "two").pull(name)).names == (name,)
 
@@ -245,8 +248,8 @@ async def test_a_build_without_its_program_names_the_package_to_install(place, m
 # ---- the command line --------------------------------------------------------------------------
 
 
-def test_pull_prints_the_name_to_stdout_and_progress_to_stderr(capfd, plain):
-    name = f"{plain.host}/team/app:1"
+def test_pull_prints_the_name_to_stdout_and_progress_to_stderr(capfd, plain_registry):
+    name = f"{plain_registry.host}/team/app:1"
     status, out, err = cli(capfd, "image", "pull", name)
     assert (status, out) == (0, f"{name}\n")
     assert "1 layer" in err
@@ -254,11 +257,11 @@ def test_pull_prints_the_name_to_stdout_and_progress_to_stderr(capfd, plain):
     assert [one["names"] for one in json.loads(out)] == [[name]]
 
 
-def test_pull_answers_in_json(capfd, plain):
-    status, out, _ = cli(capfd, "image", "pull", "--json", f"{plain.host}/team/app:1")
+def test_pull_answers_in_json(capfd, plain_registry):
+    status, out, _ = cli(capfd, "image", "pull", "--json", f"{plain_registry.host}/team/app:1")
     (found,) = json.loads(out)
     assert status == 0
-    assert found["source"] == f"{plain.host}/team/app@{MADE.digest}"
+    assert found["source"] == f"{plain_registry.host}/team/app@{MADE.digest}"
 
 
 @pytest.mark.parametrize(
@@ -274,9 +277,9 @@ def test_pull_answers_in_json(capfd, plain):
     ],
 )
 def test_a_failed_pull_is_a_typed_error_with_a_hint(
-    capfd, plain, closed, no_pause, words, code, hint
+    capfd, plain_registry, login_registry, no_retry_delay, words, code, hint
 ):
-    words = [one.format(plain=plain.host, closed=closed.host) for one in words]
+    words = [one.format(plain=plain_registry.host, closed=login_registry.host) for one in words]
     status, out, _ = cli(capfd, "image", "pull", "--json", *words)
     said = json.loads(out)
     assert (status, said["code"]) == (125, code)
@@ -312,9 +315,9 @@ def test_an_invalid_build_request_is_refused(capfd, words):
     assert (status, json.loads(out)["code"]) == (125, "INVALID_REQUEST")
 
 
-def test_the_progress_of_a_pull_is_drawn_on_a_terminal_and_nowhere_else(plain, capfd):
+def test_the_progress_of_a_pull_is_drawn_on_a_terminal_and_nowhere_else(plain_registry, capfd):
     size = len(MADE.blobs[MADE.layers[0]])
-    name = f"{plain.host}/team/app:1"
+    name = f"{plain_registry.host}/team/app:1"
     with Person([sys.executable, "-m", "sandkasten.cli", "image", "pull", name]) as person:
         person.wait_for(f"layer {MADE.layers[0].removeprefix('sha256:')[:12]}")
         person.wait_for(f"{size}/{size} bytes")

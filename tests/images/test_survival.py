@@ -170,16 +170,16 @@ ls {where}/images/layers | wc -l
 
 
 @pytest.fixture
-def nobodys() -> Iterator[Path]:
+def ordinary_users_dir() -> Iterator[Path]:
     """A directory of an ordinary user, where one can get to."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="pytest-of-nobody-") as made:
         os.chown(made, NOBODY, NOBODY)
         yield Path(made)
 
 
-def test_an_ordinary_user_has_a_store_too(nobodys):
+def test_an_ordinary_user_has_a_store_too(ordinary_users_dir):
     """Everything is the user's, opaque directories are marked in the user's way."""
-    archive = write_tar(nobodys / "x.tar", docker_members(sketch()))
+    archive = write_tar(ordinary_users_dir / "x.tar", docker_members(sketch()))
     code = (
         "import os, sys; from pathlib import Path\n"
         "os.setgid(65534); os.setgroups([]); os.setuid(65534)\n"
@@ -195,7 +195,7 @@ def test_an_ordinary_user_has_a_store_too(nobodys):
         "print(len(store.collect(set()).layers), os.listdir(store.root / 'making'))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(nobodys / "images"), str(archive)],
+        [sys.executable, "-c", code, str(ordinary_users_dir / "images"), str(archive)],
         capture_output=True,
         text=True,
         check=False,

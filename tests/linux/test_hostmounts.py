@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def look(tmp_path):
+def resolve_mount(tmp_path):
     mounts = HostMounts(tmp_path / "data")
 
     async def resolve(source) -> HostMount:
@@ -25,68 +25,68 @@ def look(tmp_path):
     return resolve
 
 
-async def test_a_directory_and_a_file_are_mounted_by_their_real_paths(look, tmp_path):
+async def test_a_directory_and_a_file_are_mounted_by_their_real_paths(resolve_mount, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "link").symlink_to("models")
     (tmp_path / "models" / "one").write_text("x")
     real = str(tmp_path / "models")
-    assert await look(tmp_path / "models") == HostMount(real, "/mnt/m")
-    assert await look(tmp_path / "link") == HostMount(real, "/mnt/m")
-    assert await look(tmp_path / "link" / "one") == HostMount(f"{real}/one", "/mnt/m")
+    assert await resolve_mount(tmp_path / "models") == HostMount(real, "/mnt/m")
+    assert await resolve_mount(tmp_path / "link") == HostMount(real, "/mnt/m")
+    assert await resolve_mount(tmp_path / "link" / "one") == HostMount(f"{real}/one", "/mnt/m")
 
 
-async def test_a_missing_mount_source_is_named(look, tmp_path):
+async def test_a_missing_mount_source_is_named(resolve_mount, tmp_path):
     with pytest.raises(BackendUnavailable, match="mount m: .*/gone cannot be shown") as told:
-        await look(tmp_path / "gone")
+        await resolve_mount(tmp_path / "gone")
     assert "policy.mounts" in told.value.hint
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "round").symlink_to("round")
     for name in ("dangling", "round"):
         with pytest.raises(BackendUnavailable):
-            await look(tmp_path / name)
+            await resolve_mount(tmp_path / name)
 
 
 @pytest.mark.promise("P24")
 @pytest.mark.parametrize(
     "secret", ["/", "/etc", "/etc/shadow", "/proc/1", "/root", "/dev", "/home"]
 )
-async def test_a_symlink_to_a_secret_is_refused(look, tmp_path, secret):
+async def test_a_symlink_to_a_secret_is_refused(resolve_mount, tmp_path, secret):
     (tmp_path / "link").symlink_to(secret)
     with pytest.raises(PolicyDenied, match="mount m: source "):
-        await look(tmp_path / "link")
+        await resolve_mount(tmp_path / "link")
 
 
-async def test_the_data_directory_and_its_parents_are_refused(look, tmp_path):
+async def test_the_data_directory_and_its_parents_are_refused(resolve_mount, tmp_path):
     (tmp_path / "data" / "cells").mkdir(parents=True)
     (tmp_path / "link").symlink_to("data")
     for source in (tmp_path, tmp_path / "data", tmp_path / "data" / "cells", tmp_path / "link"):
         with pytest.raises(PolicyDenied, match="would show"):
-            await look(source)
+            await resolve_mount(source)
 
 
-async def test_a_socket_a_pipe_and_a_device_are_refused(look, tmp_path):
+async def test_a_socket_a_pipe_and_a_device_are_refused(resolve_mount, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     os.mknod(tmp_path / "null", 0o20666, os.makedev(1, 3))
     with pytest.raises(PolicyDenied, match="no directory and no file"):
-        await look(tmp_path / "pipe")
+        await resolve_mount(tmp_path / "pipe")
     with pytest.raises(PolicyDenied, match="no directory and no file"):
-        await look(tmp_path / "null")
+        await resolve_mount(tmp_path / "null")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "s"))
         with pytest.raises(PolicyDenied, match="no directory and no file"):
-            await look(tmp_path / "s")
+            await resolve_mount(tmp_path / "s")
 
 
 @pytest.mark.promise("P24")
-async def test_a_directory_with_a_socket_somewhere_below_is_refused(look, tmp_path):
+async def test_a_directory_with_a_socket_somewhere_below_is_refused(resolve_mount, tmp_path):
     """Read-only does not keep anybody from connecting to it."""
     deep = tmp_path / "models" / "a" / "b"
     deep.mkdir(parents=True)
-    assert (await look(tmp_path / "models")).target == "/mnt/m"
+    assert (await resolve_mount(tmp_path / "models")).target == "/mnt/m"
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(deep / "docker.sock"))
         bound.listen()
         with pytest.raises(PolicyDenied, match=r"somebody listens on .*/models/a/b/docker\.sock"):
-            await look(tmp_path / "models")
+            await resolve_mount(tmp_path / "models")
         (tmp_path / "other").mkdir()
-        assert (await look(tmp_path / "other")).target == "/mnt/m"
+        assert (await resolve_mount(tmp_path / "other")).target == "/mnt/m"

@@ -44,7 +44,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Volume:
+def kept_volume(tmp_path: Path) -> Volume:
     path = tmp_path / "kept.img"
     ext4.make(path, 64 * MIB, threading.Event())
     return Volume(os.fspath(path), "image")
@@ -288,33 +288,35 @@ def test_a_host_volume_on_a_full_disk_is_a_typed_error(base: Path) -> None:
 
 
 @pytest.mark.promise("P22")
-def test_two_users_share_one_loop_device_until_the_last_release(base: Path, kept: Volume) -> None:
-    one = host_volume.open_kept(base / "one", kept, owner=USER)
-    two = host_volume.open_kept(base / "two", kept, owner=USER)
-    assert devices(base) == [kept.path]
+def test_two_users_share_one_loop_device_until_the_last_release(
+    base: Path, kept_volume: Volume
+) -> None:
+    one = host_volume.open_kept(base / "one", kept_volume, owner=USER)
+    two = host_volume.open_kept(base / "two", kept_volume, owner=USER)
+    assert devices(base) == [kept_volume.path]
     (one.workspace / "x").write_text("from one")
     (one.home / "y").write_text("at home")
     assert (two.workspace / "x").read_text() == "from one"
     host_volume.release(base / "one")
     assert not (base / "one").exists()
-    assert devices(base) == [kept.path]
+    assert devices(base) == [kept_volume.path]
     (two.workspace / "x").write_text("from two")
     host_volume.release(base / "two")
     assert devices(base) == []
-    assert sound(kept.path)
-    again = host_volume.open_kept(base / "three", kept, owner=USER)
+    assert sound(kept_volume.path)
+    again = host_volume.open_kept(base / "three", kept_volume, owner=USER)
     assert (again.workspace / "x").read_text() == "from two"
     assert (again.home / "y").read_text() == "at home"
 
 
-def test_ids_on_disk_are_those_inside_with_user_namespaces(base: Path, kept: Volume) -> None:
-    made = host_volume.open_kept(base / "v", kept, owner=200000 + USER, first_id=200000)
+def test_ids_on_disk_are_those_inside_with_user_namespaces(base: Path, kept_volume: Volume) -> None:
+    made = host_volume.open_kept(base / "v", kept_volume, owner=200000 + USER, first_id=200000)
     assert made.workspace.stat().st_uid == 200000 + USER
     ids = 200000 + USER
     subprocess.run(["touch", "x"], cwd=made.workspace, check=True, user=ids, group=ids)
     host_volume.release(base / "v")
     nothing_of(base / "v")
-    plain = host_volume.open_kept(base / "w", kept, owner=USER)
+    plain = host_volume.open_kept(base / "w", kept_volume, owner=USER)
     assert (plain.workspace / "x").stat().st_uid == USER
 
 
@@ -336,14 +338,14 @@ def test_a_kept_directory_persists_and_is_bound_with_restrictions(base: Path) ->
 
 
 @pytest.mark.promise("P29")
-def test_a_workspace_whose_directory_is_a_link_is_damaged(base: Path, kept: Volume) -> None:
-    made = host_volume.open_kept(base / "one", kept, owner=USER)
+def test_a_workspace_whose_directory_is_a_link_is_damaged(base: Path, kept_volume: Volume) -> None:
+    made = host_volume.open_kept(base / "one", kept_volume, owner=USER)
     made.workspace.rmdir()
     made.workspace.symlink_to(base)
     host_volume.release(base / "one")
     owner = base.stat().st_uid
     with pytest.raises(WorkspaceDamaged, match="no directory"):
-        host_volume.open_kept(base / "two", kept, owner=USER)
+        host_volume.open_kept(base / "two", kept_volume, owner=USER)
     assert base.stat().st_uid == owner
     nothing_of(base / "two")
     eventually(lambda: devices(base) == [], "the device stays")

@@ -46,7 +46,7 @@ _TAIL = 60 if os.environ.get("SANDKASTEN_LONG") == "1" else 15
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Volume:
+def kept_volume(tmp_path: Path) -> Volume:
     path = tmp_path / "kept.img"
     ext4.make(path, 16 * MIB, threading.Event())
     return Volume(os.fspath(path), "image")
@@ -63,10 +63,10 @@ def test_create_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
 
 
 def test_opening_a_kept_volume_can_be_killed_before_any_of_its_steps(
-    tmp_path: Path, kept: Volume
+    tmp_path: Path, kept_volume: Volume
 ) -> None:
     def work() -> None:
-        host_volume.open_kept(tmp_path / "v", kept, owner=USER)
+        host_volume.open_kept(tmp_path / "v", kept_volume, owner=USER)
 
     ended = next(step for step in range(1, _MANY) if not _survives(step, work, tmp_path / "v"))
     assert ended > 8
@@ -96,7 +96,7 @@ def test_release_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["own", "kept", "shifted"])
 def test_the_launcher_can_be_killed_at_any_system_call(
-    tmp_path: Path, kept: Volume, kind: str
+    tmp_path: Path, kept_volume: Volume, kind: str
 ) -> None:
     template = quota_image.template(tmp_path, 8 * MIB)
     directory = tmp_path / "v"
@@ -104,12 +104,12 @@ def test_the_launcher_can_be_killed_at_any_system_call(
 
     def run(step: int | None) -> int:
         directory.mkdir(mode=0o700)
-        volume = {"kind": "image", "path": kept.path, "keep": True}
+        volume = {"kind": "image", "path": kept_volume.path, "keep": True}
         if kind == "own":
             volume = {"kind": "image", "path": str(directory / "volume.img"), "keep": False}
             quota_image.copy_sparse(template, directory / "volume.img")
         else:
-            (directory / "kept").write_text(f'{{"path": "{kept.path}", "kind": "image"}}')
+            (directory / "kept").write_text(f'{{"path": "{kept_volume.path}", "kind": "image"}}')
         (directory / "mnt").mkdir()
         place = {
             "volume": volume,

@@ -37,7 +37,7 @@ NOT_SET = threading.Event()
 
 
 @pytest.fixture(params=["image", "directory", "memory"])
-def kept(request, tmp_path):
+def workspaces(request, tmp_path):
     """Each place that keeps workspaces; one contract."""
     if request.param == "memory":
         return MemoryWorkspaces()
@@ -68,66 +68,66 @@ def mounted(volume: Path, at: Path):
 # ---- the contract
 
 
-async def test_a_created_volume_is_found_again(kept):
-    made = await kept.create("w", 64 * MB, 12.5)
+async def test_a_created_volume_is_found_again(workspaces):
+    made = await workspaces.create("w", 64 * MB, 12.5)
     assert (made.name, made.size_bytes, made.created_at) == ("w", 64 * MB, 12.5)
-    assert await kept.get("w") == made
-    assert await kept.names() == ["w"]
-    assert (await kept.open("w", in_use=False)).kind == made.kind
-    assert await kept.half_made() in ((), [])
+    assert await workspaces.get("w") == made
+    assert await workspaces.names() == ["w"]
+    assert (await workspaces.open("w", in_use=False)).kind == made.kind
+    assert await workspaces.half_made() in ((), [])
 
 
-async def test_a_volume_name_can_be_created_once(kept):
-    await kept.create("w", 8 * MB, 1.0)
+async def test_a_volume_name_can_be_created_once(workspaces):
+    await workspaces.create("w", 8 * MB, 1.0)
     with pytest.raises(Conflict, match="a workspace named w already"):
-        await kept.create("w", 16 * MB, 2.0)
-    assert (await kept.get("w")).size_bytes == 8 * MB
-    assert await kept.half_made() in ((), [])
+        await workspaces.create("w", 16 * MB, 2.0)
+    assert (await workspaces.get("w")).size_bytes == 8 * MB
+    assert await workspaces.half_made() in ((), [])
 
 
-async def test_a_missing_volume_is_named(kept):
+async def test_a_missing_volume_is_named(workspaces):
     for attempt in (
-        kept.get("w"),
-        kept.open("w", in_use=False),
-        kept.measure("w"),
-        kept.copy("w", "x", 1.0),
-        kept.resize("w", 64 * MB),
-        kept.remove("w"),
+        workspaces.get("w"),
+        workspaces.open("w", in_use=False),
+        workspaces.measure("w"),
+        workspaces.copy("w", "x", 1.0),
+        workspaces.resize("w", 64 * MB),
+        workspaces.remove("w"),
     ):
         with pytest.raises(WorkspaceNotFound, match="no workspace named w"):
             await attempt
-    assert await kept.names() == []
+    assert await workspaces.names() == []
 
 
-async def test_a_removed_volume_is_gone_and_its_name_is_free(kept):
-    await kept.create("w", 8 * MB, 1.0)
-    await kept.remove("w")
-    assert await kept.names() == []
-    assert (await kept.create("w", 16 * MB, 2.0)).size_bytes == 16 * MB
+async def test_a_removed_volume_is_gone_and_its_name_is_free(workspaces):
+    await workspaces.create("w", 8 * MB, 1.0)
+    await workspaces.remove("w")
+    assert await workspaces.names() == []
+    assert (await workspaces.create("w", 16 * MB, 2.0)).size_bytes == 16 * MB
 
 
-async def test_a_copy_has_the_size_of_its_source_and_another_name(kept):
-    await kept.create("w", 16 * MB, 1.0)
-    copy = await kept.copy("w", "x", 2.0)
+async def test_a_copy_has_the_size_of_its_source_and_another_name(workspaces):
+    await workspaces.create("w", 16 * MB, 1.0)
+    copy = await workspaces.copy("w", "x", 2.0)
     assert (copy.name, copy.size_bytes, copy.created_at) == ("x", 16 * MB, 2.0)
-    assert await kept.names() == ["w", "x"]
+    assert await workspaces.names() == ["w", "x"]
     with pytest.raises(Conflict):
-        await kept.copy("w", "x", 3.0)
-    await kept.remove("w")
-    assert await kept.get("x") == copy
+        await workspaces.copy("w", "x", 3.0)
+    await workspaces.remove("w")
+    assert await workspaces.get("x") == copy
 
 
-async def test_a_volume_grows_and_never_shrinks(kept):
-    await kept.create("w", 16 * MB, 1.0)
-    assert (await kept.resize("w", 48 * MB)).size_bytes == 48 * MB
+async def test_a_volume_grows_and_never_shrinks(workspaces):
+    await workspaces.create("w", 16 * MB, 1.0)
+    assert (await workspaces.resize("w", 48 * MB)).size_bytes == 48 * MB
     with pytest.raises(InvalidRequest, match="cannot be made smaller"):
-        await kept.resize("w", 32 * MB)
-    assert (await kept.get("w")).size_bytes == 48 * MB
+        await workspaces.resize("w", 32 * MB)
+    assert (await workspaces.get("w")).size_bytes == 48 * MB
 
 
-async def test_an_empty_volume_is_measured_as_empty(kept):
-    await kept.create("w", 64 * MB, 1.0)
-    measure = await kept.measure("w")
+async def test_an_empty_volume_is_measured_as_empty(workspaces):
+    await workspaces.create("w", 64 * MB, 1.0)
+    measure = await workspaces.measure("w")
     assert measure.used_bytes is not None
     assert measure.used_bytes < 64 * 1024
     assert measure.allocated_bytes is not None
@@ -136,8 +136,8 @@ async def test_an_empty_volume_is_measured_as_empty(kept):
 
 @pytest.mark.promise("P22")
 @pytest.mark.parametrize("name", ["../x", "/etc", "", ".making-x", "a/b"])
-async def test_a_path_is_never_accepted_as_a_name(kept, name):
-    for attempt in (kept.get(name), kept.create(name, 8 * MB, 1.0)):
+async def test_a_path_is_never_accepted_as_a_name(workspaces, name):
+    for attempt in (workspaces.get(name), workspaces.create(name, 8 * MB, 1.0)):
         with pytest.raises(InvalidRequest):
             await attempt
 

@@ -134,7 +134,7 @@ def neighbour(make_box: Callable[..., AbstractContextManager[Box]]) -> Iterator[
 
 
 @pytest.fixture(scope="session")
-def lend_box(
+def pooled_box(
     loop: Loop, data_dir: Path, ground: Ground, planted_secret: str
 ) -> Iterator[Callable[[bool], AbstractContextManager[Box]]]:
     """As `make_box`, of a pool (see `tests.grounds.Cells`); what is left is looked for at the end.
@@ -176,7 +176,7 @@ def box(request: pytest.FixtureRequest, neighbour: Box, ground: Ground) -> Itera
     if ground.cells == "fresh":
         place = request.getfixturevalue("make_box")()
     else:
-        place = request.getfixturevalue("lend_box")(alone)
+        place = request.getfixturevalue("pooled_box")(alone)
     with place as box:
         yield box
         neighbour.answers()
