@@ -63,8 +63,16 @@ def test_every_page_is_in_the_navigation_of_the_site():
 
 def test_every_subpackage_is_in_the_architecture():
     text = (tree.ROOT / "ARCHITECTURE.md").read_text()
-    rooms = {name.split(".")[1] for name in tree.modules() if name.count(".") >= 2}
-    assert {room for room in rooms if f"{room}/" not in text} == set()
+    packages = {name.split(".")[1] for name in tree.modules() if name.count(".") >= 2}
+    assert {package for package in packages if f"| `{package}` |" not in text} == set()
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "docs/guides/extending.md"])
+def test_every_path_in_a_map_of_the_code_exists(name):
+    paths = re.findall(r"`([\w.-]+/[\w./-]*)`", (tree.ROOT / name).read_text())
+    roots = (tree.ROOT, tree.PACKAGE)
+    assert len(paths) > 10
+    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
 
 
 def _frozen() -> dict[str, str]:
