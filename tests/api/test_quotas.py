@@ -458,13 +458,13 @@ async def tool_caller(daemon: Daemon, key: dict[str, str], through: str) -> Asyn
         yield by_http
         return
     from sandkasten.client.server.server_pool import open_transport
-    from sandkasten.daemon.remote_tools import RemoteCaller, described
+    from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
 
     place = Place(url=daemon.url, api_key=key["Authorization"].removeprefix("Bearer "))
     async with agents_of(place) as agents:
         sandboxes = await open_transport(place)
         try:
-            shapes = await described(agents, "all")
+            shapes = await remote_shapes(agents, "all")
 
             async def by_mcp(name: str, arguments: Any, session: str) -> Any:
                 caller = RemoteCaller(agents, sandboxes, shapes, session=session)

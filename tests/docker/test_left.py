@@ -120,7 +120,7 @@ async def test_a_container_paused_by_another_program_is_reported_and_continues_l
                 await sh(sand, the_id, "true")
         assert "unpause" in (refused.value.hint or "")
         # That is news of one sandbox, and none of the engine.
-        assert sand._handles.reach.silent() == []
+        assert sand._handles.health.errors() == []
         assert (await sh(sand, other, "echo other")).stdout == b"other\n"
         assert (await sand.get(the_id)).status == "running"
         await asyncio.to_thread(engine.docker, "unpause", the_id)

@@ -42,7 +42,9 @@ async def test_packages_are_mounted_on_a_local_engine_and_refused_on_a_remote_on
         assert b"Read-only file system" in result.stderr
     assert await nothing_left(engine, data) == []
     async with opened(tmp_path / "data", engine, "volume", **more) as sand:
-        with pytest.raises(UnsupportedByBackend, match="host mounts cannot be had here") as refused:
+        with pytest.raises(
+            UnsupportedByBackend, match="host mounts are not supported here"
+        ) as refused:
             await sand.create(wish)
         assert "workspace_mode bind" in refused.value.hint
         assert await sand.list(all=True) == []

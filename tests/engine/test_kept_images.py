@@ -254,8 +254,8 @@ async def test_build_steps_are_refused_on_a_backend_with_its_own_images(opened):
     world = opened()
     await world.bring("a")
     image = await world.library.resolve("a")
-    with pytest.raises(UnsupportedByBackend, match="backend docker cannot tell"):
-        async with world.engine.bench.run(image, ("true",), cwd="/", said=print):
+    with pytest.raises(UnsupportedByBackend, match="backend docker does not support reading"):
+        async with world.engine.bench.run(image, ("true",), cwd="/", on_line=print):
             pass
     assert world.keeper.shown == []
 

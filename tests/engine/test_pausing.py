@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.lifecycle.pause import _Rest
+from sandkasten.engine.lifecycle.pause import _IdleTracker
 from sandkasten.errors import Conflict, SessionNotFound, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State, is_there, may_move
@@ -163,7 +163,7 @@ async def test_usage_opens_no_connection(world, box):
 
 
 def test_idleness_is_detected_by_the_kernels_counters_once_per_idle_period():
-    rest = _Rest(10.0)
+    rest = _IdleTracker(10.0)
     assert not rest.due("a", 1_000_000, 0.0)
     assert not rest.due("a", 1_000_500, 9.0)
     assert rest.due("a", 1_001_000, 11.0)
@@ -175,8 +175,8 @@ def test_idleness_is_detected_by_the_kernels_counters_once_per_idle_period():
 
 
 def test_idleness_is_not_reported_without_counters_or_without_the_setting():
-    assert not _Rest(None).wanted
-    rest = _Rest(1.0)
+    assert not _IdleTracker(None).wanted
+    rest = _IdleTracker(1.0)
     assert not rest.due("a", None, 0.0)
     assert not rest.due("a", None, 100.0)
     rest.due("b", 0, 0.0)

@@ -76,7 +76,7 @@ def _is_module(name: str) -> bool:
 
 
 def text(path: Path) -> str | None:
-    """The file as text, or None when it is not text."""
+    """The file as text, or None when it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

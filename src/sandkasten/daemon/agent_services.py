@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.storage.stage_publish import Filing
+from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.store.run_directory import RunDirectory
@@ -82,7 +82,7 @@ async def agency(
         AgentService(
             engine=engine,
             runs=RunDirectory(settings.data_dir.absolute() / "runs"),
-            toolbox=Toolbox(engine, Filing(engine.files, files), files=files),
+            toolbox=Toolbox(engine, StagePublish(engine.files, files), files=files),
             library=Library([*rules.agent_dirs, *rules.workflow_dirs]),
             models=Models(default=model),
             runner=WorkflowRunner(expressions),

@@ -13,7 +13,7 @@ from sandkasten.daemon.compose import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.storage.stage_publish import Filing
+from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.model.access.api_keys import MadeKey, make_key, new_row, no_such_key
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.files.file_keys import UNKNOWN_TYPE
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.engine.storage.stage_publish import SandboxFiles
+    from sandkasten.engine.storage.stage_publish import FileVerbs
     from sandkasten.model.access.api_keys import KeyRequest
     from sandkasten.model.journal_rows import KeyRow, StagedFile, StoredFile
     from sandkasten.ports import Clock
@@ -137,19 +137,19 @@ class _Files:
 
     async def stage(
         self,
-        files: SandboxFiles,
+        files: FileVerbs,
         sandbox_id: str,
         key: str,
         destination: str,
         *,
         overwrite: bool = True,
     ) -> StagedFile:
-        filing = Filing(files, self._books.files)
+        filing = StagePublish(files, self._books.files)
         return await filing.stage(DEFAULT_TENANT, sandbox_id, key, destination, overwrite=overwrite)
 
     async def publish(
         self,
-        files: SandboxFiles,
+        files: FileVerbs,
         sandbox_id: str,
         source: str,
         key: str | None = None,
@@ -158,7 +158,7 @@ class _Files:
         ttl_s: float | None = None,
         overwrite: bool = True,
     ) -> StoredFile:
-        row = await Filing(files, self._books.files).publish(
+        row = await StagePublish(files, self._books.files).publish(
             DEFAULT_TENANT,
             sandbox_id,
             source,

@@ -1,10 +1,10 @@
-"""Which backends did not answer lately, so that nobody queues up at one that is away.
+"""Remember which backends did not answer, so that requests do not queue up at one that is away.
 
-Some backends hold their sandboxes through an engine that can stop, restart or hang while we and
-the sandboxes live on. Not answering is no news of any sandbox: it is BackendUnavailable, and never
-an end. Whoever looks on nobody's behalf asks `check` first, which lets one look through at a time;
-a request of somebody always tries. Backends without such an engine are never noted here. That one
-went away, and that it is back, is told to the event sink once each.
+Some backends hold their sandboxes through an engine that can stop, restart or hang while the daemon
+and the sandboxes live on. A missing answer says nothing about any sandbox: it raises
+BackendUnavailable and never counts as an end. Background checks call `check` first, which lets one
+through at a time; a client's request always tries. Backends without an engine are never recorded
+here. The event sink hears once that a backend went away and once that it is back.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from sandkasten.ports import Clock, EventSink
 
-# An engine on the same machine answers in milliseconds, one elsewhere in a few hundred.
+# An engine on the same machine answers in milliseconds, a remote one in a few hundred.
 LOOK_TIMEOUT_S = 5.0
-# As often as the watch goes round; an engine that is back is found that soon.
+# The interval of the watch; the return of an engine is noticed this soon.
 QUIET_S = 2.0
 _AT_ONCE = 4
 
@@ -35,7 +35,7 @@ class _Silence:
     until: float
 
 
-class Reach:
+class BackendHealth:
     def __init__(self, clock: Clock, events: EventSink | None) -> None:
         self._clock = clock
         self._events = events
@@ -43,18 +43,20 @@ class Reach:
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
 
     def check(self, backend: str) -> None:
-        """BackendUnavailable while it is known not to answer, or somebody else is asking."""
+        """Raise BackendUnavailable while the backend is known not to answer, or another check is
+        running.
+        """
         silence = self._silent.get(backend)
         if silence is None:
             return
         now = self._clock.boottime()
         if now < silence.until:
             raise _copy(silence.error)
-        # Ours is the look of this round.
+        # This caller makes the check of this round.
         silence.until = now + LOOK_TIMEOUT_S + QUIET_S
 
     def knows(self, error: SandkastenError) -> bool:
-        """Whether this only says what was told already: that a backend is away."""
+        """Return whether the error only repeats that a known backend is away."""
         return (
             isinstance(error, BackendUnavailable) and error.details.get("backend") in self._silent
         )
@@ -62,8 +64,8 @@ class Reach:
     def names(self) -> list[str]:
         return sorted(self._silent)
 
-    def silent(self) -> list[BackendUnavailable]:
-        """What the last one to ask each of them was told."""
+    def errors(self) -> list[BackendUnavailable]:
+        """Return the latest error of each backend that is away."""
         return [_copy(one.error) for _, one in sorted(self._silent.items())]
 
     def away(self, backend: str, error: BackendUnavailable) -> None:
@@ -79,23 +81,25 @@ class Reach:
             self._events.emit("backend.back", {"backend": backend})
 
     def looking(self, backend: str, timeout_s: float) -> _Asking:
-        """`asking`, on nobody's behalf: few at a time, and not where it was in vain just now."""
+        """Guard a background check: few at a time, and none right after a failed one."""
         if not has_engine(backend):
             return self.asking(backend, timeout_s)
         return _Asking(self, backend, LOOK_TIMEOUT_S, self._turns[backend])
 
     def asking(self, backend: str, timeout_s: float) -> _Asking:
-        """Notes whether it answers. TimeoutError passes where there is no engine to be blamed."""
+        """Record whether the backend answers. TimeoutError passes through for backends without an
+        engine.
+        """
         return _Asking(self, backend, timeout_s, None)
 
 
 class _Asking:
-    """No generator: what is closed when a loop winds down may begin none any more."""
+    """A class, not a generator: generators cannot be started while a loop shuts down."""
 
     def __init__(
-        self, reach: Reach, backend: str, timeout_s: float, turns: asyncio.Semaphore | None
+        self, health: BackendHealth, backend: str, timeout_s: float, turns: asyncio.Semaphore | None
     ) -> None:
-        self._reach = reach
+        self._health = health
         self._backend = backend
         self._timeout_s = timeout_s
         self._turns = turns
@@ -106,7 +110,7 @@ class _Asking:
             await self._turns.acquire()
         try:
             if self._turns is not None:
-                self._reach.check(self._backend)
+                self._health.check(self._backend)
             self._timeout = asyncio.timeout(self._timeout_s)
             await self._timeout.__aenter__()
         except BaseException:
@@ -128,28 +132,28 @@ class _Asking:
         finally:
             self._leave()
         if isinstance(error, TimeoutError) and has_engine(self._backend):
-            late = silent(self._backend, self._timeout_s)
-            self._reach.away(self._backend, late)
+            late = no_answer_error(self._backend, self._timeout_s)
+            self._health.away(self._backend, late)
             raise late from error
         if isinstance(error, BackendUnavailable):
-            self._reach.away(self._backend, error)
+            self._health.away(self._backend, error)
         elif error is None or isinstance(error, SandboxLost):
-            # That it is gone is an answer, too.
-            self._reach.back(self._backend)
+            # A dead sandbox is an answer, too.
+            self._health.back(self._backend)
 
     def _leave(self) -> None:
         if self._turns is not None:
             self._turns.release()
 
 
-def silent(backend: str, timeout_s: float) -> BackendUnavailable:
+def no_answer_error(backend: str, timeout_s: float) -> BackendUnavailable:
     return BackendUnavailable(
         f"backend {backend} did not answer within {timeout_s:g} s",
-        hint="its engine hangs or cannot be reached; its sandboxes are left as they are: try again",
+        hint="its engine hangs or is unreachable; retry later (its sandboxes are not affected)",
         backend=backend,
     )
 
 
 def _copy(error: BackendUnavailable) -> BackendUnavailable:
-    """An exception raised in two tasks would collect both their tracebacks."""
+    """Copy the error: an exception raised in two tasks would collect both tracebacks."""
     return BackendUnavailable(error.message, hint=error.hint, **error.details)

@@ -1,4 +1,4 @@
-"""Clean-up that finishes although its caller was cancelled, within a deadline of its own."""
+"""Clean-up that finishes although its caller was cancelled, within its own deadline."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end. A cancellation that arrives meanwhile is delivered afterwards.
+    """Run `work` to its end. A cancellation that arrives meanwhile is raised afterwards.
 
-    `work` must bound itself; this only keeps others from cutting it short.
+    `work` must bound itself; this only prevents it from being cut short.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -25,7 +25,7 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
             cancelled = exc
     if cancelled is not None:
         if not task.cancelled():
-            # Looked at, so that a failure is not also reported as never retrieved.
+            # Retrieve the exception, so that asyncio does not report it as never retrieved.
             task.exception()
         raise cancelled
     return task.result()

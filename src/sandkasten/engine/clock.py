@@ -6,7 +6,9 @@ import time
 
 
 class SystemClock:
-    """`boottime` also counts while the machine sleeps, as the runner's leases do."""
+    """The system clocks. `boottime` also counts while the machine sleeps, as the runner's leases
+    do.
+    """
 
     def now(self) -> float:
         return time.time()

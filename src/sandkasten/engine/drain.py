@@ -1,4 +1,4 @@
-"""What is begun and not done yet, and the moment from which nothing new may begin."""
+"""Track in-flight operations and reject new ones while draining."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Door:
+class Drain:
     def __init__(self) -> None:
         self.closed = False
         self._inside = 0
@@ -20,16 +20,16 @@ class Door:
         self._empty.set()
 
     def check(self) -> None:
-        """BackendUnavailable when nothing new may begin."""
+        """Raise BackendUnavailable while draining."""
         if self.closed:
             raise BackendUnavailable(
-                "the daemon is shutting down and begins nothing new",
-                hint="try again in a moment; sandboxes and running commands live on",
+                "the daemon is shutting down and accepts no new work",
+                hint="retry shortly; sandboxes and running commands continue",
             )
 
     @contextmanager
     def within(self, *, new: bool = True) -> Iterator[None]:
-        """For as long as something is made or removed, which a shutdown waits for."""
+        """Count an operation that creates or removes something; a shutdown waits for it."""
         if new:
             self.check()
         self._inside += 1
@@ -42,7 +42,7 @@ class Door:
                 self._empty.set()
 
     async def close(self, deadline_s: float) -> bool:
-        """Close it and wait for those inside; whether all of them came out in time."""
+        """Start draining and wait; return whether all operations finished in time."""
         self.closed = True
         try:
             async with asyncio.timeout(deadline_s):

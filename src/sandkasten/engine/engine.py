@@ -1,7 +1,7 @@
-"""The engine: every use case behind one object, for an embedding process, a CLI or a daemon.
+"""The engine: every use case behind one object, for an embedding process, the CLI or the daemon.
 
-Lives in one event loop. Closing it closes connections; sandboxes live on until they are
-destroyed or their lease ends; only what was kept ready for nobody goes with it.
+Lives in one event loop. Closing it closes connections; sandboxes live on until they are destroyed
+or their lease ends. Only the warm pool is removed with it.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from sandkasten.engine.commands.exec_history import History
+from sandkasten.engine.commands.exec_history import ExecHistory
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.commands.port_stream import PortStream, connect_port
 from sandkasten.engine.commands.terminal import Terminal, open_terminal
-from sandkasten.engine.commands.terminal_sessions import Terminals
-from sandkasten.engine.drain import Door
+from sandkasten.engine.commands.terminal_sessions import TerminalSessions
+from sandkasten.engine.drain import Drain
 from sandkasten.engine.handles import Handles, is_paused
-from sandkasten.engine.lifecycle.admission import Entries
-from sandkasten.engine.lifecycle.end_watch import Watch
-from sandkasten.engine.lifecycle.isolation_tiers import Survey, Tiers
-from sandkasten.engine.lifecycle.pause import Pausing
+from sandkasten.engine.lifecycle.admission import Admission
+from sandkasten.engine.lifecycle.end_watch import EndWatch
+from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey
+from sandkasten.engine.lifecycle.pause import PauseControl
 from sandkasten.engine.lifecycle.planner import Planner
 from sandkasten.engine.lifecycle.reaper import Reaper
 from sandkasten.engine.lifecycle.recovery import Recovery
 from sandkasten.engine.lifecycle.sandbox_info import process_of
-from sandkasten.engine.lifecycle.sandbox_updates import Updating
+from sandkasten.engine.lifecycle.sandbox_updates import SandboxUpdates
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes
-from sandkasten.engine.lifecycle.session_list import MOST, Listing, Page
-from sandkasten.engine.lifecycle.tenant_quotas import Allowance, Quotas
-from sandkasten.engine.lifecycle.workspace_claims import Claims
+from sandkasten.engine.lifecycle.session_list import MOST, SessionList, SessionPage
+from sandkasten.engine.lifecycle.tenant_quotas import Allowance, TenantQuotas
+from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
 from sandkasten.engine.lifecycle.workspace_loans import Loans
-from sandkasten.engine.oneshot.build_sandbox import Bench
+from sandkasten.engine.oneshot.build_sandbox import BuildSandbox
 from sandkasten.engine.oneshot.oneshot import OneShot
-from sandkasten.engine.oneshot.package_sandbox import Sites
-from sandkasten.engine.oneshot.warm_pool import Spares
-from sandkasten.engine.session_journal import Chronicle
-from sandkasten.engine.storage.image_operations import Images
-from sandkasten.engine.storage.named_workspaces import Workspaces
-from sandkasten.engine.storage.sandbox_files import Files
+from sandkasten.engine.oneshot.package_sandbox import PackageSandboxes
+from sandkasten.engine.oneshot.warm_pool import WarmPool
+from sandkasten.engine.session_journal import SessionJournal
+from sandkasten.engine.storage.image_operations import ImageOperations
+from sandkasten.engine.storage.named_workspaces import NamedWorkspaces
+from sandkasten.engine.storage.sandbox_files import FileOperations
 from sandkasten.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
@@ -88,9 +88,9 @@ Silences: TypeAlias = list[BackendUnavailable]
 SWEEP_AFTER_S = 1.0
 # A process that ends before its sweep began does a quick one on its way out, bounded by this.
 SWEEP_AT_CLOSE_S = 2.0
-# Of a backend's own connections, which end with the process in any case.
+# For a backend's own connections, which end with the process in any case.
 CLOSE_S = 2.0
-# A process that stays looks again so often: a paused sandbox cannot end itself.
+# A long-lived process sweeps at this interval: a paused sandbox cannot end itself.
 SWEEP_EVERY_S = 60.0
 # Cut connections that the watch has not looked at yet; what finds no room waits for its next round.
 _MAX_DISCONNECTS = 1024
@@ -117,12 +117,12 @@ class Engine:
         self._backends = backends
         self.backend_name = default_backend
         self.policy = policy
-        self._door = Door()
-        self._chronicle = Chronicle(journal, clock, events)
+        self._in_flight = Drain()
+        self._session_journal = SessionJournal(journal, clock, events)
         disconnects: asyncio.Queue[SandboxId] = asyncio.Queue(_MAX_DISCONNECTS)
-        self._handles = Handles(backends, store, clock, events, self._chronicle, disconnects)
+        self._handles = Handles(backends, store, clock, events, self._session_journal, disconnects)
         loans = Loans(store)
-        claims = Claims(
+        claims = WorkspaceClaims(
             store=store,
             handles=self._handles,
             port=workspaces,
@@ -130,39 +130,42 @@ class Engine:
             clock=clock,
             loans=loans,
         )
-        tiers = Tiers(backends=backends, default_backend=default_backend, policy=policy)
+        tiers = IsolationTiers(backends=backends, default_backend=default_backend, policy=policy)
         planner = Planner(
             tiers=tiers, images=images, policy=policy, host_mounts=host_mounts, packages=packages
         )
-        self._quotas = Quotas(store, claims)
+        self._quotas = TenantQuotas(store, claims)
         self._sandboxes = Sandboxes(
             handles=self._handles,
             store=store,
             planner=planner,
-            entries=Entries(
-                store=store, claims=claims, chronicle=self._chronicle, quotas=self._quotas
+            entries=Admission(
+                store=store,
+                claims=claims,
+                session_journal=self._session_journal,
+                quotas=self._quotas,
             ),
-            chronicle=self._chronicle,
+            session_journal=self._session_journal,
             clock=clock,
             events=events,
         )
-        self._listing = Listing(self._sandboxes, self._chronicle)
-        self._updating = Updating(
+        self._listing = SessionList(self._sandboxes, self._session_journal)
+        self._updating = SandboxUpdates(
             handles=self._handles,
             store=store,
-            chronicle=self._chronicle,
+            session_journal=self._session_journal,
             policy=policy,
             clock=clock,
             events=events,
         )
-        self.workspaces = Workspaces(
+        self.workspaces = NamedWorkspaces(
             claims=claims,
             store=store,
             handles=self._handles,
             rules=policy.workspaces,
             remover=self._sandboxes,
             quotas=self._quotas,
-            door=self._door,
+            in_flight=self._in_flight,
             events=events,
         )
         self.workspace_files = WorkspaceFiles(
@@ -172,9 +175,9 @@ class Engine:
             store=store,
             claims=claims,
             loans=loans,
-            door=self._door,
+            in_flight=self._in_flight,
         )
-        self._survey = Survey(
+        self._survey = TierSurvey(
             backends=backends,
             default_backend=default_backend,
             policy=policy,
@@ -182,7 +185,7 @@ class Engine:
             planner=planner,
             sandboxes=self._sandboxes,
         )
-        self._pausing = Pausing(
+        self._pausing = PauseControl(
             handles=self._handles, store=store, policy=policy, clock=clock, events=events
         )
         self._clock = clock
@@ -195,14 +198,14 @@ class Engine:
             clock=clock,
             events=events,
         )
-        self._history = History(self._handles, journal, clock)
+        self._history = ExecHistory(self._handles, journal, clock)
         self._execution = Execution(self._handles, self._history, events)
-        self._watch = Watch(
+        self._watch = EndWatch(
             backends=backends,
             store=store,
             handles=self._handles,
             reaper=self._reaper,
-            chronicle=self._chronicle,
+            session_journal=self._session_journal,
             disconnects=disconnects,
             events=events,
         )
@@ -210,16 +213,16 @@ class Engine:
             store=store,
             handles=self._handles,
             reaper=self._reaper,
-            chronicle=self._chronicle,
+            session_journal=self._session_journal,
             history=self._history,
             watch=self._watch,
             clock=clock,
             events=events,
         )
-        self.files = Files(self._handles, policy)
-        self.terminals = Terminals(self._handles, self._history, self._door)
-        self._spares = Spares(self._sandboxes, clock, events, enabled=oneshot_spares)
-        self._sites = Sites(planner, self._sandboxes, self._execution, self.files, store)
+        self.files = FileOperations(self._handles, policy)
+        self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
+        self._spares = WarmPool(self._sandboxes, clock, events, enabled=oneshot_spares)
+        self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
         self._oneshot = OneShot(
             planner,
             self._sandboxes,
@@ -230,8 +233,8 @@ class Engine:
             self._sites,
             events,
         )
-        self.bench = Bench(planner, self._sandboxes, self._execution, self._handles)
-        self.images = Images(library, store, self.bench)
+        self.bench = BuildSandbox(planner, self._sandboxes, self._execution, self._handles)
+        self.images = ImageOperations(library, store, self.bench)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 
@@ -245,12 +248,12 @@ class Engine:
         other_disk_bytes: int = 0,
     ) -> Info:
         """`quota` bounds what the request's tenant has in all; `other_disk_bytes` count as its."""
-        with self._door.within():
+        with self._in_flight.within():
             room = Allowance(quota, other_disk_bytes)
             return await self._sandboxes.create(request, room, sites=self._sites)
 
     async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
-        """Live: how long it lives counts from now on, its lifetime from its creation."""
+        """Update a living sandbox: timeouts count from now on, its lifetime from its creation."""
         record = await self._updating.update(sandbox_id, request)
         return self._sandboxes.describe(record, created=False)
 
@@ -268,22 +271,22 @@ class Engine:
         labels: Mapping[str, str | None] | None = None,
         limit: int = MOST,
         cursor: str | None = None,
-    ) -> Page:
-        """A tenant's sessions; with the status of an end also those that are gone."""
+    ) -> SessionPage:
+        """Return a page of a tenant's sessions; with the status of an end, also ended ones."""
         return await self._listing.page(
             tenant, status=status, labels=labels, limit=limit, cursor=cursor
         )
 
     async def check_owner(self, sandbox_id: SandboxId, tenant: str) -> None:
-        """SessionExpired for one this tenant had, SessionNotFound for any other it has not."""
+        """Raise SessionExpired or SessionNotFound unless this tenant has the sandbox."""
         await self._sandboxes.check_owner(sandbox_id, tenant)
 
     async def census(self) -> dict[tuple[str, str], int]:
-        """How many sandboxes the ledger has in each state and backend; nobody is looked at."""
+        """Return the number of sandboxes by state and backend, without checking them."""
         return await self._sandboxes.census()
 
     async def owner(self, sandbox_id: SandboxId) -> str:
-        """Which tenant's it is; SessionNotFound when there is none."""
+        """Return the tenant of a sandbox. Raise SessionNotFound."""
         return await self._sandboxes.owner(sandbox_id)
 
     async def max_stored_bytes(self, tenant: str, quota: TenantQuota | None) -> int | None:
@@ -291,26 +294,26 @@ class Engine:
         return await self._quotas.max_stored_bytes(tenant, quota)
 
     async def destroy(self, sandbox_id: str) -> None:
-        with self._door.within(new=False):
+        with self._in_flight.within(new=False):
             await self._sandboxes.destroy(sandbox_id)
 
     async def pause(self, sandbox_id: str) -> Info:
-        """Stop everything inside until `resume`; Conflict for whoever wants it to work."""
+        """Stop everything inside until `resume`; requests to it raise Conflict."""
         return self._sandboxes.describe(await self._pausing.pause(sandbox_id), created=False)
 
     async def resume(self, sandbox_id: str) -> Info:
         record = await self._pausing.resume(sandbox_id)
-        # Whoever paused it may be gone, and with it whoever followed its commands.
+        # The process that paused it may be gone, and with it the followers of its commands.
         with suppress(SandkastenError):
             await self._history.resume(record)
         return self._sandboxes.describe(record, created=False)
 
     async def reclaim(self, sandbox_id: str) -> int:
-        """Give back what memory it can spare; how many bytes the host got."""
+        """Reclaim memory and return how many bytes the host got back."""
         return await self._pausing.reclaim(sandbox_id)
 
     async def usage(self, sandbox_id: str) -> Usage:
-        """What the kernel counts, without asking the sandbox: no activity, and paused is fine."""
+        """Return the kernel's counters. Not an activity; works while paused."""
         return await (await self._handles.look(sandbox_id)).usage()
 
     async def stats(self, sandbox_id: str) -> Stats:
@@ -363,27 +366,27 @@ class Engine:
         return await self._handles.backend(backend or self.backend_name).probe()
 
     def degraded(self) -> Silences:
-        """Backends that did not answer when they were last asked, and why."""
-        return self._handles.reach.silent()
+        """Return the backends that did not answer when they were last asked, and why."""
+        return self._handles.health.errors()
 
     async def tiers(self, *, measure: bool = True) -> Tiered:
-        """Every way to have sandboxes here; `measure` makes a few of each and takes the time."""
+        """Return every isolation tier; `measure` creates and times a few sandboxes on each."""
         return await self._survey.tiers(measure=measure)
 
     # ---- commands
 
     async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
-        self._door.check()
+        self._in_flight.check()
         return await self._execution.run(sandbox_id, request)
 
     def exec_stream(
         self, sandbox_id: str, request: ExecRequest
     ) -> AsyncIterator[Chunk | ExecResult]:
-        self._door.check()
+        self._in_flight.check()
         return self._execution.stream(sandbox_id, request)
 
     async def exec_start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
-        self._door.check()
+        self._in_flight.check()
         return await self._execution.start(sandbox_id, request)
 
     async def exec_get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
@@ -415,7 +418,7 @@ class Engine:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> AbstractAsyncContextManager[Terminal]:
-        self._door.check()
+        self._in_flight.check()
         return open_terminal(
             self._handles, sandbox_id, command=command, rows=rows, cols=cols, env=env, cwd=cwd
         )
@@ -430,27 +433,24 @@ class Engine:
         *,
         other_disk_bytes: int = 0,
     ) -> RunResult:
-        with self._door.within():
+        with self._in_flight.within():
             return await self._oneshot.run(request, Allowance(quota, other_disk_bytes))
 
     # ---- upkeep
 
     @property
     def journal(self) -> Journal | None:
-        return self._chronicle.journal
+        return self._session_journal.journal
 
     async def recover(self) -> Recovered:
-        """Once, before anything else: settle what an earlier process left, and keep watch."""
+        """Recover what an earlier process left, and start the watch. Called once, first."""
         found = await self._recovery.run()
         self._watch.start()
         return found
 
     async def drain(self, deadline_s: float = 30.0) -> bool:
-        """Begin nothing new, and wait for what is being made or removed; whether that is done.
-
-        Commands run on, and so do their sandboxes.
-        """
-        return await self._door.close(deadline_s)
+        """Refuse new work; return whether creates and removals ended in time. Commands go on."""
+        return await self._in_flight.close(deadline_s)
 
     async def sweep(self) -> Swept:
         self._sweep_began = True
@@ -459,13 +459,13 @@ class Engine:
         return swept
 
     def sweep_soon(self, after_s: float = SWEEP_AFTER_S) -> None:
-        """Sweeps in the background, the first one soon, or a quick one in `aclose`."""
+        """Sweep in the background, the first time soon; or quickly in `aclose`."""
         if self._sweeping is None:
             self._sweep_began = False
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep_after(after_s))
 
     async def aclose(self) -> None:
-        """Close every connection, after what was kept ready is gone. Twice is fine."""
+        """Close every connection after the warm pool is removed. Twice is fine."""
         await self._watch.aclose()
         await self._history.aclose()
         await self._spares.aclose()
@@ -493,7 +493,7 @@ class Engine:
         every_s = SWEEP_EVERY_S if rest_s is None else min(SWEEP_EVERY_S, max(1.0, rest_s / 2))
         while True:
             await asyncio.sleep(after_s)
-            # Nobody asked for it, so nobody hears of its failure but the event sink.
+            # Background work: its failure is reported to the event sink only.
             with suppress(SandkastenError):
                 await self.sweep()
             after_s = every_s

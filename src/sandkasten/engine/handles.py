@@ -1,9 +1,9 @@
 """Sandboxes this process is connected to: one cell and one channel each, opened when needed.
 
-Any process with the same ledger can open any sandbox; nothing here is needed to find it
-again. Unknown ids raise SessionNotFound, dead cells SandboxLost or SessionExpired, and a
-dead cell is recorded as lost; a paused one is never dialled and raises Conflict. A backend that
-does not answer raises BackendUnavailable, and nothing is recorded: only it knows who is dead.
+Any process with the same ledger can open any sandbox; nothing here is needed to find it again.
+Unknown ids raise SessionNotFound; dead cells raise SandboxLost or SessionExpired and are recorded
+as lost. A paused sandbox is never dialled and raises Conflict. A backend that does not answer
+raises BackendUnavailable, and nothing is recorded: only the backend knows what is dead.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.process_identity import boot_id
-from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, Reach
-from sandkasten.engine.session_journal import Chronicle, expired
+from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, BackendHealth
+from sandkasten.engine.session_journal import SessionJournal, expired
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import Backend, Cell, Clock, EventSink, Store
 
-# Slower than this and the host is starving, not the runner: attach and dial are local.
+# Attach and dial are local: if they take longer, the host is starving, not the runner.
 ATTACH_TIMEOUT_S = 10.0
-# The first process of a sandbox goes within this time of its connections, if it goes.
+# If the first process of a sandbox exits, it does so within this time of its connections.
 _DYING_S = 3.0
 _REMEMBERED = 256
 _REMEMBERED_ENDS = 4096
@@ -52,21 +52,21 @@ _KILLED = "its processes were killed, from outside or for want of memory"
 
 
 @dataclass(slots=True)
-class Began:
-    """What was true when a command began, for the verdict when it has ended."""
+class ExecStart:
+    """What was true when a command started, for the verdict when it has ended."""
 
     before: Usage | None
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """How a sandbox ended, in the journal's words."""
+class EndReason:
+    """How a sandbox ended, as the journal records it."""
 
     end: SessionEnd
     reason: str
     certain: bool = True
-    """False: others may have used it since we did."""
+    """False if other processes may have used the sandbox since this one did."""
 
 
 @dataclass(slots=True)
@@ -76,25 +76,25 @@ class Handle:
     cell: Cell
     channel: Channel | None = None
     counters: Usage | None = None
-    """The kernel's counts when they were last read."""
+    """The kernel's counters when they were last read."""
     last_used: float = 0.0
     """Boot time of the last request made here."""
     cut_at: float | None = None
-    """Boot time at which its connection ended otherwise than by us."""
+    """Boot time at which the connection ended without our closing it."""
     outlived: Channel | None = None
-    """A connection whose end was not the sandbox's, or perhaps not."""
+    """A connection whose end was not, or perhaps not, the end of the sandbox."""
     dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    began: dict[str, Began] = field(default_factory=dict)
+    began: dict[str, ExecStart] = field(default_factory=dict)
 
     @property
     def live(self) -> Channel | None:
-        """The channel, if it can be used as far as this process knows."""
+        """The channel, if it is usable as far as this process knows."""
         channel = self.channel
         if channel is None or channel.closed or self.record.state is State.PAUSED:
             return None
         return channel
 
-    def remember(self, exec_id: str, began: Began) -> None:
+    def remember(self, exec_id: str, began: ExecStart) -> None:
         if len(self.began) >= _REMEMBERED:
             del self.began[next(iter(self.began))]
         self.began[exec_id] = began
@@ -107,7 +107,7 @@ class Handles:
         store: Store,
         clock: Clock,
         events: EventSink | None = None,
-        chronicle: Chronicle | None = None,
+        session_journal: SessionJournal | None = None,
         disconnects: asyncio.Queue[SandboxId] | None = None,
     ) -> None:
         """`disconnects` gets the id of each sandbox whose connection was cut, while it has room."""
@@ -115,10 +115,10 @@ class Handles:
         self._store = store
         self._clock = clock
         self._events = events
-        self._chronicle = chronicle or Chronicle(None, clock, events)
+        self._session_journal = session_journal or SessionJournal(None, clock, events)
         self._open: dict[str, Handle] = {}
-        self._judged: dict[str, Judged] = {}
-        self.reach = Reach(clock, events)
+        self._judged: dict[str, EndReason] = {}
+        self.health = BackendHealth(clock, events)
         self._disconnects = disconnects
 
     def peek(self, the_id: str) -> Handle | None:
@@ -131,7 +131,7 @@ class Handles:
         self.attend(handle)
 
     def attend(self, handle: Handle) -> None:
-        """Notice the end of the connection it has now."""
+        """Watch for the end of the current connection."""
         channel, the_id = handle.channel, handle.record.id
         if channel is None:
             return
@@ -150,25 +150,25 @@ class Handles:
         channel.when_closed(ended)
 
     async def get(self, text: str) -> Handle:
-        """The open handle, or one attached now."""
+        """Return the open handle, or attach now."""
         handle = self._open.get(text)
         if handle is None:
             handle = await self._attach(sandbox_id(text))
         if handle.record.acquired == "spare":
-            # Clean until it is claimed: nobody may leave anything in it.
+            # Unclaimed warm-pool sandboxes stay clean: no request may reach one.
             raise _not_found(text)
         handle.last_used = self._clock.boottime()
         return handle
 
     async def look(self, text: str) -> Cell:
-        """The cell, to be measured from outside: that is no activity and opens nothing."""
+        """Return the cell for measuring from outside. Not an activity; opens nothing."""
         handle = self._open.get(text)
         if handle is not None:
             return handle.cell
         return (await self._found(sandbox_id(text))).cell
 
     async def channel(self, handle: Handle) -> Channel:
-        """The live channel of this handle, dialled anew when the last one ended."""
+        """Return the live channel of this handle; dial again if the last one ended."""
         channel = handle.live
         if channel is not None:
             return channel
@@ -190,25 +190,26 @@ class Handles:
             return channel
 
     async def over(self, handle: Handle, cause: SandboxLost) -> SandkastenError:
-        """`lost`, unless an engine has the last word: its runner is its first process, so it lives
-        as long as the engine says so, however it can be reached."""
+        """Return the `lost` error, unless the backend's engine still reports the container alive:
+        the runner is its first process, so then the sandbox lives even if it cannot be reached.
+        """
         if has_engine(handle.record.backend) and await self._there(handle):
             return _no_answer(handle)
         return await self.lost(handle.record, cause)
 
     async def _dialled(self, handle: Handle) -> Channel:
-        """SandboxLost when it cannot be reached, and twice so where the cell itself is there."""
+        """Dial; retry once if the backend reports the cell alive. Raise SandboxLost."""
         for last in (False, True):
             try:
                 async with asyncio.timeout(ATTACH_TIMEOUT_S):
                     return await Channel.open(await handle.cell.dial())
             except BackendUnavailable as exc:
-                self.reach.away(handle.record.backend, exc)
+                self.health.away(handle.record.backend, exc)
                 raise
             except SandboxLost:
                 await self.refresh(handle)
                 check_not_paused(handle.record)
-                # What was cut may be the way there and not its end.
+                # The connection may have been cut, not the sandbox.
                 if last or not has_engine(handle.record.backend) or not await self._there(handle):
                     raise
             except TimeoutError as exc:
@@ -220,10 +221,10 @@ class Handles:
         raise AssertionError
 
     async def _there(self, handle: Handle) -> bool:
-        """Whether the backend still has the cell; BackendUnavailable when it does not answer."""
+        """Return whether the backend still has the cell. Raise BackendUnavailable."""
         name = handle.record.backend
         try:
-            async with self.reach.asking(name, LOOK_TIMEOUT_S):
+            async with self.health.asking(name, LOOK_TIMEOUT_S):
                 handle.cell = await handle.backend.attach(handle.record.id)
         except BackendUnavailable:
             handle.outlived = handle.channel
@@ -233,7 +234,7 @@ class Handles:
         return True
 
     async def _explained(self, handle: Handle, cause: SandboxLost) -> SandkastenError:
-        """What the end of a connection meant, where that is for an engine to say."""
+        """Return the error that explains why a connection ended, for backends with an engine."""
         try:
             await self.refresh(handle)
             check_not_paused(handle.record)
@@ -242,8 +243,8 @@ class Handles:
         except SandkastenError as exc:
             return exc
         return BackendUnavailable(
-            f"the connection to sandbox {handle.record.id} was cut, and the sandbox lives",
-            hint="look what became of the request before you repeat it",
+            f"the connection to sandbox {handle.record.id} was cut; the sandbox is still running",
+            hint="check whether the request took effect before you repeat it",
             backend=handle.record.backend,
         )
 
@@ -255,7 +256,7 @@ class Handles:
         return handle, channel
 
     async def refresh(self, handle: Handle) -> None:
-        """Take over what others wrote to the row since we read it."""
+        """Reload the row, which other processes may have changed."""
         row = await self._store.get(handle.record.id)
         if row is None or row.state is State.DESTROYING:
             raise await self.missing(handle.record.id)
@@ -263,7 +264,7 @@ class Handles:
 
     @asynccontextmanager
     async def explaining(self, handle: Handle) -> AsyncIterator[None]:
-        """A connection that was closed because its sandbox was paused says so."""
+        """Explain SandboxLost: a connection closed by a pause raises Conflict instead."""
         try:
             yield
         except SandboxLost as exc:
@@ -274,7 +275,7 @@ class Handles:
             raise
 
     async def forget(self, the_id: str) -> Handle | None:
-        """Close what is open of it here; the sandbox itself lives on."""
+        """Close the connection kept here; the sandbox lives on."""
         handle = self._open.pop(the_id, None)
         if handle is not None and handle.channel is not None:
             await handle.channel.aclose()
@@ -294,8 +295,8 @@ class Handles:
         return backend
 
     async def lost(self, record: Record, cause: SandkastenError) -> SandkastenError:
-        """Record that the cell is gone, and answer the error that says why as far as known."""
-        # Once: who looks later, and knows less by then, must not tell it otherwise.
+        """Record that the cell is gone, and return the error that says why as far as known."""
+        # Decided once: a later check knows less and must not overwrite the reason.
         ending = self._judged[record.id] = self.judge(record)
         if len(self._judged) > _REMEMBERED_ENDS:
             del self._judged[next(iter(self._judged))]
@@ -304,17 +305,17 @@ class Handles:
         if row is None or row.state is State.DESTROYING:
             return await self.missing(record.id)
         if may_move(row.state, State.LOST):
-            # Whoever holds the lock is destroying it or recording the same; and a ledger that
-            # cannot be written must not hide what happened from the caller.
+            # Another holder of the lock is destroying it or recording the same. A ledger that
+            # cannot be written must not hide the cause from the caller.
             with suppress(Busy, QuotaExceeded, InternalError):
                 async with self._store.lock(record.id, wait_s=0):
                     row = await self._store.get(record.id)
                     if row is not None and may_move(row.state, State.LOST):
                         await self._store.put(replace(row, state=State.LOST))
-                        await self._chronicle.ended(record.id, ending.end, ending.reason)
+                        await self._session_journal.ended(record.id, ending.end, ending.reason)
                         self._emit(f"sandbox.{ending.end}", record, reason=ending.reason)
-        if self._chronicle.journal is not None:
-            known = await self._chronicle.gone(record.id)
+        if self._session_journal.journal is not None:
+            known = await self._session_journal.gone(record.id)
             return known or expired(record.id, ending.end, ending.reason)
         if ending.end == "expired" and ending.certain:
             return expired(record.id, ending.end, ending.reason)
@@ -323,38 +324,40 @@ class Handles:
             hint="it was killed, ran out of memory or expired; create a new one",
         )
 
-    def judge(self, record: Record) -> Judged:
-        """What ended a cell that is dead, from what is still known here."""
+    def judge(self, record: Record) -> EndReason:
+        """Decide what ended a dead cell, from what is known here."""
         if record.id in self._judged:
             return self._judged[record.id]
         if record.boot_id != boot_id():
-            return Judged("lost", "the machine was restarted")
+            return EndReason("lost", "the machine was restarted")
         handle = self._open.get(record.id)
         channel = handle.channel if handle is not None else None
         if handle is not None and handle.outlived is channel:
             channel = None
         now = self._clock.boottime()
-        idle = Judged("expired", f"nothing was asked of it for {record.idle_timeout_s:g} s")
+        idle = EndReason("expired", f"nothing was asked of it for {record.idle_timeout_s:g} s")
         if now - record.created_boottime >= record.lifetime_s or (
             channel is not None and channel.ending == "lifetime"
         ):
-            return Judged("expired", f"its lifetime of {record.lifetime_s:g} s was over")
+            return EndReason("expired", f"its lifetime of {record.lifetime_s:g} s was over")
         if channel is not None and channel.ending is not None:
             return idle
         if channel is not None and channel.cut_off and channel.hello.generation >= SAYS_ENDING:
-            # It had no time to say anything, so it did not end by itself.
-            return Judged("crashed", _KILLED)
+            # It could not announce its end, so it did not end by itself.
+            return EndReason("crashed", _KILLED)
         used = handle.last_used if handle is not None else record.created_boottime
         if now - used >= record.idle_timeout_s:
             return replace(idle, certain=handle is not None)
-        return Judged("crashed", _KILLED)
+        return EndReason("crashed", _KILLED)
 
     async def missing(self, the_id: str) -> SandkastenError:
-        """The error for an id that is not in the ledger: gone, when that is known, or unknown."""
-        return await self._chronicle.gone(the_id) or _not_found(the_id)
+        """Return the error for an id that is not in the ledger: expired if that is known, else not
+        found.
+        """
+        return await self._session_journal.gone(the_id) or _not_found(the_id)
 
     async def alive(self, record: Record) -> bool:
-        """Whether the cell of a RUNNING or PAUSED row still is; records it as lost when not."""
+        """Return whether the cell of a RUNNING or PAUSED row is alive; record it as lost if not."""
         if record.boot_id != boot_id():
             await self.lost(record, SandboxLost("the machine was restarted"))
             return False
@@ -363,7 +366,7 @@ class Handles:
             return True
         backend = self.backend(record.backend)
         try:
-            async with self.reach.looking(record.backend, ATTACH_TIMEOUT_S):
+            async with self.health.looking(record.backend, ATTACH_TIMEOUT_S):
                 await backend.attach(record.id)
         except BackendUnavailable:
             if handle is not None:
@@ -401,9 +404,10 @@ class Handles:
             raise await self.lost(record, SandboxLost("its processes have ended"))
         backend = self.backend(record.backend)
         try:
-            async with self.reach.asking(record.backend, ATTACH_TIMEOUT_S):
+            async with self.health.asking(record.backend, ATTACH_TIMEOUT_S):
                 cell = await backend.attach(the_id)
-                # Counted from here: what was killed before we looked is not this command's doing.
+                # Counters are read here, so that earlier kills are not attributed to the next
+                # command.
                 counters = await cell.usage()
         except SandboxLost as exc:
             raise await self.lost(record, exc) from exc
@@ -424,7 +428,7 @@ class Handles:
 def _no_answer(handle: Handle) -> Busy:
     return Busy(
         f"sandbox {handle.record.id} did not answer within {ATTACH_TIMEOUT_S:g} s",
-        hint="it may be starved of CPU; try again or destroy it",
+        hint="it may be starved of CPU; retry or destroy it",
     )
 
 
@@ -439,7 +443,7 @@ def check_not_paused(record: Record) -> None:
 
 
 def is_paused(error: SandkastenError) -> bool:
-    """Whether this is the Conflict that a paused sandbox answers."""
+    """Return whether this is the Conflict of a paused sandbox."""
     return isinstance(error, Conflict) and error.details.get("reason") == "paused"
 
 

@@ -1,8 +1,8 @@
-"""What the engine tells the journal of its sandboxes, and what it asks of it.
+"""Write the lifecycle of sandboxes to the journal, and ask it about ended ones.
 
-Without a journal (embedded use) every call does nothing. Beginning a session raises when it
-cannot be written, because nothing may be made that nobody remembers; its end never does, because
-what is gone is gone: it is kept here and written by `settle`.
+Without a journal (embedded use) every call does nothing. Recording a start raises if it cannot be
+written, because nothing may be made that is not recorded. Recording an end never raises; an end
+that could not be written is kept here and written by `settle`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from sandkasten.ports import Clock, EventSink, Journal
 
 
-class Chronicle:
+class SessionJournal:
     def __init__(self, journal: Journal | None, clock: Clock, events: EventSink | None) -> None:
         self.journal = journal
         self.making: set[str] = set()
-        """Begun here, and maybe without a row in the ledger yet."""
+        """Sandboxes being created here, perhaps without a row in the ledger yet."""
         self._clock = clock
         self._events = events
         self._unwritten: dict[str, tuple[SessionEnd, float, str]] = {}
 
     async def begin(self, record: Record, key_id: str | None) -> None:
-        """Before its row in the ledger."""
+        """Record a new session, before its row in the ledger."""
         if self.journal is None or record.hidden:
             return
         self.making.add(record.id)
@@ -49,7 +49,7 @@ class Chronicle:
             self.making.discard(record.id)
 
     async def changed(self, record: Record) -> None:
-        """What may change of a living one: its labels."""
+        """Record changed labels."""
         if self.journal is None:
             return
         row = await self.journal.session(record.id)
@@ -57,7 +57,7 @@ class Chronicle:
             await self.journal.begin_session(replace(row, labels=dict(record.labels)))
 
     async def ended(self, the_id: str, status: SessionEnd, reason: str = "") -> None:
-        """The first end counts. Never raises."""
+        """Record the end. The first recorded end counts. Never raises."""
         if self.journal is None:
             return
         first = self._unwritten.get(the_id, (status, self._clock.now(), reason))
@@ -70,14 +70,16 @@ class Chronicle:
         self.making.discard(the_id)
 
     async def settle(self) -> None:
-        """Write the ends that could not be written; stops at the first that still cannot."""
+        """Write the ends that could not be written before; stop at the first failure."""
         while self.journal is not None and self._unwritten:
             the_id, first = next(iter(self._unwritten.items()))
             await self.journal.end_session(the_id, *first)
             self._unwritten.pop(the_id, None)
 
     async def gone(self, the_id: str, tenant: str | None = None) -> SessionExpired | None:
-        """What became of one that is not in the ledger; None when it is not known (to them)."""
+        """Return how a session that is not in the ledger ended; None if unknown or another
+        tenant's.
+        """
         if self.journal is None:
             return None
         row = await self.journal.session(the_id)
@@ -97,7 +99,7 @@ class Chronicle:
 
 
 def row_of(record: Record, key_id: str | None = None) -> SessionRow:
-    """Names as their owner knows them: the row says whose they are."""
+    """Convert a record to a journal row, with names as their owner knows them."""
     key, workspace = record.session_key, record.workspace_id
     return SessionRow(
         id=record.id,
@@ -114,14 +116,14 @@ def row_of(record: Record, key_id: str | None = None) -> SessionRow:
 
 
 def expired(the_id: str, status: str, reason: str) -> SessionExpired:
-    said = {
+    phrase = {
         "destroyed": "was destroyed",
         "expired": "has expired",
         "crashed": "has crashed",
         "lost": "was lost",
     }[status]
     return SessionExpired(
-        f"sandbox {the_id} {said}" + (f": {reason}" if reason else ""),
+        f"sandbox {the_id} {phrase}" + (f": {reason}" if reason else ""),
         hint="create a new one; ttl_seconds and lifetime_seconds set how long it lives",
         sandbox_id=the_id,
         status=status,

@@ -121,7 +121,7 @@ class Child(io.RawIOBase):
             talk = "\n".join(self._talk)
             raise BuildFailed(
                 f"{self._what} failed with status {status}:\n{talk}",
-                hint="read the end of its output above",
+                hint="see the end of its output above",
             )
         self._ended = True
 

@@ -17,7 +17,7 @@ from sandkasten.client.server.agents_transport import agents_of
 from sandkasten.client.server.server_pool import open_transport
 from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.transient_file_store import BriefFiles
-from sandkasten.engine.storage.stage_publish import Filing
+from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import InvalidRequest
 from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
 from sandkasten.model.runs.session_key import SessionKey
@@ -94,7 +94,7 @@ async def _remote_tools(place: Place, offer: ToolOffer) -> AsyncIterator[Provide
 async def _local_tools(settings: Settings, offer: ToolOffer) -> AsyncIterator[ProvidedTools]:
     engine = await open_engine(settings)
     try:
-        toolbox = Toolbox(engine, Filing(engine.files, BriefFiles(settings)))
+        toolbox = Toolbox(engine, StagePublish(engine.files, BriefFiles(settings)))
         request = SandboxWish(runtime=offer.runtime, image=offer.image)
 
         def caller() -> Caller:

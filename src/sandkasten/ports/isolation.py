@@ -126,7 +126,7 @@ class Workbench(Protocol):
         command: tuple[str, ...],
         *,
         cwd: str,
-        said: Callable[[str], None],
+        on_line: Callable[[str], None],
     ) -> AbstractAsyncContextManager[RootChanges]:
         """BuildFailed when the command fails; nothing of the sandbox is left after the block."""
         ...

@@ -224,7 +224,7 @@ class BlobStore:
             if size > rules.max_bytes:
                 raise PayloadTooLarge(
                     f"the file is larger than {rules.max_bytes} bytes",
-                    hint="the operator's files.max_bytes says how large one may be",
+                    hint="see the operator's files.max_bytes",
                     limit=rules.max_bytes,
                 )
             _check_total(used, size, rules, max_stored_bytes)
@@ -320,15 +320,15 @@ def _must_be_free(connection: sqlite3.Connection, tenant: str, key: str, now: fl
     ).fetchone()
     if found is not None:
         raise Conflict(
-            f"there is a stored file {shown(key)} already",
-            hint="say overwrite, or choose another key",
+            f"stored file {shown(key)} already exists",
+            hint="pass overwrite, or choose another key",
         )
 
 
 def _must_be(digest: str, expected: str | None) -> None:
     if expected is not None and digest != expected.lower().removeprefix("sha256:"):
         raise InvalidRequest(
-            "what arrived is not what was announced: its sha256 is another one",
+            "the content does not match the announced sha256",
             hint="send it again",
             field="checksum",
             checksum=f"sha256:{digest}",

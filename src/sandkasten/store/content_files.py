@@ -106,7 +106,7 @@ async def pieces(fd: int, offset: int, left: int) -> AsyncIterator[bytes]:
     while left > 0:
         piece = await asyncio.to_thread(os.pread, fd, min(left, _PIECE), offset)
         if not piece:
-            raise InternalError("a stored file is shorter than it was", hint="put it there again")
+            raise InternalError("a stored file is shorter than it was", hint="store it again")
         offset += len(piece)
         left -= len(piece)
         yield piece

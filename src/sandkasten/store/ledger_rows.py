@@ -70,7 +70,7 @@ def decode_row(data: bytes) -> Record:
     workspace = row.get("workspace_id")
     for name, value in (("session_key", key), ("workspace_id", workspace)):
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{name} is not text")
+            raise ValueError(f"{name} is not a string")
     shared = row.get("workspace_shared", False)
     if not isinstance(shared, bool):
         raise ValueError("workspace_shared is not true or false")
@@ -105,7 +105,7 @@ def decode_row(data: bytes) -> Record:
 def _text(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"{name} is not text")
+        raise ValueError(f"{name} is not a string")
     return value
 
 
@@ -120,18 +120,18 @@ def _acquired(value: object) -> Acquired:
     for known in ("cold", "pool", "spare", "internal"):
         if value == known:
             return known
-    raise ValueError("acquired is not one of the ways there are")
+    raise ValueError("invalid `acquired`")
 
 
 def _texts(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise ValueError("labels are not texts")
+        raise ValueError("labels are not strings")
     return value
 
 
 def _list(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError("a list does not hold texts")
+        raise ValueError("a list contains a value that is not a string")
     return tuple(value)
 
 

@@ -59,13 +59,13 @@ class _Hold(AbstractAsyncContextManager[None]):
 
     async def __aenter__(self) -> None:
         if self._wait_s <= 0 and self._lock.locked():
-            raise Busy("somebody else is working on this sandbox", hint="try again in a moment")
+            raise Busy("another process is working on this sandbox", hint="try again in a moment")
         try:
             async with asyncio.timeout(max(self._wait_s, 1.0)):
                 await self._lock.acquire()
         except TimeoutError as exc:
             raise Busy(
-                f"somebody else is working on this sandbox (waited {self._wait_s:g} s)",
+                f"another process is working on this sandbox (waited {self._wait_s:g} s)",
                 hint="try again in a moment",
             ) from exc
 

@@ -99,6 +99,6 @@ def _try(path: Path) -> int | None:
 
 def _busy(wait_s: float) -> Busy:
     return Busy(
-        f"somebody else is working on this sandbox (waited {wait_s:g} s)",
+        f"another process is working on this sandbox (waited {wait_s:g} s)",
         hint="try again in a moment",
     )

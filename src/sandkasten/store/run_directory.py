@@ -168,14 +168,17 @@ class RunDirectory:
             try:
                 place.mkdir(mode=0o700)
             except FileExistsError as exc:
-                raise Conflict(f"there is a run {row.id} already", hint="ask again") from exc
+                raise Conflict(f"run {row.id} already exists", hint="ask again") from exc
             write_file(place / "row.json", _encoded(row))
             sync_directory(self._root)
 
     def _save(self, row: RunRow) -> None:
         place = self._root / row.id
         if not place.is_dir():
-            raise RunNotFound(f"there is no run {row.id}", hint="it may have been forgotten")
+            raise RunNotFound(
+                f"there is no run {row.id}",
+                hint="it may have been removed after its retention time",
+            )
         with translated(f"record run {row.id}"):
             write_file(place / "row.json", _encoded(row))
 
@@ -256,7 +259,8 @@ class RunDirectory:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             except FileNotFoundError as exc:
                 raise RunNotFound(
-                    f"there is no run {run_id}", hint="it may have been forgotten"
+                    f"there is no run {run_id}",
+                    hint="it may have been removed after its retention time",
                 ) from exc
             with os.fdopen(fd, "r+b", buffering=0) as file:
                 wait_for_lock(fd)
@@ -387,7 +391,7 @@ def _lock(path: Path) -> int | None:
 
 def _checked(run_id: str) -> str:
     if not _ID.match(run_id):
-        raise RunNotFound("there is no such run", hint="an id is run_ and hexadecimal digits")
+        raise RunNotFound("no such run", hint="an id is run_ and hexadecimal digits")
     return run_id
 
 

@@ -241,7 +241,7 @@ class Call:
         async for _ in self:
             pass
         if self._result is None:
-            raise ProtocolViolation(f"{self.verb}: the stream was left before it had a result")
+            raise ProtocolViolation(f"{self.verb}: the stream was closed before its result")
         return self._result
 
     # ---- the channel's side; nothing here waits
@@ -256,7 +256,7 @@ class Call:
     def _keep(self, item: Item, cost: int) -> None:
         self._allowance -= cost
         if self._allowance < 0:
-            raise ProtocolViolation(f"{self.verb}: more data came than was asked for")
+            raise ProtocolViolation(f"{self.verb}: the runner sent more data than was requested")
         if self._discard or not cost:
             self._grant(cost)
         else:

@@ -80,8 +80,8 @@ class Channel:
         except TimeoutError as exc:
             await stream.aclose()
             raise SandboxLost(
-                f"the runner did not say hello within {hello_timeout_s:g} s",
-                hint="the sandbox is dead or starved; destroy it and create another",
+                f"the runner did not send its hello within {hello_timeout_s:g} s",
+                hint="the sandbox is dead or starved; destroy it and create a new one",
             ) from exc
         except OSError as exc:
             await stream.aclose()

@@ -188,8 +188,10 @@ class Decoder:
     def _checked(self, length: int, number: int) -> Kind:
         known = self._accepts.get(number)
         if known is None:
-            raise ProtocolViolation(f"a frame of kind {number} came, which is not sent this way")
+            raise ProtocolViolation(
+                f"received a frame of kind {number}, which the runner must not send"
+            )
         kind, limit = known
         if not 0 <= length - _COUNTED <= limit:
-            raise ProtocolViolation(f"a {kind.name} frame said it was {length} bytes long")
+            raise ProtocolViolation(f"a {kind.name} frame has a declared length of {length} bytes")
         return kind

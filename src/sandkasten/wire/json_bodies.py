@@ -36,8 +36,8 @@ def encode_body(fields: Mapping[str, object]) -> bytes:
         return _ENCODER.encode(fields).encode()
     except UnicodeEncodeError as exc:
         raise InvalidRequest(
-            "a text of the request is not valid Unicode",
-            hint="paths, arguments and values may be any bytes; other texts may not",
+            "a string of the request is not valid Unicode",
+            hint="paths, arguments and values may be any bytes; other strings may not",
         ) from exc
 
 

@@ -257,7 +257,7 @@ def decode_hello(body: Mapping[str, Any]) -> Hello:
 
 def _feature(value: object) -> str:
     if type(value) is not str or len(value) > _MAX_TEXT:
-        raise ProtocolViolation("the hello had a feature that is no text")
+        raise ProtocolViolation("the hello has a feature that is not a string")
     return printable(value)
 
 

@@ -13,7 +13,7 @@ from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.storage.stage_publish import Filing
+from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ async def opened(data_dir: Path, backend: str = "local", **settings: str) -> Asy
 
 def fresh(engine: Engine, store: BlobStore) -> Desk:
     """A toolbox that remembers nothing, and a run for it."""
-    toolbox = Toolbox(engine, Filing(engine.files, store), files=store)
+    toolbox = Toolbox(engine, StagePublish(engine.files, store), files=store)
     return Desk(engine, store, toolbox, RunContext("run_a", "tester", wish=CODE))
 
 

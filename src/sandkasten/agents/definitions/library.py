@@ -2,8 +2,8 @@
 
 Looked at anew on each call and read again only where a file changed. A file that cannot be used is
 listed with what is wrong with it, and hurts no other. Directories are taken one level deep; links
-that lead out of their directory, and what is no regular file, are left out with an error of their
-own. Of two that have the same name the first counts, directories in the order given.
+that lead out of their directory, and other special files, are left out with an error of their own.
+ Of two that have the same name the first counts, directories in the order given.
 
 Blocking: small files, but files; call it from a thread where that matters.
 """
@@ -182,7 +182,7 @@ def _content(path: Path, root: Path, most: int, invalid: type[RequestError]) -> 
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(real, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise invalid(f"{path.name} is no regular file", hint="remove it")
+                raise invalid(f"{path.name} is not a regular file", hint="remove it")
             return file.read(most + 1)
     except OSError as exc:
         raise invalid(

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from sandkasten.agents.tools.run_sessions import Place
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.engine.engine import Engine
-    from sandkasten.engine.storage.stage_publish import Filing
+    from sandkasten.engine.storage.stage_publish import StagePublish
 
 _COUNTED_SANDBOXES: Final = 1000
 
 
 class FileTools:
-    def __init__(self, engine: Engine, filing: Filing | None) -> None:
+    def __init__(self, engine: Engine, filing: StagePublish | None) -> None:
         self._engine = engine
         self._filing = filing
         self._written: dict[str, set[str]] = {}
@@ -111,7 +111,7 @@ class FileTools:
     def forget(self, sandbox_id: str) -> None:
         self._written.pop(sandbox_id, None)
 
-    def _stored(self) -> Filing:
+    def _stored(self) -> StagePublish:
         if self._filing is None:
             raise UnsupportedByBackend(
                 "there is no file store here",

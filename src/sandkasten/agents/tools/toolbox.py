@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.agents.tools.tool_schemas import ToolSpec
     from sandkasten.engine.engine import Engine
-    from sandkasten.engine.storage.stage_publish import Filing
+    from sandkasten.engine.storage.stage_publish import StagePublish
     from sandkasten.model.runs.session_key import Namespace
     from sandkasten.ports import FileStore
 
@@ -45,7 +45,7 @@ class Toolbox:
     def __init__(
         self,
         engine: Engine,
-        filing: Filing | None = None,
+        filing: StagePublish | None = None,
         *,
         files: FileStore | None = None,
     ) -> None:

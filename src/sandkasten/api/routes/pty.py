@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.api.request.http_call import Call
-    from sandkasten.engine.commands.terminal_sessions import Attached
+    from sandkasten.engine.commands.terminal_sessions import AttachedTerminal
 
 _MAX_CONTROL = 64 * 1024
 _POLICY_VIOLATION = 1008
@@ -93,7 +93,7 @@ async def pty(call: Call) -> None:
         await websocket.close()
 
 
-async def _show(websocket: WebSocket, attached: Attached, request_id: str) -> None:
+async def _show(websocket: WebSocket, attached: AttachedTerminal, request_id: str) -> None:
     try:
         async for shown in attached:
             if shown.gap_bytes:

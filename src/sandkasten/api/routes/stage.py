@@ -13,7 +13,7 @@ from sandkasten.api.files.stored_file import File, expiry_of, file_fields, store
 from sandkasten.api.request.authentication import require
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Route
-from sandkasten.engine.storage.stage_publish import Filing
+from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import (
     FileExists,
     FileNotFound,
@@ -63,7 +63,7 @@ class Published(File):
 async def stage(call: Call) -> Response:
     require(call.principal, "files")
     body = await call.body(StageBody)
-    filing = Filing(call.engine.files, store_of(call))
+    filing = StagePublish(call.engine.files, store_of(call))
     done = await filing.stage(
         call.principal.tenant,
         await call.session(),
@@ -85,7 +85,7 @@ async def stage(call: Call) -> Response:
 async def publish(call: Call) -> Response:
     require(call.principal, "files")
     body = await call.body(PublishBody)
-    row = await Filing(call.engine.files, store_of(call)).publish(
+    row = await StagePublish(call.engine.files, store_of(call)).publish(
         call.principal.tenant,
         await call.session(),
         body.source,

@@ -92,7 +92,7 @@ def mounts(place: Place, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mo
 def host_mounts(place: Place, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
     if wanted and not place.same:
         raise UnsupportedByBackend(
-            "host mounts cannot be had here: the engine's machine has other files than we",
+            "host mounts are not supported here: the engine's machine has other files than we",
             hint="run the daemon on the engine's machine, with workspace_mode bind",
         )
     return tuple(Mount("bind", one.source, one.target, read_only=True) for one in wanted)

@@ -95,7 +95,7 @@ class ServerStream:
     def on_data(self, data: bytes) -> None:
         self._allowance -= len(data)
         if self._allowance < 0 or self._ended:
-            raise ProtocolViolation("more data came than was asked for")
+            raise ProtocolViolation("the runner sent more data than was requested")
         if data:
             self._inbox.append(data)
             self._changed.set()

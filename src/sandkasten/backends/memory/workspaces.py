@@ -91,8 +91,6 @@ class MemoryWorkspaces:
     def _keep(self, stored: StoredWorkspace, tree: Directory) -> StoredWorkspace:
         name = checked_kept_name(stored.name)
         if name in self._stored:
-            raise Conflict(
-                f"there is a workspace named {plain_name(name)} already", hint="another name"
-            )
+            raise Conflict(f"workspace {plain_name(name)} already exists", hint="another name")
         self._stored[name], self._trees[name] = stored, tree
         return stored

@@ -10,7 +10,7 @@ from sandkasten.model.commands.verdict import needs_figures, verdict
 from sandkasten.wire.messages import decode_stats
 
 if TYPE_CHECKING:
-    from sandkasten.engine.handles import Began, Handle, Handles
+    from sandkasten.engine.handles import ExecStart, Handle, Handles
     from sandkasten.model.commands.exec_values import Why
     from sandkasten.wire.messages import ExecReply
 
@@ -19,7 +19,7 @@ _FULL_BELOW_BYTES = 64 * 1024
 
 
 async def explain_end(
-    handles: Handles, handle: Handle, reply: ExecReply, began: Began | None = None
+    handles: Handles, handle: Handle, reply: ExecReply, began: ExecStart | None = None
 ) -> Why | None:
     """Return why the command ended; None while it runs, or if there is nothing to explain.
 

@@ -1,9 +1,9 @@
-"""One command from its start to its end, over a connection that may break in between.
+"""Follow one command from its start to its end, over a connection that may break in between.
 
-The runner owns the command; this only watches. When the connection is lost it dials once
-more and goes on where it stopped, by exec id and sequence number, so nothing runs twice.
-Being cancelled or left early stops the watching and never the command. While the sandbox is
-paused it waits, and goes on when somebody resumes it.
+The runner owns the command; this module only watches it. When the connection is lost, it dials once
+more and continues by exec id and sequence number, so nothing runs twice. Cancelling or leaving
+early stops the watching, not the command. While the sandbox is paused, the follower waits and
+continues after a resume.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_results import GRACE_S, SOURCES, start_fields
-from sandkasten.engine.handles import Began, Handle, Handles, is_paused
+from sandkasten.engine.handles import ExecStart, Handle, Handles, is_paused
 from sandkasten.errors import (
     Cancelled,
     Conflict,
@@ -35,17 +35,19 @@ if TYPE_CHECKING:
 
     from sandkasten.model.commands.command import Command
 
-# The runner's sweep repeats until nothing is left; on a starved host that takes a while.
-# Later than this it is not coming: the sandbox is frozen or broken.
+# The runner's sweep repeats until nothing is left, which takes a while on a starved host. After
+# this time the answer will not come: the sandbox is frozen or broken.
 REPORT_SLACK_S = 30.0
-# Up to here stdin fits the credit every stream starts with and can be sent without a task.
+# Up to this size stdin fits the initial credit of a stream and can be sent without a task.
 _STDIN_AT_ONCE = 512 * 1024
-# How long after a resume a waiting caller may notice it.
+# A waiting caller notices a resume within this time.
 _PAUSED_LOOK_S = 0.2
 
 
-class Following:
-    """Iterate `chunks()` to the end; then `reply` is set, or None when the command was lost."""
+class ExecFollower:
+    """A command that is being followed. Iterate `chunks()` to the end; then `reply` is set, or is
+    None if the command was lost.
+    """
 
     def __init__(self, handles: Handles, handle: Handle, exec_id: str, command: Command) -> None:
         self.exec_id = exec_id
@@ -53,12 +55,13 @@ class Following:
         self.handle = handle
         self.command = command
         self.output = Output(command.stdout_cap, command.stderr_cap)
-        self.began = Began(handle.counters, command.timeout_s)
+        self.began = ExecStart(handle.counters, command.timeout_s)
         self.reply: ExecReply | None = None
         self.asked = False
-        """Whether the runner may have heard of it."""
+        """True if the runner may have received the request."""
         self.on_started: Callable[[str], None] | None = None
-        """Told once under which id it runs: one that was asked for by key may run already."""
+        """Called once with the exec id. With an idempotency key the command may already be running.
+        """
         self._handles = handles
         self._started = False
         self._feeder: asyncio.Task[None] | None = None
@@ -66,7 +69,7 @@ class Following:
         self._overdue = False
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Output as it comes. Raises what the runner refused, or SandboxLost if nothing ran."""
+        """Yield output as it arrives. Raise the runner's error, or SandboxLost if nothing ran."""
         self.handle.remember(self.exec_id, self.began)
         start = start_fields(self.exec_id, self.command, follow=True)
         verb, fields = "exec.start", start
@@ -75,7 +78,8 @@ class Following:
             try:
                 channel = await self._handles.channel(self.handle)
             except Conflict as exc:
-                # What was asked before the pause is at work or in a queue there, and kept.
+                # The runner kept the request that was sent before the pause: it is running or
+                # queued.
                 if not self.asked or not is_paused(exc):
                     raise
                 await asyncio.sleep(_PAUSED_LOOK_S)
@@ -97,10 +101,11 @@ class Following:
                         elif isinstance(item, Event) and item.name == "started":
                             self._started = True
                             self._tell_started(item)
-                            # Under a key it may be the command of an earlier request.
+                            # With an idempotency key this may be the command of an earlier request.
                             self._real_id = str(item.body.get("exec_id", self.exec_id))
                             if self.command.argv is None:
-                                # Its turn in the shell's queue has come: now its own time counts.
+                                # The shell's queue reached this command, so its own deadline starts
+                                # now.
                                 self._watch(call, self._own_bound_s())
                     if self._overdue:
                         return
@@ -108,12 +113,13 @@ class Following:
                 self.handle.began.pop(self.exec_id, None)
                 return
             except ExecNotFound:
-                # Only a second look can miss it: the first request never arrived.
+                # Only a second attempt can miss the command: the first request never arrived.
                 if verb == "exec.start" or self._started:
                     raise
                 verb, fields = "exec.start", start
             except (SandboxLost, Cancelled) as exc:
-                # A runner on its way out cancels what we did not; one we closed says so itself.
+                # A runner that is shutting down cancels streams that we did not cancel; a stream we
+                # closed reports that itself.
                 if isinstance(exc, Cancelled) and "runner_code" not in exc.details:
                     raise
                 if retried:
@@ -121,7 +127,8 @@ class Following:
                         return
                     raise
                 retried = True
-                # Under a key the command may have another id; asking for the key again finds it.
+                # With an idempotency key the command may have another id; asking for the key finds
+                # it.
                 if self.command.key is None:
                     verb, fields = "exec.output", self._rest_of_output()
             finally:
@@ -138,7 +145,7 @@ class Following:
 
     def _chunk(self, piece: Piece) -> Chunk:
         if not 0 <= piece.source < len(SOURCES):
-            raise ProtocolViolation("a chunk of output came from an unknown source")
+            raise ProtocolViolation("an output chunk has an unknown source")
         source = SOURCES[piece.source]
         gap = self.output.add(piece.seq, source, piece.offset, piece.data)
         return Chunk(piece.seq, source, piece.data, gap, self._real_id)
@@ -151,7 +158,7 @@ class Following:
         if len(stdin) <= _STDIN_AT_ONCE:
             await self._send(call, stdin)
         else:
-            # Output must be read meanwhile, or a filter fills its pipe and both sides wait.
+            # Read output at the same time, or a filter fills its pipe and both sides wait.
             self._feeder = asyncio.ensure_future(self._send(call, stdin))
 
     async def _send(self, call: Call, stdin: bytes) -> None:
@@ -160,7 +167,7 @@ class Following:
             await call.end()
 
     def _queue_bound_s(self) -> float:
-        """How long it may take to begin: a shell finishes what it was given before."""
+        """Return how long the start may take: a shell first finishes the commands queued before."""
         if self.command.argv is not None:
             return self._own_bound_s()
         return self._own_bound_s() + self.handle.record.limits.max_exec_timeout_s

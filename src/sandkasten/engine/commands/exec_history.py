@@ -1,8 +1,8 @@
-"""Which commands ran: noted in the journal when they begin and when they end.
+"""Record in the journal which commands ran: when they started and how they ended.
 
-While somebody waits for a command, the waiting tells its end. For the others one task a sandbox
-asks the runner, for as long as any of them runs; it ends with the engine and never changes what
-runs. Without a journal nothing here does anything. Nothing here fails a command.
+A caller that waits for a command records its end. For all other commands, one task per sandbox asks
+the runner while any of them runs. That task ends with the engine and never changes what runs.
+Without a journal this module does nothing, and it never makes a command fail.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ if TYPE_CHECKING:
     from sandkasten.ports import Clock, Journal
 
 _COMMAND_BYTES = 4096
-# One of them is waited for, so its end is noted at once; the others are looked at this often.
+# The task waits for the oldest command, so its end is recorded at once; the others are checked at
+# this interval.
 _ROUND_S = 2.0
 _CALL_TIMEOUT_S = 30.0
 _AGAIN_S = 0.5
-# Of a backend that is away; each time it is asked in vain the next is later.
+# Retry interval for a backend that does not answer; each failure doubles it up to a limit.
 _AGAIN_LATER_S = 8.0
 
 
 @dataclass(slots=True)
 class _Followed:
-    """The commands of one sandbox that nobody waits for."""
+    """The commands of one sandbox that no caller waits for."""
 
     rows: dict[str, ExecRow] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
 
-class History:
+class ExecHistory:
     def __init__(self, handles: Handles, journal: Journal | None, clock: Clock) -> None:
         self._handles = handles
         self._journal = journal
@@ -57,7 +58,7 @@ class History:
         self._closed = False
 
     def began(self, record: Record, exec_id: str, request: ExecRequest) -> ExecRow | None:
-        """Noted as running; None where nothing is noted."""
+        """Record a command as running; return None if nothing is recorded."""
         if self._journal is None:
             return None
         row = ExecRow(
@@ -77,7 +78,7 @@ class History:
             self._journal.note_exec(_ended(row, result))
 
     def follow(self, row: ExecRow) -> None:
-        """Nobody waits for it, or nobody any more."""
+        """Follow a command that no caller waits for (any more)."""
         if self._journal is None or self._closed:
             return
         followed = self._followed.setdefault(row.session_id, _Followed())
@@ -86,7 +87,7 @@ class History:
             followed.task = asyncio.get_running_loop().create_task(self._watch(row.session_id))
 
     async def resume(self, record: Record) -> int:
-        """After a restart: follow what the runner still runs; how many."""
+        """After a restart, follow the commands that the runner still runs; return how many."""
         if self._journal is None:
             return 0
         noted = {row.id: row for row in await self._journal.execs(record.id)}
@@ -105,7 +106,7 @@ class History:
         return count
 
     async def aclose(self) -> None:
-        """Stop following; the commands go on."""
+        """Stop following. The commands continue."""
         self._closed = True
         tasks = [one.task for one in self._followed.values() if one.task is not None]
         for task in tasks:
@@ -127,7 +128,7 @@ class History:
                         return
                     await asyncio.sleep(_AGAIN_S)
                 except NotFound:
-                    # The end of a session is the end of its commands, and noted as that.
+                    # The end of the session also ends its commands, and is recorded as their end.
                     return
                 except BackendUnavailable:
                     await asyncio.sleep(away_s)
@@ -139,7 +140,7 @@ class History:
                 del self._followed[session_id]
 
     async def _round(self, session_id: str, followed: _Followed) -> None:
-        """Wait a while for the oldest, then look at all of them."""
+        """Wait a while for the oldest command, then check all of them."""
         handle, channel = await self._handles.connect(session_id)
         first = next(iter(followed.rows))
         try:
@@ -150,7 +151,8 @@ class History:
             )
             replies = [decode_exec(waited)]
         except ExecNotFound:
-            # The runner keeps the newest few hundred; what became of this one nobody knows.
+            # The runner keeps the newest few hundred results; the result of this command is
+            # unknown.
             row = followed.rows.pop(first)
             if self._journal is not None:
                 self._journal.note_exec(replace(row, status="lost"))
@@ -166,7 +168,9 @@ class History:
 
 
 def _found(record: Record, reply: ExecReply | None, exec_id: str) -> ExecRow:
-    """One that another process began; the runner does not tell its words."""
+    """Return the row of a command that another process started. The runner does not report its
+    command line.
+    """
     return ExecRow(
         id=exec_id,
         session_id=record.id,
@@ -196,7 +200,7 @@ def _ended(row: ExecRow, result: ExecResult) -> ExecRow:
 
 
 def _text(command: tuple[str, ...] | str) -> str:
-    """As asked, on one line, cut; what is no text is shown as well as it can be."""
+    """Return the command on one line, truncated, with undecodable bytes replaced."""
     text = command if isinstance(command, str) else shlex.join(command)
     data = text.encode("utf-8", "replace")
     return data[:_COMMAND_BYTES].decode("utf-8", "ignore")

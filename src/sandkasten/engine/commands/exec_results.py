@@ -1,4 +1,4 @@
-"""The runner's account of a command, made into the answer a caller gets. Pure.
+"""Convert the runner's report of a command into the result a caller gets. Pure.
 
 A command that ran and failed is a result here, whatever ended it; errors are raised elsewhere.
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from sandkasten.wire.messages import ExecReply
 
 SOURCES: tuple[Source, Source, Source] = ("pty", "stdout", "stderr")
-# What SIGTERM gets before SIGKILL follows; also how much longer than its deadline a command
-# may take, which every deadline further out must add.
+# Time between SIGTERM and SIGKILL. A command may exceed its deadline by this much, so every outer
+# deadline must add it.
 GRACE_S = 2.0
 
 
 def start_fields(exec_id: str, command: Command, *, follow: bool) -> dict[str, object]:
-    """`exec.start` as the protocol writes it; what equals a default is left out."""
+    """Return the body of `exec.start`; fields that equal a protocol default are left out."""
     fields: dict[str, object] = {
         "exec_id": exec_id,
         "deadline_ms": max(1, int(command.timeout_s * 1000)),
@@ -107,7 +107,7 @@ def result_of(
 
 
 def lost_result(exec_id: str, output: Output, *, raw: bool, why: Why | None) -> ExecResult:
-    """For a command that began and whose end nobody will ever report."""
+    """Return the result of a command that started and whose end will never be reported."""
     out: Source = "pty" if output.has("pty") else "stdout"
     return ExecResult(
         exec_id=exec_id,

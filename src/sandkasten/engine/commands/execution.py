@@ -1,7 +1,7 @@
-"""Commands: run and wait, run and watch, run and come back later, and say what ended them.
+"""Commands: run and wait, run and follow, run in the background, and explain what ended them.
 
-A success costs one exchange with the runner and nothing else: no row is written and no
-counter read. Counters are read only when a command failed in a way they could explain.
+A success costs one exchange with the runner and nothing else: no row is written and no counter is
+read. Counters are read only when a command failed in a way they could explain.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_endings import explain_end
-from sandkasten.engine.commands.exec_follower import Following
+from sandkasten.engine.commands.exec_follower import ExecFollower
 from sandkasten.engine.commands.exec_results import (
     SOURCES,
     lost_result,
     result_of,
     start_fields,
 )
-from sandkasten.engine.handles import Began, Handle, Handles
+from sandkasten.engine.handles import ExecStart, Handle, Handles
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError
 from sandkasten.model.commands.command import Command, checked_command
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
@@ -33,7 +33,7 @@ from sandkasten.wire.messages import decode_exec, decode_execs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.engine.commands.exec_history import History
+    from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.model.journal_rows import ExecRow
     from sandkasten.ports import EventSink
     from sandkasten.wire.channel import Channel
@@ -44,14 +44,16 @@ MAX_WAIT_S = 86_400.0
 
 
 class Execution:
-    def __init__(self, handles: Handles, history: History, events: EventSink | None = None) -> None:
+    def __init__(
+        self, handles: Handles, history: ExecHistory, events: EventSink | None = None
+    ) -> None:
         self._handles = handles
         self._history = history
         self._events = events
 
     async def run(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         following = await self._follow(sandbox_id, request)
-        with _Noted(self._history, following, request) as noted:
+        with _RecordedExec(self._history, following, request) as noted:
             async with aclosing(following.chunks()) as chunks:
                 async for _ in chunks:
                     pass
@@ -61,7 +63,7 @@ class Execution:
         self, sandbox_id: str, request: ExecRequest
     ) -> AsyncIterator[Chunk | ExecResult]:
         following = await self._follow(sandbox_id, request)
-        with _Noted(self._history, following, request) as noted:
+        with _RecordedExec(self._history, following, request) as noted:
             async with aclosing(following.chunks()) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -69,25 +71,26 @@ class Execution:
         yield result
 
     async def start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
-        """Begun when this returns; its result is fetched by id."""
+        """Start a command in the background. It runs when this returns; fetch its result by id."""
         handle, channel = await self._handles.connect(sandbox_id)
         command = _command(request, handle, channel)
         exec_id = new_exec_id()
-        handle.remember(exec_id, Began(handle.counters, command.timeout_s))
+        handle.remember(exec_id, ExecStart(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
         row = self._history.began(handle.record, reply.exec_id, request)
         if row is not None:
             self._history.follow(row)
         if command.stdin is not None:
-            # The stream that started it has ended, so its stdin goes by the verb for that.
+            # The stream that started the command has ended, so its stdin is sent with the stdin
+            # verb.
             await self.stdin(
                 sandbox_id, reply.exec_id, command.stdin, close=not command.keep_stdin_open
             )
         return result_of(reply, Output(0, 0))
 
     async def get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
-        """What is known and kept of it; waits up to `wait_s` for its end."""
+        """Return what is kept of a command; wait up to `wait_s` for its end."""
         exec_id = checked_exec_id(exec_id)
         wait_s = number("wait_seconds", wait_s, low=0, high=MAX_WAIT_S)
         handle, channel = await self._handles.connect(sandbox_id)
@@ -109,9 +112,9 @@ class Execution:
     async def output(
         self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
     ) -> AsyncIterator[Chunk | ExecResult]:
-        """The kept chunks after `since_seq`, with `follow` also those to come; then the result.
+        """Yield the kept chunks after `since_seq`, with `follow` also later ones; then the result.
 
-        Earlier chunks are asked for as well, because only they tell how large a gap is.
+        Earlier chunks are requested too, because only they show how large a gap is.
         """
         exec_id = checked_exec_id(exec_id)
         since_seq = whole("since_seq", since_seq, low=0, high=2**63 - 1)
@@ -142,11 +145,11 @@ class Execution:
     ) -> None:
         _, channel = await self._handles.connect(sandbox_id)
         fields = {"exec_id": checked_exec_id(exec_id), "close": close}
-        # No deadline of ours: a program reads its stdin when it likes, and ends by its own.
+        # No deadline here: a program reads its stdin when it wants to, and has its own deadline.
         await channel.call("exec.stdin", fields, data=data)
 
     async def list(self, sandbox_id: str) -> tuple[ExecResult, ...]:
-        """The newest 256, without their output."""
+        """Return the newest 256 commands, without their output."""
         replies = decode_execs(await self._call(sandbox_id, "exec.list", {}))
         return tuple(result_of(reply, Output(0, 0), raw=True) for reply in replies)
 
@@ -172,11 +175,13 @@ class Execution:
         _, channel = await self._handles.connect(sandbox_id)
         return await channel.call(verb, fields, timeout_s=CALL_TIMEOUT_S)
 
-    async def _follow(self, sandbox_id: str, request: ExecRequest) -> Following:
+    async def _follow(self, sandbox_id: str, request: ExecRequest) -> ExecFollower:
         handle, channel = await self._handles.connect(sandbox_id)
-        return Following(self._handles, handle, new_exec_id(), _command(request, handle, channel))
+        return ExecFollower(
+            self._handles, handle, new_exec_id(), _command(request, handle, channel)
+        )
 
-    async def _result(self, following: Following) -> ExecResult:
+    async def _result(self, following: ExecFollower) -> ExecResult:
         reply, raw = following.reply, following.command.raw_output
         if reply is None:
             limits = following.handle.record.limits
@@ -193,10 +198,12 @@ class Execution:
         return result_of(reply, following.output, raw=raw, why=why)
 
 
-class _Noted:
-    """One command that somebody waits for. Left before its end, others see to the rest."""
+class _RecordedExec:
+    """A command that a caller waits for. If the caller leaves early, the history follows the
+    rest.
+    """
 
-    def __init__(self, history: History, following: Following, request: ExecRequest) -> None:
+    def __init__(self, history: ExecHistory, following: ExecFollower, request: ExecRequest) -> None:
         self._history = history
         self._following = following
         self._request = request
@@ -204,13 +211,14 @@ class _Noted:
         self._ended = False
         following.on_started = self._began
 
-    def __enter__(self) -> _Noted:
+    def __enter__(self) -> _RecordedExec:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         following = self._following
         left = kind is not None and not issubclass(kind, SandkastenError)
-        # Left while it stood in the queue of a shell; under a key its id is not known here.
+        # The caller left while the command was queued in a shell; with an idempotency key its id is
+        # not known here.
         if left and self._row is None and following.asked and following.command.key is None:
             self._began(following.exec_id)
         if self._row is not None and not self._ended:
@@ -229,13 +237,13 @@ class _Noted:
 
 def _command(request: ExecRequest, handle: Handle, channel: Channel) -> Command:
     if request.stdin is not None and not isinstance(request.stdin, bytes | bytearray | memoryview):
-        raise InvalidRequest("stdin must be bytes", hint="encode the text first", field="stdin")
+        raise InvalidRequest("stdin must be bytes", hint="encode the string first", field="stdin")
     return checked_command(request, handle.record.limits, channel.hello.shell or "sh")
 
 
 def _add(output: Output, piece: Piece) -> Chunk:
     if not 0 <= piece.source < len(SOURCES):
-        raise ProtocolViolation("a chunk of output came from an unknown source")
+        raise ProtocolViolation("an output chunk has an unknown source")
     source = SOURCES[piece.source]
     gap = output.add(piece.seq, source, piece.offset, piece.data)
     return Chunk(piece.seq, source, piece.data, gap)

@@ -1,4 +1,4 @@
-"""A byte stream to a server inside a sandbox, which needs no network to be reached."""
+"""A byte stream to a server inside a sandbox. It needs no network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PortStream:
-    """Iterate it for what the server sends; it ends when the server closes its side."""
+    """Iterate it to read what the server sends. It ends when the server closes its side."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -25,7 +25,7 @@ class PortStream:
         await self._call.send(data)
 
     async def end(self) -> None:
-        """Close our side; the server's answer can still be read."""
+        """Close our side. The server's answer can still be read."""
         await self._call.end()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -36,7 +36,7 @@ class PortStream:
 
 @asynccontextmanager
 async def connect_port(handles: Handles, sandbox_id: str, port: int) -> AsyncIterator[PortStream]:
-    """Raises ConnectionRefused when nothing listens there."""
+    """Connect to a port inside the sandbox. Raise ConnectionRefused if no server listens there."""
     port = whole("port", port, low=1, high=65_535)
     handle, channel = await handles.connect(sandbox_id)
     async with (

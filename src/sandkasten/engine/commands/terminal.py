@@ -1,6 +1,7 @@
-"""An interactive program on a terminal inside a sandbox: bytes both ways, resize, an exit status.
+"""An interactive program on a terminal inside a sandbox: bytes both ways, resize, exit status.
 
-Leaving hangs up, as closing a terminal window does: SIGHUP, and SIGKILL for what ignores it.
+Leaving hangs up, as closing a terminal window does: SIGHUP, then SIGKILL for programs that ignore
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DEFAULT_TERM = "xterm-256color"
 
 
 class Terminal:
-    """Iterate it for what the program writes; one task may iterate while another sends."""
+    """Iterate it to read what the program writes. One task may iterate while another sends."""
 
     def __init__(self, call: Call, channel: Channel, exec_id: str, limits: Limits) -> None:
         self.exec_id = exec_id
@@ -70,7 +71,7 @@ class Terminal:
         self.ended = True
 
     async def result(self) -> ExecResult:
-        """Waits for the end, dropping what was not read. Output is not kept twice: it is empty."""
+        """Wait for the end and drop unread output. The result's output is empty."""
         reply = decode_exec(await self._call.result())
         self.ended = True
         why = verdict(ending_of(reply), self._limits)
@@ -88,7 +89,9 @@ async def open_terminal(
     env: Mapping[str, str] | None,
     cwd: str | None,
 ) -> AsyncIterator[Terminal]:
-    """`command` defaults to the image's shell. Lives until it ends, is left, or its sandbox is."""
+    """Start `command` (by default the image's shell) on a terminal. The terminal lives until the
+    program ends, the caller leaves, or the sandbox ends.
+    """
     handle, channel = await handles.connect(sandbox_id)
     fields = terminal_fields(channel, command, Pty(rows, cols), env, cwd)
     exec_id = str(fields["exec_id"])
@@ -109,7 +112,7 @@ def terminal_fields(
     env: Mapping[str, str] | None,
     cwd: str | None,
 ) -> dict[str, object]:
-    """`exec.start` of a program on a terminal, under a new id; the image's shell by default."""
+    """Return the body of `exec.start` for a program on a terminal, with a new exec id."""
     if command is None:
         if channel.hello.shell is None:
             raise ShellNotFound("the image has no shell", hint="name a program to run")
@@ -138,7 +141,7 @@ async def _started(call: Call) -> None:
 
 
 async def hang_up(channel: Channel, exec_id: str) -> None:
-    # It may have ended meanwhile, or the whole sandbox may have: then there is nothing to do.
+    # The program or the whole sandbox may have ended meanwhile; then there is nothing to do.
     with suppress(SandkastenError):
         for number in (signals.SIGHUP, signals.SIGKILL):
             await channel.call(

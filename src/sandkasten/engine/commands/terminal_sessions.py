@@ -1,9 +1,9 @@
-"""Terminals that outlive whoever looks at them: start, attach, let go, attach again.
+"""Terminals that outlive their viewers: start, attach, detach, attach again.
 
-The runner owns the program and its output; here is only who watches. When the last watcher of
-a terminal is gone, it is hung up after a while, as closing a window does; a watcher who comes
-back by then finds it as it was. A daemon that is killed hangs nothing up: the program stays
-until somebody attaches, or its sandbox ends. Each is noted in the history like any command.
+The runner owns the program and its output; this module only tracks viewers. When the last viewer of
+a terminal detaches, the terminal is hung up after a delay; a viewer that returns earlier finds it
+unchanged. A killed daemon hangs nothing up: the program stays until a viewer attaches or the
+sandbox ends. Each terminal is recorded in the command history.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sandkasten.wire.messages import decode_exec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from sandkasten.engine.commands.exec_history import History
-    from sandkasten.engine.drain import Door
+    from sandkasten.engine.commands.exec_history import ExecHistory
+    from sandkasten.engine.drain import Drain
     from sandkasten.engine.handles import Handle, Handles
 
-# What can be shown again to somebody who comes back; a full screen is a few KiB.
+# Output kept for a viewer that returns; a full screen is a few KiB.
 KEPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """Bytes of a terminal; `gap_bytes` before them were not kept."""
+class TerminalBytes:
+    """Bytes of a terminal. `gap_bytes` before them were not kept."""
 
     data: bytes
     gap_bytes: int = 0
@@ -51,8 +51,8 @@ class _Watched:
     ending: asyncio.Task[None] | None = field(default=None)
 
 
-class Attached:
-    """Iterate it for what the program writes from `offset` on; then `result` has its end."""
+class AttachedTerminal:
+    """Iterate it to read what the program writes from `offset` on; then `result` is set."""
 
     def __init__(self, call: Call, handle: Handle, handles: Handles, offset: int) -> None:
         self._call = call
@@ -61,7 +61,7 @@ class Attached:
         self.offset = offset
         self.ended = False
 
-    async def __aiter__(self) -> AsyncIterator[Shown]:
+    async def __aiter__(self) -> AsyncIterator[TerminalBytes]:
         async for item in self._call:
             if not isinstance(item, Piece):
                 continue
@@ -71,7 +71,7 @@ class Attached:
             data = item.data[max(0, self.offset - item.offset) :]
             gap = max(0, item.offset - self.offset)
             self.offset = end
-            yield Shown(bytes(data), gap)
+            yield TerminalBytes(bytes(data), gap)
         self.ended = True
 
     async def result(self) -> ExecResult:
@@ -81,11 +81,11 @@ class Attached:
         return result_of(reply, Output(0, 0), raw=True, why=why)
 
 
-class Terminals:
-    def __init__(self, handles: Handles, history: History, door: Door) -> None:
+class TerminalSessions:
+    def __init__(self, handles: Handles, history: ExecHistory, in_flight: Drain) -> None:
         self._handles = handles
         self._history = history
-        self._door = door
+        self._in_flight = in_flight
         self._watched: dict[tuple[str, str], _Watched] = {}
 
     async def start(
@@ -98,8 +98,8 @@ class Terminals:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> str:
-        """Begun when this returns; its id is what to attach to."""
-        self._door.check()
+        """Start a terminal. It runs when this returns; attach to it by its id."""
+        self._in_flight.check()
         handle, channel = await self._handles.connect(sandbox_id)
         fields = terminal_fields(channel, command, Pty(rows, cols), env, cwd)
         fields |= {"follow": False, "stdout_cap": KEPT_BYTES}
@@ -113,10 +113,11 @@ class Terminals:
     @asynccontextmanager
     async def attach(
         self, sandbox_id: str, exec_id: str, *, offset: int = 0, keep_s: float = 60.0
-    ) -> AsyncIterator[Attached]:
-        """From byte `offset` of its output on. Left, and nobody else attached: hung up in `keep_s`.
+    ) -> AsyncIterator[AttachedTerminal]:
+        """Attach from byte `offset` of the output on. When the last viewer leaves, hang up after
+        `keep_s`.
 
-        ExecNotFound when there is no such command (any more).
+        Raise ExecNotFound if there is no such command (any more).
         """
         exec_id = checked_exec_id(exec_id)
         handle, channel = await self._handles.connect(sandbox_id)
@@ -133,7 +134,7 @@ class Terminals:
                 self._handles.explaining(handle),
                 channel.stream("exec.output", fields) as call,
             ):
-                attached = Attached(call, handle, self._handles, offset)
+                attached = AttachedTerminal(call, handle, self._handles, offset)
                 try:
                     yield attached
                 finally:
@@ -158,7 +159,7 @@ class Terminals:
         await hang_up(channel, checked_exec_id(exec_id))
 
     async def aclose(self) -> None:
-        """Nothing is hung up: whoever serves next finds the terminals as they are."""
+        """Detach without hanging up: the next daemon finds the terminals unchanged."""
         ending = [one.ending for one in self._watched.values() if one.ending is not None]
         self._watched.clear()
         for task in ending:
@@ -168,6 +169,6 @@ class Terminals:
     async def _end_later(self, sandbox_id: str, exec_id: str, keep_s: float) -> None:
         await asyncio.sleep(keep_s)
         self._watched.pop((sandbox_id, exec_id), None)
-        # The sandbox may be gone, which is the same to a terminal.
+        # The sandbox may be gone, which ends the terminal too.
         with suppress(SandkastenError):
             await self.hang_up(sandbox_id, exec_id)

@@ -1,7 +1,7 @@
-"""The first lines written of a sandbox: in the journal, then in the ledger, within a quota.
+"""Admission: write the first rows of a sandbox, journal then ledger, within the tenant's quota.
 
-Nothing is made here but a named workspace. A failure takes back what was written, and its row in
-the journal ends with the reason.
+Nothing is made here except a named workspace. A failure undoes what was written, and the journal
+row ends with the reason.
 """
 
 from __future__ import annotations
@@ -15,28 +15,33 @@ from sandkasten.engine.lifecycle.tenant_quotas import Need, reserved
 from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
 
 if TYPE_CHECKING:
-    from sandkasten.engine.lifecycle.planner import Plan
-    from sandkasten.engine.lifecycle.tenant_quotas import Allowance, Quotas
-    from sandkasten.engine.lifecycle.workspace_claims import Claims
+    from sandkasten.engine.lifecycle.planner import SandboxPlan
+    from sandkasten.engine.lifecycle.tenant_quotas import Allowance, TenantQuotas
+    from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
     from sandkasten.engine.lifecycle.workspace_loans import Remover
-    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.workspace import WorkspaceWish
     from sandkasten.ports import Store
 
 
-class Entries:
+class Admission:
     def __init__(
-        self, *, store: Store, claims: Claims, chronicle: Chronicle, quotas: Quotas
+        self,
+        *,
+        store: Store,
+        claims: WorkspaceClaims,
+        session_journal: SessionJournal,
+        quotas: TenantQuotas,
     ) -> None:
         self._store = store
         self._claims = claims
-        self._chronicle = chronicle
+        self._session_journal = session_journal
         self._quotas = quotas
 
     async def write(
-        self, record: Record, plan: Plan, allowance: Allowance, remover: Remover
-    ) -> tuple[Record, Plan]:
+        self, record: Record, plan: SandboxPlan, allowance: Allowance, remover: Remover
+    ) -> tuple[Record, SandboxPlan]:
         """The row is written when this returns, and a named workspace is this sandbox's."""
         if record.acquired == "spare":
             await self._store.put(record)
@@ -47,7 +52,7 @@ class Entries:
             plan.tenant, allowance.quota, need, allowance.other_disk_bytes
         ):
             wished = None if plan.workspace is None else plan.workspace.name
-            await self._chronicle.begin(replace(record, workspace_id=wished), plan.key_id)
+            await self._session_journal.begin(replace(record, workspace_id=wished), plan.key_id)
             try:
                 if plan.workspace is None:
                     await self._store.put(record)
@@ -66,8 +71,14 @@ class Entries:
             raise
 
     async def _claimed(
-        self, record: Record, plan: Plan, wish: WorkspaceWish, remover: Remover, *, make: bool
-    ) -> tuple[Record, Plan]:
+        self,
+        record: Record,
+        plan: SandboxPlan,
+        wish: WorkspaceWish,
+        remover: Remover,
+        *,
+        make: bool,
+    ) -> tuple[Record, SandboxPlan]:
         async with self._claims.claimed(wish, remover, make=make) as claim:
             limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
             record = replace(
@@ -82,13 +93,13 @@ class Entries:
         return record, replace(plan, spec=spec)
 
     async def _take_back(self, record: Record, cause: BaseException) -> None:
-        """Nothing was made yet, so the row is all there is to take back."""
+        """Remove the row. Nothing was made yet, so the row is all there is to remove."""
         with suppress(QuotaExceeded, InternalError):
             await self._store.drop(record.id, record)
-        await self._chronicle.ended(record.id, "destroyed", not_made(cause))
+        await self._session_journal.ended(record.id, "destroyed", not_made(cause))
 
 
 def not_made(cause: BaseException) -> str:
-    """The reason in the journal of one that never ran."""
+    """Return the journal's reason for a sandbox that never ran."""
     what = cause.message if isinstance(cause, SandkastenError) else type(cause).__name__
     return f"it could not be made: {what}"

@@ -1,10 +1,10 @@
-"""Notices within a second or so that a sandbox has ended, without anybody asking for it.
+"""Notice within about a second that a sandbox has ended, without a request for it.
 
-A connection that ends by itself is looked into at once; sandboxes that nobody is connected to are
-looked at every few seconds, as is what other processes of the same ledger made or destroyed
-meanwhile. What is over is written down and its leftovers are removed. Only a daemon keeps watch.
-Nothing here raises; what cannot be done now is tried in the next round. The sandboxes of a backend
-that does not answer are left as they are, and those of the others do not wait for it.
+A connection that ends by itself is checked at once. Sandboxes without a connection are checked
+every few seconds, and so is what other processes of the same ledger created or destroyed. Ends are
+recorded and leftovers removed. Only a daemon runs the watch. Nothing here raises; what fails is
+tried again in the next round. Sandboxes of a backend that does not answer are left unchanged, and
+other backends do not wait for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.lifecycle.reaper import Reaper
-    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.journal_rows import SessionRow
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Backend, EventSink, Store
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROUND_S = 2.0
-# The first process of a sandbox goes a moment after its connections do.
+# The first process of a sandbox exits shortly after its connections close.
 _LOOKS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _AT_ONCE = 16
-# How long a round waits for a backend; what it asked there goes on, and is not asked twice.
+# How long a round waits for a backend. The request continues and is not sent twice.
 _PATIENCE_S = 1.0
 
 
-class Watch:
+class EndWatch:
     def __init__(
         self,
         *,
@@ -48,7 +48,7 @@ class Watch:
         store: Store,
         handles: Handles,
         reaper: Reaper,
-        chronicle: Chronicle,
+        session_journal: SessionJournal,
         disconnects: asyncio.Queue[SandboxId],
         events: EventSink | None,
     ) -> None:
@@ -57,16 +57,16 @@ class Watch:
         self._store = store
         self._handles = handles
         self._reaper = reaper
-        self._chronicle = chronicle
+        self._session_journal = session_journal
         self._disconnects = disconnects
         self._events = events
         self._tasks: list[asyncio.Task[None]] = []
         self._looking: dict[str, asyncio.Task[bool]] = {}
         self._groups: dict[str, asyncio.Task[None]] = {}
         self.unsettled: set[SandboxId] = set()
-        """Found at the start, with a backend that did not say what became of them."""
+        """Sandboxes found at the start whose backend did not answer."""
         self.settle: Callable[[Record], Awaitable[object]] | None = None
-        """Does for one of those what the start would have done."""
+        """Settles one of those as recovery would have done."""
 
     def start(self) -> None:
         if not self._tasks:
@@ -89,19 +89,19 @@ class Watch:
             await asyncio.wait(tasks)
 
     async def round(self) -> None:
-        """One look at everything."""
+        """Check everything once."""
         with suppress(SandkastenError):
-            await self._chronicle.settle()
-        # Journal first: a session is in it before it is in the ledger, and ended in it before
-        # it leaves the ledger.
-        begun = await self._chronicle.open_rows()
+            await self._session_journal.settle()
+        # Journal first: a session is in the journal before it is in the ledger, and its end is
+        # recorded before it leaves the ledger.
+        begun = await self._session_journal.open_rows()
         records = await self._store.list()
         groups: dict[str, list[Record]] = {}
         for record in records:
             if self._is_ours(record):
                 groups.setdefault(record.backend, []).append(record)
-        for name in self._handles.reach.names():
-            # Nobody's sandbox asks for it any more, and still it should be known when it is back.
+        for name in self._handles.health.names():
+            # No sandbox refers to this backend any more, but its return should still be noticed.
             if name in self._backends:
                 groups.setdefault(name, [])
         for name, group in groups.items():
@@ -121,7 +121,9 @@ class Watch:
         self._groups.pop(name, None)
 
     async def _look_at(self, name: str, records: Sequence[Record]) -> None:
-        """Those of one backend. An engine that does not answer for one is not asked for others."""
+        """Check the sandboxes of one backend. If its engine does not answer for one, skip the
+        others.
+        """
         gate = asyncio.Semaphore(1 if has_engine(name) else _AT_ONCE)
         away = False
 
@@ -136,12 +138,12 @@ class Watch:
             await self._quietly("", self._ask, name)
 
     async def _ask(self, name: str) -> None:
-        async with self._handles.reach.looking(name, _PATIENCE_S):
+        async with self._handles.health.looking(name, _PATIENCE_S):
             await self._backends[name].owned()
 
     async def adopt(self, record: Record) -> bool:
-        """A sandbox that another process made is known from now on; whether it is a new one."""
-        journal = self._chronicle.journal
+        """Adopt a sandbox that another process made; return whether it was new here."""
+        journal = self._session_journal.journal
         if journal is None or await journal.session(record.id) is not None:
             return False
         await journal.begin_session(row_of(record))
@@ -151,21 +153,23 @@ class Watch:
     async def _reconcile(
         self, begun: Sequence[SessionRow], records: dict[SandboxId, Record]
     ) -> None:
-        journal = self._chronicle.journal
+        journal = self._session_journal.journal
         if journal is None:
             return
         there: set[str] = set(records)
         known = {row.id for row in begun}
         for the_id in known - there:
-            # Looked at again, since the list is as old as the round: it may have come into the
-            # ledger meanwhile, or its end may have been written.
+            # Check again, since the list is as old as the round: the session may have entered the
+            # ledger meanwhile, or its end may have been recorded.
             if await self._store.get(SandboxId(the_id)) is not None:
                 continue
-            if the_id in self._chronicle.making:
+            if the_id in self._session_journal.making:
                 continue
             row = await journal.session(the_id)
             if row is not None and row.ended_at is None:
-                await self._chronicle.ended(the_id, "destroyed", "another process destroyed it")
+                await self._session_journal.ended(
+                    the_id, "destroyed", "another process destroyed it"
+                )
         for the_id, record in records.items():
             if the_id not in known and is_there(record.state) and not record.hidden:
                 await self._quietly(the_id, self.adopt, record)
@@ -176,7 +180,8 @@ class Watch:
     async def _look(self, record: Record) -> None:
         dead = record.state is State.LOST
         if record.state is State.DESTROYING and has_engine(record.backend):
-            # Somebody wanted it gone while its engine was away, or is at it and has its lock.
+            # Its removal was requested while its engine was away, or another process is removing it
+            # now.
             dead = True
         if is_there(record.state):
             if record.id in self.unsettled and self.settle is not None:
@@ -217,11 +222,11 @@ class Watch:
                 self._emit("watch.failed", "", error=exc.code)
 
     async def _quietly(self, the_id: str, work: Callable[[T], Awaitable[object]], about: T) -> bool:
-        """Whether whoever was asked answered."""
+        """Return whether the backend answered."""
         try:
             await work(about)
         except SandkastenError as exc:
-            if self._handles.reach.knows(exc):
+            if self._handles.health.knows(exc):
                 return False
             self._emit("watch.failed", the_id, error=exc.code)
         return True

@@ -1,9 +1,9 @@
-"""Which isolation a request gets, and what each tier is worth on this machine.
+"""Choose the isolation of a request, and report what each tier offers on this machine.
 
-A tier is a backend with a strength. `standard` is the operator's default backend, `gvisor` puts a
-second kernel in between, `strongest` is the strongest that is ready. What was asked for is had or
-refused: nothing here ever chooses something weaker. Raises InvalidRequest, PolicyDenied and
-BackendUnavailable; measures by making and destroying real sandboxes.
+A tier is a backend with a strength. `standard` is the operator's default backend, `gvisor` adds a
+second kernel, `strongest` is the strongest one that is ready. A request gets what it asked for or
+is refused: nothing here ever chooses something weaker. Raises InvalidRequest, PolicyDenied and
+BackendUnavailable; measures by creating and destroying real sandboxes.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 _GVISOR: Final = "gvisor"
 _CREATES: Final = 3
-# A probe makes a trial sandbox at most, which takes seconds on a busy machine.
+# A probe makes at most one trial sandbox, which takes seconds on a busy machine.
 _PROBE_TIMEOUT_S: Final = 60.0
-# Names that a machine with any image at all is likely to know.
+# Names that a machine with any image is likely to have.
 _LIKELY_IMAGES: Final = ("python", "linux", "node", "base")
 _NO_IMAGE: Final = "there is no image in the store"
 _GET_IMAGE: Final = "sandkasten image build python --debian bookworm, image import or image pull"
 
 
-class Tiers:
-    """Chooses a backend; remembers who was ready."""
+class IsolationTiers:
+    """Chooses a backend and remembers which ones were ready."""
 
     def __init__(
         self,
@@ -58,7 +58,9 @@ class Tiers:
         self._ready_ones: dict[str, Readiness] = {}
 
     async def choose(self, backend: str | None, isolation: str | None) -> Backend:
-        """The backend for a request. The default one is not examined: creating says what fails."""
+        """Return the backend for a request. The default backend is not probed: create reports what
+        fails.
+        """
         asked = self._asked(backend, isolation)
         minimum = self._policy.isolation_minimum
         if asked == "strongest":
@@ -69,8 +71,8 @@ class Tiers:
             chosen = self._known(backend or self._default)
         if minimum is not None and strength(chosen.name) < weakest_of(minimum):
             raise PolicyDenied(
-                f"backend {chosen.name} isolates less than the operator demands ({minimum})",
-                hint=f"ask for isolation {minimum} or strongest; policy.isolation_minimum says so",
+                f"backend {chosen.name} isolates less than the operator requires ({minimum})",
+                hint=f"ask for isolation {minimum} or strongest; see policy.isolation_minimum",
                 rule="policy.isolation_minimum",
                 backend=chosen.name,
             )
@@ -80,7 +82,7 @@ class Tiers:
         if isolation is None:
             if backend is not None:
                 return _GVISOR if backend == _GVISOR else "standard"
-            # Who asked for nothing did not ask for less than the operator demands.
+            # A request that names no isolation accepts the operator's minimum.
             return self._policy.isolation or self._policy.isolation_minimum or "standard"
         if isolation not in ISOLATIONS:
             raise InvalidRequest(
@@ -91,16 +93,15 @@ class Tiers:
         if backend is not None and isolation != ("gvisor" if backend == _GVISOR else "standard"):
             raise InvalidRequest(
                 f"isolation {isolation} and backend {shown(backend)} contradict each other",
-                hint="name one of them: the backend follows from the isolation",
+                hint="name only one of them: the isolation selects the backend",
                 field="isolation",
             )
         return isolation
 
     async def _strongest(self, minimum: str | None) -> Backend:
-        """The default backend first among equals.
-
-        What runs on this machine and what is handed to an engine never stand in for each other:
-        they keep code and files in different places.
+        """Return the strongest ready backend, preferring the default. Backends on this machine and
+        backends behind an engine never replace each other: they keep code and files in different
+        places.
         """
         handed = has_engine(self._default)
         ranked = sorted(
@@ -122,8 +123,8 @@ class Tiers:
         if refusals:
             raise refusals[0]
         raise BackendUnavailable(
-            f"no backend that isolates as the operator demands ({minimum}) is configured here",
-            hint="run doctor; policy.isolation_minimum says so",
+            f"no configured backend meets the required isolation ({minimum})",
+            hint="run `sandkasten doctor`; see policy.isolation_minimum",
         )
 
     async def _ready(self, name: str) -> Backend:
@@ -143,8 +144,9 @@ class Tiers:
         return backend
 
     async def _readiness(self, backend: Backend) -> Readiness:
-        """Remembered once it is good; what is missing may be mended at any time, and an engine may
-        go away at any time."""
+        """Return the readiness of a backend. Only a good one is remembered: a missing part may be
+        installed at any time, and an engine may stop at any time.
+        """
         known = self._ready_ones.get(backend.name)
         if known is not None:
             return known
@@ -162,8 +164,8 @@ def _unready(name: str, found: Readiness) -> BackendUnavailable:
     )
 
 
-class Survey:
-    """What `doctor` shows: every tier, tried."""
+class TierSurvey:
+    """The report of `doctor`: every tier, tried."""
 
     def __init__(
         self,
@@ -183,7 +185,9 @@ class Survey:
         self._sandboxes = sandboxes
 
     async def tiers(self, *, measure: bool) -> list[Tier]:
-        """The default tier first. With `measure` each ready one makes a few real sandboxes."""
+        """Return all tiers, the default first. With `measure`, create a few real sandboxes on each
+        ready one.
+        """
         image = await self._some_image()
         lines = [await self._tier("", CreateRequest(), measure)]
         default = lines[0].backend
@@ -213,7 +217,7 @@ class Survey:
         return lines
 
     async def _tier(self, name: str, wanted: CreateRequest, measure: bool) -> Tier:
-        """`name` is empty for the default tier, which is called what it turns out to be."""
+        """Report one tier. An empty `name` means the default tier, which is named by its result."""
         default, backend = not name, wanted.backend or self._default
         create_ms: float | None = None
         try:
@@ -239,7 +243,7 @@ class Survey:
         )
 
     async def _looked_at(self, name: str) -> Tier:
-        """Only probed: a plan for a sandbox already brings an image into somebody's engine."""
+        """Only probe: planning a sandbox could already copy an image into the user's engine."""
         found = await self._probed(name)
         if not found.ready:
             return _missing(name, name, found.reason, found.remedy)
@@ -257,7 +261,9 @@ class Survey:
             )
 
     async def _create_ms(self, wanted: CreateRequest) -> float:
-        """The median of a few; the first one also makes what the others share, and is left out."""
+        """Return the median create time. The first create also makes what the others share, and is
+        left out.
+        """
         times: list[float] = []
         for _ in range(_CREATES + 1):
             plan = await self._planner.plan(wanted)
@@ -268,7 +274,7 @@ class Survey:
         return round(median(times[1:]), 1)
 
     async def _some_image(self) -> str | None:
-        """A name that means layers here and not the machine's own files."""
+        """Return the name of an image that has layers, not the host image."""
         for name in (self._policy.default_image, *_LIKELY_IMAGES):
             try:
                 image = await self._images.resolve(name)

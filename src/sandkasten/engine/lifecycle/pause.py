@@ -1,10 +1,10 @@
-"""Pause, resume and the return of memory: for cells that can, with the ledger as the truth.
+"""Pause, resume and memory reclaim, for cells that support them; the ledger is the truth.
 
-The row says PAUSED before anything stops and RUNNING after everything runs again, so a process
-that dies in between leaves a sandbox that is paused by its row; the reaper's `keep` then stops
-what still runs, and whoever resumes it finds nothing odd. Before the stop the runner is told,
-and closes every connection: nobody is left talking to a sandbox that cannot answer. A cell that
-lacks the port answers UnsupportedByBackend.
+The row says PAUSED before anything stops, and RUNNING after everything runs again. A process that
+dies in between leaves a sandbox whose row says PAUSED; the reaper's `keep` then stops what still
+runs, and a resume works as usual. Before the stop, the runner is told and closes every connection,
+so no client waits for a sandbox that cannot answer. A cell that lacks the port raises
+UnsupportedByBackend.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 # The runner answers these at once; a sandbox that starves it for longer is not paused.
 TELL_TIMEOUT_S = 5.0
-# Whoever holds the lock is creating, destroying, pausing or resuming it: seconds at most.
+# Another holder of the lock is creating, destroying, pausing or resuming: seconds at most.
 LOCK_WAIT_S = 30.0
-# A sandbox that uses less of a processor than this is at rest: its runner looks about now and then.
+# A sandbox that uses less CPU than this is idle: its runner wakes up now and then.
 REST_SHARE = 0.01
 
 
-class Pausing:
+class PauseControl:
     def __init__(
         self,
         *,
@@ -49,10 +49,10 @@ class Pausing:
         self._store = store
         self._clock = clock
         self._events = events
-        self._rest = _Rest(policy.reclaim_after_s)
+        self._rest = _IdleTracker(policy.reclaim_after_s)
 
     async def pause(self, text: str) -> Record:
-        """Nothing inside runs when this returns. Twice is fine; a failure leaves it running."""
+        """Stop everything inside. Twice is fine; a failure leaves the sandbox running."""
         the_id = sandbox_id(text)
         async with self._store.lock(the_id, wait_s=LOCK_WAIT_S):
             handle = await self._fresh(the_id)
@@ -65,7 +65,7 @@ class Pausing:
             return handle.record
 
     async def resume(self, text: str) -> Record:
-        """It runs on where it stopped. Twice is fine; a failure leaves it paused."""
+        """Continue where it stopped. Twice is fine; a failure leaves the sandbox paused."""
         the_id = sandbox_id(text)
         async with self._store.lock(the_id, wait_s=LOCK_WAIT_S):
             handle = await self._fresh(the_id)
@@ -78,11 +78,13 @@ class Pausing:
             return handle.record
 
     async def reclaim(self, text: str) -> int:
-        """How many bytes the host got back; works on a paused sandbox too, and is no activity."""
+        """Return how many bytes the host got back. Works on a paused sandbox too and does not count
+        as activity.
+        """
         cell = await self._handles.look(text)
         if not isinstance(cell, Reclaims):
             raise UnsupportedByBackend(
-                f"the backend of sandbox {text} cannot give memory back",
+                f"the backend of sandbox {text} does not support memory reclaim",
                 hint="destroy the sandbox, or use a backend that counts memory",
             )
         freed = await cell.reclaim()
@@ -91,7 +93,9 @@ class Pausing:
         return freed
 
     async def keep(self, record: Record) -> None:
-        """One look of the reaper at a living sandbox: paused is paused, and rest gives memory."""
+        """Check one living sandbox for the reaper: enforce a pause, and reclaim memory after a long
+        idle time.
+        """
         if record.state is State.PAUSED:
             with suppress(Busy):
                 async with self._store.lock(record.id, wait_s=0):
@@ -105,7 +109,7 @@ class Pausing:
                 await self.reclaim(record.id)
 
     def forget(self, known: set[SandboxId]) -> None:
-        """Drop what is remembered of sandboxes that are not there any more."""
+        """Drop what is remembered of sandboxes that no longer exist."""
         self._rest.forget(known)
 
     async def _keep_paused(self, the_id: SandboxId) -> None:
@@ -121,7 +125,7 @@ class Pausing:
 
     async def _pause(self, handle: Handle, cell: Pausable) -> None:
         running = handle.record
-        # Continuing what runs does nothing, and says at once where it cannot be paused at all.
+        # Thawing a running sandbox does nothing, and fails at once where pausing is not supported.
         await cell.resume()
         channel = await self._handles.channel(handle)
         paused = replace(running, state=State.PAUSED)
@@ -130,7 +134,8 @@ class Pausing:
         try:
             await channel.call("freeze", {"frozen": True}, timeout_s=TELL_TIMEOUT_S)
             await channel.call("quiesce", {"ms": 0}, timeout_s=TELL_TIMEOUT_S)
-            # Its end is on the way. Not ours to close: who follows a command would be cancelled.
+            # It is ending. Do not close the channel here: a client that follows a command would be
+            # cancelled.
             if not await channel.wait_closed(TELL_TIMEOUT_S):
                 raise _silent(running)
             await cell.pause()
@@ -139,7 +144,7 @@ class Pausing:
             raise
 
     async def _run_on(self, handle: Handle, cell: Pausable, running: Record) -> None:
-        """After a failed pause; the caller gets the error that began this."""
+        """Undo a failed pause; the caller gets the error that caused it."""
         with suppress(SandkastenError):
             await cell.resume()
             await self._tell_running(handle)
@@ -163,7 +168,9 @@ class Pausing:
         handle.record = running
 
     async def _tell_running(self, handle: Handle) -> None:
-        """The clock of its commands goes on. Dials past the check that keeps others out."""
+        """Tell the runner that its clocks continue. This dial bypasses the check for paused
+        sandboxes.
+        """
         async with handle.dialing:
             if handle.channel is not None:
                 await handle.channel.aclose()
@@ -181,32 +188,34 @@ class Pausing:
 
 
 @dataclass(slots=True)
-class _Look:
+class _IdleCheck:
     cpu_usec: int
     at: float
     since: float
-    """When it last worked, as far as we looked."""
+    """Time at which it was last seen active."""
     relieved: bool = False
 
 
-class _Rest:
-    """Which sandboxes have been at rest for so long that their memory is asked for, once each."""
+class _IdleTracker:
+    """Tracks which sandboxes have been idle long enough to reclaim their memory, once per idle
+    period.
+    """
 
     def __init__(self, after_s: float | None) -> None:
         self._after_s = after_s
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, _IdleCheck] = {}
 
     @property
     def wanted(self) -> bool:
         return self._after_s is not None
 
     def due(self, the_id: str, cpu_usec: int | None, now: float) -> bool:
-        """Whether the rest has lasted long enough; True once for each rest."""
+        """Return True once per idle period, when it has lasted long enough."""
         if cpu_usec is None or self._after_s is None:
             return False
         look = self._looks.get(the_id)
         if look is None:
-            self._looks[the_id] = _Look(cpu_usec, now, now)
+            self._looks[the_id] = _IdleCheck(cpu_usec, now, now)
             return False
         if cpu_usec - look.cpu_usec > (now - look.at) * 1e6 * REST_SHARE:
             look.since, look.relieved = now, False
@@ -224,7 +233,7 @@ class _Rest:
 def _silent(record: Record) -> Busy:
     return Busy(
         f"sandbox {record.id} did not answer within {TELL_TIMEOUT_S:g} s",
-        hint="it may be starved of CPU; try again",
+        hint="it may be starved of CPU; retry",
     )
 
 

@@ -1,7 +1,7 @@
-"""From a request to a plan: every rule is applied here, before anything is made.
+"""Turn a request into a plan: every rule is applied here, before anything is made.
 
-Raises the class of `errors` that names the rule. Reads nothing but the image source and the
-sources of host mounts; packages that are asked for are installed here when they are not yet.
+Raises the class of `errors` that names the rule. Reads nothing but the image source and the sources
+of host mounts; requested packages are installed here if they are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sandkasten.ports import KeepsImages, Watchful
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.engine.lifecycle.isolation_tiers import Tiers
+    from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.model.sandbox.host_mounts import MountRule
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SandboxPlan:
     """A checked request: nothing was made yet, and nothing in it can be refused any more."""
 
     backend: Backend
@@ -62,7 +62,7 @@ class Planner:
     def __init__(
         self,
         *,
-        tiers: Tiers,
+        tiers: IsolationTiers,
         images: ImageSource,
         policy: Policy,
         host_mounts: HostMounts | None = None,
@@ -81,7 +81,7 @@ class Planner:
         otherwise: str = "linux",
         image: Image | None = None,
         sites: Sites | None = None,
-    ) -> Plan:
+    ) -> SandboxPlan:
         """Check everything that can be checked before anything is made.
 
         `otherwise` is the alias meant by a request that names no image, where the operator's
@@ -114,7 +114,7 @@ class Planner:
         sets = await self._provided(packages, rules, spec, backend.name, sites) if packages else ()
         if sets:
             spec = _with_packages(spec, sets)
-        return Plan(
+        return SandboxPlan(
             backend=backend,
             spec=spec,
             lease=lease,
@@ -131,8 +131,8 @@ class Planner:
             key_id=request.key_id,
         )
 
-    async def check_present(self, plan: Plan) -> None:
-        """InvalidImage when the image was removed since it was resolved."""
+    async def check_present(self, plan: SandboxPlan) -> None:
+        """Raise InvalidImage if the image was removed since it was resolved."""
         image = plan.spec.image
         if isinstance(self._images, Watchful) and not await self._images.present(image):
             raise InvalidImage(
@@ -144,7 +144,7 @@ class Planner:
             if self._packages is not None and not await self._packages.present(key):
                 raise Busy(
                     "the packages were removed while a sandbox was being made with them",
-                    hint="ask again: they are installed anew",
+                    hint="retry: they are installed again",
                 )
 
     async def _provided(
@@ -165,7 +165,7 @@ class Planner:
                 if touching(rule.target, one.mount.target):
                     raise Conflict(
                         f"mount {rule.name} lies at {rule.target}, where packages are shown",
-                        hint="the operator gives it another target (policy.mounts)",
+                        hint="choose another target in policy.mounts",
                         mount=rule.name,
                     )
         return sets
@@ -175,7 +175,7 @@ class Planner:
             return ()
         if self._host_mounts is None:
             raise UnsupportedByBackend(
-                "host mounts cannot be had here", hint="take them out of policy.mounts"
+                "host mounts are not supported here", hint="remove them from policy.mounts"
             )
         return tuple(await self._host_mounts.resolve(rules))
 
@@ -186,11 +186,13 @@ class Planner:
             image = await self._resolved(backend, self._policy.default_image, otherwise)
         except PolicyDenied:
             image = await self._resolved(backend, otherwise)
-        # A caller who named no image was promised none, so there is nothing to warn about.
+        # The caller named no image, so there is nothing to warn about.
         return replace(image, warning="")
 
     async def _resolved(self, backend: Backend, name: str, instead: str | None = None) -> Image:
-        """`instead` is meant where the name means the host, which not every backend can show."""
+        """Resolve the image. `instead` is used where the name means the host, which some backends
+        cannot show.
+        """
         if isinstance(backend, KeepsImages):
             return await self._kept(backend, backend.name, name, instead)
         return await self._images.resolve(name)
@@ -198,7 +200,7 @@ class Planner:
     async def _kept(
         self, keeper: KeepsImages, backend: str, name: str, instead: str | None
     ) -> Image:
-        """The store first, then the backend, and only then what may be fetched into the store."""
+        """Look in the store first, then in the backend, and only then fetch into the store."""
         there = await self._images.look_up(name)
         if there.image is not None and there.image.kind == "host":
             if instead is not None:
@@ -222,8 +224,8 @@ class Planner:
             f"(looked for {sought})",
             hint=f"bring it into the store (sandkasten image build, import or pull) or into the "
             f"engine ({backend} pull {last}), let the engine fetch it "
-            f"(backends.{backend}.pull: missing), or mean another one (default_image, where a "
-            "request names none)",
+            f"(backends.{backend}.pull: missing), or name another image (default_image "
+            "applies when a request names none)",
             image=name,
         )
 
@@ -238,7 +240,7 @@ def _with_packages(spec: CellSpec, sets: Sequence[PackageSet]) -> CellSpec:
 
 
 def _keys(mounts: Sequence[Mounted]) -> tuple[str, ...]:
-    """Of the package sets among them."""
+    """Return the keys of the package sets among them."""
     return tuple(
         one.name.removeprefix(MOUNT_PREFIX) for one in mounts if one.name.startswith(MOUNT_PREFIX)
     )
@@ -248,8 +250,8 @@ def _shown(mounts: Sequence[Mounted]) -> str | None:
     return " and ".join(key[:12] for key in _keys(mounts)) or None
 
 
-def check_same_kind(found: Record, request: CreateRequest, plan: Plan) -> None:
-    """A key names one sandbox: asking for another kind under it is a mistake, not a new one."""
+def check_same_kind(found: Record, request: CreateRequest, plan: SandboxPlan) -> None:
+    """Raise Conflict if a session key already names a sandbox of another kind."""
     has_workspace = None if found.workspace_id is None else plain_name(found.workspace_id)
     asked = (
         ("image", request.image, plan.spec.image.name, found.image),

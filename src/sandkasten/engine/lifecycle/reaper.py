@@ -1,9 +1,9 @@
-"""The reaper: finishes what a dead process began, and takes away what is over.
+"""The reaper: finish what a dead process began, and remove what is over.
 
-Works on a ledger that other processes use at the same moment, so it touches an id only with
-that id's lock in hand and after reading its row again. Who holds a lock is at work: skipped.
-What cannot be removed is left marked and reported; the next pass tries again. A backend that does
-not answer keeps nobody waiting but its own sandboxes.
+Other processes use the same ledger at the same time, so the reaper touches an id only while it
+holds that id's lock and after reading its row again. A locked id is in use and is skipped. What
+cannot be removed stays marked and is reported; the next pass tries again. A backend that does not
+answer delays only its own sandboxes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.backend_health import silent
+from sandkasten.engine.backend_health import no_answer_error
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes, rebooted
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import Busy, SandkastenError
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.engine.handles import Handles
-    from sandkasten.engine.lifecycle.pause import Pausing
+    from sandkasten.engine.lifecycle.pause import PauseControl
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Backend, Clock, EventSink, Store
 
 _AT_ONCE = 8
-# A list of names; one that takes longer is asked again in the next pass.
+# This call only lists names; if it takes longer, the next pass asks again.
 OWNED_TIMEOUT_S = 10.0
-# The runner ends itself at its lifetime; we only step in when it did not.
+# The runner ends itself at its lifetime; the reaper acts only if it did not.
 _LIFETIME_SLACK_S = 10.0
 
 
@@ -58,7 +58,7 @@ class Reaper:
         store: Store,
         sandboxes: Sandboxes,
         handles: Handles,
-        pausing: Pausing,
+        pausing: PauseControl,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
@@ -71,7 +71,9 @@ class Reaper:
         self._events = events
 
     async def sweep(self, *, quick: bool = False) -> Swept:
-        """One pass. `quick` trusts rows of sandboxes that are there and does not ask after each."""
+        """Run one pass. `quick` trusts the rows of running sandboxes and does not check each
+        one.
+        """
         tally = _Tally()
         gates: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
 
@@ -83,8 +85,8 @@ class Reaper:
             async with gates[backend.name]:
                 await self._orphan(backend, the_id, tally)
 
-        # Owned first, rows second: an id that is owned and has no row *afterwards* has none
-        # because nobody is making it; the other order would race with every create.
+        # List owned ids first, then rows: an owned id without a row *afterwards* has none because
+        # no process is creating it. The other order would race with every create.
         owned = await self._owned()
         records = await self._store.list()
         known = {record.id for record in records}
@@ -111,7 +113,9 @@ class Reaper:
         return swept
 
     async def bury(self, the_id: SandboxId) -> bool:
-        """Take away one that was found dead; whether it is gone. Who holds its lock is at it."""
+        """Remove a sandbox that was found dead; return whether it is gone. A locked one is being
+        handled.
+        """
         tally = _Tally()
         await self._locked(the_id, tally, self._collect)
         return bool(tally.dead or tally.expired or tally.finished)
@@ -121,8 +125,8 @@ class Reaper:
             try:
                 return [(backend, the_id) for the_id in await self._held(backend)]
             except SandkastenError as exc:
-                # A backend that cannot answer now keeps its litter until it can.
-                if not self._handles.reach.knows(exc):
+                # A backend that cannot answer now keeps its leftovers until it can.
+                if not self._handles.health.knows(exc):
                     told = {"backend": backend.name, "error": exc.code}
                     self._emit("reaper.backend_silent", told)
                 return []
@@ -132,10 +136,10 @@ class Reaper:
 
     async def _held(self, backend: Backend) -> Sequence[SandboxId]:
         try:
-            async with self._handles.reach.looking(backend.name, OWNED_TIMEOUT_S):
+            async with self._handles.health.looking(backend.name, OWNED_TIMEOUT_S):
                 return await backend.owned()
         except TimeoutError as exc:
-            raise silent(backend.name, OWNED_TIMEOUT_S) from exc
+            raise no_answer_error(backend.name, OWNED_TIMEOUT_S) from exc
 
     async def _row(self, record: Record, tally: _Tally, *, quick: bool) -> None:
         if is_there(record.state) and not self._over(record):
@@ -159,7 +163,7 @@ class Reaper:
         over = self._over(record)
         if is_there(record.state) and not over:
             return
-        self._handles.reach.check(record.backend)
+        self._handles.health.check(record.backend)
         await self._sandboxes.bury(record)
         if record.state in (State.CREATING, State.DESTROYING):
             tally.finished.append(the_id)
@@ -170,9 +174,9 @@ class Reaper:
 
     async def _orphan(self, backend: Backend, the_id: SandboxId, tally: _Tally) -> None:
         async def work(one: SandboxId, sums: _Tally) -> None:
-            # Its row may have been written since we looked; a row always comes first.
+            # Its row may have been written since the list was read; a row always comes first.
             if await self._store.get(one) is None:
-                self._handles.reach.check(backend.name)
+                self._handles.health.check(backend.name)
                 await self._sandboxes.remove(backend, one)
                 sums.orphans.append(one)
 
@@ -190,7 +194,7 @@ class Reaper:
                 except SandkastenError as exc:
                     unsure = exc
             if unsure is not None:
-                # It may be that one's, and then its file is all that says so.
+                # The id range may belong to that sandbox, and its file is the only evidence.
                 raise unsure
             await self._store.drop(one)
             sums.corrupt.append(one)
@@ -205,7 +209,7 @@ class Reaper:
             return
         except SandkastenError as exc:
             tally.failed.append(the_id)
-            if not self._handles.reach.knows(exc):
+            if not self._handles.health.knows(exc):
                 self._emit("reaper.failed", {"sandbox": the_id, "error": exc.code})
 
     def _over(self, record: Record) -> bool:
@@ -214,7 +218,7 @@ class Reaper:
         if record.hidden and owner_gone(record):
             return True
         age_s = self._clock.boottime() - record.created_boottime
-        # A paused runner cannot end itself, so there is nothing to wait for.
+        # A paused runner cannot end itself, so there is no reason to wait.
         slack_s = 0.0 if record.state is State.PAUSED else _LIFETIME_SLACK_S
         return record.state is not State.CREATING and age_s > record.lifetime_s + slack_s
 

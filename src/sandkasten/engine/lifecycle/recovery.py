@@ -1,9 +1,9 @@
-"""After a start: what the daemon before us left is kept, finished, taken away or marked.
+"""Recovery after a start: adopt, finish, remove or mark what the previous daemon left.
 
-The ledger says what was there and the backend what still is; the journal learns what became of
-each. Runs before anything new is begun, because a session that is being made here looks like one
-that somebody left half-made. What cannot be done now is left to the reaper; sandboxes of a backend
-that does not answer are left to the watch, which does the same for them when it is back.
+The ledger says what existed, the backend what still exists, and the journal learns what became of
+each. Recovery runs before anything new starts, because a session that is being created looks like
+one that was left half made. What cannot be done now is left to the reaper; sandboxes of a backend
+that does not answer are left to the watch, which settles them when the backend is back.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sandkasten.model.sandbox.lifecycle import State, is_there
 from sandkasten.model.sandbox.sandbox_requests import Recovered
 
 if TYPE_CHECKING:
-    from sandkasten.engine.commands.exec_history import History
+    from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.engine.handles import Handles
-    from sandkasten.engine.lifecycle.end_watch import Watch
+    from sandkasten.engine.lifecycle.end_watch import EndWatch
     from sandkasten.engine.lifecycle.reaper import Reaper
-    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.journal_rows import SessionRow
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Clock, EventSink, Store
@@ -38,16 +38,16 @@ class Recovery:
         store: Store,
         handles: Handles,
         reaper: Reaper,
-        chronicle: Chronicle,
-        history: History,
-        watch: Watch,
+        session_journal: SessionJournal,
+        history: ExecHistory,
+        watch: EndWatch,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
         self._store = store
         self._handles = handles
         self._reaper = reaper
-        self._chronicle = chronicle
+        self._session_journal = session_journal
         self._history = history
         self._watch = watch
         self._clock = clock
@@ -63,12 +63,12 @@ class Recovery:
                 try:
                     tally[await self._row(record)] += 1
                 except SandkastenError as exc:
-                    if self._handles.reach.knows(exc):
+                    if self._handles.health.knows(exc):
                         self._watch.unsettled.add(record.id)
                     else:
                         self._emit("recovery.failed", sandbox=record.id, error=exc.code)
 
-        open_rows = await self._chronicle.open_rows()
+        open_rows = await self._session_journal.open_rows()
         records = [row for row in await self._store.list() if not row.hidden]
         known = {record.id for record in records}
         await asyncio.gather(*(one(record) for record in records))
@@ -89,7 +89,7 @@ class Recovery:
         return found
 
     async def _row(self, record: Record) -> str:
-        """What became of one that has a row in the ledger."""
+        """Settle a sandbox that has a row in the ledger."""
         if record.state is State.CREATING and not owner_gone(record):
             return "others"
         if not is_there(record.state):
@@ -98,16 +98,17 @@ class Recovery:
             return await self._over(record)
         adopted = await self._watch.adopt(record)
         if not adopted:
-            # It ran, and the one who made it died before it could say so.
-            await self._chronicle.runs(record)
+            # It was running, and its creator died before it could record that.
+            await self._session_journal.runs(record)
         if record.state is State.RUNNING:
             try:
                 await self._history.resume(record)
             except SandkastenError as exc:
                 if not await self._handles.alive(record):
-                    # It was dying when we looked.
+                    # It was dying when we checked.
                     return await self._over(record)
-                # It is kept all the same; the end of what runs there is noted when it is asked for.
+                # It is adopted anyway; the ends of its commands are recorded when they are
+                # requested.
                 self._emit("recovery.unfollowed", sandbox=record.id, error=exc.code)
         return "adopted" if adopted else "kept"
 
@@ -115,21 +116,21 @@ class Recovery:
         half = record.state in (State.CREATING, State.DESTROYING)
         judged = self._handles.judge(record)
         if not await self._reaper.bury(record.id):
-            # Another process is at it, or it cannot be removed now.
+            # Another process is working on it, or it cannot be removed now.
             return "others"
         if half and not rebooted(record):
             return "finished"
-        journal = self._chronicle.journal
+        journal = self._session_journal.journal
         row = None if journal is None else await journal.session(record.id)
         return row.status if row is not None else judged.end
 
     async def _without_row(self, row: SessionRow) -> str:
         booted_at = self._clock.now() - self._clock.boottime()
         if row.created_at < booted_at:
-            await self._chronicle.ended(row.id, "lost", "the machine was restarted")
+            await self._session_journal.ended(row.id, "lost", "the machine was restarted")
             return "lost"
         never = "it was never made" if row.status == "creating" else "nothing is left of it"
-        await self._chronicle.ended(row.id, "crashed", f"the daemon died: {never}")
+        await self._session_journal.ended(row.id, "crashed", f"the daemon died: {never}")
         return "crashed"
 
     def _emit(self, event: str, **fields: str | int) -> None:

@@ -1,6 +1,6 @@
-"""A row of the ledger as its owner sees it: names without their tenant, times as moments.
+"""Convert a ledger row into what its owner sees: names without the tenant, wall-clock timestamps.
 
-And a process as the runner tells of it.
+Also converts a process as the runner reports it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SPARE_DETAIL = "kept ready for the next one-shot"
 
 
 def described(record: Record, *, created: bool, used: float, clock: Clock) -> Info:
-    """`used` is the boot time of its last use, as far as is known here."""
+    """Return the public description. `used` is the boot time of the last use known here."""
     now, boottime = clock.now(), clock.boottime()
     ends_idle = now + max(0.0, used + record.idle_timeout_s - boottime)
     ends = now + max(0.0, record.created_boottime + record.lifetime_s - boottime)
     if record.state is State.PAUSED:
-        # Idleness is no fault of a sandbox that may not run; its lifetime goes on.
+        # A paused sandbox cannot become idle; only its lifetime counts.
         ends_idle = ends
     return Info(
         id=record.id,

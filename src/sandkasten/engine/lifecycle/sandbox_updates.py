@@ -1,7 +1,8 @@
-"""Change what may change of a living sandbox: how long it lives, and its labels.
+"""Change a living sandbox: its timeouts and its labels.
 
-The runner holds the lease and is told first; a row that then cannot be written sets it back, so
-the two never disagree. Refuses before anything is changed. With the lock of the id in hand.
+The runner holds the lease and is told first. If the row then cannot be written, the lease is set
+back, so the two never disagree. Invalid requests are refused before anything changes. The lock of
+the id is held.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sandkasten.model.sandbox.policy import check_network
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handles
-    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.policy import Policy
     from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
@@ -30,20 +31,20 @@ _LOCK_WAIT_S = 30.0
 _LEASE_TIMEOUT_S = 10.0
 
 
-class Updating:
+class SandboxUpdates:
     def __init__(
         self,
         *,
         handles: Handles,
         store: Store,
-        chronicle: Chronicle,
+        session_journal: SessionJournal,
         policy: Policy,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
         self._handles = handles
         self._store = store
-        self._chronicle = chronicle
+        self._session_journal = session_journal
         self._policy = policy
         self._clock = clock
         self._events = events
@@ -66,16 +67,16 @@ class Updating:
             if _lease(new) == _lease(old):
                 await self._store.put(new)
             else:
-                # A paused runner cannot be told, and says so.
+                # A paused runner cannot be told, and raises that.
                 await self._relet(await self._handles.channel(handle), old, new)
             handle.record = new
             if labels is not None:
-                await self._chronicle.changed(new)
+                await self._session_journal.changed(new)
         self._emit("sandbox.updated", new)
         return new
 
     def _leased(self, record: Record, request: UpdateRequest) -> Record:
-        """The row with the times it asks for; what it does not name stays."""
+        """Return the row with the requested times; times that are not named stay."""
         most = self._policy.lifetime_s
         lifetime = record.lifetime_s
         if request.lifetime_s is not None:
@@ -83,8 +84,8 @@ class Updating:
             age_s = self._clock.boottime() - record.created_boottime
             if lifetime <= age_s:
                 raise InvalidRequest(
-                    f"lifetime_seconds counts from the creation, {age_s:.0f} s ago",
-                    hint="ask for more than that, or destroy the sandbox",
+                    f"lifetime_seconds counts from creation, {age_s:.0f} s ago",
+                    hint="use a larger value, or destroy the sandbox",
                     field="lifetime_seconds",
                 )
         asked = [

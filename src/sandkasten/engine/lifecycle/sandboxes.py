@@ -1,8 +1,8 @@
 """Create, describe and destroy sandboxes, so that a crash at any point leaves something findable.
 
-The row is written before the resource is made and dropped after it is gone; the lock of an
-id is held while its sandbox is made or removed, so nobody takes a half-made one for litter.
-A create that fails or is cancelled removes what it began before it lets the error through.
+The row is written before the resource is made and removed after it is gone. The lock of an id is
+held while its sandbox is made or removed, so no other process takes a half-made sandbox for
+leftovers. A create that fails or is cancelled removes what it made before it raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandkasten.disk.process_identity import boot_id, this_process
 from sandkasten.engine.cleanup import finish
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.lifecycle.admission import not_made
-from sandkasten.engine.lifecycle.planner import Plan, Planner, check_same_kind
+from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan, check_same_kind
 from sandkasten.engine.lifecycle.sandbox_info import described
 from sandkasten.engine.lifecycle.tenant_quotas import UNLIMITED, Allowance
 from sandkasten.errors import (
@@ -41,19 +41,19 @@ from sandkasten.wire.channel import Channel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.engine.lifecycle.admission import Entries
-    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.engine.lifecycle.admission import Admission
+    from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Info
 
-# Making a place takes milliseconds; a host so busy that it needs this long is not usable.
+# Creating takes milliseconds; a host that needs this long is overloaded.
 CREATE_TIMEOUT_S = 30.0
 # Clean-up runs after its caller was cancelled, so it must end; the reaper does the rest.
 DESTROY_TIMEOUT_S = 20.0
-# Long enough for one create and one destroy of whoever holds the lock.
+# Long enough for one create and one destroy by the holder of the lock.
 LOCK_WAIT_S = CREATE_TIMEOUT_S + DESTROY_TIMEOUT_S
 LEASE_TIMEOUT_S = 10.0
-# An answer takes a tenth of a millisecond; later than this, making another is quicker.
+# An answer takes a tenth of a millisecond; after this time creating another is faster.
 CLAIM_TIMEOUT_S = 1.0
 _CHECKS_AT_ONCE = 16
 
@@ -65,13 +65,13 @@ class Sandboxes:
         handles: Handles,
         store: Store,
         planner: Planner,
-        chronicle: Chronicle,
-        entries: Entries,
+        session_journal: SessionJournal,
+        entries: Admission,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
         self._entries = entries
-        self._chronicle = chronicle
+        self._session_journal = session_journal
         self._handles = handles
         self._store = store
         self._planner = planner
@@ -99,9 +99,9 @@ class Sandboxes:
             return self.describe(await self.make(plan, allowance=allowance), created=True)
 
     async def make(
-        self, plan: Plan, *, acquired: Acquired = "cold", allowance: Allowance = UNLIMITED
+        self, plan: SandboxPlan, *, acquired: Acquired = "cold", allowance: Allowance = UNLIMITED
     ) -> Record:
-        """A running sandbox with its handle open, or an error and nothing left behind."""
+        """Return a running sandbox with an open handle, or raise and leave nothing behind."""
         owner = this_process()
         record = Record(
             id=new_sandbox_id(),
@@ -124,16 +124,17 @@ class Sandboxes:
             warnings=plan.warnings,
             acquired=acquired,
             mounts=plan.mounts,
-            # Nobody's until it is claimed; the operator's row keeps it out of every tenant's sum.
+            # A warm-pool sandbox has no owner until it is claimed; the operator's row keeps it out
+            # of every tenant's sum.
             tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,
         )
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
             record, plan = await self._entries.write(record, plan, allowance, self)
             try:
-                # The row keeps the image from now on; it must not have gone just before.
+                # From now on the row protects the image; check that it was not removed just before.
                 await self._planner.check_present(plan)
                 record = await self._start(record, plan)
-                await self._chronicle.runs(record)
+                await self._session_journal.runs(record)
             except BaseException as exc:
                 await finish(self._undo(record, exc))
                 raise
@@ -141,8 +142,10 @@ class Sandboxes:
         self._emit("sandbox.created", record, seconds=seconds, source=acquired)
         return record
 
-    async def claim(self, spare: Record, plan: Plan) -> Record | None:
-        """The spare as what the plan asks for; None when it has died or somebody removed it."""
+    async def claim(self, spare: Record, plan: SandboxPlan) -> Record | None:
+        """Return the warm-pool sandbox with what the plan asks for; None if it died or was
+        removed.
+        """
         handle = self._handles.peek(spare.id)
         if handle is None or handle.channel is None or handle.channel.closed:
             return None
@@ -150,7 +153,7 @@ class Sandboxes:
         leasing = asyncio.ensure_future(_lease(handle.channel, plan, CLAIM_TIMEOUT_S))
         leasing.add_done_callback(_seen)
         try:
-            # The request goes out first; its answer says that the runner lives and will.
+            # The request goes out first; its answer proves that the runner is alive.
             await asyncio.sleep(0)
             async with self._store.lock(spare.id, wait_s=0):
                 row = await self._store.get(spare.id)
@@ -168,12 +171,12 @@ class Sandboxes:
                     warnings=plan.warnings,
                     tenant=plan.tenant,
                 )
-                await self._chronicle.begin(claimed, plan.key_id)
+                await self._session_journal.begin(claimed, plan.key_id)
                 await self._store.put(claimed)
             await leasing
-            await self._chronicle.runs(claimed)
+            await self._session_journal.runs(claimed)
         except SandkastenError:
-            # Whatever it is: a sandbox of its own will do, or say better what is wrong.
+            # Whatever the reason: a sandbox of its own will work, or report the cause better.
             return None
         finally:
             leasing.cancel()
@@ -189,7 +192,7 @@ class Sandboxes:
         return self.describe(await self._looked_at(record), created=False)
 
     async def owner(self, the_id: SandboxId) -> str:
-        """Whose it is; SessionNotFound when there is none."""
+        """Return the tenant of a sandbox. Raise SessionNotFound."""
         handle = self._handles.peek(the_id)
         record = handle.record if handle is not None else await self._store.get(the_id)
         if record is None or record.hidden:
@@ -197,25 +200,25 @@ class Sandboxes:
         return record.tenant
 
     async def check_owner(self, the_id: SandboxId, tenant: str) -> None:
-        """SessionExpired when this tenant had it; another's answers like an unknown one."""
+        """Raise SessionExpired if this tenant had the sandbox; another tenant's id is unknown."""
         try:
             if await self.owner(the_id) == tenant:
                 return
         except SessionNotFound:
-            gone = await self._chronicle.gone(the_id, tenant)
+            gone = await self._session_journal.gone(the_id, tenant)
             if gone is not None:
                 raise gone from None
         raise _unknown(the_id)
 
     async def census(self) -> dict[tuple[str, str], int]:
-        """How many rows are in each state and backend, without a look at the sandboxes."""
+        """Return the number of rows by state and backend, without checking the sandboxes."""
         return Counter(
             ("spare" if row.acquired == "spare" else row.state.value, row.backend)
             for row in await self._store.list()
         )
 
     async def list(self, *, all: bool = False, tenant: str | None = None) -> Sequence[Info]:
-        """Everybody's sandboxes; with `all` also what is kept ready and belongs to nobody yet."""
+        """Return the sandboxes of all tenants; with `all`, also unclaimed warm-pool sandboxes."""
         gate = asyncio.Semaphore(_CHECKS_AT_ONCE)
 
         async def one(record: Record) -> Record:
@@ -230,9 +233,10 @@ class Sandboxes:
         ]
 
     async def destroy(self, text: str) -> None:
-        """Gone when this returns. SessionNotFound when there is none; a failure leaves its row.
+        """Destroy a sandbox; it is gone when this returns. A failure leaves its row.
 
-        BackendUnavailable: it is marked, nobody gets at it any more, and it goes when it can.
+        Raise SessionNotFound, or BackendUnavailable: then it is marked, cannot be used any more,
+        and is removed later.
         """
         the_id = sandbox_id(text)
         async with self._store.lock(the_id, wait_s=LOCK_WAIT_S):
@@ -250,11 +254,11 @@ class Sandboxes:
                 ) from exc
 
     async def remove(self, backend: Backend, the_id: SandboxId) -> None:
-        """Remove whatever a backend holds for an id, alive or not. Bounded by DESTROY_TIMEOUT_S."""
+        """Remove what a backend holds for an id, alive or not. Bounded by DESTROY_TIMEOUT_S."""
         handle = self._handles.peek(the_id)
         dying: asyncio.Future[None] | None = None
         try:
-            async with self._handles.reach.asking(backend.name, DESTROY_TIMEOUT_S):
+            async with self._handles.health.asking(backend.name, DESTROY_TIMEOUT_S):
                 try:
                     cell = handle.cell if handle is not None else await backend.attach(the_id)
                 except SandboxLost:
@@ -262,7 +266,7 @@ class Sandboxes:
                         dying = asyncio.ensure_future(backend.discard(the_id))
                 else:
                     dying = asyncio.ensure_future(cell.destroy())
-                # One turn of the loop, in which it begins; our end is closed meanwhile.
+                # Yield once so that the removal starts; our connection is closed meanwhile.
                 await asyncio.sleep(0)
                 await self._handles.forget(the_id)
                 if dying is not None:
@@ -281,7 +285,7 @@ class Sandboxes:
         used = handle.last_used if handle is not None else record.created_boottime
         return described(record, created=created, used=used, clock=self._clock)
 
-    async def _start(self, record: Record, plan: Plan) -> Record:
+    async def _start(self, record: Record, plan: SandboxPlan) -> Record:
         try:
             async with asyncio.timeout(CREATE_TIMEOUT_S):
                 cell = await plan.backend.create(record.id, plan.spec)
@@ -293,7 +297,7 @@ class Sandboxes:
             ) from exc
         handle = Handle(record=record, backend=plan.backend, cell=cell, channel=channel)
         self._handles.keep(handle)
-        # The runner ends itself: a sandbox needs nobody to be alive to be taken away.
+        # The runner ends itself, so a sandbox is removed even if every daemon is dead.
         leasing = asyncio.ensure_future(_lease(channel, plan, LEASE_TIMEOUT_S))
         try:
             # The request goes out first; the row is written while the runner works.
@@ -311,22 +315,25 @@ class Sandboxes:
         return running
 
     async def _undo(self, record: Record, cause: BaseException) -> None:
-        """After a failed create. What cannot be removed now stays marked for the reaper."""
+        """Clean up after a failed create. What cannot be removed now stays marked for the
+        reaper.
+        """
         if record.acquired != "spare":
             self._emit("sandbox.create_failed", record, error=type(cause).__name__)
         try:
             await self.finish_destroy(record, reason=not_made(cause))
         except SandkastenError as exc:
-            # The caller gets the error that began this; the row says what is left to do.
+            # The caller gets the original error; the row says what is left to do.
             self._emit("sandbox.cleanup_failed", record, error=exc.code)
             if isinstance(cause, BackendUnavailable) and has_engine(record.backend):
-                # An engine that is away makes nothing; were there anything, it would be found as
-                # what nobody owns. Rows of what never was must not pile up until it is back.
-                await self._chronicle.ended(record.id, "destroyed", not_made(cause))
+                # An engine that is away made nothing. If it did, the reaper finds it without an
+                # owner. Rows of sandboxes that never existed must not pile up until the engine is
+                # back.
+                await self._session_journal.ended(record.id, "destroyed", not_made(cause))
                 await self._store.drop(record.id)
 
     async def bury(self, record: Record) -> None:
-        """With the lock of the id held: take away one that is over, and write down how it ended."""
+        """Remove a dead sandbox and record how it ended. The caller holds the lock of the id."""
         if record.state is State.DESTROYING:
             await self.finish_destroy(record)
         elif record.state is State.CREATING:
@@ -339,27 +346,27 @@ class Sandboxes:
     async def finish_destroy(
         self, record: Record, end: SessionEnd = "destroyed", reason: str = ""
     ) -> None:
-        """With the lock of the id held: mark, remove, write down its end, forget."""
+        """Mark, remove, record the end, delete the row. The caller holds the lock of the id."""
         backend = self._handles.backend(record.backend)
         if record.state is not State.DESTROYING:
-            # A full disk must not keep a sandbox alive: without the mark a crash from here on
-            # leaves a row whose cell is dead, which the reaper also knows.
+            # A full disk must not keep a sandbox alive: without the mark, a crash from here on
+            # leaves a row whose cell is dead, which the reaper also handles.
             with suppress(QuotaExceeded, InternalError):
                 await self._store.put(replace(record, state=State.DESTROYING))
         try:
             await self.remove(backend, record.id)
         except BackendUnavailable:
-            # Its leftovers go later, by somebody who does not know any more what ended it.
+            # Leftovers are removed later, by a process that no longer knows the reason of the end.
             if end != "destroyed":
-                await self._chronicle.ended(record.id, end, reason)
+                await self._session_journal.ended(record.id, end, reason)
             raise
-        # Before its row goes, so that whoever asks finds one of the two.
-        await self._chronicle.ended(record.id, end, reason)
+        # Before the row is deleted, so that a reader finds one of the two.
+        await self._session_journal.ended(record.id, end, reason)
         await self._store.drop(record.id, record)
         self._emit("sandbox.destroyed", record)
 
     async def destroy_quietly(self, the_id: SandboxId) -> None:
-        """Gone, whoever did it, and nothing of it open here."""
+        """Make sure that a sandbox is gone and nothing of it is open here."""
         try:
             await self.destroy(the_id)
         except (SessionNotFound, SessionExpired):
@@ -376,7 +383,7 @@ class Sandboxes:
         return is_there(record.state) and await self._handles.alive(record)
 
     async def _looked_at(self, record: Record) -> Record:
-        """The record with its state as it is now, not as it was when somebody last looked."""
+        """Return the record with its current state, not the one last recorded."""
         if not is_there(record.state):
             return record
         try:
@@ -399,7 +406,7 @@ class Sandboxes:
             self._events.emit(event, fields)
 
 
-async def _lease(channel: Channel, plan: Plan, timeout_s: float) -> None:
+async def _lease(channel: Channel, plan: SandboxPlan, timeout_s: float) -> None:
     fields = {
         "idle_ms": int(plan.lease.idle_timeout_s * 1000),
         "lifetime_ms": int(plan.lease.lifetime_s * 1000),
@@ -408,7 +415,7 @@ async def _lease(channel: Channel, plan: Plan, timeout_s: float) -> None:
 
 
 def _seen(task: asyncio.Future[None]) -> None:
-    """Its failure is known by other means, or of no more interest."""
+    """Its failure was handled elsewhere or does not matter any more."""
     if not task.cancelled():
         task.exception()
 

@@ -1,7 +1,7 @@
-"""Sessions page by page: the living ones from the ledger, those that ended from the journal.
+"""List sessions page by page: living ones from the ledger, ended ones from the journal.
 
-Living ones come oldest first, as they always did, ended ones newest first. A cursor names the last
-one of a page; one that is not ours is InvalidRequest.
+Living sessions come oldest first, ended ones newest first. A cursor names the last session of a
+page; an invalid cursor raises InvalidRequest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
-    from sandkasten.engine.session_journal import Chronicle
+    from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.journal_rows import SessionRow
     from sandkasten.model.sandbox.sandbox_requests import Info
 
@@ -31,17 +31,17 @@ _PAGE_ROWS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SessionPage:
     living: tuple[Info, ...] = ()
     ended: tuple[SessionRow, ...] = ()
     next: str | None = None
-    """Where the next page begins; None: this was the last."""
+    """Cursor of the next page; None on the last page."""
 
 
-class Listing:
-    def __init__(self, sandboxes: Sandboxes, chronicle: Chronicle) -> None:
+class SessionList:
+    def __init__(self, sandboxes: Sandboxes, session_journal: SessionJournal) -> None:
         self._sandboxes = sandboxes
-        self._chronicle = chronicle
+        self._session_journal = session_journal
 
     async def page(
         self,
@@ -51,8 +51,8 @@ class Listing:
         labels: Mapping[str, str | None] | None = None,
         limit: int = MOST,
         cursor: str | None = None,
-    ) -> Page:
-        """`labels`: those it must have, and with a value also which."""
+    ) -> SessionPage:
+        """Return one page. `labels` are required labels, each with or without a value."""
         if status is not None and status not in STATUSES:
             raise InvalidRequest(
                 f"there is no status {shown(status)}",
@@ -71,7 +71,7 @@ class Listing:
         labels: Mapping[str, str | None],
         limit: int,
         cursor: str | None,
-    ) -> Page:
+    ) -> SessionPage:
         after = None if cursor is None else _read(cursor)
         found = [
             one
@@ -82,7 +82,9 @@ class Listing:
         ]
         page = tuple(found[:limit])
         more = len(found) > limit
-        return Page(living=page, next=_write(page[-1].created_at, page[-1].id) if more else None)
+        return SessionPage(
+            living=page, next=_write(page[-1].created_at, page[-1].id) if more else None
+        )
 
     async def _ended(
         self,
@@ -91,10 +93,10 @@ class Listing:
         labels: Mapping[str, str | None],
         limit: int,
         cursor: str | None,
-    ) -> Page:
-        journal = self._chronicle.journal
+    ) -> SessionPage:
+        journal = self._session_journal.journal
         if journal is None:
-            return Page()
+            return SessionPage()
         before = None if cursor is None else _read(cursor)[1]
         page: list[SessionRow] = []
         while rows := await journal.sessions(
@@ -105,10 +107,10 @@ class Listing:
                     continue
                 if len(page) == limit:
                     last = page[-1]
-                    return Page(ended=tuple(page), next=_write(last.created_at, last.id))
+                    return SessionPage(ended=tuple(page), next=_write(last.created_at, last.id))
                 page.append(row)
             before = rows[-1].id
-        return Page(ended=tuple(page))
+        return SessionPage(ended=tuple(page))
 
 
 def _has(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
@@ -126,7 +128,7 @@ def _read(cursor: str) -> tuple[float, str]:
         return float(moment), sandbox_id(the_id)
     except (ValueError, SessionNotFound) as exc:
         raise InvalidRequest(
-            "the cursor is none of ours",
-            hint="give the one of the page before, unchanged, or none",
+            "the cursor is not valid",
+            hint="pass `next` of the previous page unchanged, or omit the cursor",
             field="cursor",
         ) from exc

@@ -1,7 +1,8 @@
-"""What a tenant has, counted against what it may have, with the lock of the tenant in hand.
+"""Count what a tenant has against its quota, while holding the tenant's lock.
 
-The lock is held until the new row is in the ledger, so two that ask at once are counted one after
-the other. Raises QuotaExceeded that names the figure. A tenant without limits is never counted.
+The lock is held until the new row is in the ledger, so two concurrent requests are counted one
+after the other. Raises QuotaExceeded with the exceeded number. A tenant without limits is never
+counted.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from sandkasten.model.sandbox.limits import MIB
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from sandkasten.engine.lifecycle.planner import Plan
-    from sandkasten.engine.lifecycle.workspace_claims import Claims
+    from sandkasten.engine.lifecycle.planner import SandboxPlan
+    from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Store
 
-# Held over a count and one small file; whoever waits longer stands behind a dead disk.
+# Held during a count and one small write; a longer wait means a dead disk.
 _LOCK_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is to come."""
+    """What a request adds."""
 
     sessions: int = 0
     memory_bytes: int = 0
@@ -40,7 +41,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What whoever asks may have at a time; `other_disk_bytes` are theirs outside of sandboxes."""
+    """What the caller may have at a time. `other_disk_bytes` are its bytes outside of sandboxes."""
 
     quota: TenantQuota | None = None
     other_disk_bytes: int = 0
@@ -49,13 +50,13 @@ class Allowance:
 UNLIMITED = Allowance()
 
 
-class Quotas:
-    def __init__(self, store: Store, claims: Claims) -> None:
+class TenantQuotas:
+    def __init__(self, store: Store, claims: WorkspaceClaims) -> None:
         self._store = store
         self._claims = claims
 
-    async def need(self, plan: Plan) -> Need:
-        """A workspace that is there already takes no more room."""
+    async def need(self, plan: SandboxPlan) -> Need:
+        """Return what a request adds; a workspace that already exists adds nothing."""
         limits = plan.spec.limits
         disk = limits.workspace_bytes
         if plan.workspace is not None:
@@ -71,7 +72,9 @@ class Quotas:
     async def admitted(
         self, tenant: str, quota: TenantQuota | None, need: Need, other_disk_bytes: int = 0
     ) -> AsyncIterator[None]:
-        """The caller writes down what it needs inside the block, where the next one counts it."""
+        """Check the quota and yield. The caller writes its row inside the block, where the next one
+        counts it.
+        """
         if quota is None or not _limits(quota):
             yield
             return
@@ -80,7 +83,7 @@ class Quotas:
             try:
                 await self._check(tenant, quota, need, records, other_disk_bytes)
             except QuotaExceeded:
-                # What has died and was not noticed yet is in nobody's way.
+                # A sandbox that died unnoticed does not count.
                 living = await asyncio.gather(*(self._claims.lives(one) for one in records))
                 if all(living):
                     raise
@@ -107,7 +110,7 @@ class Quotas:
         if most is not None and need.sessions and sessions + need.sessions > most:
             raise QuotaExceeded(
                 f"tenant {tenant} has {sessions} of {most} sessions",
-                hint="destroy one, or ask the operator for more",
+                hint="destroy one, or ask the operator for a larger quota",
                 quota="sessions",
                 limit=most,
                 used=sessions,
@@ -128,14 +131,16 @@ class Quotas:
         port = self._claims.port
         for name in await port.names():
             if unscoped(name)[0] == tenant:
-                # One that cannot be read has no size to count, and one that has gone none either.
+                # A workspace that is unreadable or already deleted has no size to count.
                 with suppress(WorkspaceNotFound, WorkspaceDamaged):
                     own += (await port.get(name)).size_bytes
         return own
 
 
 def reserved(record: Record, need: Need) -> Record:
-    """The row before its workspace is known: what it will take is counted, by nobody twice."""
+    """Return the row as reserved before its workspace is known, so that its size is counted
+    once.
+    """
     return replace(record, limits=replace(record.limits, workspace_bytes=need.disk_bytes))
 
 
@@ -151,8 +156,8 @@ def _counts(record: Record, tenant: str) -> bool:
 def _bytes(what: str, tenant: str, used: int, need: int, limit: int) -> QuotaExceeded:
     return QuotaExceeded(
         f"tenant {tenant} has {used / MIB:g} of {limit / MIB:g} MB of {what}, "
-        f"and {need / MIB:g} MB more were asked for",
-        hint="ask for less, destroy something, or ask the operator for more",
+        f"and {need / MIB:g} MB more were requested",
+        hint="request less, destroy something, or ask the operator for a larger quota",
         quota=what,
         limit=limit,
         used=used,

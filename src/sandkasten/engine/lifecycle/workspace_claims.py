@@ -1,9 +1,9 @@
-"""Who has a named workspace, decided with the lock of its name in hand.
+"""Decide which sandbox has a named workspace, while holding the lock of its name.
 
-Exclusive by default: one living sandbox, or several that all said `shared`. A dead holder does
-not count, but it is taken away first: only then is it certain that nothing of it still writes.
-The claim is the sandbox's own row, written before the lock is let go; there is no second ledger
-that could disagree with it.
+Exclusive by default: one living sandbox, or several that all asked for `shared`. A dead holder does
+not count, but it is removed first: only then is it certain that nothing of it still writes. The
+claim is the sandbox's own row, written before the lock is released; there is no second ledger that
+could disagree with it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _DESTROY_WAIT_S = 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A workspace that a sandbox may have now."""
+class WorkspaceClaim:
+    """A workspace that a sandbox may use now."""
 
     stored: StoredWorkspace
     volume: Volume
     unenforced: tuple[Unenforced, ...]
 
 
-class Claims:
+class WorkspaceClaims:
     def __init__(
         self,
         *,
@@ -80,8 +80,8 @@ class Claims:
     def port(self) -> Workspaces:
         if self._port is None:
             raise UnsupportedByBackend(
-                "named workspaces are not kept here",
-                hint="leave workspace_id out; the sandbox then has a workspace of its own",
+                "named workspaces are not supported here",
+                hint="omit workspace_id; the sandbox then gets its own workspace",
             )
         return self._port
 
@@ -91,10 +91,10 @@ class Claims:
     @asynccontextmanager
     async def claimed(
         self, wish: WorkspaceWish, remover: Remover, *, make: bool = True
-    ) -> AsyncIterator[Claim]:
+    ) -> AsyncIterator[WorkspaceClaim]:
         """The workspace, made if it is not there. The caller writes its row inside the block.
 
-        `make` False: it was there when its room was counted, so it is not made without.
+        With `make` False the workspace existed when its size was counted, so it is not created.
         """
         port = self.port
         async with self.lock(wish.name):
@@ -107,27 +107,27 @@ class Claims:
                     raise
                 if not make:
                     raise Busy(
-                        f"workspace {plain_name(wish.name)} was deleted just now", hint="try again"
+                        f"workspace {plain_name(wish.name)} was just deleted", hint="try again"
                     ) from None
                 stored = await self.make(wish.name, wish.asked_bytes)
             else:
                 check_size(stored, wish.asked_bytes)
             volume = await port.open(wish.name, in_use=bool(holders))
-            yield Claim(stored, volume, _unenforced(stored))
+            yield WorkspaceClaim(stored, volume, _unenforced(stored))
 
     async def make(self, name: str, size_bytes: int | None) -> StoredWorkspace:
-        """With the lock held."""
+        """Create a workspace. The caller holds the lock."""
         size = size_bytes if size_bytes is not None else self._rules.default_bytes
         await self.prepare(name)
         return await self.port.create(name, size, self._clock.now())
 
     async def copy(self, source: str, target: str) -> StoredWorkspace:
-        """With both locks held."""
+        """Copy a workspace. The caller holds both locks."""
         await self.prepare(target)
         return await self.port.copy(source, target, self._clock.now())
 
     async def prepare(self, name: str) -> None:
-        """Room for one more, and nothing in its way."""
+        """Make room for one more workspace."""
         check_count(len(await self.port.names()), self._rules)
         await self.port.clear(name)
 
@@ -145,7 +145,7 @@ class Claims:
         return living
 
     async def living(self, records: Iterable[Record]) -> list[Record]:
-        """Only looks."""
+        """Return the living ones, without removing anything."""
         return [one for one in records if await self.lives(one)]
 
     async def lives(self, record: Record) -> bool:

@@ -1,7 +1,7 @@
-"""What a run leaves behind and its caller wants: found by glob, read within caps, never hidden.
+"""Collect the artifacts of a run: matched by glob, read within limits, omissions reported.
 
-The tree belongs to hostile code: names looked at, matches kept and bytes held are bounded,
-links are not followed, and what is left out is named with the reason.
+The tree belongs to hostile code: the names scanned, matches kept and bytes held are bounded, links
+are not followed, and what is left out is listed with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandkasten.model.sandbox.oneshot_values import Artifact
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.engine.storage.sandbox_files import Files
+    from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.files.globs import Glob
     from sandkasten.model.sandbox.ledger_record import Record
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 MAX_ARTIFACTS = 100
 # All artifacts of one run together are held in memory once.
 MAX_ARTIFACTS_BYTES = 10 * 10_000_000
-# Names looked at while matching; a run that makes more is told so.
+# Names scanned while matching; a run that creates more gets a warning.
 MAX_LISTED = 100_000
-# Matching is work on the event loop; others get their turn after so many names.
+# Matching runs on the event loop; yield to other tasks after this many names.
 _NAMES_PER_TURN = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CollectedArtifacts:
     artifacts: tuple[Artifact, ...]
     warnings: tuple[str, ...]
 
 
 async def collect_artifacts(
-    files: Files, record: Record, globs: tuple[Glob, ...], *, leave_out: str
-) -> Collected:
-    """The regular files of the workspace that match; `leave_out` is the code itself."""
+    files: FileOperations, record: Record, globs: tuple[Glob, ...], *, leave_out: str
+) -> CollectedArtifacts:
+    """Return the regular files of the workspace that match. `leave_out` is the code itself."""
     kept: list[FileEntry] = []
     matched = looked_at = 0
     async for entry in _tree(files, record.id):
@@ -66,10 +66,10 @@ async def collect_artifacts(
         artifact = await _read(files, record, entry, room)
         room -= len(artifact.data or b"")
         artifacts.append(artifact)
-    return Collected(tuple(artifacts), tuple(warnings))
+    return CollectedArtifacts(tuple(artifacts), tuple(warnings))
 
 
-async def _tree(files: Files, sandbox_id: str) -> AsyncIterator[FileEntry]:
+async def _tree(files: FileOperations, sandbox_id: str) -> AsyncIterator[FileEntry]:
     cursor: str | None = None
     while True:
         page = await files.list(sandbox_id, WORKSPACE, recursive=True, limit=5000, cursor=cursor)
@@ -80,7 +80,7 @@ async def _tree(files: Files, sandbox_id: str) -> AsyncIterator[FileEntry]:
             return
 
 
-async def _read(files: Files, record: Record, entry: FileEntry, room: int) -> Artifact:
+async def _read(files: FileOperations, record: Record, entry: FileEntry, room: int) -> Artifact:
     name, most = _name(entry), record.limits.artifact_bytes
     if entry.size > most:
         return Artifact(name, entry.size, omitted_reason=f"larger than {most} bytes")

@@ -1,7 +1,7 @@
-"""One command in a throw-away sandbox with a root of its own, and what it changed there.
+"""Run one command in a throw-away sandbox with its own root, and return what it changed.
 
-Implements `ports.Workbench`. The sandbox has the dev profile and no network; it is gone when the
-block ends, however it ends. A command that fails is BuildFailed, with the end of its output.
+Implements `ports.Workbench`. The sandbox has the dev profile and no network, and is gone when the
+block ends, however it ends. A command that fails raises BuildFailed with the end of its output.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import RootChanges
     from sandkasten.model.sandbox.ledger_record import Record
 
-# Packages are larger than what agents write; the file behind it is sparse.
+# Packages are larger than what agents write; the file behind the workspace is sparse.
 DISK_MB: Final = 8192
 _TAIL_LINES: Final = 20
 _MOST_LINE: Final = 500
 
 
-class Bench:
+class BuildSandbox:
     def __init__(
         self, planner: Planner, sandboxes: Sandboxes, execution: Execution, handles: Handles
     ) -> None:
@@ -52,7 +52,7 @@ class Bench:
         command: tuple[str, ...],
         *,
         cwd: str,
-        said: Callable[[str], None],
+        on_line: Callable[[str], None],
     ) -> AsyncIterator[RootChanges]:
         request = CreateRequest(
             profile="dev",
@@ -70,10 +70,10 @@ class Bench:
             cell = handle.cell
             if not isinstance(cell, Readable):
                 raise _cannot_tell(record.backend)
-            # Looked at once before anything runs: a step of an hour must not fail at its end.
+            # Checked once before anything runs: a step of an hour must not fail at its end.
             with cell.changes():
                 pass
-            await self._execute(record, command, cwd, longest_s, said)
+            await self._execute(record, command, cwd, longest_s, on_line)
             async with _still(cell):
                 with ExitStack() as stack:
                     yield await asyncio.to_thread(stack.enter_context, cell.changes())
@@ -86,10 +86,10 @@ class Bench:
         command: tuple[str, ...],
         cwd: str,
         timeout_s: float,
-        said: Callable[[str], None],
+        on_line: Callable[[str], None],
     ) -> None:
         request = ExecRequest(command=command, cwd=cwd, timeout_s=timeout_s)
-        lines = _Lines(said)
+        lines = _Lines(on_line)
         result: ExecResult | None = None
         async for one in self._execution.stream(record.id, request):
             if isinstance(one, Chunk):
@@ -101,19 +101,19 @@ class Bench:
             raise BuildFailed(
                 f"the command {_ending(result)}:\n" + "\n".join(lines.tail),
                 hint=(result.why.hint if result and result.why else "")
-                or "read the end of its output above",
+                or "see the end of its output above",
                 exit_code=None if result is None else result.exit_code,
             )
 
     async def _remove(self, record: Record) -> None:
-        # The answer stands; the row is marked, and the reaper and the lease do the rest.
+        # The result is valid; the row is marked, and the reaper and the lease do the rest.
         with suppress(SandkastenError):
             await self._sandboxes.destroy(record.id)
 
 
 @asynccontextmanager
 async def _still(cell: object) -> AsyncIterator[None]:
-    """What the command left running does not write while it is read."""
+    """Stop what the command left running, so that it does not write while the tree is read."""
     if not isinstance(cell, Pausable):
         yield
         return
@@ -127,7 +127,7 @@ async def _still(cell: object) -> AsyncIterator[None]:
 
 def _cannot_tell(backend: str) -> UnsupportedByBackend:
     return UnsupportedByBackend(
-        f"backend {backend} cannot tell what a command changed",
+        f"backend {backend} does not support reading what a command changed",
         hint="build with the local backend, as root",
         backend=backend,
     )
@@ -144,11 +144,11 @@ def _ending(result: ExecResult | None) -> str:
 
 
 class _Lines:
-    """Output cut into lines as it comes; the last ones are kept."""
+    """Output split into lines as it arrives; the last lines are kept."""
 
-    def __init__(self, said: Callable[[str], None]) -> None:
+    def __init__(self, on_line: Callable[[str], None]) -> None:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._said = said
+        self._on_line = on_line
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
 
@@ -169,4 +169,4 @@ class _Lines:
     def _tell(self, line: str) -> None:
         line = line.rstrip("\r")[:_MOST_LINE]
         self.tail.append(line)
-        self._said(line)
+        self._on_line(line)

@@ -1,7 +1,7 @@
-"""One-shot compute: a sandbox for one piece of code, gone when the answer is there.
+"""One-shot compute: a sandbox for one piece of code, gone when the result is there.
 
-Everything that can be refused is refused before anything is made. The code's own failure is
-a result with `ok` false; an interpreter that is not there is CommandNotFound.
+Everything that can be refused is refused before anything is made. A failure of the code is a result
+with `ok` false; a missing interpreter raises CommandNotFound.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from sandkasten.engine.commands.execution import Execution
-    from sandkasten.engine.lifecycle.planner import Plan, Planner
+    from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
-    from sandkasten.engine.lifecycle.tenant_quotas import Quotas
-    from sandkasten.engine.oneshot.warm_pool import Spares
-    from sandkasten.engine.storage.sandbox_files import Files
+    from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
+    from sandkasten.engine.oneshot.warm_pool import WarmPool
+    from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import EventSink, Sites
 
 MAX_CODE_BYTES = 10_000_000
 MAX_FILES = 1000
 MAX_FILES_BYTES = 256 * MIB
-# How much longer than its code a run may live: files in, artifacts out.
+# A run may live this much longer than its code: files in, artifacts out.
 LEASE_MARGIN_S = 300.0
-# A file up to here is sent with its end in one piece, so nothing can come between.
+# A file up to this size is sent together with its end, so nothing can come between.
 AT_ONCE_BYTES = 16 * 1024
 
 
@@ -57,12 +57,12 @@ class Runtime:
     program: tuple[str, ...]
     main: str
     image: str
-    """The alias of an image that has it."""
+    """The alias of an image that has this runtime."""
     remedy: str
 
 
 _RUNTIMES: dict[str, Runtime] = {
-    # -B: a cache of byte code is of no use to code that runs once.
+    # -B: a byte-code cache is useless to code that runs once.
     "python": Runtime(("python3", "-B"), "main.py", "python", "install python3 on the host"),
     "node": Runtime(("node",), "main.js", "node", "install nodejs on the host"),
     "bash": Runtime(("bash",), "main.sh", "bash", "install bash on the host, or use runtime sh"),
@@ -76,9 +76,9 @@ class _Job:
     name: str
     runtime: Runtime
     main: str
-    """Where the code itself lies, relative to the workspace."""
+    """Path of the code itself, relative to the workspace."""
     kept: bool
-    """Whether the workspace outlives the run, so that the code must not stay in it."""
+    """Whether the workspace outlives the run, so that the code must be removed from it."""
     files: dict[str, bytes]
     globs: tuple[Glob, ...]
     exec: ExecRequest
@@ -89,10 +89,10 @@ class OneShot:
         self,
         planner: Planner,
         sandboxes: Sandboxes,
-        spares: Spares,
+        spares: WarmPool,
         execution: Execution,
-        files: Files,
-        quotas: Quotas,
+        files: FileOperations,
+        quotas: TenantQuotas,
         sites: Sites,
         events: EventSink | None = None,
     ) -> None:
@@ -118,7 +118,7 @@ class OneShot:
                 await self._take_back(record, job)
             await self._remove(record)
 
-    async def _spare(self, plan: Plan, allowance: Allowance) -> Record | None:
+    async def _spare(self, plan: SandboxPlan, allowance: Allowance) -> Record | None:
         if allowance.quota is None:
             return await self._spares.claim(plan)
         need = await self._quotas.need(plan)
@@ -127,7 +127,7 @@ class OneShot:
         ):
             return await self._spares.claim(plan)
 
-    async def _plan(self, request: RunRequest, job: _Job) -> Plan:
+    async def _plan(self, request: RunRequest, job: _Job) -> SandboxPlan:
         plan = await self._planner.plan(
             CreateRequest(
                 image=request.image,
@@ -158,12 +158,13 @@ class OneShot:
             lease=replace(
                 plan.lease,
                 lifetime_s=lifetime_s,
-                # Between two requests nothing runs, so an idle time below this could end it.
+                # Between two requests nothing runs, so a shorter idle timeout could end the
+                # sandbox.
                 idle_timeout_s=min(plan.lease.idle_timeout_s, LEASE_MARGIN_S),
             ),
         )
 
-    async def _compute(self, record: Record, job: _Job, plan: Plan) -> RunResult:
+    async def _compute(self, record: Record, job: _Job, plan: SandboxPlan) -> RunResult:
         try:
             result = await self._write_and_run(record.id, job, plan)
         except CommandNotFound as exc:
@@ -195,7 +196,7 @@ class OneShot:
             )
         return answer
 
-    async def _write_and_run(self, sandbox_id: str, job: _Job, plan: Plan) -> ExecResult:
+    async def _write_and_run(self, sandbox_id: str, job: _Job, plan: SandboxPlan) -> ExecResult:
         files = job.files
         tasks: list[asyncio.Future[None]] = []
         if len(files) == 1 and sum(map(len, files.values())) <= AT_ONCE_BYTES:
@@ -204,8 +205,8 @@ class OneShot:
             await self._write(sandbox_id, files)
         running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec))
         try:
-            # One turn, in which the file and behind it the command go out: the runner finishes a
-            # write before it looks at what came after, and without its file no code can run.
+            # One pass of the loop sends the file and then the command: the runner finishes a write
+            # before it handles what follows, and without its file no code can run.
             await asyncio.sleep(0)
             self._spares.refill(plan)
             for writing in tasks:
@@ -237,7 +238,7 @@ class OneShot:
             raise _first(several) from several
 
     async def _take_back(self, record: Record, job: _Job) -> None:
-        """Nobody asked for the code to be kept, only for what it writes."""
+        """Remove the code: the caller asked only for what it writes."""
         with suppress(SandkastenError):
             await self._files.remove(record.id, f"{WORKSPACE}/{job.main}", missing_ok=True)
 
@@ -245,7 +246,7 @@ class OneShot:
         try:
             await self._sandboxes.destroy(record.id)
         except SandkastenError:
-            # The answer stands; the row is marked, and the reaper and the lease do the rest.
+            # The result is valid; the row is marked, and the reaper and the lease do the rest.
             return
 
 
@@ -274,13 +275,13 @@ def _checked(request: RunRequest) -> _Job:
             limit=MAX_FILES,
         )
     kept = request.workspace_id is not None
-    # In a workspace that is somebody's already, the plain name may be taken.
+    # In a named workspace the plain name may be taken.
     code_name = f".{secrets.token_hex(6)}-{runtime.main}" if kept else runtime.main
     main = f"{WORKSPACE}/{code_name}"
     if main in files:
         raise InvalidRequest(
-            f"{code_name} is where the code itself goes",
-            hint="give that file another name",
+            f"{code_name} is the name of the code file itself",
+            hint="rename that file",
             field="files",
         )
     files[main] = code
@@ -305,7 +306,7 @@ def _bytes_of(what: str, value: str | bytes) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if not isinstance(value, str):
-        raise InvalidRequest(f"{what[:80]} must be text or bytes", hint="encode it first")
+        raise InvalidRequest(f"{what[:80]} must be str or bytes", hint="encode it first")
     try:
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as exc:
@@ -360,7 +361,7 @@ def _error(result: ExecResult) -> str:
 
 
 def _first(several: BaseExceptionGroup) -> BaseException:
-    """One of them: the files go the same way, so they fail for the same reason."""
+    """Return one of the errors: the files take the same way, so they fail for the same reason."""
     one: BaseException = several
     while isinstance(one, BaseExceptionGroup):
         one = one.exceptions[0]

@@ -1,8 +1,8 @@
-"""Throw-away sandboxes that packages are looked at and installed in.
+"""Throw-away sandboxes in which packages are inspected and installed.
 
-Implements `ports.Sites`. Hardened, without a network, with nothing of the operator's environment
-and no mount but those given; in nobody's list. Gone when the block ends, however it ends; should
-this process die, its lease and any reaper take it away.
+Implements `ports.Sites`. Hardened, without a network, with nothing of the operator's environment,
+no mounts but those given, and in no list. Gone when the block ends, however it ends; if this
+process dies, the lease and any reaper remove the sandbox.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from sandkasten.engine.commands.execution import Execution
     from sandkasten.engine.lifecycle.planner import Planner
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
-    from sandkasten.engine.storage.sandbox_files import Files
+    from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.commands.exec_values import ExecResult
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.ports import Store
 
-# The file behind it is sparse; more than this no set of packages has needed.
+# The file behind the workspace is sparse; no package set has needed more than this.
 _MOST_MB: Final = 16 * 1024
 
 
-class Sites:
+class PackageSandboxes:
     def __init__(
         self,
         planner: Planner,
         sandboxes: Sandboxes,
         execution: Execution,
-        files: Files,
+        files: FileOperations,
         store: Store,
     ) -> None:
         self._planner = planner
@@ -51,7 +51,7 @@ class Sites:
     @asynccontextmanager
     async def open(
         self, image: Image, backend: str, mounts: tuple[HostMount, ...], *, disk_bytes: int
-    ) -> AsyncIterator[OpenSite]:
+    ) -> AsyncIterator[PackageSandbox]:
         limits = {"workspace_mb": min(_MOST_MB, disk_bytes // MIB + 64)}
         plan = await self._planner.plan(
             CreateRequest(backend=backend, limits=limits, profile="hardened"), image=image
@@ -65,7 +65,7 @@ class Sites:
         )
         record = await self._sandboxes.make(plan, acquired="internal")
         try:
-            yield OpenSite(record.id, longest_s, self._execution, self._files)
+            yield PackageSandbox(record.id, longest_s, self._execution, self._files)
         finally:
             await finish(self._remove(record.id))
 
@@ -78,11 +78,11 @@ class Sites:
             await self._sandboxes.destroy(sandbox_id)
 
 
-class OpenSite:
+class PackageSandbox:
     """Implements `ports.Site`."""
 
     def __init__(
-        self, sandbox_id: str, longest_s: float, execution: Execution, files: Files
+        self, sandbox_id: str, longest_s: float, execution: Execution, files: FileOperations
     ) -> None:
         self._id = sandbox_id
         self._longest_s = longest_s

@@ -1,10 +1,10 @@
-"""One sandbox kept ready for the next one-shot of a kind that comes again and again.
+"""The warm pool: one sandbox kept ready for the next one-shot of a kind in demand.
 
-A second one-shot of the same backend and spec within HOT_S makes a kind hot: from then on the
-next sandbox is made while the present one computes. A spare is claimed by one run and never
-goes back; nobody can run anything in it before. It is taken away after KEPT_S, at `aclose`, and,
-should this process be killed, by its own lease and by any reaper. Nothing here fails a run: a
-spare that died or could not be made means that the run makes its own.
+A second one-shot of the same backend and spec within HOT_S makes a kind hot: from then on the next
+sandbox is made while the current one computes. A pooled sandbox is claimed by one run and never
+returns to the pool; nothing can run in it before. It is removed after KEPT_S, at `aclose`, and, if
+this process is killed, by its own lease and by any reaper. Nothing here makes a run fail: without a
+pooled sandbox the run creates its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sandkasten.model.sandbox.policy import Lease
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from sandkasten.engine.lifecycle.planner import Plan
+    from sandkasten.engine.lifecycle.planner import SandboxPlan
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Clock, EventSink
@@ -28,25 +28,27 @@ T = TypeVar("T")
 
 HOT_S = 8.0
 KEPT_S = 8.0
-# Later than KEPT_S, so that a living process takes it away whole and the runner need not.
+# Longer than KEPT_S, so that a living process removes the sandbox before its own lease ends it.
 LEASE_S = 12.0
-# After a spare could not be made: the host is short of something, and the runs need it more.
+# Wait this long after a failed refill: the host is short of something that the runs need more.
 BACKOFF_S = 30.0
 MAX_KINDS = 4
 
 
 @dataclass(slots=True)
 class _Kind:
-    """What a run asked for, when it last did, and the spare for the next that asks the same."""
+    """A kind of sandbox, when it was last requested, and the pooled sandbox for the next
+    request.
+    """
 
-    plan: Plan
+    plan: SandboxPlan
     seen: float
     hot: bool = False
     spare: asyncio.Task[Record | None] | None = None
     expiry: asyncio.TimerHandle | None = None
 
     def take(self) -> asyncio.Task[Record | None] | None:
-        """Exclusive, because nothing is awaited here."""
+        """Take the pooled sandbox. Exclusive, because nothing is awaited here."""
         spare, self.spare = self.spare, None
         if self.expiry is not None:
             self.expiry.cancel()
@@ -54,7 +56,7 @@ class _Kind:
         return spare
 
 
-class Spares:
+class WarmPool:
     def __init__(
         self, sandboxes: Sandboxes, clock: Clock, events: EventSink | None, *, enabled: bool
     ) -> None:
@@ -65,13 +67,14 @@ class Spares:
         self._kinds: list[_Kind] = []
         self._not_before = 0.0
         self._busy: set[asyncio.Task[Any]] = set()
-        # Made, and neither claimed nor gone: a task that is cancelled cannot lose one.
+        # Made, and neither claimed nor removed: a cancelled task cannot lose one.
         self._unclaimed: dict[str, Record] = {}
 
-    async def claim(self, plan: Plan) -> Record | None:
-        """The spare for this plan, now the caller's alone; None when there is none that lives.
+    async def claim(self, plan: SandboxPlan) -> Record | None:
+        """Return a pooled sandbox for this plan, now owned by the caller; None if there is none
+        alive.
 
-        One that is still being made is waited for: it began earlier than another would.
+        If one is still being made, wait for it: it started earlier than another would.
         """
         making = self._asked(plan)
         if making is None:
@@ -91,8 +94,8 @@ class Spares:
             self._unclaimed.pop(claimed.id, None)
         return claimed
 
-    def refill(self, plan: Plan) -> None:
-        """Begin the next one, if this kind is hot and has none. Returns at once."""
+    def refill(self, plan: SandboxPlan) -> None:
+        """Start making the next one, if this kind is hot and has none. Return at once."""
         kind = self._find(plan)
         if kind is None or not kind.hot or kind.spare is not None:
             return
@@ -101,7 +104,7 @@ class Spares:
             kind.expiry = asyncio.get_running_loop().call_later(KEPT_S, self._expire, kind, making)
 
     async def aclose(self) -> None:
-        """Take every spare away and keep no more. Twice is fine."""
+        """Remove all pooled sandboxes and stop refilling. Twice is fine."""
         self._enabled = False
         for kind in self._kinds:
             making = kind.take()
@@ -113,9 +116,9 @@ class Spares:
         for spare in list(self._unclaimed.values()):
             await self._discard(spare)
 
-    def _asked(self, plan: Plan) -> asyncio.Task[Record | None] | None:
-        """Note that this kind was asked for, and take its spare."""
-        # A workspace with a name is its owner's: nothing else may hold it meanwhile.
+    def _asked(self, plan: SandboxPlan) -> asyncio.Task[Record | None] | None:
+        """Record the demand for this kind and take its pooled sandbox."""
+        # A named workspace belongs to its owner: no pooled sandbox may hold it meanwhile.
         if not self._enabled or plan.workspace is not None:
             return None
         now = self._clock.boottime()
@@ -128,13 +131,13 @@ class Spares:
             self._kinds.append(_Kind(plan, now))
         return None
 
-    def _find(self, plan: Plan) -> _Kind | None:
+    def _find(self, plan: SandboxPlan) -> _Kind | None:
         for kind in self._kinds:
             if kind.plan.backend is plan.backend and kind.plan.spec == plan.spec:
                 return kind
         return None
 
-    async def _make(self, plan: Plan) -> Record | None:
+    async def _make(self, plan: SandboxPlan) -> Record | None:
         lease = Lease(idle_timeout_s=LEASE_S, lifetime_s=LEASE_S)
         bare = replace(plan, lease=lease, labels={}, env_names=(), warnings=(), session_key=None)
         try:

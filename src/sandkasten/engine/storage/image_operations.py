@@ -1,8 +1,8 @@
-"""Images as the engine sees them: the library's operations, and which sandboxes use what.
+"""Image operations of the engine, and which sandboxes use which image.
 
-Who uses an image is read from the ledger, whose row is written before a sandbox is made. A
-removal reads it twice: before, to refuse; and after the image can no longer be found, because a
-sandbox that began in between is in the ledger by then, or finds its image gone and gives up.
+The users of an image are read from the ledger, whose row is written before a sandbox is made. A
+removal reads it twice: first to refuse, and again after the image can no longer be found. A sandbox
+that began in between is in the ledger by then, or finds its image gone and gives up.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sandkasten.ports import ImageLibrary, Store, Workbench
 
 
-class Images:
-    """Every operation on images; UnsupportedByBackend where the engine has no library."""
+class ImageOperations:
+    """All operations on images. Raise UnsupportedByBackend if the engine has no image library."""
 
     def __init__(self, library: ImageLibrary | None, store: Store, bench: Workbench) -> None:
         self._library = library
@@ -67,7 +67,7 @@ class Images:
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> builtins.list[ImageInfo]:
-        """An archive as it comes, in a scratch file of the store until it is taken in."""
+        """Import an archive from a stream, through a scratch file of the store."""
         found = await self.library.import_stream(
             data, name=name, platform=platform, progress=progress
         )
@@ -91,7 +91,7 @@ class Images:
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> ImageInfo:
-        """Bring an image from its registry; only what is missing is fetched."""
+        """Pull an image from its registry. Only missing layers are fetched."""
         pulled = await self.library.pull(name, platform=platform, progress=progress)
         return _used(pulled, await self._users())
 
@@ -106,7 +106,7 @@ class Images:
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
-        """Make an image of Debian's packages; the same again comes from the cache."""
+        """Build an image from Debian packages. The same request again is served from the cache."""
         return await self.library.build_debian(
             name,
             suite,
@@ -134,7 +134,9 @@ class Images:
         return _used(await self.library.tag(name, new), await self._users())
 
     async def remove(self, name: str) -> RemovedImage:
-        """Take a name away, and the image with its last one. Conflict names who uses it."""
+        """Remove a name, and the image with its last name. Raise Conflict with the sandboxes that
+        use it.
+        """
         users = await self._users()
         try:
             removed = await self.library.remove(name, in_use=users.keys())
@@ -149,14 +151,14 @@ class Images:
             ) from exc
         freed = 0
         if removed.deleted:
-            # Somebody is adding an image: then the space comes back with the next collection.
+            # Another process is adding an image: the next collection frees the space.
             with suppress(Busy):
                 users = await self._users()
                 freed = (await self.library.collect(in_use=users.keys(), wait_s=0)).freed_bytes
         return replace(removed, freed_bytes=freed)
 
     async def collect(self) -> CollectedImages:
-        """Remove what no name leads to and no sandbox uses."""
+        """Remove what no name refers to and no sandbox uses."""
         return await self.library.collect(in_use=(await self._users()).keys())
 
     async def usage(self) -> ImageUsage:
@@ -166,12 +168,12 @@ class Images:
     def library(self) -> ImageLibrary:
         if self._library is None:
             raise UnsupportedByBackend(
-                "this engine keeps no images", hint="open one with a data directory"
+                "this engine has no image store", hint="open the engine with a data directory"
             )
         return self._library
 
     async def _users(self) -> dict[str, builtins.list[str]]:
-        """Ids of images, and the sandboxes that are, or are about to be, made of them."""
+        """Return image ids with the sandboxes that use them or are about to."""
         users: dict[str, builtins.list[str]] = {}
         for record in await self._store.list():
             if record.image_id:

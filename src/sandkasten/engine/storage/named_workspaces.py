@@ -1,7 +1,7 @@
-"""Named workspaces as their owner sees them: list, make, measure, copy, enlarge, delete.
+"""Named workspaces as their owner sees them: list, create, measure, copy, resize, delete.
 
-Whatever changes one holds the lock of its name and refuses while a living sandbox has it;
-looking needs no lock. A damaged one can be listed and deleted, and nothing else.
+Every change holds the lock of the name and is refused while a living sandbox has the workspace;
+reading needs no lock. A damaged workspace can be listed and deleted, nothing else.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from sandkasten.wire.messages import decode_stats
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from sandkasten.engine.drain import Door
+    from sandkasten.engine.drain import Drain
     from sandkasten.engine.handles import Handles
-    from sandkasten.engine.lifecycle.tenant_quotas import Quotas
-    from sandkasten.engine.lifecycle.workspace_claims import Claims
+    from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
+    from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
     from sandkasten.engine.lifecycle.workspace_loans import Remover
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
@@ -46,25 +46,25 @@ if TYPE_CHECKING:
 
 _List: TypeAlias = list[Workspace]
 
-# A sandbox that does not answer costs its figure, not the whole answer.
+# A sandbox that does not answer costs its own number, not the whole answer.
 _STATS_TIMEOUT_S = 2.0
 
 
-class Workspaces:
+class NamedWorkspaces:
     def __init__(
         self,
         *,
-        claims: Claims,
+        claims: WorkspaceClaims,
         store: Store,
         handles: Handles,
         rules: WorkspaceRules,
         remover: Remover,
-        quotas: Quotas,
-        door: Door,
+        quotas: TenantQuotas,
+        in_flight: Drain,
         events: EventSink | None,
     ) -> None:
         self._quotas = quotas
-        self._door = door
+        self._in_flight = in_flight
         self._claims = claims
         self._store = store
         self._handles = handles
@@ -73,19 +73,19 @@ class Workspaces:
         self._events = events
 
     async def list(self, *, tenant: str = DEFAULT_TENANT) -> _List:
-        """All of a tenant by name, without what they take: `get` measures."""
+        """Return all workspaces of a tenant by name, without their usage; `get` measures it."""
         names = [one for one in await self._claims.port.names() if unscoped(one)[0] == tenant]
         rows = [row for row in await self._store.list() if row.workspace_id is not None]
         living = await self._claims.living(rows)
         described = []
         for name in names:
             holders = [row for row in living if row.workspace_id == name]
-            with suppress(WorkspaceNotFound):  # deleted while we looked
+            with suppress(WorkspaceNotFound):  # deleted while we listed
                 described.append(await self._described(name, holders, Measure(None, None)))
         return described
 
     async def get(self, name: str, *, tenant: str = DEFAULT_TENANT) -> Workspace:
-        """One of them, measured. WorkspaceNotFound when there is none."""
+        """Return one workspace with its usage. Raise WorkspaceNotFound."""
         return await self._get(_kept(name, tenant))
 
     async def _get(self, name: str) -> Workspace:
@@ -106,11 +106,11 @@ class Workspaces:
         quota: TenantQuota | None = None,
         other_disk_bytes: int = 0,
     ) -> Workspace:
-        """An empty one. Conflict when the name is taken."""
+        """Create an empty workspace. Raise Conflict if the name is taken."""
         name = _kept(name, tenant)
         size = None if size_mb is None else checked_size(size_mb, self._rules)
         need = Need(disk_bytes=await self._quotas.of_workspace(name, size))
-        with self._door.within():
+        with self._in_flight.within():
             async with (
                 self._quotas.admitted(tenant, quota, need, other_disk_bytes),
                 self._claims.lock(name),
@@ -129,18 +129,20 @@ class Workspaces:
         quota: TenantQuota | None = None,
         other_disk_bytes: int = 0,
     ) -> Workspace:
-        """A new one with the same content and size. Conflict while the source is in use."""
+        """Create a workspace with the same content and size. Raise Conflict while the source is in
+        use.
+        """
         source, target = _kept(source, tenant), _kept(target, tenant)
         if source == target:
             raise Conflict(
-                f"workspace {plain_name(source)} cannot be copied onto itself", hint="another name"
+                f"workspace {plain_name(source)} cannot be copied to itself", hint="another name"
             )
         need = Need(disk_bytes=(await self._claims.port.get(source)).size_bytes)
         async with AsyncExitStack() as locks:
-            locks.enter_context(self._door.within())
+            locks.enter_context(self._in_flight.within())
             room = self._quotas.admitted(tenant, quota, need, other_disk_bytes)
             await locks.enter_async_context(room)
-            # In one order, or two copies in opposite directions would wait for each other.
+            # Lock in a fixed order, or two copies in opposite directions would wait for each other.
             for one in sorted((source, target)):
                 await locks.enter_async_context(self._claims.lock(one))
             holders = await self._claims.holders(source, self._remover)
@@ -160,12 +162,12 @@ class Workspaces:
         quota: TenantQuota | None = None,
         other_disk_bytes: int = 0,
     ) -> Workspace:
-        """Only larger, and only while nobody has it."""
+        """Enlarge a workspace that no sandbox uses."""
         name = _kept(name, tenant)
         size = checked_size(size_mb, self._rules)
         more = max(0, size - (await self._claims.port.get(name)).size_bytes)
         need = Need(disk_bytes=more)
-        with self._door.within():
+        with self._in_flight.within():
             async with (
                 self._quotas.admitted(tenant, quota, need, other_disk_bytes),
                 self._unused(name, "resized"),
@@ -175,15 +177,17 @@ class Workspaces:
         return await self._get(name)
 
     async def delete(self, name: str, *, tenant: str = DEFAULT_TENANT) -> None:
-        """With everything in it. Conflict while a sandbox has it."""
+        """Delete a workspace and its files. Raise Conflict while a sandbox has it."""
         name = _kept(name, tenant)
-        with self._door.within(new=False):
+        with self._in_flight.within(new=False):
             async with self._unused(name, "deleted"):
                 await self._claims.port.remove(name)
         self._emit("workspace.deleted", name)
 
     async def tidy(self) -> None:
-        """Remove what a crash left half made or half removed; who is at work is left alone."""
+        """Remove what a crash left half made or half removed; skip what another process works
+        on.
+        """
         if not self._claims.kept:
             return
         port = self._claims.port
@@ -201,7 +205,7 @@ class Workspaces:
     async def _refuse_taken(self, name: str) -> None:
         if name in await self._claims.port.names():
             raise Conflict(
-                f"there is a workspace named {plain_name(name)} already",
+                f"workspace {plain_name(name)} already exists",
                 hint="choose another name, or delete it first",
                 workspace=plain_name(name),
             )
@@ -237,7 +241,7 @@ class Workspaces:
         measure = await port.measure(name)
         if not holders or (await port.get(name)).kind != "image":
             return measure
-        # What is on disk lags behind what is mounted; those who have it mounted know.
+        # The disk image lags behind its mount; sandboxes that mounted it know the current usage.
         return Measure(await self._used_inside(holders[0]), measure.allocated_bytes)
 
     async def _used_inside(self, record: Record) -> int | None:
@@ -256,5 +260,5 @@ class Workspaces:
 
 
 def _kept(name: str, tenant: str) -> str:
-    """The name as it is kept, checked before it goes anywhere."""
+    """Return the checked name under which the workspace is kept."""
     return scoped(checked_tenant(tenant), checked_workspace_name(name))

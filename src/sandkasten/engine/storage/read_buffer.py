@@ -1,8 +1,8 @@
-"""Collecting a file of known size in one allocation that becomes its `bytes` without a copy.
+"""Collect a file of known size in one allocation that becomes its `bytes` without a copy.
 
-Large reads are bound by the kernel handing out memory page by page, so a large buffer asks for
+Large reads are limited by the kernel handing out memory page by page, so a large buffer asks for
 huge pages before it is touched. Knows neither files nor the wire. Where the interpreter does not
-offer the way (or the size is small) an ordinary buffer does the same; nothing here fails.
+support this, or the size is small, an ordinary buffer does the same; nothing here fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from io import BytesIO
 from typing import Protocol
 
-# Below this an ordinary buffer is as quick.
+# Below this size an ordinary buffer is as fast.
 LARGE = 4 << 20
 _PAGE = 4096
 
@@ -20,22 +20,22 @@ _PAGE = 4096
 class Collector(Protocol):
     def write(self, data: bytes | bytearray, /) -> int: ...
     def getvalue(self) -> bytes:
-        """What was written. Called once, last."""
+        """Return what was written. Called once, last."""
         ...
 
 
 def collector(expected: int) -> Collector:
-    """A buffer for `expected` bytes; more or fewer may come."""
+    """Return a buffer for `expected` bytes; more or fewer may arrive."""
     if expected < LARGE or sys.platform != "linux" or platform.python_implementation() != "CPython":
         return BytesIO()
     return _OneAllocation(expected)
 
 
 class _OneAllocation:
-    """A `bytes` object that is filled before anybody else sees it, as C extensions make them."""
+    """A `bytes` object that is filled before it is shared, as C extensions do."""
 
     def __init__(self, size: int) -> None:
-        # Here, because most processes never read a large file.
+        # Imported here because most processes never read a large file.
         import ctypes
         import mmap
 
@@ -48,7 +48,7 @@ class _OneAllocation:
         self._bytes: bytes = new(None, size)
         address = address_of(self._bytes)
         first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
-        # Advice: a kernel without huge pages says no, and the pages come one by one.
+        # Only advice: a kernel without huge pages refuses, and pages come one by one.
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE
         )

@@ -1,7 +1,7 @@
 """File verbs. Every path is resolved by the sandbox's own kernel; this adds the operator's rules.
 
-Reads and writes are refused under `policy.blocked_paths`, writes also outside the workspace,
-/tmp and the home, both by the runner and after symlinks are resolved. Failures are the
+Reads and writes are refused under `policy.blocked_paths`, and writes also outside the workspace,
+/tmp and the home; both are checked by the runner after symlinks are resolved. Failures are the
 FileError and NotFound classes, QuotaExceeded when the disk is full, PolicyDenied for a rule.
 """
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.policy import Policy
 
 CALL_TIMEOUT_S = 60.0
-# A whole read is held in memory once; larger files go by range or by stream.
+# A whole read is held in memory once; larger files are read by range or as a stream.
 MAX_WHOLE_READ = 512 * 1024 * 1024
 MAX_PAGE = 5000
 _MAX_OFFSET = 2**62
 _CHANGES = frozenset({"created", "modified", "deleted", "moved"})
 
 
-class Files:
+class FileOperations:
     def __init__(self, handles: Handles, policy: Policy) -> None:
         self._handles = handles
         self._deny: dict[str, object] = {
@@ -50,7 +50,9 @@ class Files:
         limit: int | None = None,
         max_bytes: int | None = None,
     ) -> FileContent:
-        """Up to `limit` or `max_bytes` from `offset`; without either, all or PayloadTooLarge."""
+        """Read up to `limit` or `max_bytes` from `offset`; without either, the whole file or
+        PayloadTooLarge.
+        """
         bounds = [
             whole(name, value, low=0, high=_MAX_OFFSET)
             for name, value in (("limit", limit), ("max_bytes", max_bytes))
@@ -68,7 +70,7 @@ class Files:
             channel.stream("fs.read", fields) as call,
         ):
             entry = await _opened(call)
-            # Bounded: what a sandbox says of itself must not decide how much memory we take.
+            # Bounded: the size that a sandbox reports must not decide how much memory we allocate.
             left = min(max(0, entry.size - offset), MAX_WHOLE_READ)
             whole_file = collector(left if count is None else min(left, count))
             async for item in call:
@@ -82,7 +84,7 @@ class Files:
     async def read_stream(
         self, sandbox_id: str, path: str, *, offset: int = 0, limit: int | None = None
     ) -> AsyncIterator[tuple[FileEntry, AsyncIterator[bytes]]]:
-        """The entry and its bytes as they come; leaving early stops the transfer."""
+        """Return the entry and its bytes as they arrive. Leaving early stops the transfer."""
         if limit is not None:
             limit = whole("limit", limit, low=0, high=_MAX_OFFSET)
         handle, channel = await self._handles.connect(sandbox_id)
@@ -102,7 +104,9 @@ class Files:
         mode: int | None = None,
         overwrite: bool = True,
     ) -> FileEntry:
-        """The whole file or none of it: readers see the old one until the last byte is there."""
+        """Write the whole file or nothing: readers see the old file until the last byte has
+        arrived.
+        """
         fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._within}
         if mode is not None:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
@@ -113,7 +117,7 @@ class Files:
             fields["size"] = len(data)
             return _entry(decode_entry(await channel.call("fs.write", fields, data=bytes(data))))
         if not isinstance(data, AsyncIterable):
-            raise InvalidRequest("a file is written from bytes", hint="encode the text first")
+            raise InvalidRequest("file content must be bytes", hint="encode the string first")
         async with (
             self._handles.explaining(handle),
             channel.stream("fs.write", fields) as call,
@@ -136,7 +140,7 @@ class Files:
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Listing:
-        """One page, sorted; pass `next` as `cursor` for the one after it."""
+        """Return one sorted page; pass `next` as `cursor` for the following page."""
         fields: dict[str, object] = {
             "recursive": bool(recursive),
             "limit": whole("limit", limit, low=1, high=MAX_PAGE),
@@ -172,17 +176,21 @@ class Files:
             "overwrite": overwrite,
             **self._within,
         }
-        # Across file systems it copies, which takes as long as it takes.
+        # A move across file systems copies, which has no useful deadline.
         return _entry(decode_entry(await channel.call("fs.move", fields)))
 
     async def remove(
         self, sandbox_id: str, path: str, *, recursive: bool = False, missing_ok: bool = False
     ) -> int:
-        """How many entries are gone. The workspace itself, /tmp and the home are not removable."""
+        """Remove a path and return the number of entries removed. The workspace, /tmp and the home
+        themselves cannot be removed.
+        """
         target = sandbox_path(path)
         if target in (*WRITABLE, "/"):
             raise InvalidRequest(
-                f"{target} itself cannot be removed", hint="remove what is in it", field="path"
+                f"{target} itself cannot be removed",
+                hint="remove its contents instead",
+                field="path",
             )
         _, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {
@@ -191,13 +199,13 @@ class Files:
             "missing_ok": missing_ok,
             **self._within,
         }
-        # A million files take a while, and half a removal helps nobody: no deadline.
+        # No deadline: a million files take a while, and half a removal is useless.
         return _figure(await channel.call("fs.remove", fields), "removed")
 
     async def watch(
         self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
     ) -> AsyncIterator[Change]:
-        """Changes from the moment the first item is asked for, until the caller leaves."""
+        """Yield changes, starting when the first item is requested, until the caller leaves."""
         async with self.watching(sandbox_id, path, recursive=recursive) as changes:
             async for change in changes:
                 yield change
@@ -206,7 +214,7 @@ class Files:
     async def watching(
         self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
     ) -> AsyncIterator[AsyncIterator[Change]]:
-        """Inside the block nothing is missed any more; the iterator tells what happened."""
+        """Watch a path. No change is missed inside the block; the iterator reports them."""
         handle, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {
             "path": to_bytes_json(sandbox_path(path)),
@@ -231,7 +239,9 @@ class Files:
         max_bytes: int | None = None,
         max_entries: int | None = None,
     ) -> TarSummary:
-        """Unpacked inside the sandbox; a member that leads out of `path` is PolicyDenied."""
+        """Unpack a tar inside the sandbox. A member that leads out of `path` raises
+        PolicyDenied.
+        """
         fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._within}
         if max_bytes is not None:
             fields["max_bytes"] = whole("max_bytes", max_bytes, low=0, high=_MAX_OFFSET)
@@ -277,12 +287,12 @@ class Files:
 
 
 async def _opened(call: Call) -> Entry:
-    """The entry that comes before the bytes; a refusal is raised from here."""
+    """Return the entry that precedes the bytes; the runner's refusal is raised here."""
     async for item in call:
         if isinstance(item, Event) and item.name == "open":
             return decode_entry(item.body.get("entry") or {})
         break
-    raise ProtocolViolation("the runner sent a file without saying which")
+    raise ProtocolViolation("the runner sent file content without an entry")
 
 
 async def _bytes(call: Call) -> AsyncIterator[bytes]:
@@ -343,7 +353,7 @@ def _figure(body: dict[str, object], name: str) -> int:
 def check_tool_write(
     size_bytes: int, files_written: int, *, max_bytes: int, max_files: int
 ) -> None:
-    """Bounds what an agent's file tools write; its commands are bounded by the quota alone."""
+    """Check the limits of an agent's file tools. Its commands are limited by the quota alone."""
     if size_bytes > max_bytes:
         raise PayloadTooLarge(
             f"{size_bytes} bytes are more than a file tool writes",

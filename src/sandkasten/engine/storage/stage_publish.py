@@ -1,7 +1,7 @@
-"""Files between the store and a sandbox: staged into it, published out of it.
+"""Stage stored files into a sandbox and publish files out of it.
 
-Streamed, never whole in memory, and whole or not at all at the other end. What leaves the store
-is hashed on its way, so damaged content never arrives as a file. Refusals are those of the file
+Content is streamed, never whole in memory, and arrives whole or not at all. Content that leaves the
+store is hashed on the way, so damaged content never becomes a file. Raises the errors of the file
 verbs and of the store.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _STAGED_MODE = 0o644
 
 
-class SandboxFiles(Protocol):
-    """What is needed of the file verbs."""
+class FileVerbs(Protocol):
+    """The file verbs that this module needs."""
 
     def read_stream(
         self, sandbox_id: str, path: str
@@ -43,15 +43,15 @@ class SandboxFiles(Protocol):
     ) -> FileEntry: ...
 
 
-class Filing:
-    def __init__(self, files: SandboxFiles, store: FileStore) -> None:
+class StagePublish:
+    def __init__(self, files: FileVerbs, store: FileStore) -> None:
         self._files = files
         self._store = store
 
     async def stage(
         self, tenant: str, sandbox_id: str, key: str, destination: str, *, overwrite: bool = True
     ) -> StagedFile:
-        """Put a stored file into a sandbox; missing directories are made."""
+        """Copy a stored file into a sandbox, creating missing directories."""
         async with self._store.read(tenant, key) as (row, pieces):
             entry = await self._files.write(
                 sandbox_id,
@@ -75,10 +75,14 @@ class Filing:
         overwrite: bool = True,
         max_stored_bytes: int | None = None,
     ) -> StoredFile:
-        """Keep a file of a sandbox. Conflict when it is written to meanwhile and got shorter."""
+        """Copy a file of a sandbox into the store. Raise Conflict if the file shrinks while it is
+        read.
+        """
         async with self._files.read_stream(sandbox_id, source) as (entry, pieces):
             if entry.type != "file":
-                raise NotRegular(f"{entry.path} is no regular file", hint="publish plain files")
+                raise NotRegular(
+                    f"{entry.path} is not a regular file", hint="publish a regular file"
+                )
             guessed = mimetypes.guess_type(entry.name, strict=False)[0]
             return await self._store.put(
                 tenant,
@@ -93,7 +97,9 @@ class Filing:
 
 
 async def _verified(row: StoredFile, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces; at their end an error, and so no file, when they are not what was stored."""
+    """Yield the pieces; raise at the end, so that no file is made, if they differ from what was
+    stored.
+    """
     hashing = hashlib.sha256()
     async for piece in pieces:
         hashing.update(piece)

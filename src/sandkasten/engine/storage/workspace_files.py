@@ -1,10 +1,10 @@
-"""The files of a named workspace without a sandbox of one's own: a sandbox that has it is lent.
+"""Files of a named workspace, served by a sandbox that has the workspace.
 
-The living sandbox that has the workspace serves, so that everybody sees the same files. Where
-there is none, one is made for it, claims the workspace for itself and is taken away when nobody
-used it for IDLE_S; earlier when somebody wants the workspace. It belongs to the tenant, is in no
-list, and ends itself should this process die. A workspace that is not there is WorkspaceNotFound,
-never made; one whose sandbox is paused answers the Conflict that says so.
+The living sandbox that has the workspace serves, so all clients see the same files. If there is
+none, a lender sandbox is made. It claims the workspace and is removed after IDLE_S without use, or
+earlier when another sandbox needs the workspace. The lender belongs to the tenant, is in no list,
+and ends itself if this process dies. A missing workspace raises WorkspaceNotFound and is never
+created; if its sandbox is paused, the answer is Conflict.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sandkasten.model.sandbox.workspace import checked_workspace_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.engine.drain import Door
+    from sandkasten.engine.drain import Drain
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.lifecycle.planner import Planner
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
-    from sandkasten.engine.lifecycle.workspace_claims import Claims
+    from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
     from sandkasten.engine.lifecycle.workspace_loans import Loans
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Store
@@ -47,11 +47,11 @@ class WorkspaceFiles:
         sandboxes: Sandboxes,
         handles: Handles,
         store: Store,
-        claims: Claims,
+        claims: WorkspaceClaims,
         loans: Loans,
-        door: Door,
+        in_flight: Drain,
     ) -> None:
-        self._door = door
+        self._in_flight = in_flight
         self._planner = planner
         self._sandboxes = sandboxes
         self._handles = handles
@@ -61,7 +61,9 @@ class WorkspaceFiles:
 
     @asynccontextmanager
     async def lent(self, name: str, *, tenant: str = DEFAULT_TENANT) -> AsyncIterator[str]:
-        """The id of a sandbox whose /workspace is this workspace, for as long as the block."""
+        """Yield the id of a sandbox whose /workspace is this workspace, for the duration of the
+        block.
+        """
         kept = scoped(tenant, checked_workspace_name(name))
         await self._claims.port.get(kept)
         for left in reversed(range(_TRIES)):
@@ -75,7 +77,7 @@ class WorkspaceFiles:
                 try:
                     record = await asyncio.shield(loan.making)
                 except Conflict:
-                    # Somebody was quicker: then that sandbox has it, and will serve.
+                    # Another process was faster: its sandbox has the workspace and will serve.
                     if not left:
                         raise
                     continue
@@ -94,7 +96,7 @@ class WorkspaceFiles:
             self._loans.close_soon(kept, loan, self._sandboxes)
             loan = None
         if loan is None:
-            self._door.check()
+            self._in_flight.check()
             self._loans.make_room(self._sandboxes)
             making = asyncio.get_running_loop().create_task(self._make(name, tenant))
             loan = Loan(making)
@@ -117,11 +119,11 @@ class WorkspaceFiles:
             lease=lease,
             workspace=None if wish is None else replace(wish, must_exist=True),
         )
-        with self._door.within():
+        with self._in_flight.within():
             return await self._sandboxes.make(plan, acquired="internal")
 
     async def _holder(self, kept: str) -> Record | None:
-        """A sandbox of the workspace's owner that has it now."""
+        """Return a sandbox of the workspace's owner that has it now."""
         rows = [
             row
             for row in await self._store.list()

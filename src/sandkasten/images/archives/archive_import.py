@@ -108,7 +108,7 @@ def _opened(path: Path) -> Iterator[int]:
         # Looked at before it is opened: opening a FIFO or a device may wait or do something.
         kind = path.stat().st_mode
         if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-            raise InvalidImage(f"{path} is no regular file", hint="write the archive to a file")
+            raise InvalidImage(f"{path} is not a regular file", hint="write the archive to a file")
         if stat.S_ISDIR(kind):
             fd = open_directory(path)
         else:

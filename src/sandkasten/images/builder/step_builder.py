@@ -155,7 +155,7 @@ class StepBuilder:
         image = await asyncio.to_thread(self._passing, state)
         workdir = state.config.workdir or "/"
         command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, step.command)
-        async with self._bench.run(image, command, cwd="/", said=told.text) as changes:
+        async with self._bench.run(image, command, cwd="/", on_line=told.text) as changes:
             layer = await asyncio.to_thread(
                 _add,
                 self._store,

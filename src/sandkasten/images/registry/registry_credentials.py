@@ -126,7 +126,8 @@ def _secret_file(path: str) -> str:
         ) from exc
     except UnicodeDecodeError as exc:
         raise InvalidConfiguration(
-            f"password_file {path} is not text", hint="write the password as one line of UTF-8"
+            f"password_file {path} is not UTF-8 text",
+            hint="write the password as one line of UTF-8",
         ) from exc
     if len(data) > _MAX_SECRET or "\n" in text:
         raise InvalidConfiguration(

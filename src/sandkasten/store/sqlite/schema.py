@@ -65,7 +65,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     if present > newest:
         raise StoreUnusable(
             f"the database has version {present}, and this program knows up to {newest}",
-            hint="run the newer sandkasten that wrote it, or restore a copy from before",
+            hint="run the newer sandkasten that wrote it, or restore an older backup",
             reason="newer",
             version=present,
         )

@@ -31,7 +31,7 @@ def translated(exc: sqlite3.Error, path: Path) -> SandkastenError:
     if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _is_full(path)):
         return QuotaExceeded(
             "the disk of the daemon's database is full, and nothing was written",
-            hint="free space where db_path lies and try again; no restart is needed",
+            hint="free space on the disk of db_path and retry; no restart is needed",
             quota="disk",
         )
     if primary in _DAMAGED:
@@ -40,15 +40,15 @@ def translated(exc: sqlite3.Error, path: Path) -> SandkastenError:
         return held(path)
     return InternalError(
         f"the daemon's database failed ({name})",
-        hint="check the disk that db_path lies on, and the log of the kernel",
+        hint="check the disk of db_path, and the kernel log",
     )
 
 
 def damaged(path: Path, what: str) -> StoreUnusable:
     return StoreUnusable(
         f"the database {path} is damaged: {what}",
-        hint="move it away or recover it with the sqlite3 program; without it sandboxes live on, "
-        "but keys must be made again",
+        hint="move it away or recover it with sqlite3; without it sandboxes continue, "
+        "but keys must be created again",
         reason="damaged",
     )
 
@@ -56,7 +56,7 @@ def damaged(path: Path, what: str) -> StoreUnusable:
 def held(path: Path) -> StoreUnusable:
     return StoreUnusable(
         f"another process has the database {path} open",
-        hint="stop it; only one may, and it must be ours",
+        hint="stop it: only one process may open the database",
         reason="held",
     )
 

@@ -93,7 +93,7 @@ class SqliteKeys:
                 "SELECT 1 FROM keys WHERE id = ? OR hashed = ?", (row.id, hashed)
             ).fetchone()
             if taken is not None:
-                raise Conflict(f"there is a key {row.id} already", hint="make another")
+                raise Conflict(f"key {row.id} already exists", hint="make another")
             connection.execute(
                 f"INSERT INTO keys ({_COLUMNS}) VALUES ({marks})",  # noqa: S608
                 values,
