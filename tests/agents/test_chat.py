@@ -18,7 +18,6 @@ from sandkasten.agents.chat.chat_client import (
     Reply,
     ToolCall,
 )
-from sandkasten.agents.chat.chat_errors import pause_s
 from sandkasten.agents.chat.chat_wire import Assembly, Events, Unreadable
 from sandkasten.errors import InvalidConfiguration, ModelUnavailable, RunFailed, SandkastenError
 from tests.engines import certificates
@@ -174,23 +173,6 @@ async def test_an_unreachable_endpoint_is_an_error_that_names_the_address():
     async with ChatModel() as chat:
         with pytest.raises(ModelUnavailable, match=r"http://127\.0\.0\.1:1/v1 failed"):
             await chat.ask(settings, HELLO)
-
-
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({}, 0.0),
-        ({"Retry-After": "7"}, 7.0),
-        ({"Retry-After": "0.5"}, 0.5),
-        ({"Retry-After-Ms": "250", "Retry-After": "9"}, 0.25),
-        ({"Retry-After": "Thu, 01 Jan 1970 00:01:00 GMT"}, 50.0),
-        ({"Retry-After": "soon"}, 0.0),
-        ({"Retry-After": "-5"}, 0.0),
-        ({"Retry-After": "9" * 400}, 0.0),
-    ],
-)
-def test_the_retry_delay_is_read_in_every_format(headers, seconds):
-    assert pause_s(headers, 10.0) == seconds
 
 
 # ---- what is refused

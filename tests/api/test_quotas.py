@@ -23,13 +23,14 @@ from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.client.run_once import run_async
 from sandkasten.client.server.agents_transport import agents_of
-from sandkasten.client.server.server_pool import Place
+from sandkasten.client.server.server_pool import Place, open_transport
 from sandkasten.daemon.agent_services import agency
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
+from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
 from tests.agents.agency import environ_for, files_in, played, until
 from tests.api.booked import AS_OPERATOR, OPERATOR, new_key
@@ -457,9 +458,6 @@ async def tool_caller(daemon: Daemon, key: dict[str, str], through: str) -> Asyn
 
         yield by_http
         return
-    from sandkasten.client.server.server_pool import open_transport
-    from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
-
     place = Place(url=daemon.url, api_key=key["Authorization"].removeprefix("Bearer "))
     async with agents_of(place) as agents:
         sandboxes = await open_transport(place)

@@ -19,7 +19,7 @@ from sandkasten.errors import (
 )
 from sandkasten.images.registry.manifests import Descriptor
 from sandkasten.images.registry.registry_credentials import Access
-from sandkasten.images.registry.registry_http import loopback, proxy_for
+from sandkasten.images.registry.registry_http import loopback
 from tests.images import registries
 from tests.images.asking import BASIC, LOGIN, MADE, manifest_of, open_registry
 from tests.images.registries import PASSWORD, USER, Running
@@ -341,11 +341,3 @@ def test_no_log_line_contains_a_secret(token_registry, tls_registry, caplog):
 )
 def test_only_real_loopback_addresses_count_as_loopback(host, is_it):
     assert loopback(host) is is_it
-
-
-def test_the_proxy_of_the_environment_is_used_except_for_loopback():
-    environ = {"https_proxy": "http://p:3128", "NO_PROXY": "inside.example"}
-    assert proxy_for("https://h/v2/", environ) == "http://p:3128"
-    assert proxy_for("http://h/v2/", environ) is None
-    assert proxy_for("https://inside.example/v2/", environ) is None
-    assert proxy_for("https://localhost:5000/v2/", environ) is None

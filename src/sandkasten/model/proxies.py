@@ -1,46 +1,79 @@
-"""Which proxy an environment names for an address, as our HTTP clients are told it. Pure.
+"""The proxy that an environment names for an address. Pure.
 
-Found by ourselves: a library that is told to trust the environment looks for passwords in
-`~/.netrc` too, and ours come by settings.
+Chosen here and not by the HTTP libraries: a library that trusts the environment also reads
+passwords from `~/.netrc`, and ours come from settings.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Final, TypedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import unquote, urlsplit
 
-# Of which the stubs do not know; its sister takes no `proxies` on every system.
+# Missing from the stubs; `proxy_bypass` does not take `proxies` on every system.
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A proxy is for other machines.
-LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    url: str
+    """Without the login."""
+    authorization: str | None = field(default=None, repr=False)
+    """Value of the header Proxy-Authorization."""
 
 
-class Proxy(TypedDict, total=False):
-    """Arguments of a request; none of them where it goes straight."""
+class ProxyArguments(TypedDict, total=False):
+    """Arguments of an aiohttp request; empty if it needs no proxy."""
 
     proxy: str
     proxy_headers: dict[str, str]
 
 
-def proxy_of(url: str, proxies: Mapping[str, str]) -> Proxy:
-    """`proxies` by scheme, and under `no` what goes straight, as `getproxies` has it."""
+def proxies_in(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the proxies by scheme, and the exceptions under `no`, as `getproxies` does."""
+    proxies = {
+        name.lower().removesuffix("_proxy"): value
+        for name, value in environ.items()
+        if name.lower().endswith("_proxy") and value
+    }
+    # The lower-case name wins, also if it is empty.
+    for name, value in environ.items():
+        if name.endswith("_proxy"):
+            proxies.pop(name.removesuffix("_proxy"), None)
+            if value:
+                proxies[name.removesuffix("_proxy")] = value
+    return proxies
+
+
+def proxy_for(url: str, proxies: Mapping[str, str]) -> Proxy | None:
+    """Return the proxy for a URL; None if it is reached directly, as this machine always is."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host in LOCAL or proxy_bypass_environment(host, dict(proxies)):
-        return {}
-    told = proxies.get(parts.scheme)
-    if not told:
-        return {}
-    proxy = urlsplit(told)
-    if proxy.username is None:
-        return {"proxy": told}
-    who = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+    if is_loopback(host) or proxy_bypass_environment(host, dict(proxies)):
+        return None
+    address = proxies.get(parts.scheme)
+    if not address:
+        return None
+    proxy = urlsplit(address if "://" in address else f"http://{address}")
     bare = proxy._replace(netloc=proxy.netloc.rpartition("@")[2]).geturl()
-    # aiohttp makes it the header by which a proxy is told, and tells it to nobody else.
-    told_who = {"Authorization": "Basic " + base64.b64encode(who).decode()}
-    return {"proxy": bare, "proxy_headers": told_who}
+    if proxy.username is None:
+        return Proxy(bare)
+    login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return Proxy(bare, "Basic " + base64.b64encode(login.encode()).decode())
+
+
+def proxy_arguments(url: str, proxies: Mapping[str, str]) -> ProxyArguments:
+    """Return what an aiohttp request must be given to use the proxy for a URL."""
+    proxy = proxy_for(url, proxies)
+    if proxy is None:
+        return {}
+    if proxy.authorization is None:
+        return {"proxy": proxy.url}
+    # aiohttp sends it to the proxy alone, as Proxy-Authorization.
+    return {"proxy": proxy.url, "proxy_headers": {"Authorization": proxy.authorization}}

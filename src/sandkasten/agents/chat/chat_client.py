@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import random
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -25,7 +24,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from sandkasten.agents.chat.chat_errors import (
     conceded,
     error_of,
-    pause_s,
     refusal_of,
     shown,
     without_key,
@@ -43,7 +41,8 @@ from sandkasten.agents.chat.chat_wire import (
 )
 from sandkasten.agents.chat.model_settings import Models, ModelSettings
 from sandkasten.errors import ModelUnavailable, SandkastenError
-from sandkasten.model.proxies import proxy_of
+from sandkasten.model.proxies import proxy_arguments
+from sandkasten.model.retries import Backoff, retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,7 +97,6 @@ class ChatModel:
 
     def __init__(self) -> None:
         self._http: aiohttp.ClientSession | None = None
-        self._random = random.Random()  # noqa: S311  (spreads retries, guards nothing)
 
     async def __aenter__(self) -> ChatModel:
         return self
@@ -132,15 +130,11 @@ class ChatModel:
                 turn += 1
                 if turn > settings.max_retries or exc.wanted_s > MOST_PAUSE_S:
                     raise exc.error from exc.__cause__
-                wait_s = max(exc.wanted_s, self._pause(settings, turn))
+                backoff = Backoff(settings.first_pause_s, MOST_PAUSE_S)
+                wait_s = max(exc.wanted_s, backoff.pause_s(turn))
                 if retried is not None:
                     await retried(exc.error.message, wait_s)
                 await asyncio.sleep(wait_s)
-
-    def _pause(self, settings: ModelSettings, turn: int) -> float:
-        """Twice as long each time, and not the same for everybody who was thrown out at once."""
-        longest = min(settings.first_pause_s * 2.0 ** (turn - 1), MOST_PAUSE_S)
-        return longest * self._random.uniform(0.5, 1.0)
 
     # ---- one try
 
@@ -194,7 +188,7 @@ class ChatModel:
             # The key is for this endpoint, and nobody whom we ask may name another.
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            **proxy_of(settings.url, getproxies()),
+            **proxy_arguments(settings.url, getproxies()),
         )
 
     def _session(self) -> aiohttp.ClientSession:
@@ -223,7 +217,7 @@ async def _refused(
     if (changed := conceded(body, refusal)) is not None:
         return _Without(changed)
     error = error_of(refusal, settings)
-    return _Passing(error, pause_s(answer.headers, time.time())) if refusal.passes else error
+    return _Passing(error, retry_after_s(answer.headers, time.time())) if refusal.passes else error
 
 
 async def _read(settings: ModelSettings, answer: aiohttp.ClientResponse, found: Assembly) -> None:

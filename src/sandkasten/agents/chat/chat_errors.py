@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.chat.chat_wire import Unreadable, decoded
@@ -161,17 +160,3 @@ def _asked_in_words(body: Mapping[str, Any]) -> dict[str, Any]:
     # At the front: some templates take a system message nowhere else, but several of them there.
     changed["messages"] = [told, *changed["messages"]]
     return changed
-
-
-def pause_s(headers: Mapping[str, str], now: float) -> float:
-    """What the endpoint asks us to wait, 0 where it does not say."""
-    told = headers.get("Retry-After-Ms", "")
-    if told.isascii() and told.isdigit() and len(told) < 12:
-        return int(told) / 1000
-    told = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", told, re.ASCII):
-        return float(told)
-    try:
-        return max(0.0, parsedate_to_datetime(told).timestamp() - now)
-    except (ValueError, TypeError, OverflowError):
-        return 0.0

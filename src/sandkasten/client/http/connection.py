@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import random
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,8 @@ from sandkasten.errors import (
     ProtocolViolation,
     SandkastenError,
 )
-from sandkasten.model.proxies import proxy_of
+from sandkasten.model.proxies import proxy_arguments
+from sandkasten.model.retries import Backoff, retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
@@ -37,6 +38,7 @@ PATIENT_TRIES: Final = 8
 FIRST_PAUSE_S: Final = 0.1
 # What a server may make us wait by Retry-After; more than that is the caller's business.
 MOST_PAUSE_S: Final = 10.0
+_BACKOFF: Final = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
 ANSWER_S: Final = 60.0
 CONNECT_S: Final = 10.0
 # Below what servers keep an idle connection for, so that none is used while it is being closed.
@@ -66,12 +68,11 @@ class Connection:
 
     def __init__(self, url: str, api_key: str | None = None, tenant: str | None = None) -> None:
         self.address: Address = address_of(url)
-        self._proxy = proxy_of(self.address.base, getproxies())
+        self._proxy = proxy_arguments(self.address.base, getproxies())
         self._api_key = api_key
         self._tenant = tenant
         self._http: aiohttp.ClientSession | None = None
         self._reached = False
-        self._random = random.Random()  # noqa: S311  (spreads retries, guards nothing)
 
     async def ask(self, order: Order) -> Any:
         """The JSON answer."""
@@ -232,9 +233,8 @@ class Connection:
         """Seconds to wait before asking again; None: this is the answer."""
         if turn >= TRIES or not _may_pass(answer.status, failure, order) or _is_spent(order):
             return None
-        told = answer.headers.get("Retry-After", "")
-        wanted = float(told) if told.isascii() and told.isdigit() else 0.0
-        return None if wanted > MOST_PAUSE_S else max(wanted, self._pause(turn))
+        wanted = retry_after_s(answer.headers, time.time())
+        return None if wanted > MOST_PAUSE_S else max(wanted, _BACKOFF.pause_s(turn))
 
     def _again(self, order: Order, exc: Exception, turn: int) -> float | None:
         unsent = isinstance(exc, aiohttp.ClientConnectorError)
@@ -242,11 +242,7 @@ class Connection:
         tries = PATIENT_TRIES if self._reached else TRIES
         if turn >= tries or hopeless or not (unsent or order.repeatable) or _is_spent(order):
             return None
-        return self._pause(turn)
-
-    def _pause(self, turn: int) -> float:
-        """Twice as long each time, and not the same for everybody who was thrown out at once."""
-        return FIRST_PAUSE_S * 2.0 ** (turn - 1) * self._random.uniform(0.5, 1.0)
+        return _BACKOFF.pause_s(turn)
 
     def _trouble(self, order: Order, exc: Exception) -> SandkastenError:
         if isinstance(exc, aiohttp.ClientSSLError):

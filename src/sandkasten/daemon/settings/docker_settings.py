@@ -8,7 +8,6 @@ opens no file; how the files of a certificate are read is the backend's to say.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from sandkasten.backends.docker.docker_options import Options
 from sandkasten.daemon.settings.setting_parsers import bad, flag, text
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -189,7 +189,7 @@ def _check_tls(values: Mapping[str, Value], split: SplitResult, files: Mapping[s
             "insecure is set, and so are certificates",
             "leave insecure out: with certificates the engine is spoken to over TLS",
         )
-    private = values["engine_mode"] == "sidecar" or _loopback(split.hostname or "")
+    private = values["engine_mode"] == "sidecar" or is_loopback(split.hostname or "")
     if split.scheme == "tcp" and not (secured or private or values["insecure"]):
         raise _contradiction(
             f"{split.hostname} is another machine, and whoever reads or changes what goes there "
@@ -197,16 +197,6 @@ def _check_tls(values: Mapping[str, Value], split: SplitResult, files: Mapping[s
             "give it TLS (cert_path with ca.pem, cert.pem and key.pem), use ssh://user@host, or "
             "set insecure: true on a network that is yours alone",
         )
-
-
-def _loopback(host: str) -> bool:
-    """A name could be anything, but for this one."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _contradiction(what: str, hint: str) -> InvalidConfiguration:

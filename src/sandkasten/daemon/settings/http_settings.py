@@ -6,7 +6,6 @@ be served safely. Opens no socket.
 
 from __future__ import annotations
 
-import ipaddress
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.setting_parsers import secret
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,13 +42,8 @@ class HttpSettings:
 
     @property
     def loopback(self) -> bool:
-        """Whether nobody beyond this machine can reach the address; a name could be anything."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        """Whether only this machine can reach the address."""
+        return is_loopback(self.host)
 
 
 def require_key(rules: HttpSettings) -> None:

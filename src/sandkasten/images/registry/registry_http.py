@@ -7,15 +7,12 @@ nobody answers in time, InvalidConfiguration for a bad ca_file, Cancelled when t
 
 from __future__ import annotations
 
-import ipaddress
-import random
 import ssl
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urljoin, urlsplit
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError, SSLError
@@ -27,6 +24,9 @@ from sandkasten.errors import (
     RegistryUnavailable,
 )
 from sandkasten.images.registry.connection_cutter import Watcher
+from sandkasten.model.addresses import is_loopback
+from sandkasten.model.proxies import Proxy, proxies_in, proxy_for
+from sandkasten.model.retries import Backoff, retry_after_s
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ class Patience:
     whole_s: float = 3600.0
 
     def pause_s(self, failures: int) -> float:
-        """Doubling, with jitter so that many clients of one registry do not come back at once."""
-        longest = min(self.longest_pause_s, self.first_pause_s * 2.0 ** (failures - 1))
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311  (a pause, not a secret)
+        return Backoff(self.first_pause_s, self.longest_pause_s).pause_s(failures)
 
 
 @dataclass(slots=True)
@@ -108,7 +106,7 @@ class Connections:
         self._errand = errand
         self._environ = environ
         self._tls = _context(ca_file)
-        self._managers: dict[str | None, urllib3.PoolManager] = {}
+        self._managers: dict[Proxy | None, urllib3.PoolManager] = {}
         self._lock = threading.Lock()
         self._watcher = Watcher(errand)
 
@@ -145,7 +143,8 @@ class Connections:
             failures += 1
             if answer.status not in TRY_AGAIN or failures >= most:
                 return answer
-            pause_s = _retry_after(answer) or self._errand.patience.pause_s(failures)
+            asked_s = min(retry_after_s(answer.headers, time.time()), _MOST_RETRY_AFTER_S)
+            pause_s = asked_s or self._errand.patience.pause_s(failures)
             # Not read to its end for the sake of the connection: it may have none.
             answer.close()
             self._errand.pause(pause_s, what)
@@ -190,23 +189,22 @@ class Connections:
         )
 
     def _manager(self, url: str) -> urllib3.PoolManager:
-        proxy = proxy_for(url, self._environ)
+        proxy = proxy_for(url, proxies_in(self._environ))
         with self._lock:
             if proxy not in self._managers:
                 self._managers[proxy] = self._new_manager(proxy)
             return self._managers[proxy]
 
-    def _new_manager(self, proxy: str | None) -> urllib3.PoolManager:
+    def _new_manager(self, proxy: Proxy | None) -> urllib3.PoolManager:
         if proxy is None:
             manager = urllib3.PoolManager(maxsize=4, ssl_context=self._tls)
         else:
-            parts = urlsplit(proxy)
-            login = f"{parts.username}:{parts.password or ''}" if parts.username else None
+            login = proxy.authorization
             manager = urllib3.ProxyManager(
-                proxy,
+                proxy.url,
                 maxsize=4,
                 ssl_context=self._tls,
-                proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
+                proxy_headers={} if login is None else {"Proxy-Authorization": login},
             )
         self._watcher.watch(manager)
         return manager
@@ -259,25 +257,7 @@ def origin(url: str) -> tuple[str, str, int]:
 
 def loopback(host: str) -> bool:
     """Whether a host, maybe with a port, is this machine and cannot be another one."""
-    name = urlsplit(f"//{host}").hostname or ""
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def proxy_for(url: str, environ: Mapping[str, str]) -> str | None:
-    parts = urlsplit(url)
-    if loopback(parts.netloc):
-        return None
-    names = (f"{parts.scheme}_proxy", f"{parts.scheme}_proxy".upper())
-    proxy = next((environ[name] for name in names if environ.get(name)), None)
-    exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    if proxy is None or proxy_bypass_environment(parts.hostname or "", {"no": exempt}):
-        return None
-    return proxy if "://" in proxy else f"http://{proxy}"
+    return is_loopback(urlsplit(f"//{host}").hostname or "")
 
 
 def _context(ca_file: str) -> ssl.SSLContext:
@@ -303,11 +283,6 @@ def _checked_target(registry: str, here: str, target: str) -> str:
             hint="the registry must redirect to https",
         )
     return target
-
-
-def _retry_after(answer: BaseHTTPResponse) -> float | None:
-    said = answer.headers.get("Retry-After", "")
-    return min(float(said), _MOST_RETRY_AFTER_S) if said.isascii() and said.isdigit() else None
 
 
 def _said(exc: BaseException) -> str:

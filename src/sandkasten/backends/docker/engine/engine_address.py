@@ -6,7 +6,6 @@ clear; BackendUnavailable when none was given and no socket is there.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import stat
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
+from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:
     from sandkasten.backends.docker.docker_options import Options
@@ -89,7 +89,7 @@ def _tcp(options: Options) -> Address:
     if user or path.strip("/"):
         raise _wrong(options.host, "write tcp://host:port and nothing else")
     tls = _tls(options)
-    if tls is None and not _is_loopback(host) and not _trusted(options):
+    if tls is None and not is_loopback(host) and not _trusted(options):
         raise InvalidConfiguration(
             f"the engine at {host} would be spoken to without TLS: whoever is in between is root",
             hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or set "
@@ -98,13 +98,6 @@ def _tcp(options: Options) -> Address:
         )
     port = port or (_TLS_PORT if tls else _PLAIN_PORT)
     return Address("tcp", f"tcp://{host}:{port}", host=host, port=port, tls=tls)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _trusted(options: Options) -> bool:
