@@ -1,7 +1,7 @@
 #!/bin/bash
-# Agents and a workflow of them, shown on this machine without a network: `make demo-agents`.
+# Shows agents and a workflow on this machine, without a network: `make demo-agents`.
 # The model is scripted (examples/agents/demo_model.py); sandboxes, tools and files are real.
-# Works in a data directory of its own and leaves nothing behind; every step is checked.
+# Uses its own data directory, checks every step and leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -23,7 +23,7 @@ if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 show() { printf '$ %s\n' "${*@Q}" | sed "s/'\([A-Za-z0-9@%+=:,./_-]*\)'/\1/g"; "$@"; }
 fail() { printf 'demo-agents: %s\n' "$*" >&2; exit 1; }
-# Fails unless the file holds the text.
+# Fails unless the file contains the string.
 holds() { grep -qF -- "$2" "$1" || fail "expected in the answer: $2"; }
 
 python demo_model.py --port 0 >"$work/model.url" &
@@ -36,7 +36,7 @@ SANDKASTEN_MODELS_BASE_URL=$(cat "$work/model.url")
 [ -n "$SANDKASTEN_MODELS_BASE_URL" ] || fail "the model did not start"
 export SANDKASTEN_MODELS_BASE_URL SANDKASTEN_MODELS_API_KEY=scripted
 
-say "1. One line of frontmatter (sandbox: python) gives an agent a computer"
+say "1. One line of frontmatter (sandbox: python) gives an agent a sandbox"
 show grep -n '^sandbox' agents/log-analyzer.prompt
 cat >"$work/app.log" <<'LOG'
 09:00:01 INFO started
@@ -47,14 +47,14 @@ cat >"$work/app.log" <<'LOG'
 LOG
 python -c 'import json,sys; print(json.dumps({"log_data": sys.stdin.read()}))' \
     <"$work/app.log" >"$work/variables.json"
-show sandkasten agent run log-analyzer --variables "@$work/variables.json" | tee "$work/said"
-holds "$work/said" '"error_count": 3'
+show sandkasten agent run log-analyzer --variables "@$work/variables.json" | tee "$work/output"
+holds "$work/output" '"error_count": 3'
 
-say "2. An agent that writes a program, sees it fail, and mends it: files stay between its calls"
-show sandkasten agent run "Python Developer" "print the primes below 20" | tee "$work/said"
-holds "$work/said" '[2, 3, 5, 7, 11, 13, 17, 19]'
+say "2. An agent writes a program, sees it fail and fixes it: files persist between calls"
+show sandkasten agent run "Python Developer" "print the primes below 20" | tee "$work/output"
+holds "$work/output" '[2, 3, 5, 7, 11, 13, 17, 19]'
 
-say "3. Fifty megabytes of JSON that no model could read, answered by a program"
+say "3. An agent answers a question about 50 MB of JSON with a program"
 python - "$work/requests.json" <<'PY'
 import json, random, sys
 random.seed(7)
@@ -70,17 +70,17 @@ with open(sys.argv[1], "w") as file:
 PY
 show sandkasten files put "$work/requests.json" --key requests.json >/dev/null
 show sandkasten agent run json-analyst "Which services are slowest? The file is requests.json" |
-    tee "$work/said"
-holds "$work/said" '"service": "pay"'
+    tee "$work/output"
+holds "$work/output" '"service": "pay"'
 
-say "4. Three agents, one sandbox, and a test that fails first: the workflow loops back and passes"
+say "4. Three agents share a sandbox; a test fails first, and the workflow loops until it passes"
 show sandkasten workflow graph code-review-and-fix
 printf 'def mean(values):\n    return sum(values) / len(values)\n' >"$work/stats.py"
 python -c 'import json,sys; print(json.dumps(sys.stdin.read()))' <"$work/stats.py" >"$work/input.json"
 show sandkasten workflow run code-review-and-fix --input "@$work/input.json" --follow |
-    tee "$work/said"
+    tee "$work/output"
 show sandkasten workflow runs
 
-say "5. And nothing is left"
+say "5. Nothing is left"
 [ -z "$(sandkasten ls --json | tr -d '[] \n')" ] || fail "a sandbox is left: $(sandkasten ls)"
 echo "no sandbox is left"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The main job, shown on this machine in about a minute: `make demo`.
-# Works in a data directory of its own and leaves nothing behind; every step is checked.
+# Shows the main features on this machine in about a minute: `make demo`.
+# Uses its own data directory, checks every step and leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -21,7 +21,7 @@ bold='' plain=''
 if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 show() { printf '$ %s\n' "$*"; "$@"; }
-# Shows a command and what it says, and fails when that is not the last argument.
+# Shows a command and its output, and fails if the output is not the last argument.
 expect() {
     local said=${!#} got
     printf '$ %s\n' "${*:1:$#-1}"
@@ -31,27 +31,27 @@ expect() {
 }
 fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }
 
-say "1. One piece of code, in a sandbox of its own that is gone afterwards"
+say "1. Run code once, in a new sandbox that is removed afterwards"
 expect sandkasten run -c 'print(6*7)' 42
 
-say "2. A session that remembers, cannot be wedged, and is bounded"
+say "2. A session keeps its state, cannot hang, and has limits"
 python "$home/scripts/demo_session.py"
 
-say "3. Sandboxes are nobody's children: kill -9 the process that made one, go on from the shell"
+say "3. Sandboxes outlive their creator: kill -9 the process, continue from the command line"
 python "$home/scripts/demo_orphan.py" &
-maker=$!
+creator=$!
 for _ in $(seq 100); do
     [ -s sandbox-id ] && break
     sleep 0.1
 done
-[ -s sandbox-id ] || fail "the maker did not make a sandbox"
+[ -s sandbox-id ] || fail "the script did not create a sandbox"
 id=$(cat sandbox-id)
-{ kill -9 "$maker" && wait "$maker"; } 2>/dev/null || true
-echo "process $maker made $id and was killed with SIGKILL"
+{ kill -9 "$creator" && wait "$creator"; } 2>/dev/null || true
+echo "process $creator created $id and was killed with SIGKILL"
 show sandkasten ls
 expect sandkasten exec "$id" 'echo "still in $PWD, and A is $A"' 'still in /tmp, and A is 1'
 
-say "4. The same over HTTP: a daemon, killed in the midst of a command"
+say "4. The same over HTTP: a daemon is killed during a command"
 serve() {
     sandkasten serve --listen 127.0.0.1:0 2>serve.log &
     daemon=$!
@@ -67,7 +67,7 @@ serve() {
 ask() {
     printf '$ curl -X %s %s%s\n' "$1" "$2" "${3:+ -d "'$3'"}"
     curl -sS --fail-with-body -X "$1" "$url$2" ${3:+-H 'Content-Type: application/json' -d "$3"} -o answer.json \
-        || { cat answer.json >&2; fail "the daemon refused"; }
+        || { cat answer.json >&2; fail "the daemon refused the request"; }
 }
 field() { python -c 'import json, sys; print(json.load(open("answer.json"))[sys.argv[1]])' "$1"; }
 serve
@@ -79,19 +79,19 @@ ask POST "/v1/sessions/$session/exec" '{"cmd": ["sh", "-c", "for i in 1 2 3 4 5 
 counting=$(field exec_id)
 sleep 1
 { kill -9 "$daemon" && wait "$daemon"; } 2>/dev/null || true
-echo "the daemon (pid $daemon) was killed with SIGKILL; another takes its place"
+echo "the daemon (pid $daemon) was killed with SIGKILL; a new one starts"
 serve
 ask GET "/v1/sessions/$session/execs/$counting?wait_seconds=10"
 [ "$(field stdout)" = $'1\n2\n3\n4\n5\n6' ] || fail "output was lost: $(field stdout)"
-echo "it counted to 6 through all of it, and nothing of its output is missing"
+echo "the command counted to 6 meanwhile, and none of its output is missing"
 ask POST "/v1/sessions/$session/exec" '{"cmd": "echo $A in $PWD"}'
-[ "$(field output)" = '1 in /tmp' ] || fail "the shell forgot: $(field output)"
+[ "$(field output)" = '1 in /tmp' ] || fail "the shell lost its state: $(field output)"
 field output
 kill "$daemon"
-wait "$daemon" || fail "the daemon did not end well"
+wait "$daemon" || fail "the daemon did not exit cleanly"
 
-say "5. What this machine can do"
-sandkasten doctor || fail "doctor found something that is missing"
+say "5. What this machine supports"
+sandkasten doctor || fail "doctor reports something missing"
 
 say "6. Nothing is left"
 show sandkasten rm --all

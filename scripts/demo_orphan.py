@@ -1,4 +1,4 @@
-"""The third step of the demo: makes a sandbox, writes its id to a file, and waits to be killed."""
+"""Create a sandbox, write its id to a file, and wait to be killed: step 3 of the demo."""
 
 from __future__ import annotations
 
