@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment(name: str) -> Path:
-    """The interpreter of the environment of `requirements/<name>.txt`, made if need be."""
+    """Return the interpreter of an environment with `requirements/<name>.txt`; create it once."""
     lock = ROOT / "requirements" / f"{name}.txt"
     home = ROOT / "build" / f"{name}-venv"
     stamp, wanted = home / ".lock", hashlib.sha256(lock.read_bytes()).hexdigest()

@@ -70,7 +70,7 @@ def _held(name: str) -> Iterator[None]:
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The file of that name, built on first use and whole ever after."""
+    """Return the file of that name, built on first use."""
     path = CACHE / name
     if path.exists():
         return path

@@ -47,7 +47,7 @@ _USES_BEFORE_NEW = 100
 
 
 class Pool:
-    """`take` and `give_back` block; neither waits for what goes on behind, unless it must."""
+    """`take` and `give_back` block; neither waits for background work unless necessary."""
 
     def __init__(
         self, opened: Callable[[], Backend], spec: CellSpec, *, reuse: bool, ahead: int = 2
@@ -99,7 +99,7 @@ class Pool:
             self._ready.append(self._soon(self._make()))
 
     def close(self) -> None:
-        """Removes all; raises what went wrong behind."""
+        """Remove all cells; raise what failed in the background."""
         try:
             for one in self._behind:
                 one.result(_PATIENCE_S)
@@ -139,7 +139,7 @@ class Pool:
         await taken_away(self._on(), sandbox_id)
 
     async def _renew(self, sandbox_id: SandboxId, *, as_it_was: bool) -> SandboxId:
-        """The same place as it was, or a new one."""
+        """Return the same cell after a reset, or a new one."""
         self._uses[sandbox_id] = self._uses.get(sandbox_id, 0) + 1
         why = "" if as_it_was else await self._put_back(sandbox_id)
         if not why and self._uses[sandbox_id] < _USES_BEFORE_NEW:
@@ -169,7 +169,7 @@ class Pool:
 
 
 async def taken_away(backend: Backend, sandbox_id: SandboxId) -> None:
-    """Alive, dead or gone."""
+    """Remove a cell that is alive, dead or already gone."""
     try:
         await (await backend.attach(sandbox_id)).destroy()
     except SandboxLost:
@@ -178,7 +178,7 @@ async def taken_away(backend: Backend, sandbox_id: SandboxId) -> None:
 
 
 async def _reset(channel: Channel, wanted: str) -> str:
-    """Why the place is not as it was; empty when it is."""
+    """Return why the cell could not be reset; empty when it was."""
     for shell in decode_shells(await channel.call("shell.list", {})):
         with suppress(SandkastenError):
             await channel.call("shell.close", {"name": shell.name})

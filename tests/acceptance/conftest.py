@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def suite_data_dir() -> Iterator[Path]:
-    """One data directory for all of it: an engine keeps the one it was opened with."""
+    """One data directory for the suite: an engine keeps the one it was opened with."""
     path = Path(tempfile.mkdtemp(prefix="pytest-of-acceptance-", dir="/var/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -41,7 +41,7 @@ def suite_data_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def data_dir(suite_data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Also in the environment, for the command and for programs that are not told."""
+    """Also set in the environment, for the command line and for programs."""
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(suite_data_dir))
     yield suite_data_dir
     deadline = time.monotonic() + PATIENCE_S
@@ -52,7 +52,7 @@ def data_dir(suite_data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def _tidy(place: Path) -> None:
-    """The test's own hand, so that one failure does not fail all after it."""
+    """Remove leftovers, so that one failure does not fail later tests."""
     backend = LocalBackend(place)
 
     async def remove() -> None:
@@ -64,13 +64,13 @@ def _tidy(place: Path) -> None:
 
 @pytest.fixture
 def make(data_dir: Path) -> Callable[..., Sandbox]:
-    """`Sandbox`, kept in our data directory."""
+    """`Sandbox` in our data directory."""
     return functools.partial(Sandbox, data_dir=data_dir)
 
 
 @pytest.fixture
 def fresh_data_dir() -> Iterator[Path]:
-    """A data directory of its own, new: for hosts that are made worse, and for a first use."""
+    """A new data directory: for incomplete hosts, and for a first use."""
     path = Path(tempfile.mkdtemp(prefix="pytest-of-ruin-", dir="/var/tmp"))
     yield path
     deadline = time.monotonic() + PATIENCE_S

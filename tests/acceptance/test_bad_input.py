@@ -226,13 +226,13 @@ ATTEMPT = textwrap.dedent(
 
 
 def _shown_python() -> str:
-    """Our interpreter, seen through the repository at /mnt."""
+    """Return our interpreter as seen through the repository at /mnt."""
     inside = sys.executable.startswith(f"{REPOSITORY}/")
     return "/mnt" + sys.executable.removeprefix(str(REPOSITORY)) if inside else sys.executable
 
 
 def _elsewhere(script: str, data_dir: Path, *, ordinary: bool = False) -> dict[str, object]:
-    """Tries a sandbox in a mount namespace that `script` has spoilt."""
+    """Create a sandbox in a mount namespace that `script` has prepared."""
     become = (
         "setpriv --reuid=54321 --regid=54321 --clear-groups --inh-caps=-all " if ordinary else ""
     )
@@ -299,7 +299,7 @@ def test_no_loop_devices_still_gives_a_workspace_with_a_quota(fresh_data_dir):
 
 @needs_root
 def test_forbidden_user_namespaces_are_a_typed_error(fresh_data_dir):
-    """In a user namespace whose own limit on further ones is nought; the host's is not touched."""
+    """In a user namespace whose own limit on nested ones is 0; the host's is unchanged."""
     script = textwrap.dedent(
         """
         import ctypes, os, sys
@@ -350,7 +350,7 @@ def test_a_read_only_data_directory_is_a_typed_error(fresh_data_dir):
 
 @needs_root
 def test_a_full_disk_under_the_data_directory_is_a_typed_error(fresh_data_dir):
-    """A file system of 300 KB: no room for a workspace image; then room again, and it works."""
+    """A 300 KB file system has no room for a workspace image; with more room it works."""
     script = f"mount -t tmpfs -o size=300k small {fresh_data_dir};"
     answer = _elsewhere(script, fresh_data_dir)
     assert answer.get("code") in (

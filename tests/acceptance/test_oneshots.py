@@ -64,13 +64,13 @@ def _program(source: str) -> Any:
 
 @pytest.fixture
 def lease_s(request: pytest.FixtureRequest) -> float:
-    """Of the spare: long enough for what a test does with it on a busy machine, or as it says."""
+    """Lease of the warm sandbox: long enough for a busy machine, or as the test says."""
     return float(getattr(request, "param", 90))
 
 
 @pytest.fixture
 def idle_program(data_dir: Path, lease_s: float) -> Iterator[subprocess.Popen[str]]:
-    """A program that has made a spare, said its id, and does nothing more."""
+    """A program that has created a warm sandbox, printed its id, and then sleeps."""
     source = (
         f"warm_pool.LEASE_S = {lease_s}\n"
         'run("1"); run("1"); print(spare(), flush=True); time.sleep(600)'

@@ -43,7 +43,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A command and everything that came of it, in order."""
+    """A command and its results, in order."""
 
     reply: ExecReply
     chunks: tuple[Output, ...]
@@ -66,7 +66,7 @@ class Ran:
 
 
 async def eventually(look: Callable[[], Awaitable[T]], wanted: T) -> None:
-    """Poll until `look` answers `wanted`; fails with what it last saw."""
+    """Poll until `look` returns `wanted`; fail with the last value."""
     end = time.monotonic() + PATIENCE_S
     while (last := await look()) != wanted:
         if time.monotonic() > end:
@@ -108,7 +108,7 @@ class Box:
     # ---- commands
 
     def fields(self, command: Sequence[str] | str, **fields: Any) -> dict[str, Any]:
-        """The request of `exec.start`: a list is argv, a text goes to the shell."""
+        """Return the request of `exec.start`: a list is argv, a string goes to the shell."""
         made: dict[str, Any] = {"exec_id": f"t{next(self._numbers)}"}
         if isinstance(command, str):
             made |= {"shell": "default", "command": to_bytes_json(command)}
@@ -129,7 +129,7 @@ class Box:
                 return await collected(call)
 
     async def begin(self, command: Sequence[str] | str, **fields: Any) -> str:
-        """Start without following; answers the exec id."""
+        """Start without following; return the exec id."""
         reply = await self.ask("exec.start", **self.fields(command, follow=False, **fields))
         return str(reply["exec_id"])
 
@@ -143,7 +143,7 @@ class Box:
                 return await collected(call)
 
     async def prints(self, exec_id: str, wanted: bytes) -> bytes:
-        """Follow a running command until it has printed something; answers all so far."""
+        """Follow a running command until it has printed something; return all output so far."""
         seen = b""
         async with asyncio.timeout(PATIENCE_S):
             asked = {"exec_id": exec_id, "follow": True}
@@ -195,7 +195,7 @@ class Box:
         return decode_entry(answer)
 
     async def echo_server(self) -> int:
-        """A port inside on which everything is answered with itself."""
+        """Start an echo server inside and return its port."""
         listen: Any = getattr(self.cell, "listen", None)
         if listen is not None:
             listen(7007, _echo)

@@ -57,7 +57,7 @@ def _ground_of(item: pytest.Item) -> str | None:
 
 @pytest.fixture(scope="session")
 def scratch() -> Iterator[Path]:
-    """Where a backend keeps its things; one for the run, as a user has one for all sandboxes."""
+    """The data directory of the backends; one for the run, as a user has one for all sandboxes."""
     path = Path(tempfile.mkdtemp(prefix="skc-", dir="/var/tmp"))
     yield path
     for made in (path, _pool_place(path)):
@@ -85,7 +85,7 @@ def prepared_ground(backend_name: str) -> None:
 
 @pytest.fixture(scope="session")
 def ready_backends() -> set[str]:
-    """Backends that were asked, and said that they can be used."""
+    """Backends whose probe reported that they are usable."""
     return set()
 
 
@@ -93,7 +93,7 @@ def ready_backends() -> set[str]:
 async def backend(
     backend_name: str, scratch: Path, prepared_ground: None, ready_backends: set[str]
 ) -> AsyncIterator[Backend]:
-    """A backend that is ready; whatever a test left in it is removed afterwards."""
+    """A ready backend; everything that a test leaves in it is removed."""
     opened = open_backend(backend_name, scratch)
     if backend_name not in ready_backends:
         readiness = await opened.probe()
@@ -168,7 +168,7 @@ async def cell(
 
 @pytest.fixture
 async def box(cell: Cell, request: pytest.FixtureRequest) -> AsyncIterator[Box]:
-    """A fresh place and one channel to its runner."""
+    """A new cell and one channel to its runner."""
     opened = await Box.open(cell)
     yield opened
     if _lent in request.node.stash:
@@ -179,7 +179,7 @@ async def box(cell: Cell, request: pytest.FixtureRequest) -> AsyncIterator[Box]:
 
 @pytest.fixture
 async def limited(backend: Backend, backend_name: str) -> AsyncIterator[Any]:
-    """Makes places with limits of the test's choice."""
+    """Create cells with the limits of the test."""
     opened: list[Box] = []
     cells: list[Cell] = []
 

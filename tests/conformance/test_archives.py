@@ -41,7 +41,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, **fields: Any) -> tarfile.T
 
 
 async def unpacked(box: Box, path: str) -> dict[str, tuple[bytes, int, bytes, str]]:
-    """What `fs.tar_out` sends: name → type, mode, content, link."""
+    """Return the content of `fs.tar_out`: name → type, mode, content, link."""
     data = b""
     async with box.channel.stream("fs.tar_out", {"path": path}) as call:
         async for item in call:

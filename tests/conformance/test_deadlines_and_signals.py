@@ -30,7 +30,7 @@ async def gone(box: Box, *words: str) -> None:
 async def overdue(
     box: Box, command: list[str] | str, said: bytes, *, first: str = "", **fields: Any
 ) -> Ran:
-    """What has said something when its deadline comes; `first` the shell is told something."""
+    """Run a command that prints something before its deadline; `first` goes to the shell first."""
     for deadline_ms, grace_ms in SOON_ENOUGH:
         if first:
             await box.run(first)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def everything(box: Box, path: str = ".", **fields: object) -> list[list[Entry]]:
-    """All pages of a listing."""
+    """Return all pages of a listing."""
     pages: list[list[Entry]] = []
     cursor: str | None = None
     while True:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def kept(chunks: tuple[Output, ...], total: int) -> tuple[bytes, bytes]:
-    """Head and tail of one source's chunks, checked against each other's offsets."""
+    """Return head and tail of one stream's chunks, checking their offsets."""
     head = tail = b""
     at = 0
     jumped = False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def _able(verb: Callable[[], Awaitable[object]]) -> bool:
-    """Whether the backend can; if not, it says what to do."""
+    """Return whether the backend can; otherwise check that it gives a hint."""
     try:
         await verb()
     except UnsupportedByBackend as exc:

@@ -218,7 +218,7 @@ async def test_a_lease_that_is_cleared_ends_nothing(box: Box):
 
 
 async def lost(box: Box) -> None:
-    """The runner goes by itself, and says nothing more on any connection."""
+    """The runner ends by itself without another message on any connection."""
 
     async def closed() -> bool:
         return box.channel.closed

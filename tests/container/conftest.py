@@ -36,7 +36,7 @@ class Spoken:
 
 
 class Host:
-    """One engine, and `sandkasten` as its operator types it."""
+    """One engine, and the `sandkasten` command of its operator."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine = engine
@@ -50,7 +50,7 @@ class Host:
 
     @property
     def listen(self) -> str:
-        """An address of the engine's machine that we can reach."""
+        """Return an address of the engine's machine that we can reach."""
         return f"{self.engine.machine.address}:8080"
 
     @property
@@ -62,14 +62,14 @@ class Host:
         return Spoken(done.returncode, done.stdout, done.stderr)
 
     def up(self, *words: str, image: str = "", **env: str) -> Spoken:
-        """With a key of the test's own and an image that is there."""
+        """Run `up` with a key of the test and an existing image."""
         env = {"SANDKASTEN_API_KEY": KEY, **env}
         default = ("--env", f"SANDKASTEN_DEFAULT_IMAGE={stock.reference('debian')}")
         named = ("--image", image) if image else ()
         return self.cli("up", "--listen", self.listen, *default, *named, *words, **env)
 
     def mine(self) -> tuple[list[str], list[str]]:
-        """Containers and volumes."""
+        """Return our containers and volumes."""
         return self.engine.reached.containers(), self.engine.reached.volumes()
 
     # As tests.built asks for it.
@@ -126,7 +126,7 @@ def engine_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture
 def host(engine_host: Host) -> Iterator[Host]:
-    """Nothing of ours is there before a test; and after it, nothing stays."""
+    """Remove everything of ours after the test."""
     yield engine_host
     for name in engine_host.engine.reached.containers():
         engine_host.docker("rm", "--force", "--volumes", name)

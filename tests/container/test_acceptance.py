@@ -74,7 +74,7 @@ def test_a_session_works_completely_in_a_daemon_that_is_a_container(running_daem
 
 @pytest.mark.promise("P56")
 def test_a_plain_bind_of_the_daemons_path_fails_and_a_session_works(running_daemon):
-    """What a daemon in a container meets when it offers the engine a directory of its own."""
+    """A daemon in a container cannot offer the engine one of its own directories."""
     path = f"/tmp/station-sandboxes/sbx_{secrets.token_hex(8)}"
     running_daemon.docker("exec", "sandkasten", "mkdir", "-p", path)
     bind = {"Type": "bind", "Source": path, "Target": "/workspace"}
@@ -206,8 +206,9 @@ def test_a_daemon_can_use_a_remote_engine(host, daemon_image):
 @pytest.mark.promise("P56")
 @pytest.mark.in_full(reason="every day the compose file with an engine of its own is brought up")
 def test_a_daemon_can_use_a_sidecar_engine(host, daemon_image):
-    """By the commands of a dry run: where this machine lacks a capability, it can give none away,
-    and what `--privileged` stands for must be said piece by piece."""
+    """Uses the commands of a dry run. Where this machine lacks a capability it cannot grant it, so
+    `--privileged` is written out piece by piece.
+    """
     mode = ("--mode", "sidecar", "--engine-image", built.sidecar(host), "--json")
     for line in host.up(*mode, "--dry-run").document["commands"]:
         words = shlex.split(line)
@@ -236,7 +237,7 @@ def test_a_daemon_can_use_a_sidecar_engine(host, daemon_image):
 
 
 def _privileged() -> list[str]:
-    """`--privileged`, less the capabilities that this machine has not got itself."""
+    """Return `--privileged` without the capabilities that this machine lacks."""
     lacking = _lacks()
     if not lacking:
         return ["--privileged"]

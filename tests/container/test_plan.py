@@ -76,7 +76,7 @@ def test_the_daemon_is_confined_whatever_the_mode(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_capabilities_go_to_root_alone(case):
-    """An ordinary user would not get them, and then the mode would fail at the first sandbox."""
+    """An ordinary user would not get them, and the first sandbox would fail."""
     body = plan_of(*CASES[case]).daemon.body
     assert not body["HostConfig"].get("CapAdd") or body["User"] == "0:0"
 

@@ -84,7 +84,7 @@ def test_a_port_used_by_another_container_is_reported_with_its_name(host):
 
 @pytest.mark.promise("P60")
 def test_a_port_that_the_engine_refuses_leaves_nothing_half_made(host):
-    """A program on the engine's machine has it, and that is not this one."""
+    """A program on the engine's machine, not on this one, uses the port."""
     address, port = host.listen.split(":")
     serve = f"import socket; s = socket.create_server(({address!r}, {port})); print(1); s.accept()"
     machine = host.engine.machine
@@ -158,7 +158,7 @@ def test_data_is_removed_only_on_request(host):
 
 
 def _ending(host: Host) -> str:
-    """An image whose program says something and ends."""
+    """Return an image whose program prints something and exits."""
     name = f"ending-{secrets.token_hex(4)}:test"
     command = 'CMD ["sh", "-c", "echo I cannot go on; exit 3"]'
     made = host.docker("create", BUSYBOX, "true").stdout.strip()

@@ -100,7 +100,7 @@ class Load:
 
 
 async def down_to(pid: int, descriptors: int) -> Level:
-    """What it holds as soon as it has no more open than that, or when patience ends."""
+    """Return the level once the process has no more open than that, or when time runs out."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = Level.of(pid)
@@ -118,7 +118,7 @@ def _wrong(reply: tuple[int, Any], output: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a process holds."""
+    """Resources of a process."""
 
     rss_mib: float
     descriptors: int

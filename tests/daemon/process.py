@@ -40,7 +40,7 @@ class DaemonProcess:
         return self._process.pid
 
     async def start(self, *flags: str) -> float:
-        """Seconds until it said that it is ready."""
+        """Start the daemon and return the seconds until it reported ready."""
         began = time.monotonic()
         self.begun.clear()
         listen = () if "--listen" in (*self._flags, *flags) else ("--listen", "127.0.0.1:0")
@@ -74,13 +74,13 @@ class DaemonProcess:
                 ready.set()
 
     async def kill(self) -> None:
-        """As the kernel does it: at once, in the midst of whatever it does."""
+        """Kill the daemon with SIGKILL."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         await self._ended()
 
     async def stop(self) -> int:
-        """As a service manager does it; the exit status."""
+        """Stop the daemon as a service manager does; return the exit status."""
         assert self._process is not None
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
@@ -107,7 +107,7 @@ async def running(data_dir: Path, *flags: str, **more: Any) -> AsyncIterator[Dae
 
 
 async def cleared(data_dir: Path) -> None:
-    """Every sandbox of a data directory is gone, whoever made it."""
+    """Remove every sandbox of a data directory."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir), "rm", "--all",
         stdout=asyncio.subprocess.DEVNULL,

@@ -26,7 +26,7 @@ _LOST = (aiohttp.ClientError, ConnectionError, TimeoutError, OSError)
 
 @dataclass(slots=True)
 class Kept:
-    """A session that lives through all of it, and what it must still be."""
+    """A session that lives through all kills, with its expected state."""
 
     id: str
     pid: str
@@ -67,7 +67,7 @@ class Storm:
         self._over = False
 
     async def ask(self, method: str, path: str, body: object = None, **more: Any) -> Any:
-        """The answer, or None when the daemon died in the midst of it."""
+        """Return the answer, or None when the daemon died before it."""
         more.setdefault("timeout", aiohttp.ClientTimeout(total=FAR_TOO_LATE_S))
         try:
             status, answer = await ask(self.http, method, self.daemon.url + path, body, **more)
@@ -85,7 +85,7 @@ class Storm:
         return answer
 
     async def told(self, method: str, path: str, body: object = None) -> Any:
-        """The answer of a daemon that lives: it may say a few times that it has just come back."""
+        """Return the answer of a live daemon, which may first report that it is starting."""
         deadline = time.monotonic() + PATIENCE_S
         while (answer := await self.ask(method, path, body)) is None:
             if time.monotonic() > deadline:
@@ -175,7 +175,7 @@ class Storm:
                 self.report.destroyed.add(made["id"])
 
     async def check(self, kept: list[Kept]) -> list[str]:
-        """Everything that is not as it was acknowledged."""
+        """Return everything that differs from what was acknowledged."""
         wrong = list(self.report.unexpected)
         for one in kept:
             wrong += await self._check_session(one)
@@ -223,7 +223,7 @@ class Storm:
 
 
 async def eventually(check: Callable[[], Awaitable[list[str]]]) -> list[str]:
-    """What is still wrong after a while; empty as soon as nothing is."""
+    """Return what is still wrong after a while; empty as soon as nothing is."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         wrong = await check()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Model:
-    """Hangs where the task says so, until it is told not to."""
+    """Hangs where the task says so, until it is released."""
 
     def __init__(self) -> None:
         self.hangs = True
@@ -49,7 +49,7 @@ async def scene(tmp_path):
 
 
 async def answered(data_dir, run_id: str) -> None:
-    """A tool has answered in that run, whoever carries it out."""
+    """Wait until a tool has answered in that run."""
     runs = RunDirectory(data_dir / "runs")
 
     async def look() -> object:

@@ -20,7 +20,7 @@ CUT = "=== end of a block ==="
 
 
 def commands(directory: Path) -> Path:
-    """`sandkasten` and `python`, as whoever reads the guide has them."""
+    """`sandkasten` and `python` as a reader of the guide has them."""
     directory.mkdir()
     for name, words in (("sandkasten", '-m sandkasten.cli "$@"'), ("python", '"$@"')):
         path = directory / name

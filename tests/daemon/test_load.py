@@ -47,7 +47,7 @@ async def test_many_concurrent_clients_get_correct_answers(tmp_path, capsys):
 
 
 async def _settled(pid: int, http: aiohttp.ClientSession) -> Level:
-    """When no connection of ours is left and the daemon has noticed."""
+    """Wait until no connection of ours is left and the daemon has noticed."""
     await asyncio.sleep(0)
     assert http.connector is not None
     for _ in range(100):

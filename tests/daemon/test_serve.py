@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 
 
 async def told(*words: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
-    """The status and complaint of a command that is expected to end by itself."""
+    """Return the status and stderr of a command that exits by itself."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "sandkasten.cli", *words,
         stdout=subprocess.DEVNULL,

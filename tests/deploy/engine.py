@@ -63,6 +63,6 @@ class _InMemory(engine.Engine):
 
 @contextmanager
 def started() -> Iterator[Docker]:
-    """With docker's own networks, which the compose files use."""
+    """Start an engine with docker's own networks, which the compose files use."""
     with _InMemory(bridge=True) as running:
         yield Docker(running.socket)

@@ -27,7 +27,7 @@ _NO = (
 
 
 def pattern(call: str) -> re.Pattern[str]:
-    """Of a call as documents have it: `POST /containers/{id}/start`."""
+    """Return the pattern of a documented call: `POST /containers/{id}/start`."""
     parts = re.split(r"\{[a-z]+\}", call)
     # An image's name has slashes of its own.
     return re.compile("[^ ]+".join(re.escape(part) for part in parts) + r"\Z")

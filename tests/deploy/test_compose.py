@@ -112,7 +112,7 @@ def test_the_sidecar_engine_is_reached_by_the_daemon_alone() -> None:
 
 @dataclass
 class Project:
-    """One compose file brought up in an engine."""
+    """One compose file, started in an engine."""
 
     engine: Docker
     file: str
@@ -137,7 +137,7 @@ class Project:
         return self.compose("ps", "-q", service).strip()
 
     def python(self, code: str) -> str:
-        """From a neighbour on the daemon's network, which knows it by its name alone."""
+        """Run Python in a container on the daemon's network, which reaches the daemon by name."""
         networks = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}"
         on = self.engine.docker("inspect", "-f", networks, self.container()).stdout.split()
         network = next(one for one in on if not one.endswith("_engine"))
@@ -187,7 +187,7 @@ NOTHING: dict[str, list[str]] = {"containers": [], "volumes": []}
 
 
 def in_engine(engine: Docker, *prefix: str) -> dict[str, list[str]]:
-    """The sandboxes' containers and volumes that are left."""
+    """Return the remaining containers and volumes of sandboxes."""
     run = [*prefix, "docker"]
     containers = engine.run(*run, "ps", "-aq", "--filter", "label=sandkasten=cell").stdout
     volumes = engine.run(*run, "volume", "ls", "-q", "--filter", "name=station-sandbox-").stdout
@@ -244,7 +244,7 @@ def test_with_a_sidecar_sandboxes_run_in_its_engine_and_not_in_the_hosts(
 
 
 def _lacks() -> list[str]:
-    """Capabilities this machine has not got itself, and so cannot give to a container."""
+    """Return the capabilities that this machine lacks and cannot give to a container."""
     told = next(line for line in Path("/proc/self/status").read_text().splitlines()
                 if line.startswith("CapBnd"))  # fmt: skip
     had = int(told.split()[1], 16)
@@ -253,7 +253,7 @@ def _lacks() -> list[str]:
 
 
 def _unprivileged(folder: Path) -> Path:
-    """`privileged` piece by piece, less what this machine itself lacks."""
+    """Return `privileged` piece by piece, without what this machine lacks."""
     over = {
         "services": {
             "engine": {

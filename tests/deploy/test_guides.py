@@ -38,7 +38,7 @@ def read(kind: str, text: str) -> list[Any]:
 
 
 def settings_in(value: Any) -> dict[str, str]:
-    """Variables of ours with the values they get, however a platform writes them."""
+    """Return our variables and their values, in the syntax of any platform."""
     found: dict[str, str] = {}
     if isinstance(value, dict):
         name = value.get("name")

@@ -96,7 +96,7 @@ def test_without_a_key_the_image_does_not_start_and_names_the_setting(
 
 @pytest.fixture
 def served(engine: Docker, daemon_image: str) -> Iterator[str]:
-    """A daemon that runs as deploy/compose/socket.yaml has it, asked for its health often."""
+    """A daemon that runs as in deploy/compose/socket.yaml, with frequent health checks."""
     group = str(engine.socket.stat().st_gid)
     started = engine.docker(
         *("run", "--detach", "--group-add", group, *HARDENED),

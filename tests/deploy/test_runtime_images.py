@@ -22,7 +22,7 @@ SAID = {"base": "GNU bashps f", "python": "2\npip", "node": "2\n"}
 
 
 def inside(engine: Docker, image: str, script: str) -> str:
-    """As little as a sandbox has: no network, a root that cannot be written, no capability."""
+    """Run a command restricted like a sandbox: no network, read-only root, no capabilities."""
     hard = ("--network", "none", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL")
     return engine.docker("run", "--rm", *hard, image, "/bin/bash", "-c", script).stdout
 

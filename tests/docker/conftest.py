@@ -26,7 +26,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def engine() -> Reached:
-    """The run's own, which others use at other times: nothing of ours may stay in it."""
+    """The engine of the run, which other tests share: nothing of ours may stay in it."""
     return lent.engine("private", "busybox")
 
 
@@ -46,14 +46,14 @@ def _live_restore_engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def stoppable_engine(_stoppable_engine: Engine) -> Iterator[Engine]:
-    """One that may be stopped, and takes its containers with it."""
+    """An engine that may be stopped, which ends its containers."""
     yield _stoppable_engine
     revive(_stoppable_engine)
 
 
 @pytest.fixture
 def live_restore_engine(_live_restore_engine: Engine) -> Iterator[Engine]:
-    """One that may be stopped, and whose containers outlive it."""
+    """An engine that may be stopped, and whose containers survive it."""
     yield _live_restore_engine
     revive(_live_restore_engine)
 

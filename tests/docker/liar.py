@@ -76,7 +76,7 @@ class Liar:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def says(self, question: str, answer: Any) -> None:
-        """First come, first heard: what is said later is heard before."""
+        """Add an answer; later ones take precedence."""
         rest = {one: said for one, said in self.answers.items() if one != question}
         self.answers = {question: answer, **rest}
 

@@ -36,7 +36,7 @@ _RUNNER = "sandkasten-runner-"
 
 
 def environment(engine: Reached, mode: str = "volume", **more: str) -> dict[str, str]:
-    """What an operator says, as variables."""
+    """Return the operator's settings as variables."""
     told = {
         "DOCKER_HOST": engine.host,
         "SANDKASTEN_DOCKER_WORKSPACE_MODE": mode,
@@ -49,7 +49,7 @@ def environment(engine: Reached, mode: str = "volume", **more: str) -> dict[str,
 async def opened(
     data_dir: Path, engine: Reached, mode: str = "volume", **more: str
 ) -> AsyncIterator[Engine]:
-    """Everything that it still has is destroyed at the end."""
+    """Open an engine; everything that it still has is destroyed at the end."""
     environ = {"HOME": str(data_dir), **environment(engine, mode, **more)}
     found = await open_engine(load({"data_dir": str(data_dir)}, environ, data_dir.parent))
     try:
@@ -71,7 +71,7 @@ async def sh(engine: Engine, sandbox_id: str, command: str, **more: Any) -> Exec
 
 @loopwatch.of_the_test
 def left(engine: Reached, *data_dirs: Path) -> list[str]:
-    """All that is there of any sandbox; the runner's volume is nobody's and stays."""
+    """Return everything left of any sandbox; the runner's volume is shared and stays."""
     found = [f"container {name}" for name in engine.containers()]
     found += [f"volume {name}" for name in engine.volumes() if not name.startswith(_RUNNER)]
     for data_dir in data_dirs:
@@ -88,7 +88,7 @@ def left(engine: Reached, *data_dirs: Path) -> list[str]:
 
 
 def loops(below: Path) -> list[str]:
-    """Files below it that are loop devices' now."""
+    """Return the files below it that are attached to loop devices."""
     found = []
     for at in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
@@ -102,15 +102,17 @@ def loops(below: Path) -> list[str]:
 
 @loopwatch.of_the_test
 def crash(engine: Dockerd) -> None:
-    """`kill -9`. Its containerd dies with it, and on a machine whose first process buries nobody
-    would look alive to the next dockerd for ever."""
+    """Kill dockerd with SIGKILL and wait until its containerd is reaped.
+
+    Where the first process reaps no orphans, containerd would look alive to the next dockerd.
+    """
     engine.kill9()
     (engine.folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
 
 
 @loopwatch.of_the_test
 def freeze(engine: Dockerd) -> None:
-    """It hangs when this returns: connections are taken by the kernel, and never answered."""
+    """Make the engine hang: the kernel accepts connections, and they are never answered."""
     assert engine._daemon is not None
     engine._daemon.send_signal(signal.SIGSTOP)
     tasks = Path(f"/proc/{engine._daemon.pid}/task")
@@ -120,7 +122,7 @@ def freeze(engine: Dockerd) -> None:
 
 @loopwatch.of_the_test
 def revive(engine: Dockerd) -> None:
-    """It runs, whatever a test did to it."""
+    """Make the engine run again after whatever a test did to it."""
     if engine._daemon is None or engine._daemon.poll() is not None:
         engine.start()
     else:
@@ -135,7 +137,7 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def nothing_left(engine: Reached, *data_dirs: Path) -> list[str]:
-    """What is still there after a while; empty as soon as nothing is."""
+    """Return what is still there after a while; empty as soon as nothing is."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = await asyncio.to_thread(left, engine, *data_dirs)

@@ -52,7 +52,7 @@ def opened(engine: Reached, data_dir: Path, mode: str, **more: Any) -> DockerBac
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """As they go over the wire: the verb, and what follows the version."""
+    """The calls to the engine: the method, and the path after the version."""
     told: list[str] = []
     real = aiohttp.ClientSession._request
 

@@ -23,7 +23,7 @@ _BYTES = 48 << 20
 
 @pytest.fixture(autouse=True)
 def long_undo_timeout(monkeypatch):
-    """What could not be made is taken away, however long a busy machine takes for it."""
+    """A failed create is undone completely, also on a busy machine."""
     monkeypatch.setattr("sandkasten.backends.docker.backend._UNDO_S", 2 * FAR_TOO_LATE_S)
 
 

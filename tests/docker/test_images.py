@@ -89,7 +89,7 @@ async def test_an_image_is_pulled_from_a_registry_and_a_refusal_is_a_typed_error
 
 @contextmanager
 def _registry(engine: Dockerd, folder: Path, users: str = "") -> Iterator[str]:
-    """Debian's own, on the loopback of the engine's machine."""
+    """Debian's docker-registry on the loopback of the engine's machine."""
     folder.mkdir()
     address = f"127.0.0.1:{_free_port()}"
     told: dict[str, Any] = {
@@ -259,7 +259,7 @@ async def test_an_image_with_an_invalid_environment_is_refused(engine, data, odd
 
 
 def _load(engine: Reached, name: str, config: dict[str, Any], *layers: bytes) -> None:
-    """The busybox with another configuration, and whatever lies in `layers` over it."""
+    """Load busybox with another configuration and additional `layers`."""
     sketch = imagekit.rootfs_sketch(imagekit.busybox_tar(), config=config, names=(name,))
     members = imagekit.docker_members(replace(sketch, layers=[*sketch.layers, *layers]))
     with tempfile.TemporaryDirectory() as folder:

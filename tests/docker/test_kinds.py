@@ -49,7 +49,7 @@ def mapping_engine() -> Iterator[Reached]:
 
 @pytest.fixture(scope="module")
 def engine_without_shell() -> Reached:
-    """With an image in which there is one program."""
+    """An engine with an image that has one program and no shell."""
     return lent.engine("private", "empty")
 
 
@@ -119,6 +119,6 @@ async def test_an_image_without_a_shell_runs_its_own_programs(mode, engine_witho
 
 
 def seen_ids(engine: Reached, container: str) -> set[int]:
-    """Owners of its processes, on the machine."""
+    """Return the owners of its processes on the host."""
     lines = engine.docker("top", container, "-eo", "pid,uid").splitlines()[1:]
     return {int(line.split()[1]) for line in lines}

@@ -153,7 +153,7 @@ async def test_a_removed_or_damaged_runner_volume_is_restored(engine, data):
 
 
 def _put(engine, volume: str, program: bytes) -> None:
-    """As its runner, into a volume."""
+    """Write a program into a volume as the runner."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         entry = tarfile.TarInfo("runner")
@@ -177,7 +177,7 @@ def _size(engine, volume: str) -> int:
 
 
 class _holding:
-    """A container that is never started and has the volume at /v."""
+    """Create a container that is never started and has the volume at /v."""
 
     def __init__(self, engine, volume: str) -> None:
         self._engine, self._volume = engine, volume

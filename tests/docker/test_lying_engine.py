@@ -64,7 +64,7 @@ async def client(liar: Liar) -> AsyncIterator[EngineClient]:
 
 
 def changed(value: Any, chance: random.Random) -> Any:
-    """The same, but for one place in it."""
+    """Return a copy of the value with one place replaced."""
     made = copy.deepcopy(value)
     at: Any = [made]
     key: Any = 0
@@ -81,7 +81,7 @@ def changed(value: Any, chance: random.Random) -> Any:
 
 
 async def ask_everything(backend: DockerBackend) -> list[str]:
-    """Each verb once; what was raised that nobody has a name for."""
+    """Call each method once; return exceptions that are not typed errors."""
     verbs: dict[str, Callable[[], Awaitable[Any]]] = {
         "probe": backend.probe,
         "owned": backend.owned,
@@ -228,7 +228,7 @@ async def test_stream_frames_split_anywhere_are_reassembled(liar: Liar, client: 
 
 
 async def test_engine_output_is_not_mistaken_for_the_runners(liar: Liar, backend: DockerBackend):
-    """An engine that cannot start a command says so where its output would be."""
+    """An engine that cannot start a command writes its error where the output would be."""
     said = b"OCI runtime exec failed: exec failed: cannot exec in a stopped container"
 
     async def fail(writer: asyncio.StreamWriter) -> None:

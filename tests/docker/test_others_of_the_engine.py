@@ -82,7 +82,7 @@ def entry(name: str, *, link: str = "", mode: int = 0o755, uid: int = 0) -> tarf
 
 @pytest.fixture
 def modified_image(engine: Reached, data_dir: Path) -> Iterator[Callable[..., str]]:
-    """An image as busybox, but for these entries."""
+    """An image like busybox, except for these entries."""
     tagged: list[str] = []
 
     def change(*entries: tarfile.TarInfo) -> str:
@@ -115,7 +115,7 @@ chmod 755 sandkasten/bin/runner
 
 
 async def taken_over(backend: DockerBackend, image: str) -> str:
-    """What a relay did that code in the sandbox put in the place of ours."""
+    """Return what a relay did that code in the sandbox put in place of ours."""
     cell = await backend.create(new_sandbox_id(), spec(image))
     try:
         channel = await Channel.open(await cell.dial())

@@ -28,7 +28,7 @@ COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
 
 
 async def begun(stack: AsyncExitStack, data: Path, engine: Engine) -> list[tuple[Ours, str, str]]:
-    """In each mode a session with a state, and a command that counts aloud in it."""
+    """Create a session with state and a counting command in each mode."""
     found = []
     for mode in MODES:
         sand = await stack.enter_async_context(opened(data / mode, engine.reached, mode))
@@ -71,7 +71,7 @@ async def test_sessions_survive_an_engine_restart_with_live_restore(live_restore
 
 
 async def _told_as_lost(sand: Ours, the_id: str) -> bool:
-    """Until the engine is asked again it is what was last known, and says that it is no more."""
+    """Until the engine is asked again, the last known state is shown and marked as such."""
     info = await sand.get(the_id)
     assert info.status == "lost" or any("does not answer" in one for one in info.warnings)
     return info.status == "lost"

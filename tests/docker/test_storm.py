@@ -35,7 +35,7 @@ class DockerStorm(Storm):
         self.kept: list[Kept] = []
 
     async def before_the_first(self, kills: int) -> None:
-        """Killed while it finds out how things are with the engine."""
+        """Killed while it probes the engine."""
         for _ in range(kills):
             making = asyncio.create_task(self.ask("POST", "/v1/sessions", {}))
             await asyncio.sleep(self._random.uniform(0.02, 0.8))
@@ -57,7 +57,7 @@ class DockerStorm(Storm):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """An engine that sees what we mount: sessions have volumes of exact size, on loop devices."""
+    """An engine that sees our mounts: sessions have volumes of exact size, on loop devices."""
     place = Path(tmp_path_factory.mktemp("shared"))
     with Engine(shares=place) as engine:
         stock.put(engine.reached, "busybox")
@@ -96,6 +96,6 @@ async def test_no_session_is_lost_and_nothing_is_left_when_the_daemon_is_killed(
 
 
 def relays(engine: Engine, ids: list[str]) -> int:
-    """Processes that carry a connection to a daemon, dead or alive."""
+    """Return processes that relay a connection to a daemon, dead or alive."""
     told = [engine.docker("top", one, "-eo", "pid,args") for one in ids]
     return sum(line.count(RELAY) for text in told for line in text.splitlines())

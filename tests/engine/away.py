@@ -138,7 +138,7 @@ class FarWorld:
         )
 
     async def state(self, the_id: str) -> str:
-        """In the ledger, and in the journal."""
+        """Return the state in the ledger and in the journal."""
         record = await self.store.get(the_id)  # type: ignore[arg-type]
         row = await self.journal.session(the_id)
         return f"{None if record is None else record.state.value}/{row and row.status}"

@@ -20,7 +20,7 @@ async def world():
 
 @pytest.fixture
 async def journaled():
-    """A world with a journal."""
+    """An engine with a journal."""
     one = World(journal=MemoryJournal())
     yield one
     await one.engine.aclose()

@@ -31,7 +31,7 @@ UNTIL_GO = f"while ! test -e {GO}; do sleep 0.01; done"
 
 
 class Gate:
-    """One hook for each verb; None lets it through."""
+    """One hook for each method; None lets the call pass."""
 
     def __init__(self) -> None:
         self.before_create: Callable[[], Awaitable[None]] | None = None
@@ -104,7 +104,7 @@ class InjectedBackend:
 
 
 class Events:
-    """Keeps what was emitted."""
+    """Records emitted events."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, str | int | float | bool | None]]] = []
@@ -117,7 +117,7 @@ class Events:
 
 
 class TestClock:
-    """The machine's clocks, moved on by hand."""
+    """The system's clocks, advanced by the test."""
 
     __test__ = False
 
@@ -133,7 +133,7 @@ class TestClock:
 
 
 class World:
-    """An engine with everything behind it in reach."""
+    """An engine with access to everything behind it."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class World:
         self.engine = self.another()
 
     def another(self) -> Engine:
-        """A second engine on the same ledger and backend, as another process would have."""
+        """Return a second engine on the same ledger and backend, as in another process."""
         return Engine(
             backends={"unisolated": self.backend},
             default_backend="unisolated",
@@ -173,6 +173,6 @@ class World:
         )
 
     async def left(self) -> tuple[list[str], list[str]]:
-        """Ids with a row, and ids the backend holds."""
+        """Return ids with a row, and ids of cells."""
         rows: list[str] = [record.id for record in await self.store.list()]
         return rows, list(await self.backend.real.owned())

@@ -36,7 +36,7 @@ async def world(monkeypatch):
     turn = one.far.turn
 
     async def turn_and_wait(mode) -> None:
-        """One that hangs is given up soon; one that answers may be slow about it."""
+        """Switch the engine; a hanging one is abandoned soon, a slow one is waited for."""
         soon = mode == "hanging"
         for module in (backend_health, handles):
             monkeypatch.setattr(module, "LOOK_TIMEOUT_S", 0.1 if soon else 5.0)
@@ -247,7 +247,7 @@ async def test_a_daemon_started_meanwhile_serves_other_backends_and_recovers_ses
 
 @pytest.mark.parametrize("count", [1, 40])
 async def test_a_start_does_not_wait_long_for_an_engine_that_hangs(world, count):
-    """However many it has: the first ones find out for all."""
+    """With any number of sessions: the first ones find out for all."""
     for _ in range(count):
         await world.engine.create(FAR)
     await world.engine.aclose()

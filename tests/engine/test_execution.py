@@ -35,7 +35,7 @@ async def collect(stream) -> tuple[list[Chunk], ExecResult]:
 
 
 async def until(question) -> None:
-    """Ask again until the answer is something."""
+    """Repeat the call until it returns something."""
     async with asyncio.timeout(PATIENCE_S):
         while not await question():  # noqa: ASYNC110  (a store has no events)
             await asyncio.sleep(0.01)

@@ -49,7 +49,7 @@ class World:
         )
 
     async def bring(self, name: str, **changes) -> str:
-        """Imports the sketch under a name; its id."""
+        """Import the sketch under a name; return its id."""
 
         def bring() -> str:
             path = write_tar(self.root / "archive", docker_members(sketch(**changes)))
@@ -144,7 +144,7 @@ async def test_a_sandbox_whose_image_is_removed_during_create_is_refused_and_lea
 
 @pytest.mark.promise("P48")
 async def test_concurrent_create_and_remove_end_consistently(world):
-    """Either the sandbox is there with all its layers, or the image is gone and nothing else."""
+    """Either the sandbox exists with all its layers, or the image is gone and nothing is left."""
     outcomes = set()
     for round_ in range(24):
         await world.bring("a")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FullJournal(MemoryJournal):
-    """A disk that fills up when it is told to."""
+    """A journal whose disk fills up on request."""
 
     def __init__(self) -> None:
         super().__init__()

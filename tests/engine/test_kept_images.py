@@ -44,7 +44,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Keeper(UnisolatedBackend):
-    """The unisolated backend with images of its own; remembers what it was asked for and showed."""
+    """The unisolated backend with its own images; records requests."""
 
     name = "docker"
 
@@ -88,7 +88,7 @@ class World:
         )
 
     async def bring(self, name: str) -> str:
-        """Imports the sketch under a name; its id."""
+        """Import the sketch under a name; return its id."""
 
         def bring() -> str:
             path = write_tar(self.root / "archive", docker_members(sketch()))
@@ -97,7 +97,7 @@ class World:
         return await asyncio.to_thread(bring)
 
     async def shown(self, image: str | None = None) -> Image:
-        """What a sandbox that asks for this is made of."""
+        """Return the image of a sandbox that requests this."""
         await self.engine.create(CreateRequest(image=image))
         return self.keeper.shown[-1]
 

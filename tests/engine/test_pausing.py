@@ -23,7 +23,7 @@ UNKNOWN = "sbx_0123456789abcdef"
 
 @pytest.fixture
 async def paused(world, box):
-    """A sandbox that another process paused; its id."""
+    """The id of a sandbox that another process paused."""
     row = await world.store.get(box)
     assert row is not None
     await world.engine.aclose()
@@ -75,7 +75,7 @@ async def test_work_on_a_paused_sandbox_is_a_conflict_with_a_hint(engine, paused
 
 
 async def test_an_open_connection_does_not_bypass_a_pause(world, engine, box):
-    """Pausing closes every connection; whoever had one meets the row when dialling anew."""
+    """Pausing closes every connection; the next dial finds the paused row."""
     assert (await engine.exec(box, ExecRequest("echo ok"))).stdout == b"ok\n"
     row = await world.store.get(box)
     await world.store.put(replace(row, state=State.PAUSED))

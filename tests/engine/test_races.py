@@ -40,14 +40,14 @@ async def test_a_hundred_opens_of_one_key_create_one_sandbox(tmp_path):
 
 
 async def lease(engine, the_id: str, idle_s: float) -> None:
-    """Shorter than anybody may ask for, or the races would take hours."""
+    """Shorter than a request may ask for, or the races would take hours."""
     _, channel = await engine._handles.connect(the_id)
     await channel.call("lease", {"idle_ms": int(idle_s * 1000), "lifetime_ms": 3_600_000})
 
 
 @pytest.mark.promise("P30")
 async def test_a_command_at_the_end_of_the_lease_runs_completely_or_not_at_all():
-    """`RACES` times a command comes at about the moment the idle time is over."""
+    """`RACES` times a command arrives at about the end of the idle time."""
     world = World(journal=MemoryJournal())
     await world.engine.recover()
     rolls = random.Random(7)
@@ -107,7 +107,7 @@ async def test_a_command_at_the_end_of_the_lease_runs_completely_or_not_at_all()
 
 
 async def test_activity_keeps_a_sandbox_and_sweeps_do_not_touch_it():
-    """Asked again and again within its idle time, it lives for many times that."""
+    """Used repeatedly within its idle time, it lives for many times that."""
     # A machine that did not get to ask for that long proves nothing: once more, with more time.
     for idle_s in (0.25, 1.0, 4.0):
         if await _lived(idle_s):
@@ -116,7 +116,7 @@ async def test_activity_keeps_a_sandbox_and_sweeps_do_not_touch_it():
 
 
 async def _lived(idle_s: float) -> bool:
-    """Whether all of them did; False where one was rightly ended, for nobody asked in time."""
+    """Return whether all of them survived; False where one ended without a request."""
     world = World(journal=MemoryJournal())
     await world.engine.recover()
     other = world.another()

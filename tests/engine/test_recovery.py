@@ -29,7 +29,7 @@ async def row(world, the_id):
 
 @pytest.fixture
 async def next_engine(journaled):
-    """An engine as the next daemon has it: same ledger, backend and journal, nothing open."""
+    """The engine of the next daemon: same ledger, backend and journal, no connections."""
     one = journaled.another()
     yield one
     await one.aclose()

@@ -44,7 +44,7 @@ async def until(condition):
 
 
 async def spare_of(world: World) -> str:
-    """The id of the one spare, made and running."""
+    """Return the id of the one warm sandbox once it is running."""
 
     async def ready() -> list[str]:
         return [
@@ -363,7 +363,7 @@ async def test_closing_removes_ready_and_unfinished_warm_sandboxes(world):
 
 
 async def test_closing_after_every_task_was_cancelled_leaves_nothing(world):
-    """As a loop ends: tasks first, then what closes the engine."""
+    """As at the end of a loop: tasks are cancelled first, then the engine is closed."""
     await sh(world)
     await sh(world)
     await spare_of(world)

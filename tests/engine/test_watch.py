@@ -26,7 +26,7 @@ async def watched(journaled, monkeypatch):
 
 
 async def ended(world, the_id):
-    """The row of the journal when it has an end and nothing of the sandbox is left."""
+    """Return the journal row once it has an end and nothing of the sandbox is left."""
 
     async def over() -> bool:
         row = await world.journal.session(the_id)
@@ -76,7 +76,7 @@ async def test_a_sandbox_that_ends_by_its_lease_is_expired(watched):
 
 
 async def test_a_kill_after_long_idleness_is_a_crash(watched):
-    """Its work kept it, and it said nothing before it went."""
+    """Its work kept it alive, and the runner announced no end."""
     info = await watched.engine.create(CreateRequest(ttl_s=60))
     watched.clock.ahead_s = 100
     await watched.backend.cells[info.id].real.crash()
@@ -184,7 +184,7 @@ async def test_a_row_added_during_a_round_is_not_treated_as_gone(watched, monkey
 
 
 async def test_an_idle_round_costs_little(watched):
-    """Those it is connected to are not asked whether they live."""
+    """Connected sandboxes are not asked whether they are alive."""
     await asyncio.gather(*(watched.engine.create(CreateRequest()) for _ in range(50)))
     asked: list[str] = []
 

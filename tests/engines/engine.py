@@ -27,7 +27,7 @@ TLS_PORT, PLAIN_PORT = 2376, 2375
 
 
 def missing() -> str:
-    """Why no engine can be started here; empty when one can."""
+    """Return why no engine can be started here; empty when one can."""
     if os.geteuid() != 0:
         return "starting dockerd needs root"
     needed = ("dockerd", "docker", "containerd", "runc", "unshare", "nsenter", "ip", "iptables")
@@ -73,7 +73,7 @@ class Engine:
 
     @loopwatch.of_the_test
     def start(self) -> None:
-        """Answers when the engine does."""
+        """Start the engine and return when it answers."""
         # Its containerd, when it is slow to end, is asked what it does, and writes that down there.
         own = str(self.machine.inside)
         self._daemon = self.machine.start(self._command(), self.folder / "log", TMPDIR=own)
@@ -111,12 +111,12 @@ class Engine:
 
     @loopwatch.of_the_test
     def stop(self) -> None:
-        """As an operator stops it: it ends its containers first, unless it lets them live."""
+        """Stop it as an operator does: it ends its containers first, unless live restore is on."""
         self._signal(signal.SIGTERM)
 
     @loopwatch.of_the_test
     def kill9(self) -> None:
-        """As a crash: its containers go on."""
+        """Simulate a crash: its containers continue."""
         self._signal(signal.SIGKILL)
 
     @loopwatch.of_the_test
@@ -140,7 +140,7 @@ class Engine:
             self._outwait()
 
     def _outwait(self) -> None:
-        """Its containerd dies with it; one that nobody has reaped yet would pass for alive."""
+        """Wait until its containerd is reaped, which would otherwise look alive."""
         noted = self.folder / "exec" / "containerd" / "containerd.pid"
         with contextlib.suppress(FileNotFoundError, ValueError):
             left = Path("/proc", str(int(noted.read_text())))
@@ -162,7 +162,7 @@ class Engine:
 
     @property
     def socket(self) -> Path:
-        """A Unix socket that we can reach, also that of a machine apart."""
+        """Return a Unix socket that we can reach, also of a machine that is apart."""
         return self.folder / "docker.sock"
 
     @property

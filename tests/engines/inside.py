@@ -40,7 +40,7 @@ class Inside:
     network: str = "none"
 
     def words(self, *command: str, env: Mapping[str, str] | None = None) -> list[str]:
-        """What to run, with `Reached.environment` in the environment."""
+        """Return the command to run, with `Reached.environment` in the environment."""
         near = replace(self.engine, host=f"unix://{SOCKET}", certificates="")
         told = {
             "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY))),
@@ -81,7 +81,7 @@ class Inside:
 
 
 def readable() -> list[str]:
-    """Where this checkout, its environment and its interpreter lie."""
+    """Return the directories of this checkout, its environment and its interpreter."""
     wanted = [REPOSITORY, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), Path("/usr")]
     kept: list[Path] = []
     for path in sorted(set(wanted), key=lambda one: len(one.parts)):

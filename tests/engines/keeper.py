@@ -29,14 +29,14 @@ _PATIENCE_S = 40.0
 
 
 def who(pid: int | None = None) -> str:
-    """A process, for as long as this machine runs."""
+    """Return an identity of a process that is unique until the host restarts."""
     pid = pid or os.getpid()
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return f"{pid}@{fields[19].decode()}"
 
 
 def lives(folder: Path) -> bool:
-    """Whether somebody still holds this machine, or is only just making it."""
+    """Return whether the machine is in use or being created."""
     try:
         owner = json.loads((folder / NOTE).read_text())["owner"]
     except (OSError, ValueError, KeyError):
@@ -51,7 +51,7 @@ def lives(folder: Path) -> bool:
 
 
 def take_down(folder: Path) -> None:
-    """Ends all that runs there and removes what the kernel keeps of it; not the folder's files."""
+    """End everything that runs there and remove its kernel objects, not the folder's files."""
     try:
         noted = json.loads((folder / NOTE).read_text())
     except (OSError, ValueError):

@@ -28,7 +28,7 @@ _stocked: set[tuple[Kind, str]] = set()
 
 
 def engine(kind: Kind, *images: str) -> Reached:
-    """`local` is on this machine, `remote` on another one as far as it can tell, behind mTLS."""
+    """`local` is on this host, `remote` appears to be on another one, behind mTLS."""
     lent = json.loads(os.environ.get(ENGINES, "{}"))
     if kind == "private":
         found = (_ours.get(kind) or _start(kind)).reached
@@ -67,7 +67,7 @@ def _all(lent: Mapping[str, Mapping[str, str]]) -> dict[str, Reached]:
 
 
 def environment(**engines: Reached) -> dict[str, str]:
-    """For a run to which these are lent."""
+    """Return the environment for a run that shares these engines."""
     return {ENGINES: json.dumps({kind: asdict(one) for kind, one in engines.items()})}
 
 

@@ -104,7 +104,7 @@ class Machine:
         return self
 
     def _hold(self) -> None:
-        """A process that keeps the namespaces there while nothing else runs in them."""
+        """Start a process that keeps the namespaces while nothing else runs in them."""
         apart = str(self.inside) if self._apart else ""
         self._holder = subprocess.Popen(
             [
@@ -124,7 +124,7 @@ class Machine:
             raise RuntimeError(f"no machine of its own: {self._holder.stderr.read()[-2000:]}")
 
     def _connect(self, link: str) -> None:
-        """A cable between us and it, with an address at each end."""
+        """Create a network link between us and it, with an address at each end."""
         pid = str(self._pid)
         taken = _run("ip", "-4", "-o", "addr")
         for _ in range(50):
@@ -148,11 +148,11 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """By it the keeper knows what runs there."""
+        """Return the environment by which the keeper recognises its processes."""
         return {**os.environ, keeper.MARK: str(self.folder)}
 
     def start(self, words: Sequence[str], log: Path, **extra: str) -> subprocess.Popen[bytes]:
-        """Starts a program there; what it says goes to `log`."""
+        """Start a program there; its output goes to `log`."""
         with log.open("ab") as said:
             return subprocess.Popen(
                 self.entering(words),
@@ -164,7 +164,7 @@ class Machine:
             )
 
     def run(self, *words: str, **options: Any) -> str:
-        """Runs a program there to its end; what it printed."""
+        """Run a program there to its end; return its output."""
         return _run(*self.entering(words), env=self.environment, **options)
 
     def entering(self, words: Sequence[str]) -> list[str]:
@@ -179,7 +179,7 @@ class Machine:
 
 
 def sweep() -> list[Path]:
-    """Takes down what runs that were killed together with their keeper have left."""
+    """Remove machines of runs that were killed together with their keeper."""
     left = [
         folder
         for folder in PLACE.glob(f"{PREFIX}*")

@@ -46,14 +46,14 @@ class Reached:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client is told with; nothing of it is the user's own."""
+        """Return the environment for a client; nothing of it comes from the user."""
         told = {"DOCKER_HOST": self.host, "DOCKER_CONFIG": "/nonexistent"}
         if self.certificates:
             told |= {"DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": self.certificates}
         return told
 
     def docker(self, *words: str, stdin: Path | None = None, timeout_s: float = 120.0) -> str:
-        """The CLI's answer; RuntimeError with what it said when it failed."""
+        """Return the CLI's output; RuntimeError with its message on failure."""
         done = self.run_docker(*words, stdin=stdin, timeout_s=timeout_s)
         if done.returncode != 0:
             raise RuntimeError(f"docker {' '.join(words)}: {done.stderr.strip()[-2000:]}")
@@ -86,7 +86,7 @@ class Reached:
         raw: bool = False,
         timeout_s: float = PATIENCE_S,
     ) -> Any:
-        """The HTTP API's answer, as JSON; RuntimeError with what it said when it refused."""
+        """Return the HTTP API's answer as JSON; RuntimeError with its message on refusal."""
         connection = self._connection(timeout_s)
         try:
             headers = {} if body is None else {"Content-Type": "application/json"}
@@ -115,7 +115,7 @@ class Reached:
         )
 
     def containers(self, *, everything: bool = True) -> list[str]:
-        """Names."""
+        """Return the names of all containers."""
         found = self.ask("GET", f"/containers/json?all={int(everything)}")
         return sorted(name.lstrip("/") for one in found for name in one["Names"])
 

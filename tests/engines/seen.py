@@ -12,12 +12,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def first_process(engine: Reached, name: str) -> int:
-    """The host's number of it; engines of tests share the kernel of the machine."""
+    """Return its pid on the host; engines of tests share the host's kernel."""
     return int(engine.ask("GET", f"/containers/{name}/json")["State"]["Pid"])
 
 
 def cgroups(pid: int) -> list[str]:
-    """Directories, as far as they can be seen from here."""
+    """Return its cgroup directories, as far as they are visible here."""
     found = []
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, kinds, path = line.split(":", 2)
@@ -41,7 +41,7 @@ _IN_MEMORY = ("/tmp", "/run", "/run/sandkasten/state", "/run/sandkasten/listen",
 
 
 def reachable(mountinfo: str) -> list[str]:
-    """The lines of what is not mounted over by a later one."""
+    """Return the mountinfo lines that are not hidden by a later mount."""
     kept: list[str] = []
     hidden: set[str] = set()
     for line in reversed(mountinfo.splitlines()):
@@ -78,7 +78,7 @@ def mount_deviations(mountinfo: str) -> list[str]:
 
 
 def things(engine: Reached, sandbox_id: str) -> list[str]:
-    """Containers and volumes that bear its id."""
+    """Return containers and volumes labelled with its id."""
     return [
         *(f"container {name}" for name in engine.containers() if sandbox_id in name),
         *(f"volume {name}" for name in engine.volumes() if sandbox_id in name),

@@ -28,7 +28,7 @@ def reference(name: str) -> str:
 
 
 def put(engine: Reached, *names: str) -> None:
-    """Those of them that it has not."""
+    """Import those images that the engine does not have."""
     there = engine.images()
     for name in names:
         if reference(name) not in there:

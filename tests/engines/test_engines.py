@@ -51,7 +51,7 @@ def _eventually(what: str, look: Callable[[], object]) -> None:
 
 
 def _of(folder: Path, cgroup: str) -> list[str]:
-    """Whatever of a machine can still be seen on the host."""
+    """Return everything of a machine that is still visible on the host."""
     found = [f"process {pid}" for pid in keeper._marked(folder)]
     found += [str(path) for path in keeper._groups(cgroup)]
     found += [str(folder)] if folder.exists() else []

@@ -23,7 +23,7 @@ GROUND = GROUNDS["local"]
 
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[Callable[[bool], Pool]]:
-    """Makes one; whatever a test that failed has left of it is removed."""
+    """Create a pool; everything left by a failed test is removed."""
 
     def make(reuse: bool) -> Pool:
         return Pool(lambda: open_backend(GROUND, tmp_path), spec_on(GROUND), reuse=reuse, ahead=1)

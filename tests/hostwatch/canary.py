@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def plant(root: Path) -> str:
-    """Makes the tree below `root` and answers the secret in it, which must never be seen inside."""
+    """Create the tree below `root` and return its secret, which must never be seen inside."""
     secret = "canary-" + secrets.token_hex(16)
     (root / "nested" / "deeper").mkdir(parents=True)
     (root / "open.txt").write_text(secret + "\n")

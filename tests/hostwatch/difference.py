@@ -51,7 +51,7 @@ def settled(
     settle_s: float = SETTLE_S,
     look: Callable[[Path], Snapshot] = take,
 ) -> list[str]:
-    """The differences that last: empty as soon as there are none, else those seen at the end."""
+    """Return the lasting differences: empty as soon as there are none, else those at the end."""
     deadline = time.monotonic() + settle_s
     while True:
         lines = differences(before, look(canary))

@@ -44,7 +44,7 @@ def _timed(self: Any) -> None:
 
 
 def of_the_test(tool: Callable[P, T]) -> Callable[P, T]:
-    """Marks what a test does beside our code, and may wait for: it runs another program, say."""
+    """Mark a blocking operation of a test, for example running another program."""
 
     @functools.wraps(tool)
     def timed(*args: P.args, **options: P.kwargs) -> T:
@@ -61,13 +61,13 @@ def of_the_test(tool: Callable[P, T]) -> Callable[P, T]:
 
 
 def queued_s() -> float:
-    """How long this thread has waited for a processor since it began, as the kernel counts it."""
+    """Return how long this thread has waited for a processor, as the kernel counts it."""
     with open(f"/proc/self/task/{threading.get_native_id()}/schedstat", "rb") as file:
         return int(file.read().split()[1]) / 1e9
 
 
 def _named(handle: Any) -> str:
-    """A step of a task is shown by its coroutine; anything else by its callback."""
+    """Return the coroutine of a task's step, or the callback."""
     task = getattr(getattr(handle, "_callback", None), "__self__", None)
     return repr(task if isinstance(task, asyncio.Task) else handle)
 
@@ -77,7 +77,7 @@ def install() -> None:
 
 
 def drain() -> list[str]:
-    """What was too slow since the last call."""
+    """Return what was too slow since the last call."""
     found = _slow[:]
     _slow.clear()
     return found

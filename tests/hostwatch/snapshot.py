@@ -62,7 +62,7 @@ FOREIGN_LITTER = ("pytest-of-", "systemd-", "apt", "dpkg", "bash_", "ssh-", "tmu
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Each part maps what a thing is called to what would have to change to be noticed."""
+    """Each part maps the name of an object to the value whose change is reported."""
 
     processes: Mapping[str, str]
     mounts: Mapping[str, str]
@@ -92,7 +92,7 @@ def take(canary: Path) -> Snapshot:
 
 
 def of_canary(canary: Path) -> Snapshot:
-    """The part that is one run's own, whoever else works on the machine."""
+    """Return the part that belongs to one run only."""
     nothing: dict[str, str] = {}
     return Snapshot(
         *(nothing if part.name != "canary" else dict(_tree(canary)) for part in fields(Snapshot))
@@ -180,7 +180,7 @@ def _links() -> Iterator[tuple[str, str]]:
 
 
 def _firewall() -> Iterator[tuple[str, str]]:
-    """Rules by table, without their counters; what cannot be asked has none."""
+    """Return rules by table, without their counters; empty where they cannot be read."""
     for program in ("iptables-save", "ip6tables-save"):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             said = subprocess.run(

@@ -33,7 +33,7 @@ def _only(part: str, lines: list[str]) -> list[str]:
 
 
 def _of_process(before: snapshot.Snapshot, planted: Path, pid: int, name: str) -> list[str]:
-    """What is told of it once it is that program: between fork and exec it bears our name."""
+    """Return what is reported about a process after its exec."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         told = _only("processes", differences(before, snapshot.take(planted)))

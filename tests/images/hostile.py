@@ -20,7 +20,7 @@ SMALL = Caps(bytes=64 * MiB, entries=20_000)
 
 
 class Endless(io.RawIOBase):
-    """An archive that is made as it is read, so that a large one costs nothing."""
+    """An archive that is generated as it is read, so that a large one costs nothing."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)

@@ -188,7 +188,7 @@ def put_manifest(
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A registry that answers. `host` is what stands before the repository in a name."""
+    """A running registry. `host` is the part before the repository in a name."""
 
     host: str
     base: str
@@ -207,7 +207,7 @@ def docker_registry(
     tls: tuple[Path, Path] | None = None,
     auth: Mapping[str, Any] | None = None,
 ) -> Iterator[Running]:
-    """Debian's docker-registry until the block ends. JSON is YAML enough for its settings."""
+    """Run Debian's docker-registry until the block ends. Its settings are JSON, which is YAML."""
     port = free_port()
     http_part: dict[str, Any] = {"addr": f"127.0.0.1:{port}"}
     if tls is not None:
@@ -265,7 +265,7 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that hangs up is what some tests are about."""
+            """Ignore clients that disconnect, which some tests do on purpose."""
 
     server = Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -279,7 +279,7 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
 
 
 def signed_token(cert: Path, key: Path, claims: Mapping[str, Any]) -> str:
-    """A JWT that docker-registry believes: RS256, with the certificate in its header."""
+    """Return a JWT that docker-registry accepts: RS256, with the certificate in its header."""
     der = base64.b64encode(
         base64.b64decode("".join(cert.read_text().strip().splitlines()[1:-1]))
     ).decode()
@@ -301,7 +301,7 @@ def signed_token(cert: Path, key: Path, claims: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class TokenServer:
-    """Gives tokens to USER for anything, and to nobody in particular for `public/…` pulls."""
+    """Issues tokens to USER for anything, and anonymously for `public/…` pulls."""
 
     realm: str = ""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
@@ -369,7 +369,7 @@ class Asked:
         self._upstream = upstream
 
     def answer(self, status: int, headers: Mapping[str, str | None], body: bytes = b"") -> None:
-        """A header that is None is not sent."""
+        """Send an answer; a header that is None is not sent."""
         self._handler.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             if value is not None:
@@ -378,7 +378,7 @@ class Asked:
         self._handler.wfile.write(body)
 
     def pass_on(self, *, at_most: int | None = None, ranges: bool = True) -> None:
-        """The real registry's answer; with `at_most` the connection breaks after that much."""
+        """Forward to the registry; with `at_most` the connection breaks after that many bytes."""
         headers = {n: v for n, v in self.headers.items() if ranges or n.lower() != "range"}
         connection = http.client.HTTPConnection(self._upstream.host, timeout=PATIENCE_S)
         connection.request("GET", self.path, headers=headers)
@@ -400,7 +400,7 @@ Rule = "Callable[[Asked], None]"
 
 @dataclass(slots=True)
 class Front:
-    """Stands before a registry. `rule` sees every request; by default it passes it on."""
+    """A proxy before a registry. `rule` gets every request; by default it is forwarded."""
 
     host: str
     seen: list[Asked] = field(default_factory=list)

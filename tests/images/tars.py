@@ -25,7 +25,7 @@ def octal(value: int, width: int) -> bytes:
 
 
 def base256(value: int, width: int = 12) -> bytes:
-    """GNU's way for numbers that octal digits cannot hold, negative ones included."""
+    """Encode a number that octal digits cannot hold, as GNU tar does."""
     field = bytearray(value.to_bytes(width, "big", signed=True))
     field[0] |= 0x80
     return bytes(field)
@@ -45,7 +45,7 @@ def header(
     tail: bytes = b"",
     checksum: bytes | None = None,
 ) -> bytes:
-    """`tail` is what stands from offset 345 on: a prefix, or GNU's sparse fields."""
+    """`tail` is the content from offset 345 on: a prefix, or GNU's sparse fields."""
 
     def field(value: int | bytes, width: int) -> bytes:
         return value if isinstance(value, bytes) else octal(value, width)
@@ -127,7 +127,7 @@ def sparse_records(extents: list[tuple[int, int]], size: int) -> list[tuple[byte
 
 
 def tree(root: Path) -> dict[str, str]:
-    """What lies below `root`: every path with its kind, and its content or target."""
+    """Return every path below `root` with its kind, and its content or target."""
     return dict(_below(os.fsencode(root), b""))
 
 

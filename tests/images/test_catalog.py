@@ -36,7 +36,7 @@ def usr(tmp_path) -> Path:
 
 @pytest.fixture
 def put(store, tmp_path):
-    """Imports the sketch under a name; its id."""
+    """Import the sketch under a name; return its id."""
 
     def put(name: str, **changes) -> str:
         path = write_tar(tmp_path / "archive", docker_members(sketch(**changes)))
@@ -205,7 +205,7 @@ def test_names_have_one_spelling(name, canonical):
 
 @pytest.mark.promise("P49")
 async def test_an_import_that_is_cancelled_ends_and_leaves_nothing(store, usr):
-    """The work is in a thread; it must not outlive the wish for it by much."""
+    """The work is done in a thread, which must end soon after the cancellation."""
     images = Images(store, usr=usr)
     started = asyncio.Event()
 

@@ -36,7 +36,7 @@ class Ground:
     canary: Path
 
     def outside(self) -> list[tuple[object, ...]]:
-        """Everything beside the target that an escape would change."""
+        """Return everything beside the target that an escape would change."""
         seen: list[tuple[object, ...]] = []
         for path in sorted([self.canary.parent, self.canary, *self.canary.rglob("*")]):
             info = path.lstat()

@@ -40,7 +40,7 @@ def bring(store: LayerStore, path: Path, **how):
 
 
 def nothing_came(store: LayerStore) -> bool:
-    """No name leads anywhere and nothing half-made is left."""
+    """Check that no name exists and nothing half-made is left."""
     return store.list() == [] and os.listdir(store.root / "making") == []
 
 
@@ -70,7 +70,7 @@ def test_a_docker_archive_an_oci_layout_and_a_tar_of_one_are_the_same_image(stor
 
 @pytest.mark.promise("P48")
 def test_skopeos_conversion_of_a_docker_archive_gives_the_same_tree(tmp_path):
-    """Somebody else's tool in between: gzipped layers, a configuration it wrote itself."""
+    """Another tool in between: gzipped layers, and its own configuration."""
     archive = write_tar(tmp_path / "docker.tar", docker_members(sketch()))
     layout = tmp_path / "layout"
     subprocess.run(
@@ -445,7 +445,7 @@ def test_a_changed_file_is_read_again(store, tmp_path):
 
 
 def bytes_read() -> int:
-    """By this process and those of its children that have ended, from files and from pipes."""
+    """Return bytes read by this process and its ended children, from files and pipes."""
     told = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(told["rchar"])
 

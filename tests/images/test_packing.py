@@ -40,7 +40,7 @@ REFERENCE = "sandkasten-store:abc"
 
 @pytest.fixture
 def import_sketch(store, tmp_path):
-    """Imports a sketch as `a:1`; the image as the engine would hand it to a backend."""
+    """Import a sketch as `a:1`; return the image as the engine passes it to a backend."""
 
     async def bring(where: LayerStore | None = None, **changes: Any) -> Image:
         where = store if where is None else where
@@ -56,7 +56,7 @@ async def packed(store: LayerStore, image: Image) -> bytes:
 
 
 def opened(archive: bytes) -> tuple[dict[str, Any], dict[str, Any], list[bytes]]:
-    """Its one entry of the table of contents, the configuration, and the layers in order."""
+    """Return the entry of the table of contents, the configuration, and the layers in order."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         members = {one.name: tar.extractfile(one) for one in tar}
         contents = {name: file.read() for name, file in members.items() if file is not None}
@@ -241,7 +241,7 @@ async def test_an_image_that_cannot_be_packed_is_refused_as_invalid(store, impor
 
 @pytest.fixture(scope="module")
 def dockerd() -> Reached:
-    """The run's own, which others use at other times: nothing of ours may stay in it."""
+    """The engine of the run, which other tests share: nothing of ours may stay in it."""
     return lent.engine("private")
 
 

@@ -53,7 +53,7 @@ def puller(store: LayerStore, **access: Access) -> Puller:
 
 
 def kept(store: LayerStore) -> list[str]:
-    """Whatever of layers, records and half-made things lies in the store."""
+    """Return all layers, records and partial files in the store."""
     return sorted(
         f"{folder}/{name}"
         for folder in ("layers", "records", "names", "making")

@@ -64,7 +64,7 @@ def test_an_unknown_registry_host_is_unavailable():
 
 @pytest.fixture(scope="module")
 def tls_registry(tmp_path_factory) -> Iterator[tuple[Running, str]]:
-    """TLS by an authority of its own, and a login."""
+    """A registry with TLS by its own authority, and a login."""
     folder = tmp_path_factory.mktemp("secure")
     cert, key = registries.certificate(folder)
     (folder / "htpasswd").write_text(registries.HTPASSWD)

@@ -162,7 +162,7 @@ def test_a_whole_pull_has_a_deadline(registry_front):
 
 
 class Dripping(BaseHTTPRequestHandler):
-    """A byte now and then, which no timeout of a socket ever notices."""
+    """Sends a byte now and then, which no socket timeout notices."""
 
     part = "body"
 

@@ -55,7 +55,7 @@ def login_registry(tmp_path_factory) -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path) -> Path:
-    """A data directory of its own, and nobody's docker configuration."""
+    """A new data directory, without a docker configuration."""
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("SANDKASTEN_BACKEND", "memory")
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
@@ -218,7 +218,7 @@ async def test_the_sdk_pulls_and_reports_on_the_event_loop(place, plain_registry
 
 @pytest.fixture
 def no_retry_delay(monkeypatch):
-    """Nobody who is not there comes while one waits between attempts."""
+    """Retry without waiting, because the missing host will not appear."""
     monkeypatch.setattr(Patience, "pause_s", lambda *_: 0.01)
 
 

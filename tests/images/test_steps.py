@@ -141,7 +141,7 @@ def test_a_network_in_a_recipe_is_refused_and_never_silently_dropped():
 
 
 def members(data: bytes) -> dict[str, tuple[str, int, tuple[int, int], str]]:
-    """Kind, mode, owner and content or target of each member."""
+    """Return kind, mode, owner and content or target of each member."""
     found = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for one in tar:

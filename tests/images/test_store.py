@@ -350,7 +350,7 @@ def test_a_tree_of_any_depth_and_mode_is_removed(tmp_path):
 
 
 def test_layers_overlay_in_the_right_order(store):
-    """With the kernel's own overlayfs, in a mount namespace that goes with its process."""
+    """With the kernel's overlayfs, in a mount namespace of one process."""
     upper = layer({".wh.a": b"", "d": None, "d/.wh..wh..opq": b"", "d/new": b"n", "e": b"e"})
     lower = layer({"a": b"1", "d": None, "d/old": b"o", "keep": b"k"})
     image = put(store, lower, upper)

@@ -139,7 +139,7 @@ def test_concurrent_imports_of_one_image_give_one_image(store, tmp_path, kind):
 
 
 def test_a_disk_that_fills_while_unpacking_keeps_nothing_half_made(tmp_path):
-    """On a file system of its own, in a mount namespace that goes with its process."""
+    """On a separate file system, in a mount namespace of one process."""
     small, large = imagekit.busybox_tar(), tmp_path / "large.tar"
     large.write_bytes(layer({"etc": None, **{f"etc/{n}": os.urandom(1 << 20) for n in range(12)}}))
     where = tmp_path / "small"
@@ -171,14 +171,14 @@ ls {where}/images/layers | wc -l
 
 @pytest.fixture
 def ordinary_users_dir() -> Iterator[Path]:
-    """A directory of an ordinary user, where one can get to."""
+    """A directory of an ordinary user, in a place that the user can reach."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="pytest-of-nobody-") as made:
         os.chown(made, NOBODY, NOBODY)
         yield Path(made)
 
 
 def test_an_ordinary_user_has_a_store_too(ordinary_users_dir):
-    """Everything is the user's, opaque directories are marked in the user's way."""
+    """Everything belongs to the user, and opaque directories are marked by user attributes."""
     archive = write_tar(ordinary_users_dir / "x.tar", docker_members(sketch()))
     code = (
         "import os, sys; from pathlib import Path\n"

@@ -64,7 +64,7 @@ def entries(root: Path) -> dict[bytes, Entry]:
 
 
 def linked(root: Path) -> list[list[str]]:
-    """Names that are one file, grouped."""
+    """Return groups of names that are one file."""
     groups: dict[int, list[str]] = {}
     for path in sorted(root.rglob("*")):
         if not path.is_dir() and path.lstat().st_nlink > 1:
@@ -394,7 +394,7 @@ def test_an_error_of_the_source_is_raised_unchanged(way: str, target: Path):
 
 
 def running() -> list[str]:
-    """Programs of ours that are still there."""
+    """Return our programs that are still running."""
     listed = subprocess.run(
         ["ps", "-o", "args=", "--ppid", str(os.getpid())],
         capture_output=True,
@@ -420,7 +420,7 @@ def test_a_layer_exactly_at_the_limits_is_unpacked(target: Path):
 
 @pytest.mark.promise("P47")
 def test_the_unpack_program_drops_unneeded_privileges(target: Path):
-    """Looked at from outside, while it waits for more of the archive."""
+    """Examined from outside while it waits for more of the archive."""
     seen: dict[str, str] = {}
 
     class Watched(io.BytesIO):
@@ -470,7 +470,7 @@ def test_a_device_entry_of_the_archive_is_not_a_whiteout(target: Path):
 
 @pytest.fixture
 def overlay(tmp_path: Path) -> Iterator[Callable[[bytes, bytes], dict[str, str]]]:
-    """What the kernel shows of two layers, the second above the first."""
+    """Show two layers with overlayfs, the second above the first."""
     merged = tmp_path / "merged"
 
     def mounted(below: bytes, above: bytes) -> dict[str, str]:

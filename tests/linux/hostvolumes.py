@@ -26,7 +26,7 @@ _EXITKILL = 0x100000
 
 
 def devices(below: Path) -> list[str]:
-    """Files below it that a loop device holds, also those whose name is gone."""
+    """Return the files below it that a loop device holds, also deleted ones."""
     found = []
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
@@ -43,7 +43,7 @@ def mounts(below: Path) -> list[str]:
 
 
 def nothing_of(directory: Path) -> None:
-    """No mount and no file is there, and the device goes within moments."""
+    """Check that no mount and no file is left, and that the device is released soon."""
     assert mounts(directory) == []
     assert not os.path.lexists(directory)
     eventually(lambda: devices(directory) == [], f"loop devices: {devices(directory)}")
@@ -57,9 +57,9 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
 
 
 def killed_at(step: int, work: Callable[[], object]) -> bool:
-    """Run it in a child that is killed right before the step-th thing it does to the outside.
+    """Run the call in a child that is killed right before its step-th external effect.
 
-    False: it came to its end before.
+    Return False if the call ended before that.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of others are none of ours
@@ -85,9 +85,9 @@ def killed_at(step: int, work: Callable[[], object]) -> bool:
 
 
 def launcher_killed_at(step: int | None, plan: Mapping[str, object]) -> int:
-    """Run the launcher and kill it at the step-th border of a system call, or never.
+    """Run the launcher and kill it at the step-th system call, or never.
 
-    How many it came past.
+    Return how many system calls it passed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     read, write = os.pipe()

@@ -46,7 +46,7 @@ def test_v2_reclaim_writes_the_usage_and_returns_the_reclaimed_bytes(tmp_path):
 
 @pytest.fixture
 def group():
-    """A group of its own in both hierarchies, with one process that counts."""
+    """A cgroup in both hierarchies, with one counting process."""
     name = f"test-freezing-{os.getpid()}"
     host = cgroups.detect()
     only = Hierarchies({"freezer": host.v1["freezer"]}, host.v2)
@@ -103,7 +103,7 @@ STARTER = "import subprocess\nwhile True: subprocess.run(['/bin/true'])"
 @pytest.mark.promise("P31")
 @pytest.mark.parametrize("which", [0, 1], ids=["v1", "v2"])
 def test_a_group_that_keeps_starting_programs_is_always_frozen(group, which):
-    """Told only once, the v1 freezer never stops about one in ten of these."""
+    """Written only once, the v1 freezer fails to freeze about one in ten of these."""
     ways, _, _ = group
     inside = f'echo $$ >{ways[which].directory}/cgroup.procs; exec {sys.executable} -c "$1"'
     starters = [

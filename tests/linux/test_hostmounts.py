@@ -79,7 +79,7 @@ async def test_a_socket_a_pipe_and_a_device_are_refused(resolve_mount, tmp_path)
 
 @pytest.mark.promise("P24")
 async def test_a_directory_with_a_socket_somewhere_below_is_refused(resolve_mount, tmp_path):
-    """Read-only does not keep anybody from connecting to it."""
+    """A read-only mount does not prevent connecting to the socket."""
     deep = tmp_path / "models" / "a" / "b"
     deep.mkdir(parents=True)
     assert (await resolve_mount(tmp_path / "models")).target == "/mnt/m"

@@ -51,7 +51,7 @@ def kept_volume(tmp_path: Path) -> Volume:
 
 
 def fill(path: Path) -> int:
-    """How many bytes could be written to a new file before the disk was full."""
+    """Return how many bytes could be written before the disk was full."""
     written = 0
     fd = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:
@@ -70,7 +70,7 @@ def sound(image: str) -> bool:
 
 
 def private_namespace() -> subprocess.Popen[bytes]:
-    """A process that has copies of all mounts of now, and hears of no change."""
+    """A process with private copies of all current mounts."""
     process = subprocess.Popen(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 600"],
         stdout=subprocess.PIPE,
@@ -187,7 +187,7 @@ def test_a_process_that_binds_the_volume_elsewhere_is_named(base: Path) -> None:
 
 
 def test_a_shared_parent_propagates_mount_and_unmount(base: Path) -> None:
-    """As under systemd, in a namespace of its own: peers see the mount come and go."""
+    """As under systemd, in a private namespace: peers see the mount appear and disappear."""
     script = f"""
 import os, subprocess, sys
 from pathlib import Path

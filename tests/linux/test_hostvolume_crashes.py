@@ -133,7 +133,7 @@ def test_the_launcher_can_be_killed_at_any_system_call(
 
 
 def test_a_launcher_that_outlives_its_caller_leaves_nothing(tmp_path: Path) -> None:
-    """The caller dies at once, its launcher goes on: whichever is first, nothing is left."""
+    """The caller dies at once and its launcher continues; in any order, nothing is left."""
     quota_image.template(tmp_path, 8 * MIB)
     script = f"""
 from pathlib import Path
@@ -155,7 +155,7 @@ host_volume.make(base / "v", {8 * MIB}, owner={USER}, templates=base)
 
 
 def test_a_launcher_and_a_release_take_turns(tmp_path: Path) -> None:
-    """One that had begun when the release came waits, and then finds nowhere to mount."""
+    """A launcher that started before the release waits, and then finds no place to mount."""
     directory = tmp_path / "v"
     (directory / "mnt").mkdir(parents=True)
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

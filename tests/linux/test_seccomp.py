@@ -52,7 +52,7 @@ def run(program: bytes, number: int, audit: int, *args: int) -> int:
 
 
 def verdict(arch: seccomp.Arch, name: str, *args: int) -> int:
-    """The stricter of the two filters' answers, as the kernel takes it."""
+    """Return the stricter of the two filters' results, as the kernel does."""
     lib_arch = pyseccomp.Arch.X86_64 if arch == "x86_64" else pyseccomp.Arch.AARCH64
     number = pyseccomp.resolve_syscall(lib_arch, name)
     return min(run(p, number, AUDIT[arch], *args) for p in seccomp.compile_filters(arch))

@@ -13,7 +13,7 @@ from sandkasten.linux.confinement.seccomp_oci import all_but, profile
 
 
 def answer(name: str, *arguments: int) -> str | int:
-    """What a runtime makes of the profile: the rule that matches, else the default."""
+    """Return a runtime's decision on the profile: the matching rule, else the default."""
     made: dict[str, Any] = dict(profile("x86_64"))
     found = {_outcome(rule) for rule in made["syscalls"] if _matches(rule, name, arguments)}
     assert len(found) <= 1, f"{name}{arguments} has two answers: {found}"

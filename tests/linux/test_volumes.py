@@ -38,7 +38,7 @@ NOT_SET = threading.Event()
 
 @pytest.fixture(params=["image", "directory", "memory"])
 def workspaces(request, tmp_path):
-    """Each place that keeps workspaces; one contract."""
+    """Every kind of workspace storage; one contract."""
     if request.param == "memory":
         return MemoryWorkspaces()
     return Volumes(tmp_path / "workspaces", images=request.param == "image")
@@ -369,7 +369,7 @@ async def test_a_half_created_volume_is_not_listed_and_can_be_cleared(images, tm
 
 
 async def test_deleting_while_creating_ends_with_one_or_none(images):
-    """Without locks, which the engine holds: still never a half."""
+    """Without the engine's locks: never a partial workspace."""
     for _ in range(20):
         outcome = await asyncio.gather(
             images.create("w", 8 * MB, 1.0), images.remove("w"), return_exceptions=True
@@ -460,7 +460,7 @@ async def test_a_directory_of_any_depth_is_measured_and_removed(directories, tmp
 
 
 def _dig(tree: Path, name: str, depth: int) -> int:
-    """Directories within directories, and a file in the last; how much one of them takes."""
+    """Create nested directories with a file in the last; return the size of one."""
     here = os.open(tree, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir(name, dir_fd=here)
@@ -474,7 +474,7 @@ def _dig(tree: Path, name: str, depth: int) -> int:
 
 
 async def test_a_directory_without_permissions_is_removed(directories, tmp_path):
-    """As the ordinary user whose it is; root would not notice."""
+    """As the ordinary user who owns it; root ignores permissions."""
     root = tmp_path / "workspaces"
     await directories.create("w", 8 * MB, 1.0)
     ended = await asyncio.to_thread(_shut_and_remove, root)

@@ -42,7 +42,7 @@ def run(box, command: str, **options) -> str:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory) -> bytes:
-    """A package that starts a script as root, adds a user and gives it a file."""
+    """A package that runs a script as root, adds a user and gives it a file."""
     at = tmp_path_factory.mktemp("package")
     tree = at / "tiny"
     (tree / "DEBIAN").mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_files_are_read_and_written_as_root(shared):
 
 
 def looked_at(box) -> posture.Posture:
-    """A command of the user's, from outside, once its loader has closed what it had open."""
+    """Examine a user command from outside after its loader has closed its descriptors."""
     box.start(["sleep", "71"])
     found: list[posture.Posture] = []
 
@@ -188,7 +188,7 @@ def test_the_dev_profile_is_unprivileged_seen_from_the_host(box):
 
 
 def test_the_check_names_the_allowances_of_the_dev_profile(box, make_box, debian):
-    """The check above can fail: without its allowances it names each of them."""
+    """The check above can fail: without the allowances it names each of them."""
     found = posture.deviations(looked_at(box), posture.read(os.getpid()), ids=box.host_ids)
     assert len([f for f in found if f.startswith("Cap")]) == 3
     assert {"/ is writable", "/run is writable"} <= set(found)
@@ -258,7 +258,7 @@ def test_root_inside_cannot_run_privileged_operations(command, shared):
 
 
 def test_system_call_filters_are_those_of_the_hardened_profile(shared):
-    """The same two filters: nothing that package managers and compilers need is refused by them."""
+    """Nothing that package managers and compilers need is refused by the two filters."""
     status = shared.exec(["cat", "/proc/self/status"]).text
     assert "Seccomp:\t2" in status
     assert "Seccomp_filters:\t2" in status
@@ -295,7 +295,7 @@ def test_the_first_process_cannot_be_ended_from_inside(box):
 @pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
 @pytest.mark.parametrize("whom", ["$PPID", "-1"])
 def test_a_command_that_attacks_its_supervisor_gets_an_answer(signal, whom, box):
-    """Root may signal what watches over its commands: then the command is lost, and said to be."""
+    """Root may signal the supervisor of its commands: then the command is reported as lost."""
     attack = f"kill -{signal} {whom}; sleep 100"
     for command in (["sh", "-c", attack], attack):
         # It may be quicker than its supervisor's word that it has begun: then that is the answer.
@@ -329,7 +329,7 @@ def test_a_stopped_supervisor_does_not_hold_up_the_next_command(box):
     ],
 )
 def test_tampering_with_the_shells_files_never_invents_a_status(attack, box):
-    """The shell goes on, or is replaced and that is said; never a hang, never a false success."""
+    """The shell continues, or its replacement is reported; never a hang or a false success."""
     run(box, "export kept=1")
     box.exec(["sh", "-c", attack])
     for _ in range(2):
@@ -351,7 +351,7 @@ def test_a_full_runner_directory_is_an_error_until_space_is_freed(box):
 
 
 def test_a_runner_without_free_descriptors_answers_or_is_lost(make_box, debian):
-    """Root can become the runner's id and lower its limits: its session is spoiled, no more."""
+    """Root can become the runner's id and lower its limits; only its own session is affected."""
     with make_box(debian, profile="dev") as box:
         box.exec(
             ["setpriv", "--reuid", "999", "--regid", "999", "--clear-groups",

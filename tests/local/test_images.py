@@ -46,7 +46,7 @@ def deb(make_box, debian):
 def refused(
     local, loop, image: Image, error: type[SandkastenError], **fields: object
 ) -> SandkastenError:
-    """The error of a create, and the certainty that nothing of it is left."""
+    """Return the error of a create after checking that nothing is left."""
     before = list(loop.run(local.owned()))
     with pytest.raises(error) as caught:
         loop.run(local.create(new_sandbox_id(), CellSpec(image=image, **fields)))  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_an_upper_layer_replaces_and_removes_files(make_box, roots, skeleton):
 
 @pytest.mark.root
 def test_overlayfs_attributes_of_an_image_are_ignored(make_box, roots, skeleton):
-    """A directory that claims to be another one: followed, it would show what was hidden."""
+    """A directory that redirects to another one would show hidden files if it were followed."""
     lower, upper = trees.busybox(roots / "secretive"), roots / "redirecting"
     (lower / "secret").mkdir()
     (lower / "secret" / "key").write_text("key")
@@ -130,7 +130,7 @@ def test_overlayfs_attributes_of_an_image_are_ignored(make_box, roots, skeleton)
 
 @pytest.mark.promise("P48")
 def test_ten_sandboxes_of_one_image_read_the_same_files(make_box, busybox):
-    """One inode of the host behind all of them: the page cache holds it once."""
+    """All of them use one inode of the host, which is in the page cache once."""
     real = os.stat(os.path.join(busybox.layers[0], "bin/busybox"))
     seen = set()
     boxes = [make_box(busybox) for _ in range(10)]
@@ -172,7 +172,7 @@ def test_mountinfo_of_an_image_shows_nothing_of_the_host(box, busybox):
 
 
 def test_the_layers_themselves_cannot_be_reached(box):
-    """They are bound below the stage, in the launcher's mounts, which nobody inside has."""
+    """They are bound below the stage in the launcher's mounts, which are not visible inside."""
     answer = box.exec(["sh", "-c", "ls -d /l0 /l1 /mnt /newroot /oldroot 2>/dev/null"])
     assert answer.text == ""
 
@@ -255,7 +255,7 @@ def test_links_in_place_of_proc_and_dev_are_covered(make_box, roots, skeleton):
 def test_an_uncovered_link_at_a_mount_point_is_refused_by_name(
     name, roots, loop, local, busybox, tmp_path
 ):
-    """A skeleton that is none: whatever is mounted there would land somewhere else."""
+    """With an empty skeleton, a mount there would land somewhere else."""
     top = tmp_path / "top"
     top.mkdir()
     (top / name).symlink_to("bin")
@@ -274,7 +274,7 @@ def test_a_file_at_a_mount_point_is_refused_by_name(loop, local, busybox, tmp_pa
 
 
 def test_missing_mount_points_are_created(make_box, roots):
-    """Without the skeleton's help, even: an image of one layer that has no directory at all."""
+    """Also without the skeleton: an image of one layer without any directory."""
     tree = trees.busybox(roots / "bare")
     with make_box(trees.image("bare", tree)) as box:
         assert box.exec(["sh", "-c", "cd /home/sandbox && touch x && ls /proc/self/comm"]).code == 0

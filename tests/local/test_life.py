@@ -31,7 +31,7 @@ RACES = 200 if os.environ.get("SANDKASTEN_LONG") == "1" else 20
 
 @asynccontextmanager
 async def daemon(path: Path, journal: MemoryJournal):
-    """An engine as a daemon has it. Leaving it leaves its sandboxes."""
+    """An engine as in a daemon. Leaving the block keeps its sandboxes."""
     engine = await open_engine(settings(Place(str(path), "local")), journal=journal)
     try:
         yield engine, await engine.recover()
@@ -68,7 +68,7 @@ async def noted(journal: MemoryJournal, the_id: str, exec_id: str) -> ExecRow:
 
 
 def kill(path: Path, the_id: str) -> None:
-    """The first process of a sandbox, and with it all others. Returns when it is dead."""
+    """Kill the first process of a sandbox, and with it all others; return when it is dead."""
     pid = int((path / "cells" / the_id / "pid").read_text().split()[0])
     end = os.pidfd_open(pid)
     try:

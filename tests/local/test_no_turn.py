@@ -25,7 +25,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer/sandkasten")
 
 @contextmanager
 def without_a_turn(pid: int, group: Path) -> Iterator[None]:
-    """One process of a sandbox stands still, as on a machine that is busy with all others."""
+    """Stop one process of a sandbox, as if the machine were too busy to schedule it."""
     alone = group / "alone"
     alone.mkdir()
     try:

@@ -44,7 +44,7 @@ class MovedClock(SystemClock):
 
 
 class Site:
-    """One data directory and as many engines on it as there are processes."""
+    """One data directory with one engine per simulated process."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -173,7 +173,7 @@ async def test_a_deadline_does_not_count_the_time_it_was_paused(site, box, of):
 
 
 async def test_a_deadline_still_ends_a_command_after_a_pause(site, box):
-    """The twin: the clock goes on where it stood."""
+    """The counterpart: the clock continues where it stopped."""
     engine = site.engine
     started = await engine.exec_start(box, ExecRequest("sleep 600", timeout_s=1))
     await engine.pause(box)
@@ -247,7 +247,7 @@ async def test_a_paused_sandbox_survives_kill_9_and_another_process_resumes_it(s
 
 @pytest.mark.promise("P31")
 async def test_an_interrupted_pause_is_finished_by_the_reaper(site, box):
-    """What a process leaves that is killed after the row and before the freezer."""
+    """A process was killed after it wrote the row and before it used the freezer."""
     store = DirectoryStore(site.data_dir / "ledger")
     row = await store.get(box)
     assert row is not None
@@ -284,7 +284,7 @@ async def test_the_reaper_ends_a_paused_sandbox_at_its_lifetime(site):
 
 
 async def test_the_lifetime_counts_during_a_pause(site):
-    """Resumed after its end, it ends itself; nobody needs to sweep."""
+    """Resumed after its end, it ends itself without a sweep."""
     # A busy machine may need all of it to pause: then a longer one.
     for lifetime_s in (3, 10, 30):
         info = await site.engine.create(CreateRequest(lifetime_s=lifetime_s))
@@ -368,7 +368,7 @@ async def test_an_idle_sandbox_releases_memory_when_configured(site, box):
 
 
 async def soon_idle(site: Site, the_id: str) -> None:
-    """Not from its creation: between two calls a busy machine may take longer than that."""
+    """Not from its creation, because a busy machine may take longer than that between two calls."""
     await site.engine.update(the_id, UpdateRequest(ttl_s=1))
 
 

@@ -39,7 +39,7 @@ async def test_an_isolated_host_is_examined_once(tmp_path: Path) -> None:
 async def test_a_deviation_refuses_every_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A /dev that can be written to: what bubblewrap makes when nobody asks for better."""
+    """A writable /dev, as bubblewrap creates it by default."""
 
     def careless(spec: CellSpec, ground: bwrap_arguments.Ground) -> list[str]:
         args = bwrap_arguments.bwrap_args(spec, ground)

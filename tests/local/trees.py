@@ -28,7 +28,7 @@ def image(name: str, *layers: Path, env: Mapping[str, str] | None = None) -> Ima
 
 
 def debian() -> Path:
-    """A whole Debian with a C compiler and node; bootstrapped once, then reused."""
+    """A complete Debian with a C compiler and node; bootstrapped once, then reused."""
     key = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:12]
     tree = CACHE / f"debian-{key}"
     if tree.is_dir():
@@ -57,7 +57,7 @@ def run(*argv: str) -> None:
 
 
 def busybox(at: Path, *, applets: Sequence[str] | None = None) -> Path:
-    """/bin/busybox and its applets; nothing else, not even a /tmp. Twice is fine."""
+    """/bin/busybox and its applets and nothing else; may be called twice."""
     if at.exists():
         return at
     at.mkdir(parents=True)
@@ -73,7 +73,7 @@ def busybox(at: Path, *, applets: Sequence[str] | None = None) -> Path:
 
 
 def skeleton(at: Path) -> Path:
-    """Real directories that are mounted over, hiding whatever the image has in their place."""
+    """Real directories for the mount points, which hide what the image has in their place."""
     if at.exists():
         return at
     for name in (
@@ -100,7 +100,7 @@ def skeleton(at: Path) -> Path:
 
 
 def debian_skeleton(at: Path) -> Path:
-    """As the store does it: the image's own users, and ours."""
+    """As the store builds it: the image's own users, and ours."""
     if at.exists():
         return at
     skeleton(at)

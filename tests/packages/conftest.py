@@ -34,7 +34,7 @@ def data_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def opened(data_dir: Path, tmp_path: Path) -> Opened:
-    """An engine with these settings of `packages`; its sandboxes go with it."""
+    """Open an engine with these `packages` settings; its sandboxes are removed with it."""
 
     @asynccontextmanager
     async def open_with(**settings: object) -> AsyncIterator[Engine]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def fetchers(data_dir: Path) -> list[str]:
-    """Command lines of those that fetch for this data directory."""
+    """Return the command lines of processes that fetch for this data directory."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

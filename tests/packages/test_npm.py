@@ -153,7 +153,7 @@ async def test_oversized_packages_and_hanging_registries_are_abandoned(opened, r
 
 
 async def test_without_a_setting_the_registry_of_the_npm_configuration_is_used(tmp_path):
-    """Where there is an npm to tell us; where there is none, the setting must say."""
+    """Where npm is installed; where it is not, the setting is required."""
     environ = {"npm_config_registry": "http://127.0.0.1:9/mine/", "HOME": str(tmp_path)}
     if shutil.which("npm", path="/usr/local/bin:/usr/bin:/bin") is not None:
         assert await configured_registry(tmp_path, environ) == "http://127.0.0.1:9/mine"

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A package that needs another and has a program."""
+    """A package that depends on another and has a program."""
     path = tmp_path / "wheels"
     code = "import beta\ndef main():\n    print('alpha with beta', beta.VERSION)\n"
     wheel(path, "alpha", needs=["beta>=1"], scripts={"alpha-say": "alpha:main"},
@@ -149,7 +149,7 @@ async def test_a_source_distribution_is_refused_and_none_of_it_runs(opened, tmp_
 
 @pytest.mark.promise("P54")
 async def test_a_hostile_wheel_stays_in_its_sandbox(opened, tmp_path, canary):
-    """Its code is imported nowhere but inside, and inside it finds no network and no host."""
+    """Its code is imported only inside, where it finds no network and no host."""
     mark = tmp_path / "ran"
     run = f"open({str(mark)!r}, 'w')"
     wheel(
@@ -258,7 +258,7 @@ async def test_an_image_without_pip_gets_packages_and_one_without_python_is_an_e
 
 
 async def test_wheels_are_chosen_for_the_python_of_the_image(tmp_path):
-    """pip itself asks the machine it runs on for markers; ours is told what the image is."""
+    """pip evaluates markers for the machine it runs on; ours is configured for the image."""
     folder = tmp_path / "w"
     needs = ['old; python_version < "3.9"', 'new; python_version >= "3.9"',
              'far; platform_machine == "s390x"']  # fmt: skip

@@ -77,7 +77,7 @@ def test_files_from_a_sandbox_become_ours_and_readable_only(tmp_path):
 
 
 def poll(look, wanted, within_s: float = PATIENCE_S):
-    """What it last saw, which is `wanted` unless the time ran out."""
+    """Return the last value, which is `wanted` unless the time ran out."""
     ends_at = time.monotonic() + within_s
     while (seen := look()) != wanted and time.monotonic() < ends_at:
         time.sleep(0.02)
@@ -116,7 +116,7 @@ asyncio.run(main())
 
 @pytest.mark.timeout(300)
 def test_a_killed_process_leaves_no_partial_set(data_dir: Path, tmp_path: Path):
-    """What it left is swept by the next one, which gets the whole set."""
+    """The next process sweeps the leftovers and gets the complete set."""
     wheel(tmp_path / "w", "gamma", "3.0")
     making = data_dir / "packages" / "making"
     words = [sys.executable, "-c", _DYING, str(data_dir)]

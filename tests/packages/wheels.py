@@ -31,7 +31,7 @@ def wheel(
     scripts: Mapping[str, str] | None = None,
     tag: str = "py3-none-any",
 ) -> Path:
-    """`files` besides a module of that name, which has its version."""
+    """`files` are added to a module of that name that contains its version."""
     plain = name.replace("-", "_")
     info = f"{plain}-{version}.dist-info"
     content: dict[str, str | bytes] = {f"{plain}.py": f"VERSION = {version!r}\n", **(files or {})}
@@ -88,7 +88,7 @@ class Server:
         tags: Mapping[str, str] | None = None,
         **manifest: object,
     ) -> None:
-        """One more version of an npm package; the last one is `latest`."""
+        """Add a version of an npm package; the last one is `latest`."""
         known = json.loads(self.answers.get(f"/{name}", b"{}"))
         about = {"name": name, "version": version, "main": "index.js", **manifest}
         data = tarball or npm_tarball({"package.json": json.dumps(about), **(files or {})})
@@ -106,7 +106,7 @@ class Server:
 
 
 def npm_tarball(files: Mapping[str, str | bytes], *, raw: bool = False) -> bytes:
-    """`raw`: the names are taken as they are, without the usual directory around them."""
+    """`raw`: the names are used unchanged, without the usual top directory."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in files.items():
@@ -119,7 +119,7 @@ def npm_tarball(files: Mapping[str, str | bytes], *, raw: bool = False) -> bytes
 
 @contextmanager
 def serving(folder: Path | None = None) -> Iterator[Server]:
-    """An index (PEP 503) of the wheels in a folder, or whatever is put into `answers`."""
+    """Serve an index (PEP 503) of the wheels in a folder, or the given `answers`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

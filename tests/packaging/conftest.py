@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment and a folder to be in, both outside the repository."""
+    """A virtual environment and a working directory, both outside the repository."""
 
     folder: Path
 

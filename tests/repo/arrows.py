@@ -85,7 +85,7 @@ def room(module: str) -> str:
 
 
 def broken(imports: Iterable[Import]) -> list[str]:
-    """One line for each import that goes against an arrow."""
+    """Return one line for each forbidden import."""
     return [complaint for found in imports for complaint in _complaints(found)]
 
 

@@ -68,7 +68,7 @@ _INNOCENT = """\
 
 
 def _impatient(source: str) -> list[int]:
-    """The lines that want the time between two readings of a clock to be less than a number."""
+    """Return the lines that compare the time between two clock readings with a number."""
     found: set[int] = set()
     if not any(f"{name}(" in source for name in _CLOCKS):
         return []
@@ -81,7 +81,7 @@ def _impatient(source: str) -> list[int]:
 
 
 def _scopes(node: ast.AST) -> Iterator[ast.AST]:
-    """The outermost functions: what is within one of them shares its names."""
+    """Return the outermost functions: names are shared within one of them."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield child
@@ -90,7 +90,7 @@ def _scopes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _names(scope: ast.AST) -> tuple[set[str], set[str]]:
-    """What holds a reading of a clock, and what holds the time between two of them."""
+    """Return the names that hold a clock reading, and those that hold a duration."""
     read: set[str] = set()
     spans: set[str] = set()
     assigned = list(_assigned(scope))
@@ -131,7 +131,7 @@ def _is_reading(node: ast.expr, read: set[str]) -> bool:
 
 
 def _holds_span(node: ast.AST, read: set[str], spans: set[str]) -> bool:
-    """Also the longest of many, and a rounded one; their number is another thing."""
+    """Also the maximum of several, and a rounded one; their count is not a duration."""
     match node:
         case ast.BinOp(left=left, op=ast.Sub(), right=right) if _is_reading(
             left, read

@@ -30,7 +30,7 @@ _REGISTRIES = (
 
 
 def _unfinished(source: str) -> list[int]:
-    """Lines that say a thing is not done. Ellipsis bodies belong to Protocols and stay."""
+    """Return lines that mark unfinished code. Ellipsis bodies of Protocols are allowed."""
     marks = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
     found = {n for n, line in enumerate(source.splitlines(), 1) if marks.search(line)}
     for node in ast.walk(ast.parse(source)):

@@ -24,7 +24,7 @@ class Import:
 
 @cache
 def files() -> tuple[Path, ...]:
-    """What git holds or would hold; in an unpacked archive, everything that is not built."""
+    """Return what git tracks or would track; in an unpacked archive, all that is not built."""
     try:
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -42,7 +42,7 @@ def files() -> tuple[Path, ...]:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
+    """Return every module of the package by its dotted name."""
     found: dict[str, Path] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(SRC).with_suffix("").parts
@@ -51,7 +51,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports_of(module: str, source: str, *, is_package: bool = False) -> list[Import]:
-    """Every import in the text, at the top, inside a function or for type checkers alone."""
+    """Return every import in the source, at the top, in a function or for type checkers only."""
     found: list[Import] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

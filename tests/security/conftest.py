@@ -109,7 +109,7 @@ def _limits(ground: Ground) -> Limits:
 def make_box(
     loop: Loop, backend: LocalBackend, data_dir: Path, ground: Ground
 ) -> Callable[..., AbstractContextManager[Box]]:
-    """A context manager of a sandbox with its own limits; nothing of it is left at the end."""
+    """Return a context manager of a sandbox with its own limits; nothing is left at the end."""
 
     @contextmanager
     def make(limits: Limits | None = None) -> Iterator[Box]:
@@ -171,7 +171,7 @@ def pooled_box(
 
 @pytest.fixture
 def box(request: pytest.FixtureRequest, neighbour: Box, ground: Ground) -> Iterator[Box]:
-    """A fresh sandbox. When the test is over it and its neighbour still answer."""
+    """A new sandbox. After the test it and its neighbour must still answer."""
     alone = request.node.get_closest_marker("own_cell") is not None
     if ground.cells == "fresh":
         place = request.getfixturevalue("make_box")()
@@ -188,7 +188,7 @@ def box(request: pytest.FixtureRequest, neighbour: Box, ground: Ground) -> Itera
 def shared_box(
     make_box: Callable[..., AbstractContextManager[Box]], neighbour: Box
 ) -> Iterator[Box]:
-    """One sandbox for a module of cases that only look."""
+    """One sandbox for a module of read-only cases."""
     with make_box() as box:
         yield box
         neighbour.answers()

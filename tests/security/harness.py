@@ -74,7 +74,7 @@ KEPT_BYTES = 16 * 1024 * 1024
 
 
 def sized(small: int, full: int) -> int:
-    """A figure of a test in its everyday size, or in full."""
+    """Return a number in its everyday size, or in full."""
     return full if LONG else small
 
 
@@ -92,7 +92,7 @@ class Loop:
         ).result(timeout_s + 5)
 
     def background(self, work: Coroutine[Any, Any, T]) -> Any:
-        """A future; its `result(timeout)` blocks."""
+        """Return a future; its `result(timeout)` blocks."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Loop:
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one command, and its output as it was streamed."""
+    """The result of one command, and its output as it was streamed."""
 
     reply: ExecReply
     stdout: bytes = b""
@@ -124,12 +124,12 @@ class Answer:
 
 
 def paced(count: int, ground: Ground) -> int:
-    """How often to do something; a kernel in user space is slower at it."""
+    """Return how often to repeat something; a kernel in user space is slower."""
     return count // 10 if ground.backend == "gvisor" else count
 
 
 def poll(what: str, check: Callable[[], object]) -> None:
-    """Until `check` answers something falsy (nothing is left); fails with what it last saw."""
+    """Poll until `check` returns a falsy value (nothing is left); fail with the last value."""
     deadline = time.monotonic() + PATIENCE_S
     while seen := check():
         if time.monotonic() > deadline:
@@ -150,7 +150,7 @@ class Box:
         ground: Ground = GROUNDS["local"],
         made: SandboxId | None = None,
     ) -> None:
-        """`made`: it is there already, and only found again."""
+        """`made`: the sandbox already exists and is only attached."""
         self.loop = loop
         self.ground = ground
         self.backend = backend
@@ -195,7 +195,7 @@ class Box:
 
     @property
     def uid(self) -> int:
-        """Who the user's code is, inside."""
+        """Return the uid of the user's code inside."""
         return 0 if self.dev else 1000
 
     @property
@@ -211,11 +211,11 @@ class Box:
         return range(base, base + id_ranges.COUNT)
 
     def host_processes(self) -> list[int]:
-        """Host pids of everything inside, the first process included; or of gVisor itself."""
+        """Return host pids of everything inside, also the first process, or of gVisor."""
         return self._living() if self.gvisor else posture.processes_in(self.host_pid)
 
     def deviations(self, pid: int) -> list[str]:
-        """How a process on the host, that runs something inside, is less closed than it must be."""
+        """Return how a process is less isolated than specified, seen from the host."""
         seen, host = posture.read(pid), posture.read(os.getpid())
         if self.gvisor:
             assert self.host_ids is not None
@@ -237,19 +237,19 @@ class Box:
 
     @property
     def runner(self) -> str:
-        """Where the runner's program lies inside."""
+        """Return the path of the runner inside."""
         return "/run/sandkasten/bin/runner" if self.docker else "/run/sandkasten/runner"
 
     @property
     def identities(self) -> set[int] | None:
-        """Who its processes may be on the host; None where they are ourselves."""
+        """Return the allowed host ids of its processes; None where they are our own."""
         if self.docker:
             return {1000, 999}
         return None if self.host_ids is None else set(self.host_ids)
 
     @property
     def writable(self) -> tuple[str, ...]:
-        """Mounts that may be written to, beyond the usual ones."""
+        """Return the mounts that may be writable beyond the usual ones."""
         if self.dev:
             return ("/", "/run")
         return ("/run",) if self.ground.backend == "oci" else ()
@@ -321,22 +321,22 @@ class Box:
         return Answer(reply, bytes(kept[0] + kept[1]), bytes(kept[2]), streamed)
 
     def exec(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> Answer:
-        """A list is a fresh process, a text goes to the persistent shell."""
+        """Run a command: a list is a new process, a string goes to the persistent shell."""
         outer_s = max(OUTER_S, options.get("timeout_s", 0) + 20)
         return self.loop.run(self.aexec(cmd, **options), outer_s)
 
     def begin(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> Any:
-        """The same, in the background: a future of its Answer."""
+        """Run a command in the background; return a future of its Answer."""
         return self.loop.background(self.aexec(cmd, **options))
 
     def start(self, cmd: str | bytes | Sequence[str | bytes], **options: Any) -> str:
-        """Starts it and lets go; its exec id."""
+        """Start a command without following it; return its exec id."""
         fields = self.fields(cmd, follow=False, **options)
         self.loop.run(self.channel.call("exec.start", fields))
         return str(fields["exec_id"])
 
     def kept(self, exec_id: str) -> Answer:
-        """What the runner still holds of a command's output."""
+        """Return what the runner still keeps of a command's output."""
         return self.loop.run(self._follow("exec.output", {"exec_id": exec_id}))
 
     def wait(self, exec_id: str, timeout_s: float = PATIENCE_S) -> ExecReply:
@@ -347,13 +347,13 @@ class Box:
         return self.loop.run(self.channel.call(verb, fields))
 
     def python(self, code: str, *arguments: str, **options: Any) -> Any:
-        """Runs Python inside, as a fresh process; what it printed last, as JSON."""
+        """Run Python inside as a new process; return its last output as JSON."""
         answer = self.exec([PYTHON, "-I", "-c", code, *arguments], **options)
         assert answer.code == 0, (answer.reply, answer.stdout[-2000:], answer.stderr[-2000:])
         return json.loads(answer.stdout.splitlines()[-1])
 
     def probe(self, name: str, *arguments: str, **options: Any) -> Any:
-        """Runs a program of probes/ inside; its answer."""
+        """Run a program of probes/ inside; return its answer."""
         return self.python((PROBES / f"{name}.py").read_text(), *arguments, **options)
 
     def processes(self) -> tuple[ProcessInfo, ...]:
@@ -385,7 +385,7 @@ class Box:
         return decode_entry(self.call("fs.stat", path=to_bytes_json(path), **fields))
 
     def entries(self, path: str | bytes, *, limit: int = 1000, **fields: object) -> list[Entry]:
-        """Every page."""
+        """Return all pages of a listing."""
         found: list[Entry] = []
         cursor: str | None = None
         while True:
@@ -419,7 +419,7 @@ class Box:
     # ---- what must hold afterwards
 
     def answers(self) -> None:
-        """Both ways of running something still work, at once."""
+        """Check that both ways of running a command still work at once."""
         answer = self.exec(["echo", "ok"])
         assert (answer.stdout, answer.code) == (b"ok\n", 0), answer
 
@@ -430,12 +430,12 @@ class Box:
         self.loop.run(self.cell.destroy())
 
     def leave(self) -> None:
-        """Somebody else removes it, from now on."""
+        """Leave the removal of the sandbox to another owner."""
         self.ended_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.loop.run(self.channel.aclose())
 
     def leftovers(self) -> list[str]:
-        """Whatever of this sandbox is still on the host; call it after `destroy`."""
+        """Return everything of this sandbox that is still on the host; call it after `destroy`."""
         found = [f"process {pid}" for pid in self._living()]
         found += [f"cgroup {d}" for d in self.state["cgroups"] if os.path.exists(d)]
         if self.directory.exists():
@@ -482,5 +482,5 @@ def _stat(pid: str) -> list[bytes]:
 
 
 def _began(pid: str) -> float:
-    """When a process began, in seconds since boot."""
+    """Return when a process started, in seconds since boot."""
     return int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")

@@ -425,7 +425,7 @@ def test_modes_of_written_files_carry_no_set_id(box):
 
 
 def test_a_watch_during_many_changes_is_bounded(box):
-    """Events nobody reads must not fill anybody's memory; many of them are told all the same."""
+    """Unread events must not fill memory, and many of them are still reported."""
 
     async def storm() -> int:
         seen = 0
@@ -447,7 +447,7 @@ def test_a_watch_during_many_changes_is_bounded(box):
 
 
 def _swap_loop() -> str:
-    """Exchanges two names as fast as it can until told to stop."""
+    """Exchange two names as fast as possible until stopped."""
     return """
 import ctypes, os, platform, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -471,7 +471,7 @@ print(count, flush=True)
 
 @pytest.fixture
 def swapped(box: Box) -> Box:
-    """`/workspace/a` is now a directory and now a link out of the allowed places."""
+    """`/workspace/a` alternates between a directory and a link out of the allowed directories."""
     box.exec(
         "mkdir -p /workspace/a/sub /dev/shm/outside/sub; cd /workspace/a;"
         "echo INSIDE >f; echo INSIDE >sub/f;"
@@ -542,7 +542,7 @@ VERBS = [
     ],
 )
 def test_a_constantly_swapped_path_never_leads_outside(verb, swapped):
-    """The rules name what is outside; the kernel's own walk would follow the link happily."""
+    """The rules name what is outside; an ordinary path walk would follow the link."""
     box = swapped
     swaps = paced(15_000, box.ground)
     member = box.tar_out("/etc/hostname")

@@ -116,7 +116,7 @@ def test_a_socket_family_beyond_the_four_is_refused(family, high, seen):
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
 @pytest.mark.parametrize("family", ALLOWED_FAMILIES, ids=ALLOWED_FAMILIES.get)
 def test_a_socket_family_with_high_bits_set_is_refused(family, seen):
-    """The kernel cuts the family to 32 bits; the filter must not be fooled into another answer."""
+    """The kernel truncates the family to 32 bits; the filter must do the same."""
     assert set(seen[f"family:{family}+high"].values()) == {errno.EPERM}
 
 
@@ -269,7 +269,7 @@ def test_a_fifo_can_still_be_made(shared_box):
 
 @pytest.mark.needs_program("python3")
 def test_a_set_id_program_does_not_change_the_identity(shared_box):
-    """A copy of `id` with both bits set runs as we are, and so do the machine's own programs."""
+    """A copy of `id` with both bits set runs as the user, and so do the host's own programs."""
     code = """
 import json, os, shutil, subprocess
 shutil.copy("/usr/bin/id", "/workspace/id")
@@ -353,7 +353,7 @@ def test_the_probe_can_read_its_own_process(shared_box):
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
 def test_a_seccomp_listener_does_not_reach_beyond_its_own_children(box):
-    """A filter of one's own may only be stricter, and only for oneself."""
+    """An additional filter can only be stricter, and only for its own process."""
     code = """
 import ctypes, json, struct
 libc = ctypes.CDLL(None, use_errno=True)

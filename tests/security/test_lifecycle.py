@@ -82,7 +82,7 @@ def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, ne
 def test_a_creator_killed_at_any_point_leaves_nothing_that_cannot_be_removed(
     loop, tmp_path, ground
 ):
-    """kill -9 in the middle of create, at spread moments; what is left is found and removed."""
+    """kill -9 at many points of create; what is left is found and removed."""
     data_dir = tmp_path / "d"
     backend: Any = open_backend(ground, data_dir)
     # Whole at first, so that what is killed later is a create and not the self-test before it; then
@@ -138,7 +138,7 @@ def _states(data_dir: Path) -> list[str]:
 
 
 def _named_after(data_dir: Path) -> list[str]:
-    """Launchers, bubblewraps and first processes whose mounts come from this data directory."""
+    """Return launchers, bubblewraps and first processes with mounts from this data directory."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -170,7 +170,7 @@ def _rewrite(box: Box, **changes: object) -> None:
 
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
 def test_after_a_restart_of_the_machine_a_sandbox_counts_as_lost(box):
-    """Played by a foreign boot id in its state; the real process is ended by the test."""
+    """Simulated by another boot id in its state; the test ends the real process."""
     boot_id = json.loads((box.directory / "state").read_text())["boot_id"]
     assert boot_id == process_identity.boot_id()
     _rewrite(box, boot_id="00000000-0000-0000-0000-000000000000")
@@ -182,7 +182,7 @@ def test_after_a_restart_of_the_machine_a_sandbox_counts_as_lost(box):
 
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
 def test_leftovers_of_an_earlier_boot_are_removed_without_signalling_a_pid(box):
-    """The pid in the file may be anybody's by now: here it is an innocent process of ours."""
+    """The pid in the file may be reused: here it is an unrelated process of ours."""
     real = (box.directory / "pid").read_text()
     with subprocess.Popen(["sleep", "600"]) as innocent:
         try:
@@ -245,7 +245,7 @@ def test_a_damaged_state_file_does_not_let_a_sandbox_outlive_its_record(damage, 
 
 
 def _tidy(box: Box, pinned: int) -> None:
-    """The test's own hand, so that a failure here does not fail the tests after it."""
+    """Remove leftovers, so that a failure here does not fail later tests."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pinned, signal.SIGKILL)
     os.close(pinned)

@@ -254,7 +254,7 @@ print(json.dumps(seen))
 
 
 def test_a_port_connects_inside_the_sandbox_and_not_on_the_host(box):
-    """The one way to a port goes through the runner, which is in there too."""
+    """The only way to a port is through the runner, which is inside as well."""
     from sandkasten.errors import ConnectionRefused, SandkastenError
 
     with _listening(socket.AF_INET, ("127.0.0.1", 0)) as server:

@@ -116,7 +116,7 @@ def test_a_thousand_finished_commands_do_not_fill_the_runners_memory(box):
 
 @pytest.mark.own_cell(NAMED)
 def test_a_reader_that_stops_reading_does_not_stop_the_command(box):
-    """Follows the output and takes nothing: the command ends all the same."""
+    """Follows the output without reading it; the command still ends."""
 
     async def stalled() -> None:
         fields = box.fields(["head", "-c", str(64 * MIB), "/dev/zero"], exec_id="stalled")

@@ -81,7 +81,7 @@ def test_the_shell_is_equally_isolated_except_for_its_private_descriptors(box):
 
 @pytest.mark.only_on("gvisor", reason="the other backends have no process of their own outside")
 def test_gvisors_own_processes_are_isolated(box):
-    """The kernel and its gofer, while it runs something in every way."""
+    """The kernel and its gofer, while it runs commands in every way."""
     box.start(["sleep", "777"])
     box.start(["sleep", "777"], pty=True)
     box.exec("sleep 777 &")
@@ -325,7 +325,7 @@ def test_the_hosts_canary_file_cannot_be_seen(canary, canary_secret, shared_box)
 
 
 def _mounts(box: Box, *, reachable: bool = False) -> list[dict[str, Any]]:
-    """`reachable`: without what is mounted over."""
+    """`reachable`: without hidden mounts."""
     found = []
     text = box.exec(["cat", "/proc/self/mountinfo"]).text
     for line in engines.reachable(text) if reachable else text.splitlines():
@@ -380,7 +380,7 @@ def test_mountinfo_shows_only_the_documented_host_paths(shared_box, data_dir):
 
 
 def _mount_prefix(path: Path) -> str:
-    """Where the file system of `path` is mounted: mountinfo counts its roots from there."""
+    """Return where the file system of `path` is mounted: mountinfo roots are relative to it."""
     at = path
     while not os.path.ismount(at):
         at = at.parent

@@ -33,7 +33,7 @@ time.sleep(1000)
 
 
 def _others(box: Box) -> list[tuple[int, str]]:
-    """Whatever runs inside that is not ours."""
+    """Return everything that runs inside and is not ours."""
     ours = {box.shell_pid(), 1}
     return [
         (p.pid, p.name)
@@ -74,7 +74,7 @@ def test_a_shell_deadline_kills_what_the_command_started_and_spares_earlier_jobs
 
 
 def _replaced(box: Box, answer: Answer) -> bool:
-    """A shell that did not outlive the sweep took its job along; the next command says so."""
+    """A shell that did not survive the sweep took its job along; the next command reports it."""
     return answer.reset or box.exec("true").reset
 
 

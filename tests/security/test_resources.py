@@ -39,14 +39,14 @@ MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
 
 
 def _unharmed(neighbour: Box) -> None:
-    """Both ways of running something work, each within its own deadline."""
+    """Check that both ways of running a command work, each within its deadline."""
     neighbour.answers()
     assert neighbour.exec("echo shell").text == "shell\n"
 
 
 @pytest.fixture
 def sdk_box(data_dir: os.PathLike[str], neighbour: Box, ground: Ground) -> Iterator[Sandbox]:
-    """The same through the public object, for what only the engine can tell."""
+    """A sandbox through the public object, for what only the engine knows."""
     with Sandbox(
         data_dir=os.path.join(data_dir, "sdk"),
         backend=ground.backend,
@@ -171,7 +171,7 @@ def test_a_memory_bomb_dies_and_the_session_lives(way, box, neighbour):
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.root
 def test_a_memory_bomb_of_many_processes_does_not_kill_the_runner(box, neighbour):
-    """None of them is larger than the runner's shell by much; the runner must not be the victim."""
+    """None of them is much larger than the runner's shell; the runner must not be the victim."""
     code = f"""
 import os, time
 for n in range(60):
@@ -298,7 +298,7 @@ except OSError as exc:
 
 
 def test_a_busy_sandbox_leaves_its_neighbour_its_share_of_the_processor(box, neighbour):
-    """By what each has used in the same time: what others do on this machine counts in both."""
+    """Measured by what each used in the same time, so that other load counts for both."""
     burn = box.start(["sh", "-c", "for i in 1 2 3 4 5 6; do (while :; do :; done) & done; wait"])
     before = [one.usage().cpu_usec for one in (box, neighbour)] if ROOT else []
     counting = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo $i"
@@ -394,7 +394,7 @@ time.sleep(float(sys.argv[3]))
 
 @pytest.mark.needs_program("python3")
 def test_one_sandbox_cannot_use_up_the_hosts_asynchronous_requests(box, neighbour):
-    """fs.aio-max-nr is one number for the machine: a database on the host lives by it."""
+    """fs.aio-max-nr is one number for the host; a database on the host depends on it."""
     with open("/proc/sys/fs/aio-nr") as file:
         before = int(file.read())
     with open("/proc/sys/fs/aio-max-nr") as file:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.promise("P12")
 
 
 def _works(box: Box, *, shell: str = "default") -> None:
-    """A command with an exit code of its own is right at once, without a reset."""
+    """Check that a command with an exit code is right at once, without a reset."""
     answer = box.exec("/bin/sh -c 'echo fine; exit 7'", shell=shell)
     assert (answer.stdout, answer.code, answer.reset) == (b"fine\n", 7, False), answer
 
@@ -222,7 +222,7 @@ def test_a_stopped_command_is_dead_at_the_deadline(box):
 
 
 def _next_is_right_or_flagged(box: Box, shell: str = "default") -> None:
-    """Right, or said to be of a fresh shell; and within three commands right for good."""
+    """Check that the answer is right or marked as reset, and right within three commands."""
     probe = "/bin/sh -c '/bin/echo ran; exit 7'"
     for timeout_s in (8, 8, PATIENCE_S):
         answer = box.exec(probe, shell=shell, timeout_s=timeout_s, grace_s=0.5)
@@ -278,7 +278,7 @@ def test_killing_the_first_process_has_no_effect(signal, box):
 
 
 def test_killing_every_other_pid_leaves_a_working_session(box):
-    """Supervisors and shells of ours included: what it hits is its own."""
+    """Including our supervisors and shells, which belong to the same sandbox."""
     script = (
         "for p in /proc/[0-9]*; do p=${p#/proc/};"
         "[ $p -gt 1 ] && [ $p != $$ ] && kill -9 $p; done; echo done"
@@ -418,7 +418,7 @@ def test_a_command_keeps_its_deadline_after_its_client_disconnects(box):
 
 
 def test_the_runner_survives_garbage_on_every_descriptor_of_the_shell(box):
-    """The shell's own private way to answer, filled with what it was not meant for."""
+    """The shell's private channel to the runner gets arbitrary data."""
     box.exec("true")
     flood = (
         "for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -gt 2 ] && "
@@ -442,7 +442,7 @@ def test_a_forged_answer_does_not_crash_the_runner(box):
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.timeout(600)
 def test_a_flood_of_named_shells_is_bounded(box):
-    """Each is a process; the sandbox's own limit stops it and the rest goes on."""
+    """Each is a process; the limit of the sandbox stops it and the rest continues."""
     from sandkasten.errors import SandkastenError
 
     made = 0

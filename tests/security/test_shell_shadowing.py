@@ -50,7 +50,7 @@ def _cases(names: Iterable[str]) -> list[Any]:
 
 
 def _spoil(box: Box, *commands: str) -> None:
-    """Runs the commands in a new shell, then demands the truth from it."""
+    """Run the commands in a new shell, then check its next results."""
     shell = f"case{next(_numbers)}"
     try:
         for command in commands:
@@ -222,7 +222,7 @@ def test_a_shell_variable_changes_no_result(name, shared_box):
 
 
 def test_changing_the_loops_own_variables_changes_no_result(shared_box):
-    """Whatever names the loop uses: each is set, made readonly, made an array, one shell each."""
+    """Each name that the loop uses is set, made readonly and made an array, in its own shell."""
     shell = "looks"
     names = shared_box.exec("compgen -v", shell=shell).text.split()
     shared_box.call("shell.close", name=shell)
@@ -283,7 +283,7 @@ def test_a_descriptor_trick_changes_no_result(name, shared_box):
 
 @pytest.mark.promise("P10")
 def test_the_matrix_detects_an_invented_exit_code(shared_box):
-    """The guard's own control: a shell whose every command lies is not what we call right."""
+    """The control: a shell whose every command reports a wrong code is detected."""
     with pytest.raises(AssertionError):
         _lying(shared_box)
 

@@ -216,7 +216,7 @@ def test_an_invalid_docker_setting_in_the_file_is_refused(tmp_path, text):
 
 @pytest.mark.promise("P42")
 def test_the_docker_client_is_imported_only_when_docker_is_used(tmp_path):
-    """Also not to say what is set, to open an engine or to sweep."""
+    """Also not for showing settings, opening an engine or sweeping."""
     program = """
 import asyncio, sys
 from sandkasten.daemon.settings.resolver import load

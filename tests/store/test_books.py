@@ -23,7 +23,7 @@ ROUNDS = 20
 
 
 async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]:
-    """What it had acknowledged when it was killed."""
+    """Return what was acknowledged before the writer was killed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -28,7 +28,7 @@ async def database(tmp_path):
 
 
 async def statements(database: Database) -> list[str]:
-    """Filled with every statement from now on."""
+    """Return a list that is filled with every statement from now on."""
     seen: list[str] = []
     await database.read(lambda connection: connection.set_trace_callback(seen.append))
     return seen
@@ -49,7 +49,7 @@ async def names(database: Database) -> list[str]:
 
 
 class Held:
-    """The thread stands still while the block lasts, so that what is handed in gathers."""
+    """The database thread is stopped during the block, so that requests queue up."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

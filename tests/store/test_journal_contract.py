@@ -28,7 +28,7 @@ async def in_memory(_: Path) -> Journal:
 
 
 class OwningJournal(SqliteJournal):
-    """With a database of its own, as the daemon's is everybody's."""
+    """A journal with its own database; the daemon's is shared."""
 
     async def aclose(self) -> None:
         await super().aclose()

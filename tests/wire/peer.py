@@ -43,7 +43,7 @@ class Peer:
         return self._frames.pop(0)
 
     async def opened(self) -> tuple[int, dict[str, Any]]:
-        """The next OPEN; whatever else comes before it is passed over."""
+        """Return the next OPEN; other frames before it are skipped."""
         while (frame := await self.frame()).kind is not Kind.OPEN:
             pass
         return frame.stream, json.loads(frame.body)

@@ -158,7 +158,7 @@ async def test_a_flood_for_a_closed_stream_does_not_starve_others():
 
 
 async def test_a_runner_that_sends_without_reading_is_disconnected():
-    """CREDIT is owed for what it sends; what it never reads must not pile up here."""
+    """CREDIT is owed for what it sends; unread credit must not accumulate here."""
     ours, theirs = sockets()
     peer = Peer(theirs)
     await peer.say(Kind.HELLO, 0, HELLO)

@@ -131,7 +131,7 @@ HOSTILE: list[Any] = [
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something can be replaced."""
+    """Return every place where a value can be replaced."""
     found = [path] if path else []
     if isinstance(value, dict) and set(value) != {"b64"}:
         for key, inner in value.items():

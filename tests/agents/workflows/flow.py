@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class PowerCut(Exception):
-    """Nothing of ours: what a process that dies does to a run."""
+    """Simulates the death of the process during a run."""
 
 
 @dataclass
 class Clock:
-    """Sleeping takes no time, but it passes."""
+    """Sleeping advances this clock without waiting."""
 
     at: float = 1000.0
     slept: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Clock:
 
 @dataclass
 class Flow:
-    """A workflow and those who carry it out; `go` as often as it takes."""
+    """A workflow with its agents; call `go` as often as needed."""
 
     text: str
     expressions: Expressions

@@ -71,7 +71,7 @@ steps:
 
 @dataclass
 class Watched(Flow):
-    """Knows which calls were saved as done. A call is told by where it stands and by its number."""
+    """Records which calls were saved as done, by their step and number."""
 
     returned: set[tuple[str, int, int]] = field(default_factory=set)
     durable: set[tuple[str, int, int]] = field(default_factory=set)
@@ -177,7 +177,7 @@ async def test_the_state_of_another_workflow_file_is_refused(expressions) -> Non
 
 @st.composite
 def _workflows(draw) -> str:
-    """Steps that lead anywhere: many of them in circles."""
+    """Workflows with arbitrary transitions, many of them circular."""
     count = draw(st.integers(2, 6))
     ids = [f"s{n}" for n in range(count)]
     lines = ["id: x", "steps:", "- {id: first, type: set, data: {last: {k: 0}}}"]

@@ -258,7 +258,7 @@ async def test_the_keys_of_a_mapping_have_a_stable_order(expressions) -> None:
 
 
 def test_a_killed_evaluator_is_replaced_on_the_daemons_loop_too() -> None:
-    """There, writing to a process that is gone is a RuntimeError, and not one of the system."""
+    """On that loop, writing to a dead process is a RuntimeError and not an OSError."""
 
     async def twice() -> tuple[int, int]:
         async with Expressions() as expressions:
@@ -278,7 +278,7 @@ def test_a_killed_evaluator_is_replaced_on_the_daemons_loop_too() -> None:
 
 @pytest.mark.promise("P69")
 async def test_signals_to_the_process_group_do_not_end_an_evaluator(expressions) -> None:
-    """A service manager and Ctrl-C signal everything; runs go on for as long as the drain."""
+    """A service manager and Ctrl-C signal the whole group; runs continue during the drain."""
     await expressions.value("1", {})
     (process,) = expressions._idle
     process.send_signal(signal.SIGTERM)

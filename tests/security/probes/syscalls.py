@@ -178,7 +178,7 @@ def family(name):
 
 
 def other_abi(name):
-    """x86_64 knows two more ways into the kernel, each with numbers of its own."""
+    """x86_64 has two more system call ABIs, each with its own numbers."""
     if not X86:
         return {"absent": True}
     if name == "x32":
