@@ -22,6 +22,7 @@ from tests.engines import lent
 from tests.hostwatch import canary as canary_tree
 from tests.hostwatch import loopwatch, snapshot
 from tests.hostwatch.difference import settled
+from tests.unisolated import composition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("SANDKASTEN_URL", "SANDKASTEN_API_KEY"):
         os.environ.pop(name, None)
     loopwatch.install()
+    composition.install()
     asked.configure(config)
     # World-readable on purpose: only isolation keeps a sandbox from it.
     root = Path(tempfile.mkdtemp(prefix="pytest-of-canary-", dir="/var/tmp"))

@@ -42,8 +42,8 @@ async def desk(tmp_path):
 
 
 @pytest.fixture
-async def memory_desk(tmp_path):
-    async with opened(tmp_path / "d", "memory") as one:
+async def unisolated_desk(tmp_path):
+    async with opened(tmp_path / "d", "unisolated") as one:
         yield one
 
 
@@ -249,7 +249,7 @@ async def test_cancelling_a_caller_ends_the_called_agent_and_its_sandbox(desk):
 
 
 @pytest.mark.promise("P67")
-async def test_agents_that_call_each_other_are_stopped(memory_desk):
+async def test_agents_that_call_each_other_are_stopped(unisolated_desk):
     one = agent("agents: [two]", says="I am one.", name="one")
     two = agent("agents: [one]", says="I am two.", name="two")
 
@@ -260,7 +260,7 @@ async def test_agents_that_call_each_other_are_stopped(memory_desk):
             calls=[Call("agent_two" if "one" in asked.system else "agent_one", {"task": "x"})]
         )
 
-    async with staged(memory_desk, script, one, two) as stage:
+    async with staged(unisolated_desk, script, one, two) as stage:
         result = await stage.run(one)
     # Four of them: the one below three others has nobody to call, and is told so.
     assert result.usage == RunUsage(8, 4, 80, 40)
@@ -269,7 +269,7 @@ async def test_agents_that_call_each_other_are_stopped(memory_desk):
     assert [one["ok"] for one in told] == [False, True, True, True]
 
 
-async def test_a_failure_of_a_called_agent_is_reported_to_its_caller(memory_desk):
+async def test_a_failure_of_a_called_agent_is_reported_to_its_caller(unisolated_desk):
     below = agent("max_steps: 1", says="below", name="below")
     lead = agent("agents: [below]", says="lead", name="lead")
 
@@ -282,21 +282,21 @@ async def test_a_failure_of_a_called_agent_is_reported_to_its_caller(memory_desk
             else Answer(calls=[Call("agent_below", {"task": "x"})])
         )
 
-    async with staged(memory_desk, script, below) as stage:
+    async with staged(unisolated_desk, script, below) as stage:
         assert (await stage.run(lead)).text == "RUN_LIMIT_REACHED"
 
 
 @pytest.mark.parametrize("arguments", [{"task": 7}, {"task": "x", "variables": []}])
-async def test_a_task_of_the_wrong_type_is_reported_to_the_caller(memory_desk, arguments):
+async def test_a_task_of_the_wrong_type_is_reported_to_the_caller(unisolated_desk, arguments):
     lead = agent("agents: [tester]", name="lead")
     script = [Answer(calls=[Call("agent_tester", arguments)]), Answer("end")]
-    async with staged(memory_desk, script, PLAIN) as stage:
+    async with staged(unisolated_desk, script, PLAIN) as stage:
         await stage.run(lead)
     assert json.loads(stage.model.requests[1].messages[-1]["content"])["code"] == "INVALID_REQUEST"
 
 
 @pytest.mark.promise("P67")
-async def test_tokens_of_a_called_agent_count_for_its_caller(memory_desk):
+async def test_tokens_of_a_called_agent_count_for_its_caller(unisolated_desk):
     below = agent(says="below", name="below")
     lead = agent("agents: [below]\nmax_tokens: 40", says="lead", name="lead")
 
@@ -308,7 +308,7 @@ async def test_tokens_of_a_called_agent_count_for_its_caller(memory_desk):
         )
 
     spent = Spent()
-    async with staged(memory_desk, script, below) as stage:
+    async with staged(unisolated_desk, script, below) as stage:
         with pytest.raises(RunLimitReached, match="has used 45 tokens, of 40"):
             await stage.run(lead, spent=spent)
     assert spent.usage == RunUsage(3, 3, 30, 15)
@@ -318,8 +318,8 @@ async def test_tokens_of_a_called_agent_count_for_its_caller(memory_desk):
 
 
 @pytest.mark.promise("P67")
-async def test_the_step_limit_ends_a_run_and_keeps_the_transcript(memory_desk):
-    async with staged(memory_desk, lambda _: FOREVER) as stage:
+async def test_the_step_limit_ends_a_run_and_keeps_the_transcript(unisolated_desk):
+    async with staged(unisolated_desk, lambda _: FOREVER) as stage:
         with pytest.raises(RunLimitReached, match="within 3 steps") as caught:
             await stage.run(agent("max_steps: 3"))
     assert caught.value.details == {"limit": "steps", "steps": 3}
@@ -330,18 +330,18 @@ async def test_the_step_limit_ends_a_run_and_keeps_the_transcript(memory_desk):
 
 
 @pytest.mark.promise("P67")
-async def test_the_token_limit_ends_a_run_that_would_go_on(memory_desk):
-    async with staged(memory_desk, lambda _: FOREVER) as stage:
+async def test_the_token_limit_ends_a_run_that_would_go_on(unisolated_desk):
+    async with staged(unisolated_desk, lambda _: FOREVER) as stage:
         with pytest.raises(RunLimitReached, match="has used 30 tokens, of 20"):
             await stage.run(agent("max_tokens: 20"))
-    async with staged(memory_desk, [Answer("done", usage=(100, 100))]) as stage:
+    async with staged(unisolated_desk, [Answer("done", usage=(100, 100))]) as stage:
         assert (await stage.run(agent("max_tokens: 20"))).text == "done"
 
 
-async def test_an_endlessly_growing_conversation_is_ended(memory_desk):
+async def test_an_endlessly_growing_conversation_is_ended(unisolated_desk):
     said = Answer("x" * 1000, calls=[Call("nowhere", {})])
     small = LoopLimits(conversation_chars=3000)
-    async with staged(memory_desk, lambda _: said, limits=small) as stage:
+    async with staged(unisolated_desk, lambda _: said, limits=small) as stage:
         with pytest.raises(RunLimitReached, match="more than 3000 characters"):
             await stage.run(PLAIN)
     assert len(stage.model.requests) == 3
@@ -356,8 +356,8 @@ async def test_an_endlessly_growing_conversation_is_ended(memory_desk):
         ("timeout_seconds: 600000", "timeout_seconds"),
     ],
 )
-async def test_a_file_cannot_exceed_the_operators_limits(memory_desk, line, rule):
-    async with staged(memory_desk, [], limits=LoopLimits(most_tokens=5)) as stage:
+async def test_a_file_cannot_exceed_the_operators_limits(unisolated_desk, line, rule):
+    async with staged(unisolated_desk, [], limits=LoopLimits(most_tokens=5)) as stage:
         with pytest.raises(PolicyDenied) as caught:
             await stage.run(agent(line))
         with pytest.raises(PolicyDenied):
@@ -367,23 +367,23 @@ async def test_a_file_cannot_exceed_the_operators_limits(memory_desk, line, rule
     assert stage.model.requests == []
 
 
-async def test_an_answer_cut_off_is_a_limit_and_not_an_answer(memory_desk):
-    async with staged(memory_desk, [Answer("half of it", finish_reason="length")]) as stage:
+async def test_an_answer_cut_off_is_a_limit_and_not_an_answer(unisolated_desk):
+    async with staged(unisolated_desk, [Answer("half of it", finish_reason="length")]) as stage:
         with pytest.raises(RunLimitReached, match="cut off"):
             await stage.run(PLAIN)
     assert stage.noted("agent.message")[-1]["text"] == "half of it"
 
 
-async def test_a_withheld_answer_is_a_failure(memory_desk):
-    async with staged(memory_desk, [Answer("x", finish_reason="content_filter")]) as stage:
+async def test_a_withheld_answer_is_a_failure(unisolated_desk):
+    async with staged(unisolated_desk, [Answer("x", finish_reason="content_filter")]) as stage:
         with pytest.raises(RunFailed, match="content_filter"):
             await stage.run(PLAIN)
 
 
-async def test_a_conversation_too_long_for_the_model_is_a_failure_with_a_hint(memory_desk):
+async def test_a_conversation_too_long_for_the_model_is_a_failure_with_a_hint(unisolated_desk):
     told = {"error": {"message": "too long", "code": "context_length_exceeded"}}
     long = Answer(status=400, raw=json.dumps(told).encode())
-    async with staged(memory_desk, [FOREVER, long]) as stage:
+    async with staged(unisolated_desk, [FOREVER, long]) as stage:
         with pytest.raises(RunFailed, match="does not fit the context window") as caught:
             await stage.run(PLAIN)
     assert "split the task" in caught.value.hint
@@ -407,8 +407,8 @@ async def test_a_conversation_too_long_for_the_model_is_a_failure_with_a_hint(me
         (Call("sandbox_exec", ""), "cmd"),
     ],
 )
-async def test_an_invalid_call_is_explained_to_the_model(memory_desk, call, words):
-    async with staged(memory_desk, [Answer(calls=[call]), Answer("sorry")]) as stage:
+async def test_an_invalid_call_is_explained_to_the_model(unisolated_desk, call, words):
+    async with staged(unisolated_desk, [Answer(calls=[call]), Answer("sorry")]) as stage:
         assert (await stage.run(CODER)).text == "sorry"
     *_, assistant, told = stage.model.requests[1].messages
     assert words in told["content"]
@@ -420,9 +420,9 @@ async def test_an_invalid_call_is_explained_to_the_model(memory_desk, call, word
     assert function["name"].replace("_", "").isalnum()
 
 
-async def test_missing_and_duplicate_call_ids_are_made_unique(memory_desk):
+async def test_missing_and_duplicate_call_ids_are_made_unique(unisolated_desk):
     calls = [Call("a", {}, id) for id in ("", "x", "x", "call_1_0")]
-    async with staged(memory_desk, [Answer(calls=calls), Answer("end")]) as stage:
+    async with staged(unisolated_desk, [Answer(calls=calls), Answer("end")]) as stage:
         await stage.run(CODER)
     assistant, *told = stage.model.requests[1].messages[-5:]
     ids = [call["id"] for call in assistant["tool_calls"]]
@@ -430,9 +430,9 @@ async def test_missing_and_duplicate_call_ids_are_made_unique(memory_desk):
     assert len(set(ids)) == 4
 
 
-async def test_a_truncated_call_is_reported_to_the_model(memory_desk):
+async def test_a_truncated_call_is_reported_to_the_model(unisolated_desk):
     cut = Answer(calls=[Call("sandbox_exec", '{"comm')], finish_reason="length")
-    async with staged(memory_desk, [cut, Answer("end")]) as stage:
+    async with staged(unisolated_desk, [cut, Answer("end")]) as stage:
         await stage.run(CODER)
     assert "cut at its length limit" in stage.model.requests[1].messages[-1]["content"]
 
@@ -443,8 +443,8 @@ async def test_a_truncated_call_is_reported_to_the_model(memory_desk):
 @pytest.mark.parametrize(
     "text", ['{"n": 7}', '```json\n{"n": 7}\n```', 'Here:\n```\n{"n": 7}```\nDone.']
 )
-async def test_an_answer_that_fits_its_schema_is_a_value(memory_desk, text):
-    async with staged(memory_desk, [Answer(text)]) as stage:
+async def test_an_answer_that_fits_its_schema_is_a_value(unisolated_desk, text):
+    async with staged(unisolated_desk, [Answer(text)]) as stage:
         result = await stage.run(COUNTER)
     assert (result.output, result.text) == ({"n": 7}, text)
     told = stage.model.requests[0].body["response_format"]
@@ -452,16 +452,16 @@ async def test_an_answer_that_fits_its_schema_is_a_value(memory_desk, text):
     assert told["json_schema"]["schema"]["required"] == ["n"]
 
 
-async def test_json_without_a_schema_is_any_value(memory_desk):
-    async with staged(memory_desk, [Answer("none"), Answer("[1]")]) as stage:
+async def test_json_without_a_schema_is_any_value(unisolated_desk):
+    async with staged(unisolated_desk, [Answer("none"), Answer("[1]")]) as stage:
         assert (await stage.run(agent("output: {format: json}"))).output == [1]
     assert stage.model.requests[0].body["response_format"] == {"type": "json_object"}
 
 
 @pytest.mark.promise("P63")
-async def test_an_answer_that_violates_its_schema_is_corrected(memory_desk):
+async def test_an_answer_that_violates_its_schema_is_corrected(unisolated_desk):
     script = [Answer('{"n": "seven"}'), Answer("seven"), Answer('{"n": 7}')]
-    async with staged(memory_desk, script) as stage:
+    async with staged(unisolated_desk, script) as stage:
         assert (await stage.run(COUNTER)).output == {"n": 7}
     first, second = (one.messages[-2:] for one in stage.model.requests[1:])
     assert first[0] == {"role": "assistant", "content": '{"n": "seven"}'}
@@ -471,16 +471,16 @@ async def test_an_answer_that_violates_its_schema_is_corrected(memory_desk):
 
 
 @pytest.mark.promise("P63")
-async def test_an_answer_that_never_fits_its_schema_fails_with_the_reason(memory_desk):
-    async with staged(memory_desk, lambda _: Answer('{"m": 1}')) as stage:
+async def test_an_answer_that_never_fits_its_schema_fails_with_the_reason(unisolated_desk):
+    async with staged(unisolated_desk, lambda _: Answer('{"m": 1}')) as stage:
         with pytest.raises(RunFailed, match="in 3 tries: .*'n'") as caught:
             await stage.run(COUNTER)
     assert caught.value.details["reason"] == "output_schema"
     assert len(stage.model.requests) == 3
 
 
-async def test_a_refusal_is_the_answer_unless_a_schema_is_required(memory_desk):
-    async with staged(memory_desk, [Answer(refusal="I will not.")] * 2) as stage:
+async def test_a_refusal_is_the_answer_unless_a_schema_is_required(unisolated_desk):
+    async with staged(unisolated_desk, [Answer(refusal="I will not.")] * 2) as stage:
         assert (await stage.run(PLAIN)).text == "I will not."
         with pytest.raises(RunFailed, match="refuses to answer: I will not"):
             await stage.run(COUNTER)
@@ -497,26 +497,26 @@ async def test_a_refusal_is_the_answer_unless_a_schema_is_required(memory_desk):
         ("sandbox: {mode: code}\ntools: [sandbox_exex]", InvalidAgent),
     ],
 )
-async def test_an_agent_that_cannot_run_is_refused_at_once(memory_desk, text, kind):
-    async with staged(memory_desk, []) as stage:
+async def test_an_agent_that_cannot_run_is_refused_at_once(unisolated_desk, text, kind):
+    async with staged(unisolated_desk, []) as stage:
         with pytest.raises(kind):
             await stage.run(agent(text))
     assert (stage.model.requests, stage.notes) == ([], [])
 
 
-async def test_an_agent_has_only_the_tools_of_its_list(memory_desk):
+async def test_an_agent_has_only_the_tools_of_its_list(unisolated_desk):
     few = agent(f"{CODE}\ntools: [sandbox_exec]")
     script = [Answer(calls=[Call("sandbox_open", {})]), Answer("end")]
-    async with staged(memory_desk, script) as stage:
+    async with staged(unisolated_desk, script) as stage:
         await stage.run(few)
     (offered,) = stage.model.requests[0].body["tools"]
     assert offered["function"]["name"] == "sandbox_exec"
     assert "no tool named" in stage.model.requests[1].messages[-1]["content"]
 
 
-async def test_only_known_settings_of_the_file_are_sent_to_the_model(memory_desk):
+async def test_only_known_settings_of_the_file_are_sent_to_the_model(unisolated_desk):
     config = "config: {temperature: 0.5, maxOutputTokens: 9, topK: 3, stopSequences: [x]}"
-    async with staged(memory_desk, [Answer("end")]) as stage:
+    async with staged(unisolated_desk, [Answer("end")]) as stage:
         await stage.run(agent(config))
     body = stage.model.requests[0].body
     assert {name: body[name] for name in body if name not in ("messages", "stream_options")} == {
@@ -528,11 +528,11 @@ async def test_only_known_settings_of_the_file_are_sent_to_the_model(memory_desk
     }
 
 
-async def test_without_an_endpoint_no_run_starts(memory_desk):
+async def test_without_an_endpoint_no_run_starts(unisolated_desk):
     from sandkasten.agents.chat.model_settings import Models
     from sandkasten.agents.loop.agent_loop import AgentLoop
 
-    loop = AgentLoop(Models(), memory_desk.toolbox, lambda name: PLAIN)
+    loop = AgentLoop(Models(), unisolated_desk.toolbox, lambda name: PLAIN)
     with pytest.raises(InvalidConfiguration, match="no endpoint"):
         loop.check(PLAIN)
 
@@ -540,34 +540,34 @@ async def test_without_an_endpoint_no_run_starts(memory_desk):
 # ---- the model fails
 
 
-async def test_a_retried_model_call_is_recorded_and_the_run_continues(memory_desk):
-    async with staged(memory_desk, [Answer(status=503, raw=b"busy"), Answer("end")]) as stage:
+async def test_a_retried_model_call_is_recorded_and_the_run_continues(unisolated_desk):
+    async with staged(unisolated_desk, [Answer(status=503, raw=b"busy"), Answer("end")]) as stage:
         assert (await stage.run(PLAIN)).text == "end"
     (told,) = stage.noted("model.retried")
     assert "busy" in told["reason"]
 
 
-async def test_a_model_failure_fails_the_run_and_keeps_the_token_usage(memory_desk):
+async def test_a_model_failure_fails_the_run_and_keeps_the_token_usage(unisolated_desk):
     spent = Spent()
-    async with staged(memory_desk, [FOREVER, Answer("x" * 99, fault="drop")]) as stage:
+    async with staged(unisolated_desk, [FOREVER, Answer("x" * 99, fault="drop")]) as stage:
         with pytest.raises(ModelUnavailable):
             await stage.run(PLAIN, spent=spent)
     assert spent.usage == RunUsage(1, 1, 10, 5)
     assert len(stage.noted("tool.answered")) == 1
 
 
-async def test_a_transcript_that_cannot_be_written_ends_the_run(memory_desk):
+async def test_a_transcript_that_cannot_be_written_ends_the_run(unisolated_desk):
     async def full(type, data):
         if type == "tool.answered":
             raise QuotaExceeded("the disk is full")
 
-    async with staged(memory_desk, [FOREVER]) as stage:
+    async with staged(unisolated_desk, [FOREVER]) as stage:
         with pytest.raises(QuotaExceeded):
-            await stage.loop.run(PLAIN, "x", {}, memory_desk.context, full)
+            await stage.loop.run(PLAIN, "x", {}, unisolated_desk.context, full)
 
 
-async def test_calling_a_tool_of_another_mode_explains_how_to_get_it(memory_desk):
-    async with staged(memory_desk, []) as stage:
+async def test_calling_a_tool_of_another_mode_explains_how_to_get_it(unisolated_desk):
+    async with staged(unisolated_desk, []) as stage:
         with pytest.raises(InvalidAgent) as caught:
             await stage.run(agent("sandbox: python\ntools: [sandbox_exec]"))
     assert caught.value.hint == "sandbox_exec is a tool of `sandbox: {mode: code}`"

@@ -454,7 +454,7 @@ def _named(name: str, more: str = "") -> str:
 async def test_agents_that_reference_each_other_are_validated_once_each(tmp_path):
     names = [f"m{n}" for n in range(12)]
     mesh = {f"agents/{one}.prompt": _named(one, f"agents: [{', '.join(names)}]") for one in names}
-    async with house(tmp_path, files=mesh, backend="memory") as home:
+    async with house(tmp_path, files=mesh, backend="unisolated") as home:
         assert (await home.agent("m0", "go")).status == "completed"
 
 
@@ -466,7 +466,7 @@ async def test_concurrent_run_requests_stay_within_the_operators_limit(tmp_path)
         tmp_path,
         script=hang,
         files={"agents/p.prompt": _named("p")},
-        backend="memory",
+        backend="unisolated",
         SANDKASTEN_AGENTS_MAX_CONCURRENT_RUNS="3",
     ) as home:
         asked = [home.service.start_agent(AgentRunRequest("p", "go")) for _ in range(12)]
@@ -485,7 +485,7 @@ async def test_recursive_agent_calls_are_bounded(tmp_path):
         return Answer(str(asked.last))
 
     files = {"agents/p.prompt": _named("p", "agents: [p]")}
-    async with house(tmp_path, script=greedy, files=files, backend="memory") as home:
+    async with house(tmp_path, script=greedy, files=files, backend="unisolated") as home:
         row = await home.agent("p", "go")
         assert row.status == "completed"
         assert len(await home.service.runs(DEFAULT_TENANT, limit=1000)) == 101
@@ -499,14 +499,14 @@ async def test_an_agents_json_output_is_valid_for_every_reader(tmp_path):
         return Answer("{}" if "does not fit" in asked.user else said[asked.user])
 
     files = {"agents/p.prompt": _named("p", "output: {format: json}")}
-    async with house(tmp_path, script=script, files=files, backend="memory") as home:
+    async with house(tmp_path, script=script, files=files, backend="unisolated") as home:
         for task in said:
             assert (await home.agent("p", task)).output == {}
 
 
 @pytest.mark.promise("P68")
 async def test_a_cancel_that_cannot_be_recorded_is_not_reported_as_done(tmp_path):
-    async with house(tmp_path, script=_hang, backend="memory") as home:
+    async with house(tmp_path, script=_hang, backend="unisolated") as home:
         row = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "x"}))
         await home.heard(row, "agent.called")
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -525,7 +525,7 @@ def _hang(asked: Asked) -> Answer:
 
 
 async def test_a_run_cancelled_before_its_start_ends_as_cancelled(tmp_path):
-    async with house(tmp_path, script=_hang, backend="memory") as home:
+    async with house(tmp_path, script=_hang, backend="unisolated") as home:
         for _ in range(20):
             row = await home.service.start_agent(AgentRunRequest("writer", "x"))
             home.service._working._tasks[row.id].cancel()

@@ -28,7 +28,7 @@ async def booked(engine: Engine, data_dir: Path, **parts: Any) -> AsyncIterator[
     """Keys are needed: the operator's own, or one made with it."""
     clock = SystemClock()
     prepare_data_dir(data_dir)
-    async with open_books(settings(Place(str(data_dir), "memory")), clock) as books:
+    async with open_books(settings(Place(str(data_dir), "unisolated")), clock) as books:
         doorkeeper = Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR)
         parts = {"doorkeeper": doorkeeper, "files": books.files, **parts}
         async with serving(engine, journal=books.journal, keys=books.keys, **parts) as one:

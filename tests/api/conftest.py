@@ -1,22 +1,35 @@
-"""A daemon on the memory backend, and one on the real one."""
+"""A daemon on the unisolated backend, and one on the real one."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
+from sandkasten.errors import SessionNotFound
 from sandkasten.store.memory import MemoryJournal
 from tests.api.serving import serving
+
+if TYPE_CHECKING:
+    from sandkasten.engine.engine import Engine
+
+
+async def _emptied(engine: Engine) -> None:
+    for info in await engine.list(all=True):
+        # One whose lease is over may have been removed meanwhile.
+        with suppress(SessionNotFound):
+            await engine.destroy(info.id)
+    await engine.aclose()
 
 
 @pytest.fixture
 async def engine(tmp_path):
-    one = await open_engine(settings(Place(str(tmp_path / "data"), "memory")))
+    one = await open_engine(settings(Place(str(tmp_path / "data"), "unisolated")))
     yield one
-    for info in await one.list(all=True):
-        await one.destroy(info.id)
-    await one.aclose()
+    await _emptied(one)
 
 
 @pytest.fixture
@@ -29,9 +42,7 @@ async def daemon(engine):
 async def real_engine(tmp_path):
     one = await open_engine(settings(Place(str(tmp_path / "data"), "local")))
     yield one
-    for info in await one.list(all=True):
-        await one.destroy(info.id)
-    await one.aclose()
+    await _emptied(one)
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ async def test_the_history_is_the_sandboxs_own_with_what_the_journal_knows(daemo
     assert listed.json[0]["exit_code"] == 3
 
     daemon.server.journal = journal
-    row = SessionRow(session, "default", "host", "memory", created_at=1.0)
+    row = SessionRow(session, "default", "host", "unisolated", created_at=1.0)
     await journal.begin_session(row)
     old = ExecRow("exe_old", session, "default", "make", "completed", 1.0, exit_code=2, cpu_ms=7)
     journal.note_exec(old)

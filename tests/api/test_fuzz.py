@@ -1,7 +1,7 @@
 """Whatever the document allows, and much that it does not, is answered as the document says.
 
 Schemathesis makes requests out of the OpenAPI document, sound and broken ones, for every route on
-the memory backend. None may end in a 5xx but those that say the daemon cannot at the moment.
+the unisolated backend. None may end in a 5xx but those that say the daemon cannot at the moment.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Target:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        here = settings(Place(str(self._data_dir), "memory"))
+        here = settings(Place(str(self._data_dir), "unisolated"))
         prepare_data_dir(self._data_dir)
         async with open_books(here, SystemClock()) as books:
             engine = await open_engine(here, journal=books.journal)

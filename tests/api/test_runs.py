@@ -287,7 +287,7 @@ async def test_a_key_without_the_scope_of_files_has_no_tool_for_them_either(tmp_
 
     thieves = {"agents/thief.prompt": WRITER.replace("writer", "thief"), "workflows/t.yaml": THEFT}
     async with (
-        house(tmp_path, script=thief, files=thieves, backend="memory") as home,
+        house(tmp_path, script=thief, files=thieves, backend="unisolated") as home,
         booked(home.engine, tmp_path / "books", agents=home.service) as daemon,
     ):
         both = await new_key(daemon, tenant="a", scopes=["sessions", "files"])
@@ -319,7 +319,7 @@ steps:
 
 async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path):
     async with (
-        house(tmp_path, backend="memory") as home,
+        house(tmp_path, backend="unisolated") as home,
         booked(home.engine, tmp_path / "books", agents=home.service) as daemon,
     ):
         tenant = await new_key(daemon, tenant="a", scopes=["sessions"])
@@ -333,7 +333,7 @@ async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path)
 
 async def test_a_list_says_that_there_is_more_also_where_runs_are_large(tmp_path):
     async with (
-        house(tmp_path, backend="memory") as home,
+        house(tmp_path, backend="unisolated") as home,
         serving(home.engine, agents=home.service) as daemon,
     ):
         for _ in range(9):

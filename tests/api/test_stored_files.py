@@ -24,7 +24,7 @@ SHA256 = "sha256:" + hashlib.sha256(DATA).hexdigest()
 @pytest.fixture
 async def daemon(engine, tmp_path):
     """Open to everybody on loopback, as the operator."""
-    plain = settings(Place(str(tmp_path / "data"), "memory"))
+    plain = settings(Place(str(tmp_path / "data"), "unisolated"))
     (tmp_path / "data").mkdir(exist_ok=True)
     async with (
         open_books(plain, SystemClock()) as books,

@@ -1,4 +1,4 @@
-"""The command line on the memory backend: in this process, or as a process of its own."""
+"""The command line on the unisolated backend: in this process, or as a process of its own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 
 from sandkasten.cli.main import main
 from sandkasten.cli.state import State
+from tests.unisolated.composition import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 COMMAND = [sys.executable, "-m", "sandkasten.cli"]
+UNISOLATED = [sys.executable, "-m", "tests.unisolated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,10 @@ class Spoken:
 
 
 @pytest.fixture(autouse=True)
-def memory_only(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setenv("SANDKASTEN_BACKEND", "memory")
+def unisolated_only(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("SANDKASTEN_BACKEND", "unisolated")
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     # What a caller of the tests exported must not colour or resize anything.
     for name in ("COLUMNS", "LINES", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -37,7 +40,7 @@ def memory_only(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 
 @pytest.fixture
 def state() -> State:
-    return State(backend="memory")
+    return State(backend="unisolated")
 
 
 @pytest.fixture
@@ -61,7 +64,7 @@ def process() -> Callable[..., subprocess.CompletedProcess[bytes]]:
 
     def run(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [*COMMAND, *words],
+            [*UNISOLATED, *words],
             input=stdin,
             capture_output=True,
             env={**os.environ},

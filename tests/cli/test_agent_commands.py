@@ -1,4 +1,4 @@
-"""`agent …` and `workflow …` without a daemon, on the memory backend, with a scripted model."""
+"""`agent …` and `workflow …` without a daemon, on the unisolated backend, with a scripted model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from tests.agents.agency import FLOW, WRITER, files_in, played
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import UNISOLATED
 from tests.models.server import ScriptedModel
 from tests.patience import PATIENCE_S
 
@@ -220,7 +220,7 @@ def test_an_output_that_ends_its_line_is_not_given_another(cli):
 
 @pytest.mark.promise("P68")
 def test_a_run_that_was_interrupted_is_one_json_document_too():
-    words = [*COMMAND, "agent", "run", "writer", "hang", "--json", "--follow"]
+    words = [*UNISOLATED, "agent", "run", "writer", "hang", "--json", "--follow"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         for line in process.stderr:

@@ -81,8 +81,8 @@ def test_a_file_goes_into_the_store_and_out_again(run, tmp_path):
     assert run("files", "ls").out.split()[0] == "KEY"
 
 
-def test_a_file_is_staged_and_published_by_the_name_of_its_sandbox(tmp_path, cli, memory_only):
-    # In one process: on the memory backend only the daemon has its sandboxes.
+def test_a_file_is_staged_and_published_by_the_name_of_its_sandbox(tmp_path, cli, unisolated_only):
+    # In one process: on the unisolated backend only the daemon has its sandboxes.
     with served(tmp_path / "data"):
         box = cli("create").out.strip()
         (tmp_path / "in").write_text("hi")

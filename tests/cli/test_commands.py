@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def box():
-    async with AsyncSandbox(backend="memory", labels={"team": "a"}) as made:
+    async with AsyncSandbox(backend="unisolated", labels={"team": "a"}) as made:
         yield made
 
 
@@ -141,8 +141,8 @@ async def test_one_side_must_be_in_a_sandbox(box, state):
 
 
 async def test_rm_goes_on_after_a_failure_and_says_so(state, capfd):
-    first = await AsyncSandbox(backend="memory")
-    second = await AsyncSandbox(backend="memory")
+    first = await AsyncSandbox(backend="unisolated")
+    second = await AsyncSandbox(backend="unisolated")
     assert await sandbox_lifecycle.remove(state, [first.id], everything=False) == 0
     assert capfd.readouterr().out == f"{first.id}\n"
     assert await sandbox_lifecycle.remove(state, [], everything=True) == 0

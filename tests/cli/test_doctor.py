@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.model.sandbox.readiness import Readiness
+from tests.unisolated.backend import UnisolatedBackend
 
 pytestmark = pytest.mark.promise("P05")
 
@@ -17,9 +17,9 @@ def broken(monkeypatch):
     """A machine on which the default backend is not ready."""
 
     async def probe(self) -> Readiness:
-        return Readiness(ready=False, reason="no memory", remedy="buy some")
+        return Readiness(ready=False, reason="no runner", remedy="build it")
 
-    monkeypatch.setattr(MemoryBackend, "probe", probe)
+    monkeypatch.setattr(UnisolatedBackend, "probe", probe)
 
 
 def test_it_says_how_long_a_create_takes_on_a_ready_tier(cli):
@@ -28,7 +28,7 @@ def test_it_says_how_long_a_create_takes_on_a_ready_tier(cli):
     assert done.status == 0
     assert {"ready", "reason", "remedy", "requirements", "unenforced", "tiers"} == set(found)
     first, *others = found["tiers"]
-    assert (first["name"], first["default"], first["ready"]) == ("memory", True, True)
+    assert (first["name"], first["default"], first["ready"]) == ("unisolated", True, True)
     assert first["tried"]
     assert first["create_ms"] >= 0
     assert {one["name"] for one in others} == {"oci", "gvisor", "docker"}
@@ -40,7 +40,7 @@ def test_it_says_how_long_a_create_takes_on_a_ready_tier(cli):
 
 def test_the_text_names_each_tier_and_what_to_do(cli):
     done = cli("doctor")
-    assert "ok    tier memory (default): ready, image host, create " in done.out
+    assert "ok    tier unisolated (default): ready, image host, create " in done.out
     assert "--    tier gvisor: not ready: " in done.out
     assert done.out.endswith("ready: sandboxes can be made here\n")
     assert done.status == 0
@@ -55,8 +55,10 @@ def test_no_measure_makes_nothing_and_shows_no_time(cli):
 def test_a_default_tier_that_is_not_ready_is_status_1_with_the_remedy(cli, broken):
     done = cli("doctor")
     assert done.status == 1
-    assert "MISS  tier memory (default): not ready: no memory\n      remedy: buy some" in done.out
-    assert "not ready: no memory" in done.out.splitlines()[-2]
+    assert (
+        "MISS  tier unisolated (default): not ready: no runner\n      remedy: build it" in done.out
+    )
+    assert "not ready: no runner" in done.out.splitlines()[-2]
     found = json.loads(cli("doctor", "--json").out)
     assert (found["ready"], found["tiers"][0]["ready"]) == (False, False)
     assert found["tiers"][0]["create_ms"] is None

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 from tests.imagekit import (
     busybox_tar,
@@ -107,7 +107,7 @@ def test_an_image_for_another_machine_is_stored_and_not_run(cli):
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_does_not(cli, archive):
-    with Person([*COMMAND, "image", "import", str(debian_tar()), "--name", "big"]) as person:
+    with Person([*UNISOLATED, "image", "import", str(debian_tar()), "--name", "big"]) as person:
         person.wait_for("layer 1/1")
         person.wait_for("MB/s")
         assert person.status() == 0
@@ -116,7 +116,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_does_not(cli, archive):
 
 @pytest.mark.promise("P49")
 def test_ctrl_c_stops_an_import_and_leaves_nothing(tmp_path):
-    with Person([*COMMAND, "image", "import", str(debian_tar()), "--name", "big"]) as person:
+    with Person([*UNISOLATED, "image", "import", str(debian_tar()), "--name", "big"]) as person:
         person.wait_for("layer 1/1")
         person.type("\x03")
         assert person.status() == 130

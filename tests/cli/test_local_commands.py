@@ -47,7 +47,7 @@ def local_only(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    memory_only: None,
+    unisolated_only: None,
 ) -> Path:
     monkeypatch.delenv("SANDKASTEN_BACKEND")
     alone = getattr(request, "param", "embedded") == "embedded"

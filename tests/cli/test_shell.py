@@ -1,4 +1,4 @@
-"""`shell` on a real terminal, with a sandbox in memory."""
+"""`shell` on a real terminal, with an unisolated sandbox."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 
 
 def test_a_shell_in_a_sandbox_of_its_own_ends_with_its_status():
-    with Person([*COMMAND, "shell"]) as person:
+    with Person([*UNISOLATED, "shell"]) as person:
         person.wait_for("destroyed when this shell ends")
         person.type("A=kept\r")
         person.type("echo in-$A\r")
@@ -21,7 +21,7 @@ def test_a_shell_in_a_sandbox_of_its_own_ends_with_its_status():
 
 
 def test_our_terminal_is_put_back_when_the_shell_is_killed_from_outside():
-    with Person([*COMMAND, "shell"]) as person:
+    with Person([*UNISOLATED, "shell"]) as person:
         person.wait_for("destroyed when this shell ends")
         person.type("echo ready-$HOME\r")
         person.wait_for("ready-/")
@@ -33,7 +33,7 @@ def test_our_terminal_is_put_back_when_the_shell_is_killed_from_outside():
 
 def test_input_that_is_no_terminal_is_typed_for_you():
     done = subprocess.run(
-        [*COMMAND, "shell"],
+        [*UNISOLATED, "shell"],
         input=b"echo from-$HOME\nexit 5\n",
         capture_output=True,
         timeout=60,

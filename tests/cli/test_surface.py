@@ -131,7 +131,7 @@ def test_an_error_in_json_is_the_contracts_body_on_stdout(cli):
 
 
 def test_a_program_that_is_not_there_is_127(cli):
-    done = cli("run", "-r", "node", "-c", "1")
+    done = cli("run", "-r", "node", "-e", "PATH=/nowhere", "-c", "1")
     assert (done.status, done.out) == (127, "")
 
 
@@ -148,7 +148,7 @@ def test_create_prints_the_id_alone(cli):
     assert json.loads(cli("create", "--json").out)["status"] == "running"
 
 
-def test_doctor_is_ready_with_the_memory_backend(cli):
+def test_doctor_is_ready_with_the_unisolated_backend(cli):
     done = cli("doctor")
     assert done.status == 0
     assert "ready: sandboxes can be made here" in done.out
@@ -162,8 +162,8 @@ def test_config_show_names_the_origin_of_each_value(cli, tmp_path):
     assert "flag" in rows["data_dir"]
     assert "SANDKASTEN_BACKEND" in rows["backend"] or "env" in rows["backend"]
     told = json.loads(cli("config", "show", "--origin", "--json").out)
-    assert told["backend"]["value"] == "memory"
-    assert json.loads(cli("config", "show", "--json").out)["backend"] == "memory"
+    assert told["backend"]["value"] == "unisolated"
+    assert json.loads(cli("config", "show", "--json").out)["backend"] == "unisolated"
 
 
 def test_a_malformed_setting_refuses_to_start(cli, monkeypatch):
@@ -188,7 +188,7 @@ def test_completion_knows_commands(monkeypatch, process):
 
 def test_a_reader_that_leaves_ends_us_quietly():
     done = subprocess.run(
-        f"{sys.executable} -m sandkasten.cli run -r sh -c "
+        f"{sys.executable} -m tests.unisolated run -r sh -c "
         "'for i in 1 2 3 4 5 6 7 8 9; do echo $i; done' | true",
         shell=True,
         capture_output=True,
@@ -202,7 +202,9 @@ def test_a_reader_that_leaves_ends_us_quietly():
 def test_run_does_not_load_what_it_does_not_need():
     code = (
         "import sys\n"
+        "from tests.unisolated.composition import install\n"
         "from sandkasten.cli.main import main\n"
+        "install()\n"
         "try: main(['run', '-r', 'sh', '-c', 'true'])\n"
         "except SystemExit as end: print(end.code)\n"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'rich', 'pydantic', 'yaml'}))\n"

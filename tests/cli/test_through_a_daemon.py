@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, memory_only: None) -> Iterator[Served]:
+def daemon(tmp_path: Path, unisolated_only: None) -> Iterator[Served]:
     """On the data directory that the environment names, as the command line finds it."""
     with served(tmp_path / "data") as one:
         yield one
@@ -34,7 +34,7 @@ def box(daemon: Served, cli) -> str:
 
 @pytest.mark.promise("P35")
 def test_a_daemon_of_the_same_data_is_used(daemon, cli, box):
-    # On the memory backend a sandbox lives in the process that made it: this one is the daemon's.
+    # An unisolated sandbox lives in the process that created it: this one is the daemon's.
     assert [one["id"] for one in json.loads(cli("ls", "--json").out)] == [box]
     assert json.loads(cli("--embedded", "ls", "--json").out) == []
     assert cli("exec", box, "cd /tmp; export A=1").status == 0

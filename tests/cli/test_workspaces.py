@@ -25,7 +25,7 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def on_disk(monkeypatch: pytest.MonkeyPatch, memory_only: None, tmp_path: Path) -> Path:
+def on_disk(monkeypatch: pytest.MonkeyPatch, unisolated_only: None, tmp_path: Path) -> Path:
     monkeypatch.delenv("SANDKASTEN_BACKEND")
     return tmp_path / "data"
 

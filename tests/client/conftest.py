@@ -1,8 +1,7 @@
-"""A sandbox in this process's memory: real client, real engine, no isolation."""
+"""An unisolated sandbox of this process: real client, real engine, real runner."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,39 +10,41 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from sandkasten import AsyncSandbox, Sandbox
+from tests.unisolated import composition
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
-def memory_only(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setenv("SANDKASTEN_BACKEND", "memory")
+def unisolated_only(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("SANDKASTEN_BACKEND", "unisolated")
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(tmp_path / "data"))
 
 
 @pytest.fixture
 def box() -> Iterator[Sandbox]:
-    with Sandbox(backend="memory") as made:
+    with Sandbox(backend="unisolated") as made:
         yield made
 
 
 @pytest.fixture
 async def abox() -> AsyncIterator[AsyncSandbox]:
-    async with AsyncSandbox(backend="memory") as made:
+    async with AsyncSandbox(backend="unisolated") as made:
         yield made
 
 
 @pytest.fixture
 def script() -> Script:
-    """Runs a text as a program of its own, on the memory backend."""
+    """Run source code as a program of its own, where `sandboxes` are unisolated ones."""
 
-    def run(source: str, **options: float) -> subprocess.CompletedProcess[str]:
+    def run(source: str, *, sandboxes: bool = True) -> subprocess.CompletedProcess[str]:
+        first = "from tests.unisolated.composition import install; install()\n" if sandboxes else ""
         return subprocess.run(
-            [sys.executable, "-W", "error", "-c", textwrap.dedent(source)],
-            env={**os.environ, "SANDKASTEN_BACKEND": "memory"},
+            [sys.executable, "-W", "error", "-c", first + textwrap.dedent(source)],
+            env=composition.environ(SANDKASTEN_BACKEND=composition.NAME),
             capture_output=True,
             text=True,
-            timeout=options.get("timeout", 60),
+            timeout=60,
             check=False,
         )
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_it_can_be_awaited_into_being_and_closed():
-    box = await AsyncSandbox(backend="memory")
+    box = await AsyncSandbox(backend="unisolated")
     assert (await box.exec("echo forty-two")).output == "forty-two\n"
     await box.close()
     with pytest.raises(sandkasten.SessionNotFound):
@@ -23,7 +23,7 @@ async def test_it_can_be_awaited_into_being_and_closed():
 
 async def test_one_that_was_not_started_says_how():
     with pytest.raises(sandkasten.InvalidRequest) as caught:
-        await AsyncSandbox(backend="memory").exec("true")
+        await AsyncSandbox(backend="unisolated").exec("true")
     assert "async with" in caught.value.hint
 
 
@@ -36,7 +36,7 @@ async def test_a_cancelled_block_still_destroys(abox):
     started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def work() -> None:
-        async with AsyncSandbox(backend="memory") as box:
+        async with AsyncSandbox(backend="unisolated") as box:
             stream = box.exec_stream(["sh", "-c", "echo begun; sleep 60"])
             await anext(stream)
             started.set_result(box.id)
@@ -47,8 +47,8 @@ async def test_a_cancelled_block_still_destroys(abox):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert name not in [info.id for info in await AsyncSandbox.list(backend="memory")]
-    assert abox.id in [info.id for info in await AsyncSandbox.list(backend="memory")]
+    assert name not in [info.id for info in await AsyncSandbox.list(backend="unisolated")]
+    assert abox.id in [info.id for info in await AsyncSandbox.list(backend="unisolated")]
 
 
 async def test_a_stream_that_is_left_early_is_closed(abox):
@@ -85,7 +85,7 @@ async def test_data_can_come_from_an_asynchronous_source(abox):
 
 def test_each_loop_has_an_engine_that_is_closed_with_it():
     async def once() -> str:
-        async with AsyncSandbox(backend="memory") as box:
+        async with AsyncSandbox(backend="unisolated") as box:
             return (await box.exec("echo hi")).output
 
     for _ in range(3):

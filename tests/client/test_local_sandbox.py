@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def local_only(monkeypatch: pytest.MonkeyPatch, memory_only: None) -> None:
+def local_only(monkeypatch: pytest.MonkeyPatch, unisolated_only: None) -> None:
     monkeypatch.delenv("SANDKASTEN_BACKEND")
 
 

@@ -52,7 +52,7 @@ class Here:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, memory_only: None, tmp_path: Path) -> Iterator[Here]:
+def here(monkeypatch: pytest.MonkeyPatch, unisolated_only: None, tmp_path: Path) -> Iterator[Here]:
     monkeypatch.delenv("SANDKASTEN_BACKEND")
     made = Here(tmp_path / "data")
     yield made

@@ -17,7 +17,8 @@ def test_importing_the_package_loads_neither_asyncio_nor_the_engine(script):
         print([m for m in ("asyncio", "dataclasses", "sandkasten.errors") if m in sys.modules])
         from sandkasten import Sandbox
         print([m for m in sys.modules if m.startswith(("sandkasten.engine", "sandkasten.daemon"))])
-        """
+        """,
+        sandboxes=False,
     )
     assert done.stdout == "[]\n[]\n", done
 
@@ -47,13 +48,13 @@ def test_a_stream_that_was_dropped_does_not_hold_up_the_end(script):
 
 
 def test_a_child_can_use_sandboxes_after_a_fork():
-    with Sandbox(backend="memory") as box:
+    with Sandbox(backend="unisolated") as box:
         assert box.exec("true").ok
         child = os.fork()
         if child == 0:
             status = 9
             try:
-                with Sandbox(backend="memory") as own:
+                with Sandbox(backend="unisolated") as own:
                     status = own.exec("exit 3", stateful=False).exit_code or 1
             finally:
                 os._exit(status)

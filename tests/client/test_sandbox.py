@@ -91,7 +91,7 @@ def test_arguments_nobody_knows_are_errors(box):
     with pytest.raises(TypeError):
         box.write("a", b"", encoding="utf-8")
     with pytest.raises(TypeError):
-        Sandbox(backend="memory", memory=3)  # type: ignore[call-arg]
+        Sandbox(backend="unisolated", memory=3)  # type: ignore[call-arg]
 
 
 def test_files_go_in_and_come_out(box):
@@ -146,17 +146,17 @@ def test_leaving_the_block_destroys_it_also_after_an_error():
     names = []
 
     def work() -> None:
-        with Sandbox(backend="memory") as box:
+        with Sandbox(backend="unisolated") as box:
             names.append(box.id)
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
         work()
-    assert names[0] not in [info.id for info in Sandbox.list(backend="memory")]
+    assert names[0] not in [info.id for info in Sandbox.list(backend="unisolated")]
 
 
 def test_a_closed_sandbox_says_so_and_closing_again_is_quiet():
-    box = Sandbox(backend="memory")
+    box = Sandbox(backend="unisolated")
     box.close()
     box.close()
     with pytest.raises(sandkasten.SessionNotFound, match="was closed"):
@@ -164,25 +164,25 @@ def test_a_closed_sandbox_says_so_and_closing_again_is_quiet():
 
 
 def test_detach_leaves_it_and_attach_finds_it():
-    with Sandbox(backend="memory") as first:
+    with Sandbox(backend="unisolated") as first:
         first.exec("export KEPT=yes")
         name = first.detach()
-    with Sandbox.attach(name, backend="memory") as second:
+    with Sandbox.attach(name, backend="unisolated") as second:
         assert second.exec("echo $KEPT").output == "yes\n"
-    assert name in [info.id for info in Sandbox.list(backend="memory")]
-    with Sandbox.attach(name, backend="memory", destroy_on_exit=True):
+    assert name in [info.id for info in Sandbox.list(backend="unisolated")]
+    with Sandbox.attach(name, backend="unisolated", destroy_on_exit=True):
         pass
-    assert name not in [info.id for info in Sandbox.list(backend="memory")]
+    assert name not in [info.id for info in Sandbox.list(backend="unisolated")]
 
 
 def test_attaching_to_nothing_is_session_not_found():
     with pytest.raises(sandkasten.SessionNotFound):
-        Sandbox.attach("sbx_0000000000000000", backend="memory")
+        Sandbox.attach("sbx_0000000000000000", backend="unisolated")
 
 
 def test_a_session_key_finds_the_one_that_lives_and_does_not_end_it():
-    with Sandbox(backend="memory", session_key="mine") as first:
-        with Sandbox(backend="memory", session_key="mine") as second:
+    with Sandbox(backend="unisolated", session_key="mine") as first:
+        with Sandbox(backend="unisolated", session_key="mine") as second:
             assert second.id == first.id
         assert first.exec("echo alive").output == "alive\n"
 
@@ -254,18 +254,18 @@ def test_an_unknown_runtime_names_the_nearest(box):
 
 
 def test_one_shot_leaves_nothing_behind():
-    before = [info.id for info in Sandbox.list(backend="memory")]
+    before = [info.id for info in Sandbox.list(backend="unisolated")]
     answer = sandkasten.run(
         "cat a; echo made > out.txt",
         "sh",
         files={"a": b"in\n"},
         artifacts=["*.txt"],
-        backend="memory",
+        backend="unisolated",
     )
     assert (answer.stdout, answer.exit_code) == ("in\n", 0)
     assert [(one.path, one.data) for one in answer.artifacts] == [("out.txt", b"made\n")]
     assert answer.as_dict()["artifacts"][0]["content_base64"] == "bWFkZQo="
-    assert [info.id for info in Sandbox.list(backend="memory")] == before
+    assert [info.id for info in Sandbox.list(backend="unisolated")] == before
 
 
 def test_changes_to_files_are_seen(box):

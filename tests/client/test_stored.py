@@ -55,7 +55,7 @@ def test_a_file_is_put_listed_got_and_deleted(where, tmp_path):
 def test_a_file_is_staged_into_a_sandbox_and_published_out_of_it(where):
     files = StoredFiles(**where)
     files.put(b"a,b\n", key="in.csv")
-    there = where if "url" in where else {**where, "backend": "memory"}
+    there = where if "url" in where else {**where, "backend": "unisolated"}
     with Sandbox(**there) as box:
         staged = box.stage("in.csv", "data/in.csv")
         assert (staged.path, staged.size_bytes) == ("/workspace/data/in.csv", 4)

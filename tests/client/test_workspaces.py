@@ -18,23 +18,23 @@ from sandkasten import (
 
 
 def test_a_workspace_is_named_by_either_spelling():
-    # One engine for all of them: what memory keeps, it keeps in this process.
-    with Sandbox(backend="memory", workspace="spelled") as box:
+    # One engine for all of them: the ledger of unisolated sandboxes is in this process.
+    with Sandbox(backend="unisolated", workspace="spelled") as box:
         box.exec("echo kept > file")
-    with Sandbox(backend="memory", workspace_id="spelled") as box:
+    with Sandbox(backend="unisolated", workspace_id="spelled") as box:
         assert box.exec("cat file").stdout == "kept\n"
         assert box.info().workspace_id == "spelled"
         with pytest.raises(Conflict):
-            Sandbox(backend="memory", workspace="spelled", workspace_mode="shared")
-    same = Sandbox(backend="memory", workspace="spelled", workspace_id="spelled")
+            Sandbox(backend="unisolated", workspace="spelled", workspace_mode="shared")
+    same = Sandbox(backend="unisolated", workspace="spelled", workspace_id="spelled")
     same.close()
     with pytest.raises(InvalidRequest, match="name two workspaces"):
-        Sandbox(backend="memory", workspace="a", workspace_id="b")
-    assert run("cat file", "sh", workspace="spelled", backend="memory").stdout == "kept\n"
+        Sandbox(backend="unisolated", workspace="a", workspace_id="b")
+    assert run("cat file", "sh", workspace="spelled", backend="unisolated").stdout == "kept\n"
 
 
 def test_workspaces_without_a_loop():
-    workspaces = Workspaces(backend="memory")
+    workspaces = Workspaces(backend="unisolated")
     made = workspaces.create("plain", size_mb=16)
     assert (made.name, made.size_bytes) == ("plain", 16 << 20)
     assert workspaces.copy("plain", "copied").size_bytes == 16 << 20
@@ -47,9 +47,9 @@ def test_workspaces_without_a_loop():
 
 
 async def test_workspaces_with_a_loop():
-    workspaces = AsyncWorkspaces(backend="memory")
+    workspaces = AsyncWorkspaces(backend="unisolated")
     await workspaces.create("w")
-    async with AsyncSandbox(backend="memory", workspace="w", workspace_mode="shared") as box:
+    async with AsyncSandbox(backend="unisolated", workspace="w", workspace_mode="shared") as box:
         told = await workspaces.get("w")
         assert (told.used_by, told.shared) == ((box.id,), True)
     assert [one.name for one in await workspaces.list()] == ["w"]
@@ -59,11 +59,11 @@ async def test_workspaces_with_a_loop():
 @pytest.mark.parametrize("mounts", ["models", [7], [b"x"]])
 def test_mounts_are_a_list_of_names(mounts):
     with pytest.raises(InvalidRequest):
-        Sandbox(backend="memory", mounts=mounts)
+        Sandbox(backend="unisolated", mounts=mounts)
 
 
 def test_a_mount_nobody_allowed_is_refused():
     with pytest.raises(PolicyDenied, match="no mount named 'models'"):
-        Sandbox(backend="memory", mounts=["models"])
+        Sandbox(backend="unisolated", mounts=["models"])
     with pytest.raises(PolicyDenied, match="cannot mount the path '/etc'"):
-        run("true", "sh", mounts=["/etc"], backend="memory")
+        run("true", "sh", mounts=["/etc"], backend="unisolated")

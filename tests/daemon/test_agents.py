@@ -271,7 +271,7 @@ async def test_a_daemon_without_the_agent_libraries_serves_everything_else(tmp_p
         "raise ModuleNotFoundError(\"No module named 'jsonschema'\", name='jsonschema')\n"
     )
     path = os.pathsep.join([str(tmp_path / "none"), os.environ.get("PYTHONPATH", "")])
-    environ = {"PYTHONPATH": path, "SANDKASTEN_BACKEND": "memory"}
+    environ = {"PYTHONPATH": path}
     async with aiohttp.ClientSession() as http, running(tmp_path / "data", environ=environ) as one:
         status, told = await ask(http, "POST", f"{one.url}/execute", {"agent_name": "x"})
         assert (status, told["code"]) == (422, "UNSUPPORTED_BY_BACKEND")

@@ -57,7 +57,7 @@ def login_registry(tmp_path_factory) -> Iterator[Running]:
 def place(monkeypatch, tmp_path) -> Path:
     """A new data directory, without a docker configuration."""
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("SANDKASTEN_BACKEND", "memory")
+    monkeypatch.setenv("SANDKASTEN_BACKEND", "local")
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     for name in ("COLUMNS", "LINES", "FORCE_COLOR", "DOCKER_AUTH_CONFIG", "REGISTRY_AUTH_FILE"):
         monkeypatch.delenv(name, raising=False)

@@ -525,7 +525,7 @@ async def test_a_recipe_that_is_a_special_file_is_refused_at_once(images, tmp_pa
 
 
 async def test_a_backend_without_writable_roots_refuses_a_build(shared, context):
-    images = sandkasten.AsyncImages(data_dir=shared, backend="memory")
+    images = sandkasten.AsyncImages(data_dir=shared, backend="unisolated")
     with pytest.raises(UnsupportedByBackend):
         await images.build_steps("x:1", recipe(context, {"run": "echo unsupported > /x"}))
 

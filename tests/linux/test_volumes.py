@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.memory.workspaces import MemoryWorkspaces
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -36,11 +35,9 @@ MB = 1024 * 1024
 NOT_SET = threading.Event()
 
 
-@pytest.fixture(params=["image", "directory", "memory"])
+@pytest.fixture(params=["image", "directory"])
 def workspaces(request, tmp_path):
     """Every kind of workspace storage; one contract."""
-    if request.param == "memory":
-        return MemoryWorkspaces()
     return Volumes(tmp_path / "workspaces", images=request.param == "image")
 
 

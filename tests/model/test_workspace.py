@@ -26,7 +26,7 @@ from sandkasten.model.sandbox.workspace import (
 ROW = Record(
     id=SandboxId("sbx_0123456789abcdef"),
     state=State.RUNNING,
-    backend="memory",
+    backend="local",
     image="host",
     profile="hardened",
     limits=Limits(),

@@ -26,6 +26,7 @@ from tests import grounds, imagekit
 from tests.packages.processes import fetchers
 from tests.packages.wheels import sdist, serving, wheel
 from tests.patience import PATIENCE_S
+from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -234,8 +235,13 @@ async def test_the_operator_can_disable_packages_or_list_the_allowed_ones(opened
             await said(engine, "1", "alpha")
 
 
-async def test_a_backend_without_host_mounts_refuses_packages(opened, folder):
-    async with opened(find_links=folder, backend="memory") as engine:
+async def test_a_backend_without_host_mounts_refuses_packages(opened, folder, monkeypatch):
+    async def create(self, sandbox_id, spec):
+        assert spec.mounts
+        raise UnsupportedByBackend("this backend cannot show files of the host")
+
+    monkeypatch.setattr(UnisolatedBackend, "create", create)
+    async with opened(find_links=folder, backend="unisolated") as engine:
         with pytest.raises(UnsupportedByBackend):
             await engine.create(CreateRequest(pip_packages=("beta",)))
 

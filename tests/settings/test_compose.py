@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from sandkasten.backends.memory import MemoryBackend
 from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
 from sandkasten.daemon.settings.resolver import load
@@ -15,6 +14,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import Closes, Discards, KeepsImages
+from tests.unisolated.backend import UnisolatedBackend
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ def opened(tmp_path):
     return open_with
 
 
-class Keeper(MemoryBackend):
+class Keeper(UnisolatedBackend):
     closed = 0
 
     async def aclose(self) -> None:

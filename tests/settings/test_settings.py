@@ -29,7 +29,7 @@ def file(tmp_path):
 
 
 async def test_flag_over_environment_over_file_over_default(file):
-    cwd = file("backend: memory\nsession_ttl_seconds: 100\ndefaults:\n  pids_limit: 77\n")
+    cwd = file("backend: oci\nsession_ttl_seconds: 100\ndefaults:\n  pids_limit: 77\n")
     env = {"SANDKASTEN_SESSION_TTL_SECONDS": "200", "SANDKASTEN_DATA_DIR": "/from/env"}
     settings = load({"data_dir": "/from/flag"}, env, cwd)
     assert origin(settings, "data_dir") == Origin("data_dir", "/from/flag", "flag")
@@ -37,7 +37,7 @@ async def test_flag_over_environment_over_file_over_default(file):
         "session_ttl_seconds", 200.0, "env SANDKASTEN_SESSION_TTL_SECONDS"
     )
     path = cwd / "sandkasten.yaml"
-    assert origin(settings, "backend") == Origin("backend", "memory", f"file {path}")
+    assert origin(settings, "backend") == Origin("backend", "oci", f"file {path}")
     assert origin(settings, "images.strict") == Origin("images.strict", False, "default")
     assert settings.policy.limits.pids == 77
     assert settings.policy.ttl_s == 200
@@ -146,7 +146,7 @@ async def test_an_invalid_duration_is_refused(text):
         ("images:\n  aliases: {host: b}", "images.aliases"),
         ("images:\n  aliases: 7", "images.aliases"),
         ("data_dir: 7", "data_dir"),
-        ("backend: memory\nbackend: local", "backend"),
+        ("backend: oci\nbackend: local", "backend"),
     ],
 )
 async def test_a_malformed_file_is_refused_and_names_the_key(file, text, named):
@@ -190,14 +190,14 @@ async def test_an_empty_file_and_empty_values_mean_the_defaults(file):
 async def test_a_named_file_must_exist(tmp_path):
     with pytest.raises(InvalidConfiguration):
         load({"config": str(tmp_path / "missing.yaml")}, {}, tmp_path)
-    (tmp_path / "other.yaml").write_text("backend: memory")
+    (tmp_path / "other.yaml").write_text("backend: oci")
     env = {"SANDKASTEN_CONFIG": str(tmp_path / "other.yaml")}
-    assert load({}, env, tmp_path).backend == "memory"
+    assert load({}, env, tmp_path).backend == "oci"
 
 
 async def test_an_unknown_flag_is_refused(tmp_path):
     with pytest.raises(InvalidConfiguration):
-        load({"bakend": "memory"}, {}, tmp_path)
+        load({"bakend": "oci"}, {}, tmp_path)
 
 
 async def test_only_allowed_environment_variables_are_passed_and_never_shown(tmp_path):
@@ -245,7 +245,7 @@ async def test_a_data_directory_of_another_user_is_refused(tmp_path):
 
 
 async def test_an_engine_opens_and_closes(tmp_path):
-    engine = await open_engine(load({"backend": "memory"}, {}, tmp_path))
+    engine = await open_engine(load({"backend": "unisolated"}, {}, tmp_path))
     assert await engine.list() == []
     assert (await engine.probe()).ready
     await engine.aclose()
@@ -257,7 +257,7 @@ async def test_without_linux_the_engine_gives_the_reason_in_one_sentence(tmp_pat
 
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(BackendUnavailable) as refused:
-        await open_engine(load({"backend": "memory"}, {}, tmp_path))
+        await open_engine(load({"backend": "unisolated"}, {}, tmp_path))
     assert "needs Linux" in refused.value.message
 
 
@@ -281,9 +281,9 @@ def test_circular_aliases_prevent_the_start_and_are_named(file):
 @pytest.mark.parametrize("mode", [0o664, 0o646])
 def test_a_settings_file_that_others_can_write_is_refused(tmp_path, mode):
     path = tmp_path / "sandkasten.yaml"
-    path.write_text("backend: memory")
+    path.write_text("backend: oci")
     path.chmod(mode)
     with pytest.raises(InvalidConfiguration, match="somebody else"):
         load({}, {}, tmp_path)
     path.chmod(0o644)
-    assert load({}, {}, tmp_path).backend == "memory"
+    assert load({}, {}, tmp_path).backend == "oci"

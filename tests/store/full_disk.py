@@ -58,7 +58,7 @@ async def asked(daemon) -> list[int]:
 
 async def begin(books: Books, begun: list[str]) -> str:
     the_id = new_sandbox_id()
-    row = SessionRow(the_id, "default", "host", "memory", 1.0, labels={"pad": "x" * 8000})
+    row = SessionRow(the_id, "default", "host", "local", 1.0, labels={"pad": "x" * 8000})
     told = await attempt(books.journal.begin_session(row))
     if told == "ok":
         begun.append(the_id)
@@ -66,7 +66,7 @@ async def begin(books: Books, begun: list[str]) -> str:
 
 
 async def main(place: Path) -> dict[str, object]:
-    settings = load({"data_dir": str(place), "backend": "memory"}, {}, place)
+    settings = load({"data_dir": str(place), "backend": "local"}, {}, place)
     begun: list[str] = []
     found: dict[str, object] = {}
     async with open_books(settings, SystemClock()) as books:

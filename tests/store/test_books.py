@@ -48,7 +48,7 @@ async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]
 
 @pytest.mark.promise("P33")
 async def test_a_writer_killed_at_any_point_loses_nothing_acknowledged(tmp_path):
-    settings = load({"data_dir": str(tmp_path), "backend": "memory"}, {}, tmp_path)
+    settings = load({"data_dir": str(tmp_path), "backend": "local"}, {}, tmp_path)
     said: dict[str, set[str]] = {}
     chance = random.Random(4)
     for _ in range(ROUNDS):

@@ -28,7 +28,7 @@ def record(key: str | None = None, **more) -> Record:
     return Record(
         id=new_sandbox_id(),
         state=State.RUNNING,
-        backend="memory",
+        backend="local",
         image="host",
         profile="hardened",
         limits=Limits(cpus=0.5, pids=17),

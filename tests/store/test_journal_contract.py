@@ -57,7 +57,7 @@ def session(number: int, *, tenant: str = "default", at: float | None = None) ->
         id=f"sbx_{number:016x}",
         tenant=tenant,
         image="host",
-        backend="memory",
+        backend="local",
         created_at=1000.0 + number if at is None else at,
     )
 

@@ -37,7 +37,7 @@ async def write(books: Books, number: int) -> None:
         the_id = new_sandbox_id()
         if number % 4 == 0:
             await books.journal.begin_session(
-                SessionRow(the_id, "default", "host", "memory", 1.0, labels={"pad": "x" * 2000})
+                SessionRow(the_id, "default", "host", "local", 1.0, labels={"pad": "x" * 2000})
             )
             said("session", the_id)
             await books.journal.end_session(the_id, "destroyed", 2.0)
@@ -56,7 +56,7 @@ async def write(books: Books, number: int) -> None:
 
 
 async def main(data_dir: str) -> None:
-    settings = load({"data_dir": data_dir, "backend": "memory"}, {}, Path(data_dir))
+    settings = load({"data_dir": data_dir, "backend": "local"}, {}, Path(data_dir))
     async with open_books(settings, SystemClock()) as books, asyncio.TaskGroup() as group:
         for number in range(8):
             group.create_task(write(books, number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.daemon.settings.settings_file import read_tree
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, EventSink, Journal, Store, Workspaces
 
 
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """What an engine stands on: its backends, the ledger of their sandboxes, named workspaces."""
+
+    backends: Mapping[str, Backend]
+    store: Store
+    workspaces: Workspaces
+
+
 async def open_engine(
     settings: Settings, *, events: EventSink | None = None, journal: Journal | None = None
 ) -> Engine:
@@ -36,7 +46,7 @@ async def open_engine(
             hint="run the daemon on a Linux machine and give its address as url",
         )
     layers = LayerStore(settings.data_dir.absolute() / "images")
-    backends, store, workspaces = _backends(settings, layers)
+    backing = open_backing(settings, layers)
     sources = Sources(
         layers,
         registries=settings.registries,
@@ -53,16 +63,16 @@ async def open_engine(
     )
     packages = Provisioner(settings.data_dir.absolute() / "packages", settings.packages, os.environ)
     engine = Engine(
-        backends=backends,
+        backends=backing.backends,
         default_backend=settings.backend,
-        store=store,
+        store=backing.store,
         images=images,
         library=images,
         policy=settings.policy,
         clock=SystemClock(),
         events=events if events is not None else LogEvents(),
         oneshot_spares=settings.oneshot_spares,
-        workspaces=workspaces,
+        workspaces=backing.workspaces,
         host_mounts=HostMounts(settings.data_dir),
         journal=journal,
         packages=packages,
@@ -71,17 +81,15 @@ async def open_engine(
     return engine
 
 
-def _backends(
-    settings: Settings, layers: LayerStore
-) -> tuple[Mapping[str, Backend], Store, Workspaces]:
-    # Imported one by one: a process uses one backend, and the others need not be importable.
+def open_backing(settings: Settings, layers: LayerStore) -> Backing:
+    """Open the default backend; import the others when a request names them."""
     if settings.backend == "memory":
         from sandkasten.backends.memory import MemoryBackend
         from sandkasten.store.memory import MemoryStore
 
         # Its sandboxes are objects of this process; a ledger that others see would lie.
         memory = MemoryBackend()
-        return {"memory": memory}, MemoryStore(), memory.workspaces
+        return Backing({"memory": memory}, MemoryStore(), memory.workspaces)
     from sandkasten.backends.local import LocalBackend
     from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
     from sandkasten.linux.storage.named_volumes import Volumes
@@ -109,7 +117,7 @@ def _backends(
         "gvisor": LaterBackend("gvisor", data_dir / "gvisor", gvisor),
         "docker": LaterImages("docker", data_dir / "docker", docker),
     }
-    return backends, DirectoryStore(data_dir / "ledger"), Volumes(data_dir / "workspaces")
+    return Backing(backends, DirectoryStore(data_dir / "ledger"), Volumes(data_dir / "workspaces"))
 
 
 def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:

@@ -26,7 +26,7 @@ async def desk(local):
 
 
 @pytest.fixture
-async def memory_desk(tmp_path):
+async def unisolated_desk(tmp_path):
     """For what is decided before a sandbox is reached."""
-    async with opened(tmp_path / "d", "memory") as one:
+    async with opened(tmp_path / "d", "unisolated") as one:
         yield one

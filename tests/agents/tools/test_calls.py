@@ -35,7 +35,7 @@ def calls(name: str) -> st.SearchStrategy[dict[str, object]]:
 
 @pytest.mark.promise("P63")
 @pytest.mark.parametrize("name", TOOLS)
-async def test_arguments_that_violate_the_schema_get_an_error_answer(memory_desk, name):
+async def test_arguments_that_violate_the_schema_get_an_error_answer(unisolated_desk, name):
     schema = Draft202012Validator(TOOLS[name].parameters)
     # With a session that is never there, so that an innocent call does nothing either.
     loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ async def test_arguments_that_violate_the_schema_get_an_error_answer(memory_desk
     def attempt(arguments: object) -> None:
         if isinstance(arguments, dict) and schema.is_valid(arguments):
             return
-        asked = memory_desk.toolbox.call(name, arguments, memory_desk.context)
+        asked = unisolated_desk.toolbox.call(name, arguments, unisolated_desk.context)
         seen.append((arguments, asyncio.run_coroutine_threadsafe(asked, loop).result(PATIENCE_S)))
 
     await asyncio.to_thread(attempt)
@@ -60,7 +60,7 @@ async def test_arguments_that_violate_the_schema_get_an_error_answer(memory_desk
 
 @pytest.mark.promise("P63")
 @pytest.mark.parametrize("name", sorted(set(TOOLS) - {"sandbox_run", "sandbox_open"}))
-async def test_arguments_that_fit_the_schema_always_get_an_answer(memory_desk, name):
+async def test_arguments_that_fit_the_schema_always_get_an_answer(unisolated_desk, name):
     """Strange values of the right kind: not one of them is an exception, or no JSON."""
     odd = ["\ud800", "\0", "a\nb", "../..", "/", "é" * 100, "-", " "]
     tool = TOOLS[name].parameters
@@ -74,23 +74,23 @@ async def test_arguments_that_fit_the_schema_always_get_an_answer(memory_desk, n
             arguments = {"cmd": [text]}
         if name == "sandbox_fs_write":
             arguments["text"] = text
-        answer = await memory_desk.toolbox.call(name, arguments, memory_desk.context)
+        answer = await unisolated_desk.toolbox.call(name, arguments, unisolated_desk.context)
         json.dumps(answer, allow_nan=False, ensure_ascii=False).encode()
 
 
-async def test_arguments_with_millions_of_parts_or_levels_are_refused_at_once(memory_desk):
+async def test_arguments_with_millions_of_parts_or_levels_are_refused_at_once(unisolated_desk):
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
     for command in (deep, [1] * 1_000_000, [[1] * 1000] * 1000):
-        answer = await memory_desk.call("exec", cmd=command)
+        answer = await unisolated_desk.call("exec", cmd=command)
         assert answer["details"]["problems"] == ["the arguments have too many parts"]
-    answer = await memory_desk.call("exec", cmd=["true", *["x"] * 9_000])
+    answer = await unisolated_desk.call("exec", cmd=["true", *["x"] * 9_000])
     assert answer["exit_code"] == 0
 
 
-async def test_an_error_has_the_standard_body_and_names_the_nearest_argument(memory_desk):
-    answer = await memory_desk.call("fs_read", pth="x")
+async def test_an_error_has_the_standard_body_and_names_the_nearest_argument(unisolated_desk):
+    answer = await unisolated_desk.call("fs_read", pth="x")
     assert answer == {
         "ok": False,
         "error_code": "INVALID_REQUEST",
@@ -108,27 +108,27 @@ async def test_an_error_has_the_standard_body_and_names_the_nearest_argument(mem
     assert failed(answer)
 
 
-async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(memory_desk):
-    answer = await memory_desk.toolbox.call("sandbox_exce", {}, memory_desk.context)
+async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(unisolated_desk):
+    answer = await unisolated_desk.toolbox.call("sandbox_exce", {}, unisolated_desk.context)
     assert (answer["code"], answer["hint"]) == ("INVALID_REQUEST", "did you mean sandbox_exec?")
-    assert failed(await memory_desk.toolbox.call(None, {}, memory_desk.context))
+    assert failed(await unisolated_desk.toolbox.call(None, {}, unisolated_desk.context))
 
 
-async def test_compute_mode_has_one_tool_and_code_mode_eleven(memory_desk):
-    box = memory_desk.toolbox
+async def test_compute_mode_has_one_tool_and_code_mode_eleven(unisolated_desk):
+    box = unisolated_desk.toolbox
     assert [one.name for one in box.specs(SandboxWish())] == ["sandbox_run"]
     assert len(box.specs(SandboxWish(mode="code"))) == 11
     assert box.specs(None) == ()
-    refused = await memory_desk.wishing(SandboxWish()).call("exec", cmd="ls")
+    refused = await unisolated_desk.wishing(SandboxWish()).call("exec", cmd="ls")
     assert refused["message"] == "there is no tool named 'sandbox_exec' here"
 
 
-async def test_an_unexpected_failure_reveals_no_internal_values(memory_desk, monkeypatch):
+async def test_an_unexpected_failure_reveals_no_internal_values(unisolated_desk, monkeypatch):
     async def broken(*_: object, **__: object) -> None:
         raise ValueError("sk-secret-of-the-daemon")
 
-    monkeypatch.setattr(memory_desk.engine.files, "read", broken)
-    answer = await memory_desk.call("fs_read", path="x")
+    monkeypatch.setattr(unisolated_desk.engine.files, "read", broken)
+    answer = await unisolated_desk.call("fs_read", path="x")
     assert answer["code"] == "INTERNAL_ERROR"
     assert "secret" not in json.dumps(answer)
 

@@ -202,11 +202,11 @@ async def test_a_tenants_quota_bounds_what_is_published_and_opened(desk):
     assert (second["code"], second["details"]["quota"]) == ("QUOTA_EXCEEDED", "sessions")
 
 
-async def test_without_a_file_store_its_tools_are_missing(memory_desk):
+async def test_without_a_file_store_its_tools_are_missing(unisolated_desk):
     from sandkasten.agents.tools.toolbox import Toolbox
 
-    bare = Toolbox(memory_desk.engine)
-    names = [one.name for one in bare.specs(memory_desk.context.wish)]
+    bare = Toolbox(unisolated_desk.engine)
+    names = [one.name for one in bare.specs(unisolated_desk.context.wish)]
     assert len(names) == 9
-    answer = await bare.call("sandbox_publish_file", {"source": "x"}, memory_desk.context)
+    answer = await bare.call("sandbox_publish_file", {"source": "x"}, unisolated_desk.context)
     assert answer["code"] == "UNSUPPORTED_BY_BACKEND"

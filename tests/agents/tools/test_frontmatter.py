@@ -367,7 +367,7 @@ async def test_a_requested_network_is_refused_and_never_silently_dropped(desk, f
 
 
 async def test_a_request_over_the_operators_limits_names_the_rule(tmp_path):
-    async with opened(tmp_path / "d", "memory", policy_max_mem_limit_mb="128") as desk:
+    async with opened(tmp_path / "d", "unisolated", policy_max_mem_limit_mb="128") as desk:
         refused = await asks(desk, "{mode: code, limits: {memory_mb: 256}}").call("fs_list")
         assert (refused["code"], refused["details"]["rule"]) == (
             "FORBIDDEN",

@@ -295,7 +295,7 @@ async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
 
 @pytest.mark.parametrize("mode", ["compute", "code", "all"])
 async def test_a_mode_offers_only_its_own_tools(tmp_path, mode):
-    async with open_tools(Place(str(tmp_path / "d"), "memory"), mode=mode) as tools:
+    async with open_tools(Place(str(tmp_path / "d"), "unisolated"), mode=mode) as tools:
         assert [one.name for one in tools.tools()] == [
             one.name for one in TOOLS.values() if mode in (one.mode, "all")
         ]

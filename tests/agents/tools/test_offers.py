@@ -25,8 +25,8 @@ def test_a_chat_completion_function_has_the_schema_of_the_tool():
         assert set(spec.parameters) - set(parameters) == {"$schema", "$id", "title", "description"}
 
 
-async def test_a_python_callable_has_a_signature_and_a_docstring(memory_desk):
-    made = callables(memory_desk.toolbox, memory_desk.context)
+async def test_a_python_callable_has_a_signature_and_a_docstring(unisolated_desk):
+    made = callables(unisolated_desk.toolbox, unisolated_desk.context)
     assert set(made) == set(TOOLS) - {"sandbox_run"}
     write = made["sandbox_fs_write"]
     assert str(inspect.signature(write)).startswith(

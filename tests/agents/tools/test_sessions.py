@@ -179,9 +179,9 @@ async def test_finish_destroys_only_the_sandboxes_of_its_run(desk):
 
 
 @pytest.mark.promise("P64")
-async def test_finish_continues_past_failures_and_reports_them(memory_desk, monkeypatch):
-    made = [(await memory_desk.call("open", session_key=name))["sandbox_id"] for name in "abc"]
-    destroy = memory_desk.engine.destroy
+async def test_finish_continues_past_failures_and_reports_them(unisolated_desk, monkeypatch):
+    made = [(await unisolated_desk.call("open", session_key=name))["sandbox_id"] for name in "abc"]
+    destroy = unisolated_desk.engine.destroy
 
     async def sometimes(sandbox_id: str) -> None:
         if sandbox_id == made[1]:
@@ -189,11 +189,11 @@ async def test_finish_continues_past_failures_and_reports_them(memory_desk, monk
         await destroy(sandbox_id)
 
     with monkeypatch.context() as patched:
-        patched.setattr(memory_desk.engine, "destroy", sometimes)
-        done = await memory_desk.toolbox.finish("agent", "run_a")
+        patched.setattr(unisolated_desk.engine, "destroy", sometimes)
+        done = await unisolated_desk.toolbox.finish("agent", "run_a")
     assert set(done.destroyed) == {made[0], made[2]}
     assert [(one, exc.code) for one, exc in done.failed] == [(made[1], "BACKEND_UNAVAILABLE")]
-    assert (await memory_desk.toolbox.finish("agent", "run_a")).destroyed == (made[1],)
+    assert (await unisolated_desk.toolbox.finish("agent", "run_a")).destroyed == (made[1],)
 
 
 async def test_finishing_a_run_twice_concurrently_succeeds(desk):
@@ -205,8 +205,8 @@ async def test_finishing_a_run_twice_concurrently_succeeds(desk):
 
 
 @pytest.mark.promise("P67")
-async def test_a_run_has_a_bounded_number_of_sandboxes(memory_desk):
-    desk = memory_desk
+async def test_a_run_has_a_bounded_number_of_sandboxes(unisolated_desk):
+    desk = unisolated_desk
     asked = [desk.call("open", session_key=f"n{n}") for n in range(MOST_SANDBOXES + 8)]
     answers = await asyncio.gather(*asked)
     refused = [one for one in answers if one.get("ok") is False]

@@ -1,4 +1,4 @@
-"""One daemon on the memory backend for all tests here; each test has sandboxes of its own."""
+"""One daemon on the unisolated backend for all tests here; each test has sandboxes of its own."""
 
 from __future__ import annotations
 

@@ -38,19 +38,19 @@ class Served:
 
 @contextmanager
 def served(
-    data_dir: Path, *flags: str, backend: str = "memory", **environ: str
+    data_dir: Path, *flags: str, backend: str = "unisolated", **environ: str
 ) -> Iterator[Served]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SANDKASTEN_")}
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir)),
+            *(sys.executable, "-m", "tests.unisolated", "--data-dir", str(data_dir)),
             *("--backend", backend, "serve"),
             *(() if "--listen" in flags else ("--listen", "127.0.0.1:0")),
             *flags,
         ],
         env={
             **kept,
-            "PYTHONPATH": f"{REPOSITORY / 'src'}",
+            "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}",
             "SANDKASTEN_API_KEY": KEY,
             **environ,
         },

@@ -88,7 +88,7 @@ async def test_what_it_is_told_is_what_it_is(served):
         **served.where, labels={"a": "b"}, limits={"pids_limit": 50}, env={"B": "2"}, ttl_seconds=77
     ) as box:
         info = await box.info()
-        assert (info.status, info.backend, info.image) == ("running", "memory", "host")
+        assert (info.status, info.backend, info.image) == ("running", "unisolated", "host")
         assert (await box.exec("echo $B")).output == "2\n"
         assert (await box.stats()).usage.pids_limit == 50
         assert (await box.stats()).network.mode == "none"

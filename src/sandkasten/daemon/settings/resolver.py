@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from sandkasten.images.registry.registry_credentials import Access
 
 PULL_POLICIES = ("never", "missing", "always")
-BACKENDS = ("local", "oci", "gvisor", "docker", "memory")
+BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "memory")
 RUNTIMES = ("runc", "crun")
 
 
@@ -144,7 +144,7 @@ _LIMITS = [
 def _settings(environ: Mapping[str, str]) -> dict[str, _Setting]:
     known = [
         _Setting("data_dir", text, _default_data_dir(environ), ("STATION_SANDBOX_DIR",)),
-        _Setting("backend", choice(*BACKENDS), "local"),
+        _Setting("backend", lambda name, value: choice(*BACKENDS)(name, value), "local"),
         _Setting("default_image", values.image, "host"),
         _Setting("allowed_images", values.images, None, ("STATION_SANDBOX_ALLOWED_IMAGES",)),
         _Setting("session_ttl_seconds", seconds, 1800.0),

@@ -1,0 +1,45 @@
+"""The unisolated backend as a choice of the setting `backend`, in this process alone.
+
+The product knows nothing of it: `install` adds its name to the choices and has the composition root
+open it. `python -m tests.unisolated` is the command line of a process where that was done.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.daemon import compose
+from sandkasten.daemon.settings import resolver
+from sandkasten.store.memory import MemoryStore
+from tests.unisolated.backend import UnisolatedBackend
+
+if TYPE_CHECKING:
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.images.layers.image_store import LayerStore
+
+NAME: Final = UnisolatedBackend.name
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+
+
+def install() -> None:
+    """Twice is fine."""
+    if NAME in resolver.BACKENDS:
+        return
+    resolver.BACKENDS = (*resolver.BACKENDS, NAME)
+    open_others = compose.open_backing
+
+    def open_backing(settings: Settings, layers: LayerStore) -> compose.Backing:
+        if settings.backend != NAME:
+            return open_others(settings, layers)
+        # Sandboxes of one process: a ledger that other processes read would be wrong.
+        backend = UnisolatedBackend(settings.data_dir / NAME)
+        return compose.Backing({NAME: backend}, MemoryStore(), backend.workspaces)
+
+    compose.open_backing = open_backing
+
+
+def environ(**more: str) -> dict[str, str]:
+    """The environment of a process that finds this package."""
+    return {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", **more}
