@@ -235,7 +235,7 @@ def place_for(ground: Ground, scratch: Path) -> Path:
 
 def _open_docker(ground: Ground, data_dir: Path) -> Backend:
     from sandkasten.backends.docker.backend import DockerBackend
-    from sandkasten.backends.docker.docker_options import Options
+    from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.images.layers.image_store import LayerStore
     from sandkasten.images.store_packer import StorePacker
 
@@ -243,7 +243,7 @@ def _open_docker(ground: Ground, data_dir: Path) -> Backend:
     match ground.where:
         case "remote":
             place = Path(engine.certificates)
-            options = Options(
+            options = DockerOptions(
                 host=engine.host,
                 tls_ca=str(place / "ca.pem"),
                 tls_cert=str(place / "cert.pem"),
@@ -251,9 +251,9 @@ def _open_docker(ground: Ground, data_dir: Path) -> Backend:
             )
         case "inside" | "shared":
             # Nothing is said at all: how things are is found out.
-            options = Options()
+            options = DockerOptions()
         case mode:
-            options = Options(host=engine.host, workspace=cast("WorkspaceMode", mode))
+            options = DockerOptions(host=engine.host, workspace=cast("WorkspaceMode", mode))
     packer = StorePacker(LayerStore(_store())) if ground.kept == "store" else None
     return DockerBackend(data_dir, options, packer=packer)
 

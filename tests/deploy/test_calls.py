@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.errors import PolicyDenied
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
@@ -64,7 +64,7 @@ async def test_a_session_needs_only_the_calls_listed_in_the_guide(
 ) -> None:
     proxy = Proxy(engine.socket, listed())
     at = tmp_path / "proxy.sock"
-    backend = DockerBackend(tmp_path / "data", Options(host=f"unix://{at}", workspace=mode))
+    backend = DockerBackend(tmp_path / "data", DockerOptions(host=f"unix://{at}", workspace=mode))
     with proxy.at(at):
         try:
             await one_session(backend, image)
@@ -80,7 +80,9 @@ async def test_a_call_that_a_proxy_refuses_is_named(
     calls = [call for call in listed() if call != "POST /containers/{id}/start"]
     proxy = Proxy(engine.socket, calls)
     at = tmp_path / "proxy.sock"
-    backend = DockerBackend(tmp_path / "data", Options(host=f"unix://{at}", workspace="volume"))
+    backend = DockerBackend(
+        tmp_path / "data", DockerOptions(host=f"unix://{at}", workspace="volume")
+    )
     with proxy.at(at):
         try:
             with pytest.raises(PolicyDenied, match="the engine forbids it"):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.backends.docker.docker_options import Options
-from sandkasten.backends.docker.engine.engine_address import Address, Tls, address_of
+from sandkasten.backends.docker.docker_options import DockerOptions
+from sandkasten.backends.docker.engine.engine_address import EngineAddress, Tls, address_of
 from sandkasten.backends.docker.engine.ssh_tunnel import command
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 
-SECURE = Options(
+SECURE = DockerOptions(
     host="tcp://engine.example", tls_ca="/c/ca.pem", tls_cert="/c/cert.pem", tls_key="/c/key.pem"
 )
 
 
 def test_a_socket_path_is_a_valid_address():
-    assert address_of(Options(host="unix:///run/x.sock")) == Address(
+    assert address_of(DockerOptions(host="unix:///run/x.sock")) == EngineAddress(
         "unix", "/run/x.sock", "/run/x.sock"
     )
 
@@ -27,25 +27,25 @@ def test_an_engine_over_tls_has_the_default_port():
 
 
 def test_plain_tcp_is_allowed_to_loopback_and_a_sidecar():
-    assert address_of(Options(host="tcp://127.0.0.1:2375")).tls is None
-    assert address_of(Options(host="tcp://[::1]:2375")).host == "::1"
-    assert address_of(Options(host="tcp://engine", engine="sidecar")).port == 2375
-    assert address_of(Options(host="tcp://engine:2375", insecure=True)).port == 2375
+    assert address_of(DockerOptions(host="tcp://127.0.0.1:2375")).tls is None
+    assert address_of(DockerOptions(host="tcp://[::1]:2375")).host == "::1"
+    assert address_of(DockerOptions(host="tcp://engine", engine="sidecar")).port == 2375
+    assert address_of(DockerOptions(host="tcp://engine:2375", insecure=True)).port == 2375
 
 
 def test_plain_tcp_to_any_other_host_is_refused():
     with pytest.raises(InvalidConfiguration, match="without TLS"):
-        address_of(Options(host="tcp://engine.example:2375"))
+        address_of(DockerOptions(host="tcp://engine.example:2375"))
 
 
 def test_an_incomplete_set_of_certificates_is_refused():
     with pytest.raises(InvalidConfiguration, match="all three"):
-        address_of(Options(host="tcp://engine.example", tls_ca="/c/ca.pem"))
+        address_of(DockerOptions(host="tcp://engine.example", tls_ca="/c/ca.pem"))
 
 
 def test_an_ssh_address_has_user_port_and_socket():
-    found = address_of(Options(host="ssh://deploy@box:2222/run/user/1000/docker.sock"))
-    assert found == Address(
+    found = address_of(DockerOptions(host="ssh://deploy@box:2222/run/user/1000/docker.sock"))
+    assert found == EngineAddress(
         "ssh", "ssh://deploy@box:2222", "/run/user/1000/docker.sock", "box", 2222, "deploy"
     )
     words = command(found, "/tmp/s")
@@ -77,13 +77,13 @@ def test_an_ssh_address_has_user_port_and_socket():
 )
 def test_an_invalid_address_is_refused_by_name(host: str):
     with pytest.raises(InvalidConfiguration) as caught:
-        address_of(Options(host=host))
+        address_of(DockerOptions(host=host))
     assert caught.value.hint
 
 
 def test_a_password_is_refused_and_not_repeated():
     with pytest.raises(InvalidConfiguration) as caught:
-        address_of(Options(host="ssh://me:hunter2@host"))
+        address_of(DockerOptions(host="ssh://me:hunter2@host"))
     assert "hunter2" not in str(caught.value)
 
 
@@ -93,5 +93,5 @@ def test_without_address_and_socket_the_error_names_the_remedy(monkeypatch, tmp_
     )
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(BackendUnavailable) as caught:
-        address_of(Options())
+        address_of(DockerOptions())
     assert "DOCKER_HOST" in caught.value.hint

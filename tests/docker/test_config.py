@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sandkasten.backends.docker import container_config, resource_names, session_volumes
-from sandkasten.backends.docker.container_config import Ground, Mount
-from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.backends.docker.container_config import ContainerPlatform, Mount
+from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.linux.confinement import capabilities
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
@@ -23,10 +23,12 @@ from sandkasten.model.sandbox.limits import Limits
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 ID = SandboxId("sbx_0123456789abcdef")
 PLACES = {
-    "bind": Place("bind", "", "/data/docker/cells", "/data/docker/cells", direct=True),
-    "volume": Place("volume", ""),
-    "shared": Place("shared", "", "/shared", "/var/lib/docker/volumes/s/_data", direct=True),
-    "archive": Place("archive", ""),
+    "bind": SessionVolumes("bind", "", "/data/docker/cells", "/data/docker/cells", direct=True),
+    "volume": SessionVolumes("volume", ""),
+    "shared": SessionVolumes(
+        "shared", "", "/shared", "/var/lib/docker/volumes/s/_data", direct=True
+    ),
+    "archive": SessionVolumes("archive", ""),
 }
 RUNNER = Mount("volume", "sandkasten-runner-0", resource_names.BIN_DIR, read_only=True)
 SPEC = CellSpec(image=Image("python"), env={"A": "b"}, hostname="box")
@@ -36,7 +38,7 @@ DEV = CellSpec(image=Image("python"), profile="dev")
 def made(mode: str, spec: CellSpec = SPEC) -> dict[str, Any]:
     archive = mode == "archive"
     mounted = session_volumes.mounts(PLACES[mode], ID, home=home(spec))
-    ground = Ground(
+    ground = ContainerPlatform(
         owner="0011",
         image="python:3",
         mounts=mounted if archive else (RUNNER, *mounted),

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
 from sandkasten.images.store_packer import StorePacker
 from sandkasten.linux.programs import Programs
@@ -46,7 +46,7 @@ async def backend(
 
 
 def opened(engine: Reached, data_dir: Path, mode: str, **more: Any) -> DockerBackend:
-    options = Options(host=engine.host, workspace=cast("WorkspaceMode", mode))
+    options = DockerOptions(host=engine.host, workspace=cast("WorkspaceMode", mode))
     return DockerBackend(data_dir, options, **more)
 
 

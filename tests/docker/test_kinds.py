@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
@@ -55,7 +55,7 @@ def engine_without_shell() -> Reached:
 
 @pytest.fixture
 async def mapped_backend(mapping_engine: Reached, tmp_path: Path) -> AsyncIterator[DockerBackend]:
-    made = DockerBackend(tmp_path, Options(host=mapping_engine.host))
+    made = DockerBackend(tmp_path, DockerOptions(host=mapping_engine.host))
     yield made
     for one in await made.owned():
         await made.discard(one)
@@ -99,7 +99,7 @@ async def test_the_dev_profile_is_root_inside_and_unprivileged_on_the_host(
 
 
 async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_path):
-    backend = DockerBackend(tmp_path, Options(host=engine.host))
+    backend = DockerBackend(tmp_path, DockerOptions(host=engine.host))
     with pytest.raises(UnsupportedByBackend, match="root of the engine's own machine"):
         await backend.create(new_sandbox_id(), spec("dev"))
     assert list(await backend.owned()) == []
@@ -108,7 +108,7 @@ async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_pa
 
 @pytest.mark.parametrize("mode", ["volume", "bind", "archive"])
 async def test_an_image_without_a_shell_runs_its_own_programs(mode, engine_without_shell, tmp_path):
-    backend = DockerBackend(tmp_path, Options(host=engine_without_shell.host, workspace=mode))
+    backend = DockerBackend(tmp_path, DockerOptions(host=engine_without_shell.host, workspace=mode))
     cell = await backend.create(new_sandbox_id(), spec(image="empty"))
     box = await Box.open(cell)
     assert (await box.run(["/prog"])).exit_code == 0

@@ -10,7 +10,7 @@ import pytest
 
 from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.errors import Busy, Conflict, SandboxLost, SessionExpired
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
@@ -23,7 +23,7 @@ SPEC = CellSpec(image=Image(name=IMAGE, kind="engine"))
 
 @pytest.fixture
 async def backend(engine, data):
-    made = DockerBackend(data, Options(host=engine.host, workspace="volume"))
+    made = DockerBackend(data, DockerOptions(host=engine.host, workspace="volume"))
     yield made
     for the_id in await made.owned():
         await made.discard(the_id)
@@ -214,7 +214,7 @@ async def test_two_installations_on_one_engine_do_not_touch_each_other(engine, t
         for sand in (mine, theirs):
             swept = await sand.sweep()
             assert (swept.dead, swept.orphans, swept.failed) == ((), (), ())
-        stranger = DockerBackend(one, Options(host=engine.host, workspace="volume"))
+        stranger = DockerBackend(one, DockerOptions(host=engine.host, workspace="volume"))
         assert await stranger.owned() == [ours]
         with pytest.raises(SandboxLost):
             await stranger.attach(SandboxId(others))

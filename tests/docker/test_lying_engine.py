@@ -14,7 +14,7 @@ import pytest
 
 from sandkasten.backends.docker import cell as cells
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.engine_client import EngineClient
 from sandkasten.backends.docker.engine.exec_stream import ExecStream
@@ -50,7 +50,7 @@ async def backend(liar: Liar, tmp_path: Path) -> AsyncIterator[DockerBackend]:
     home = tmp_path / "data" / "docker"
     home.mkdir(parents=True)
     (home / "owner").write_text(OWNER)
-    options = Options(host=liar.host, workspace="volume", timeout_s=PATIENCE_S)
+    options = DockerOptions(host=liar.host, workspace="volume", timeout_s=PATIENCE_S)
     made = DockerBackend(tmp_path / "data", options)
     yield made
     await made.aclose()
@@ -58,7 +58,7 @@ async def backend(liar: Liar, tmp_path: Path) -> AsyncIterator[DockerBackend]:
 
 @pytest.fixture
 async def client(liar: Liar) -> AsyncIterator[EngineClient]:
-    made = EngineClient(address_of(Options(host=liar.host)), PATIENCE_S)
+    made = EngineClient(address_of(DockerOptions(host=liar.host)), PATIENCE_S)
     yield made
     await made.aclose()
 

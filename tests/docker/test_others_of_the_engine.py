@@ -21,8 +21,8 @@ import pytest
 
 from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.docker_options import Options
-from sandkasten.backends.docker.runner_volume import Injection
+from sandkasten.backends.docker.docker_options import DockerOptions
+from sandkasten.backends.docker.runner_volume import RunnerVolume
 from sandkasten.errors import BackendUnavailable, InvalidImage
 from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import new_sandbox_id
@@ -61,7 +61,7 @@ async def open_backend(
     made: list[DockerBackend] = []
 
     def open_one(mode: Any = "volume") -> DockerBackend:
-        made.append(DockerBackend(data_dir, Options(host=engine.host, workspace=mode)))
+        made.append(DockerBackend(data_dir, DockerOptions(host=engine.host, workspace=mode)))
         return made[-1]
 
     yield open_one
@@ -171,7 +171,7 @@ async def test_without_volumes_the_runner_cannot_be_replaced_either(
 
 def runner_volume(engine: Reached) -> str:
     program = Programs.found(None, None).runner
-    name = Injection(None, program).volume  # type: ignore[arg-type]
+    name = RunnerVolume(None, program).volume  # type: ignore[arg-type]
     engine.docker("volume", "rm", "-f", name)
     return name
 

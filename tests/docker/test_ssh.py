@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
@@ -38,7 +38,7 @@ def remote_engine() -> Iterator[tuple[Engine, Ssh]]:
 async def test_a_sandbox_over_ssh_survives_a_broken_tunnel(remote_engine, tmp_path, monkeypatch):
     engine, ssh = remote_engine
     monkeypatch.setenv("PATH", f"{ssh.programs}{os.pathsep}{os.environ['PATH']}")
-    backend = DockerBackend(tmp_path, Options(host=ssh.host))
+    backend = DockerBackend(tmp_path, DockerOptions(host=ssh.host))
     cell = await backend.create(new_sandbox_id(), SPEC)
     assert cell.place.mode == "volume"
     box = await Box.open(cell)
@@ -64,7 +64,7 @@ async def test_an_ssh_host_with_an_unknown_key_is_refused(remote_engine, tmp_pat
     _, ssh = remote_engine
     # The user's own ssh, which has never seen that machine.
     monkeypatch.setenv("HOME", str(tmp_path))
-    backend = DockerBackend(tmp_path / "data", Options(host=ssh.host))
+    backend = DockerBackend(tmp_path / "data", DockerOptions(host=ssh.host))
     readiness = await backend.probe()
     assert not readiness.ready
     assert "ssh" in readiness.reason

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.ssh_tunnel import Tunnel
 from sandkasten.errors import BackendUnavailable
@@ -23,7 +23,7 @@ async def test_a_stale_socket_of_a_killed_ssh_is_not_used(
     program.write_text("#!/bin/sh\nsleep 0.2\necho Host key verification failed. >&2\nexit 255\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    tunnel = Tunnel(address_of(Options(host="ssh://box")))
+    tunnel = Tunnel(address_of(DockerOptions(host="ssh://box")))
     tunnel._directory = str(tmp_path)
     left = socket.socket(socket.AF_UNIX)
     left.bind(tunnel.socket)

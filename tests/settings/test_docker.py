@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.daemon.settings import docker_settings
 from sandkasten.daemon.settings.resolver import Origin, load
 from sandkasten.errors import InvalidConfiguration
@@ -37,7 +37,7 @@ def origin(settings, key: str) -> Origin:
     return next(one for one in settings.origins() if one.name == f"backends.docker.{key}")
 
 
-def options(tmp_path, **environ: str) -> Options:
+def options(tmp_path, **environ: str) -> DockerOptions:
     settings = load({"backend": "docker"}, {"HOME": "/h", **environ}, tmp_path)
     assert settings.docker.trouble is None
     return settings.docker.options
@@ -52,7 +52,7 @@ def refused(tmp_path, **environ: str) -> InvalidConfiguration:
 
 def test_without_settings_the_docker_backend_has_its_defaults(tmp_path):
     settings = load({}, {"HOME": "/h"}, tmp_path)
-    assert settings.docker.options == Options()
+    assert settings.docker.options == DockerOptions()
     assert origin(settings, "engine_mode") == Origin(
         "backends.docker.engine_mode", "auto", "default"
     )
@@ -63,7 +63,7 @@ def test_every_docker_setting_can_come_from_the_file(tmp_path):
     path.write_text(FILE)
     settings = load({}, {"HOME": "/h"}, tmp_path)
     assert settings.backend == "docker"
-    assert settings.docker.options == Options(
+    assert settings.docker.options == DockerOptions(
         host="tcp://engine.example:2376",
         engine="remote",
         workspace="volume",

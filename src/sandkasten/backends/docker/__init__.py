@@ -1,4 +1,4 @@
-"""The docker backend. Knows a Docker Engine and isolation, and nothing of requests or of HTTP.
+"""The docker backend. Knows a Docker Engine and isolation, and nothing of requests or HTTP.
 
-Nothing is imported here: settings need `options`, and most processes nothing else.
+Nothing is imported here: settings need `docker_options` only, and most processes need nothing else.
 """

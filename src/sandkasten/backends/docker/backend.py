@@ -1,8 +1,8 @@
-"""The docker backend: containers of an engine that may be here, beside us, or far away.
+"""The docker backend: containers of a local, sidecar or remote Docker Engine.
 
 Knows isolation and nothing else. Each sandbox is one container whose first process is our runner,
-with a workspace as `places` has it; all of it carries our labels, and is written down on our disk
-before it is made. Nothing here is a parent of a sandbox.
+with a workspace as `session_volumes` provides it. Every resource carries our labels and is recorded
+on our disk before it is made. No process here is the parent of a sandbox.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from weakref import WeakValueDictionary
 from sandkasten.backends.docker import container_config, session_volumes, unsupported
 from sandkasten.backends.docker import resource_names as names
 from sandkasten.backends.docker.cell import DockerCell, is_running
-from sandkasten.backends.docker.cell_record import CellRecord, Home
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.cell_record import CellRecord, DockerDirectory
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, asked, translated
 from sandkasten.backends.docker.engine.engine_images import EngineImages, gone
-from sandkasten.backends.docker.engine_setup import TRIAL, Footing
-from sandkasten.backends.docker.runner_volume import Injection
-from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.backends.docker.engine_setup import TRIAL, EngineSetup
+from sandkasten.backends.docker.runner_volume import RunnerVolume
+from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.disk.process_identity import boot_id, start_time
 from sandkasten.errors import (
     BackendUnavailable,
@@ -48,28 +48,28 @@ if TYPE_CHECKING:
     from sandkasten.ports import ImagePacker
 
 _LIBRARY = "aiodocker"
-# How long what could not be made is waited for, to be taken away at once.
+# How long to wait for a failed create, so that it can be removed at once.
 _UNDO_S = 15.0
-# What the runner says of an image in which its own program could be replaced.
+# The runner's message for an image in which its own program could be replaced.
 _UNGUARDED = "not for root alone"
 
 
 class DockerBackend:
-    """See `ports.Backend`, `ports.Discards` and `ports.KeepsImages`."""
+    """Implements `ports.Backend`, `ports.Discards` and `ports.KeepsImages`."""
 
     def __init__(
         self,
         data_dir: Path,
-        options: Options | None = None,
+        options: DockerOptions | None = None,
         *,
         packer: ImagePacker | None = None,
         runner: Path | None = None,
     ) -> None:
-        self._options = options or Options()
-        self._home = Home(data_dir / self.name)
+        self._options = options or DockerOptions()
+        self._home = DockerDirectory(data_dir / self.name)
         self._packer = packer
         self._runner = Programs.found(runner, None).runner
-        # Each may still hold the connection that greeted it, when somebody else removes it.
+        # Each cell may still hold its first connection when another process removes it.
         self._made: WeakValueDictionary[SandboxId, DockerCell] = WeakValueDictionary()
 
     @property
@@ -90,12 +90,12 @@ class DockerBackend:
         return EngineImages(self._engine, self._options, self._packer)
 
     @cached_property
-    def _injection(self) -> Injection:
-        return Injection(self._engine, self._runner)
+    def _injection(self) -> RunnerVolume:
+        return RunnerVolume(self._engine, self._runner)
 
     @cached_property
-    def _footing(self) -> Footing:
-        return Footing(self._engine, self._options, self._home, self._injection)
+    def _footing(self) -> EngineSetup:
+        return EngineSetup(self._engine, self._options, self._home, self._injection)
 
     # ---- the verbs
 
@@ -112,8 +112,8 @@ class DockerBackend:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            # What the engine is at cannot be stopped half-way; wait for its end, then undo it. One
-            # that hangs is not waited for: the record says what is left, to whoever comes next.
+            # A request that the engine works on cannot be stopped half-way: wait for its end, then
+            # undo it. If the engine hangs, do not wait: the record lists what is left to remove.
             with contextlib.suppress(SandkastenError, TimeoutError):
                 async with asyncio.timeout(_UNDO_S):
                     await asyncio.shield(making)
@@ -126,8 +126,8 @@ class DockerBackend:
     async def attach(self, sandbox_id: SandboxId) -> DockerCell:
         found = await self._found(sandbox_id)
         record = await asyncio.to_thread(self._home.read, sandbox_id)
-        # Without a record of ours there is still a way in that needs none.
-        record = record or CellRecord(Place("volume", "as it was found"))
+        # Without a record of ours, attach through an exec stream, which needs none.
+        record = record or CellRecord(SessionVolumes("volume", "as it was found"))
         return DockerCell(sandbox_id, self._engine, record, str(found["Id"]), self._remove)
 
     async def owned(self) -> Sequence[SandboxId]:
@@ -152,11 +152,11 @@ class DockerBackend:
         )
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """What `destroy` does, for a sandbox that is not alive any more."""
+        """Remove what is left of a sandbox that is no longer alive."""
         await self._remove(sandbox_id)
 
     async def find_image(self, names: Sequence[str]) -> Image | None:
-        """See `ports.KeepsImages`."""
+        """Implement `ports.KeepsImages`."""
         return await self._images.find(names)
 
     async def bring_image(self, image: Image) -> None:
@@ -170,18 +170,18 @@ class DockerBackend:
 
     async def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
         place = self._footing.place
-        # Before anything is made for it; kept for the container that follows.
+        # Before anything is made for the sandbox; reused for the container that follows.
         image = await self._images.reference(spec.image)
         declared = await self._images.volumes(spec.image, image)
         unsupported.check_volumes(spec, place, declared)
         lost = tuple((u.limit, u.reason, u.remedy) for u in self._footing.unenforced)
         record = CellRecord(place, lost, len(declared))
-        # On disk before any of it exists, so that whoever comes after a crash can take it away.
+        # On disk before any of it exists, so that it can be removed after a crash.
         await asyncio.to_thread(self._home.begin, sandbox_id, record)
         try:
             return await self._fill(sandbox_id, spec, record)
         except BaseException as exc:
-            # An engine that did not answer just now is not asked the next thing.
+            # An engine that just failed to answer gets no further requests.
             if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
                 with contextlib.suppress(SandkastenError, TimeoutError):
                     async with asyncio.timeout(_UNDO_S):
@@ -205,7 +205,7 @@ class DockerBackend:
         return cell
 
     async def _begun(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
-        """Made, started, and answering."""
+        """Create and start the container; return when its runner answers."""
         container = await self._make(sandbox_id, spec)
         try:
             await self._check_links(container, spec)
@@ -235,9 +235,8 @@ class DockerBackend:
         return cell
 
     async def _mended(self) -> bool:
-        """Whether the runner was at fault that nothing began, and is whole again.
-
-        Somebody clears away volumes that nothing uses; a copy ends half-way with its engine.
+        """Return whether the runner volume caused the failure and is repaired now. A user may
+        prune unused volumes, and a copy ends half-way when its engine stops.
         """
         try:
             async with self._footing.probing():
@@ -255,7 +254,7 @@ class DockerBackend:
             return await self._engine.create(name, told)
         except Refused as exc:
             if exc.not_there and again and self._images.forget(spec.image, image):
-                # It was given to the engine once, and somebody has removed it there since.
+                # The image was loaded into the engine once and has been removed there since.
                 return await self._make(sandbox_id, spec, again=False)
             if exc.not_there:
                 raise gone(spec.image, exc.message) from exc
@@ -267,8 +266,9 @@ class DockerBackend:
             raise translated(exc, f"sandbox {sandbox_id} could not be made") from exc
 
     async def _check_links(self, container: str, spec: CellSpec) -> None:
-        """A volume that a link of the image leads elsewhere would be mounted there: over our own
-        runner, too. InvalidImage."""
+        """Raise InvalidImage if a symlink of the image would redirect a volume, for example
+        over our runner.
+        """
         image = await self._images.reference(spec.image)
         for path in await self._images.volumes(spec.image, image):
             above = [str(one) for one in Path(path).parents if one != Path("/")]
@@ -282,7 +282,7 @@ class DockerBackend:
                     )
 
     def _tell_relatives(self, cell: DockerCell, volume: str) -> None:
-        """Whoever looks whether somebody lives in a workspace looks for this, on every backend."""
+        """Write the pid file by which every backend checks whether a workspace is in use."""
         directory = cell.place.directory(cell.id)
         write_state(directory, CellState(boot_id(), None, (), None, volume=volume))
         started = start_time(cell.pid)
@@ -291,14 +291,14 @@ class DockerBackend:
 
     async def _ground(
         self, sandbox_id: SandboxId, spec: CellSpec, image: str
-    ) -> container_config.Ground:
+    ) -> container_config.ContainerPlatform:
         place, owner = self._footing.place, await self._footing.owner()
         archive = place.mode == "archive"
         mounted = (
             *session_volumes.mounts(place, sandbox_id, home=home(spec)),
             *session_volumes.host_mounts(place, spec.mounts),
         )
-        return container_config.Ground(
+        return container_config.ContainerPlatform(
             owner=owner,
             image=image,
             mounts=mounted if archive else (self._injection.mount, *mounted),
@@ -329,10 +329,10 @@ class DockerBackend:
         return found
 
     async def _remove(self, sandbox_id: SandboxId, container: str = "") -> None:
-        """End it and take away everything. Twice is fine; so is a half-made one.
+        """Kill the container and remove everything. Twice is fine; so is a half-made one.
 
-        `container`: of one that was made to its end. Its record says what else there is, and no
-        list is asked for; of any other one, all that carries its labels is looked for.
+        `container` is the id of a complete container: its record lists what else exists, so nothing
+        is searched. Otherwise everything with its labels is searched.
         """
         made = self._made.pop(sandbox_id, None)
         if made is not None:
@@ -353,7 +353,7 @@ class DockerBackend:
         elif record is not None:
             await session_volumes.remove_directories(record.place, sandbox_id)
         if not whole:
-            # By what they say of themselves, and not by name: somebody else may use such a one.
+            # By label, not by name: another installation may use such a name.
             volumes = await asked(self._engine.volumes(*labels), "volumes")
             await session_volumes.remove_volumes(
                 self._engine, *(str(one["Name"]) for one in volumes)
@@ -367,7 +367,7 @@ class DockerBackend:
 
 
 def _seen(task: asyncio.Future[DockerCell]) -> None:
-    """Its failure is of no more interest: whoever wanted it has gone."""
+    """Retrieve the exception of a task whose caller has gone."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,6 @@
-"""One container: a way in, its figures, and its end. See `ports.Cell`, `Pausable` and `Candid`."""
+"""One container: connecting to it, its usage and its removal. Implements `ports.Cell`,
+`Pausable` and `Candid`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.backends.docker import container_usage, resource_names
 from sandkasten.backends.docker.engine import response_checks
 from sandkasten.backends.docker.engine.engine_client import Refused, translated
-from sandkasten.backends.docker.engine.exec_stream import Begun, ExecStream
+from sandkasten.backends.docker.engine.exec_stream import ExecStream, PrefixedStream
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.docker.cell_record import CellRecord
     from sandkasten.backends.docker.engine.engine_client import EngineClient
-    from sandkasten.backends.docker.session_volumes import Place
+    from sandkasten.backends.docker.session_volumes import SessionVolumes
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
 
-# A runner is ready some milliseconds after its container was started; whether that has ended
-# instead is asked of the engine now and then.
+# A runner is ready milliseconds after its container starts; ask the engine at this interval whether
+# the container has ended instead.
 _START_S, _LOOK_AGAIN_S, _ASK_AGAIN_S = 20.0, 0.004, 0.1
 _HELLO_S = 20.0
 _NOTICED_S = 0.2
@@ -45,14 +47,16 @@ _FIRST_BYTES = 64 * 1024
 _SAID_CHARS = 300
 _RELAY = (resource_names.RUNNER_PATH, "--relay", resource_names.SOCKET_PATH)
 _WHO = f"{RUNNER_ID}:{RUNNER_ID}"
-# What the relay says of a socket that nobody has bound yet.
+# The relay's message for a socket that is not bound yet.
 _TOO_EARLY = "cannot reach"
 _SILENT = "the runner says nothing"
 _FULL = ("resource temporarily unavailable", "cannot allocate memory", "cannot fork")
 
 
 class DockerCell:
-    """`end` removes everything of it, given its id and its container."""
+    """A container that is a sandbox. `end` removes everything of it, given its id and its
+    container.
+    """
 
     def __init__(
         self,
@@ -68,16 +72,16 @@ class DockerCell:
         self._record = record
         self._end = end
         self._first: ByteStream | None = None
-        self._figures = container_usage.EngineFigures(engine, container)
+        self._figures = container_usage.EngineUsage(engine, container)
         self._seen: Mapping[str, Any] | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SessionVolumes:
         return self._record.place
 
     @property
     def pid(self) -> int:
-        """Of the runner on the engine's machine, when it was last looked at; else 0."""
+        """The runner's pid on the engine's machine, as last read; 0 if unknown."""
         return int(((self._seen or {}).get("State") or {}).get("Pid") or 0)
 
     @property
@@ -85,7 +89,9 @@ class DockerCell:
         return tuple(Unenforced(*one) for one in self._record.unenforced)
 
     async def greet(self) -> None:
-        """Returns when the runner has spoken; what was opened for that is the next `dial`'s."""
+        """Wait until the runner has answered; the connection opened for that serves the next
+        `dial`.
+        """
         listener = self._record.place.listener(self.id)
         deadline = time.monotonic() + _START_S
         if listener is None:
@@ -118,7 +124,7 @@ class DockerCell:
             return await self._relayed()
         try:
             if self._paused_by_others:
-                # It takes connections, and never says a word; if it still is.
+                # It accepts connections but never sends its hello, if it is still alive.
                 await self.check_alive()
                 self._check_not_paused()
             return await _connect(listener)
@@ -130,7 +136,7 @@ class DockerCell:
             ) from exc
 
     async def _relayed_by(self, deadline: float) -> ByteStream:
-        """The relay may be quicker than the runner that it is to reach."""
+        """Connect through the relay, retrying: the relay may start before the runner listens."""
         while True:
             try:
                 return await self._relayed(patient=False)
@@ -140,7 +146,9 @@ class DockerCell:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _relayed(self, *, patient: bool = True) -> ByteStream:
-        """The runner's first word is waited for: only then there is somebody at the other end."""
+        """Connect through the relay and wait for the runner's first bytes, which prove that it
+        is there.
+        """
         try:
             stream = ExecStream(await self._engine.run_stream(self.container, _RELAY, _WHO))
         except Refused as exc:
@@ -151,12 +159,14 @@ class DockerCell:
             raise await self._no_way_in(stream.told or str(exc), patient) from exc
 
     async def _no_way_in(self, why: str, patient: bool) -> SandkastenError:
-        """What it means that no command can be started in it: news of it, not of the engine."""
+        """Return the error for a container in which no command can be started: it is about the
+        container, not the engine.
+        """
         try:
             await self.check_alive()
             self._check_not_paused()
             if patient:
-                # An engine hears of an end a moment later than those who were inside.
+                # The engine learns of an end slightly later than the connection.
                 await asyncio.sleep(_NOTICED_S)
                 await self.check_alive()
         except SandboxLost as lost:
@@ -173,7 +183,9 @@ class DockerCell:
 
     @property
     def _paused_by_others(self) -> bool:
-        """When it was last looked at. Nobody dials what we paused."""
+        """Return whether the container was paused by another program when last inspected. A
+        sandbox that we paused is never dialled.
+        """
         return bool(((self._seen or {}).get("State") or {}).get("Paused"))
 
     def _check_not_paused(self) -> None:
@@ -184,7 +196,9 @@ class DockerCell:
             )
 
     async def check_alive(self) -> None:
-        """SandboxLost when it has ended; BackendUnavailable when nobody can say."""
+        """Raise SandboxLost if the container has ended; BackendUnavailable if the engine does
+        not answer.
+        """
         try:
             found = await self._engine.inspect(self.container)
         except Refused as exc:
@@ -228,7 +242,7 @@ class DockerCell:
                 raise translated(exc, f"sandbox {self.id} could not be paused or resumed") from exc
 
     async def let_go(self) -> None:
-        """Closes what was kept for the next `dial`: the sandbox is being removed, by whomever."""
+        """Close the connection kept for the next `dial`: the sandbox is being removed."""
         first, self._first = self._first, None
         if first is not None:
             await first.aclose()
@@ -244,7 +258,7 @@ def is_running(container: Mapping[str, Any]) -> bool:
 
 
 async def _spoken(stream: ByteStream) -> ByteStream:
-    """The stream, when the first word has come over it; OSError, and closed, when none does."""
+    """Return the stream when its first bytes have arrived; otherwise close it and raise OSError."""
     try:
         async with asyncio.timeout(_HELLO_S):
             first = await stream.receive(_FIRST_BYTES)
@@ -257,11 +271,11 @@ async def _spoken(stream: ByteStream) -> ByteStream:
     except (OSError, asyncio.CancelledError):
         await stream.aclose()
         raise
-    return Begun(first, stream)
+    return PrefixedStream(first, stream)
 
 
 def _check(first: bytes) -> None:
-    """An engine that could not start the relay says so where its output would be."""
+    """Raise if the engine could not start the relay; it reports that in the output."""
     try:
         Decoder(FROM_RUNNER).feed(first)
     except ProtocolViolation as exc:
@@ -269,8 +283,8 @@ def _check(first: bytes) -> None:
 
 
 async def _connect(path: Path) -> ByteStream:
-    # The directory belongs to the runner's id: a link there must not lead us to another socket.
-    # What is opened is what is dialled.
+    # The directory belongs to the runner's uid: a link there must not redirect us to another
+    # socket. Dial what was opened.
     found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISSOCK(os.fstat(found).st_mode):

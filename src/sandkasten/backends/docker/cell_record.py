@@ -1,7 +1,8 @@
-"""What we keep of a sandbox on our own disk, so that whoever comes after a crash finds all of it.
+"""Records of sandboxes on our own disk, so that everything is found after a crash.
 
-`<data_dir>/docker/owner` says whose the things in an engine are; `records/<id>.json` is written
-before anything is made for the id and removed after everything is gone. Blocking, small files.
+`<data_dir>/docker/owner` names the owner of our resources in an engine; `records/<id>.json` is
+written before anything is made for the id and removed after everything is gone. Blocking, small
+files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import resource_names
-from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.disk.atomic_file import create_file, write_file
 from sandkasten.disk.os_errors import disk_error
 from sandkasten.errors import BackendUnavailable, Conflict
@@ -30,14 +31,14 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class CellRecord:
-    place: Place
+    place: SessionVolumes
     unenforced: tuple[tuple[str, str, str], ...] = ()
     image_volumes: int = 0
-    """How many its image declares; they have names of their own."""
+    """Number of volumes that the image declares; they have their own names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class DockerDirectory:
     """The backend's own directory."""
 
     root: Path
@@ -48,11 +49,11 @@ class Home:
 
     @property
     def cells(self) -> Path:
-        """Where sessions' files are in the mode `bind`."""
+        """Directory of the sessions' files in mode `bind`."""
         return self.root / "cells"
 
     def prepare(self) -> str:
-        """Makes what is missing; the owner's name."""
+        """Create what is missing and return the owner's name."""
         try:
             for directory in (self.root, self.records, self.cells, self.root / "templates"):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,13 +73,15 @@ class Home:
         if found:
             return found
         owner = secrets.token_hex(_OWNER_BYTES).encode()
-        # Of two processes that start at once, both use what the first one wrote.
+        # If two processes start at once, both use what the first one wrote.
         if not create_file(path, owner) and not path.read_text().strip():
             write_file(path, owner)
         return path.read_text().strip()
 
     def mark(self, name: str, text: str) -> None:
-        """A verdict, in a file named `<what>-<all it depends on>…`; older ones of its kind go."""
+        """Write a verdict to a file named `<what>-<all it depends on>…` and remove older ones
+        of its kind.
+        """
         kind, key = name.split("-")[:2]
         for old in self.root.glob(f"{kind}-*"):
             if old.name.split("-")[1] != key:
@@ -86,7 +89,7 @@ class Home:
         write_file(self.root / name, text.encode(), durable=False)
 
     def begin(self, sandbox_id: SandboxId, record: CellRecord) -> None:
-        """Conflict when there is one already."""
+        """Write the record. Raise Conflict if there is one already."""
         making = self.records / f".{sandbox_id}{_SUFFIX}"
         try:
             making.write_text(json.dumps(asdict(record)))
@@ -100,11 +103,11 @@ class Home:
         making.unlink()
 
     def read(self, sandbox_id: SandboxId) -> CellRecord | None:
-        """None when there is none, or none that can be read."""
+        """Return the record; None if it is missing or unreadable."""
         try:
             raw: dict[str, Any] = json.loads((self.records / f"{sandbox_id}{_SUFFIX}").read_text())
             return CellRecord(
-                place=Place(**raw["place"]),
+                place=SessionVolumes(**raw["place"]),
                 unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
                 image_volumes=int(raw["image_volumes"]),
             )
@@ -116,7 +119,7 @@ class Home:
         (self.records / f"{sandbox_id}{_SUFFIX}").unlink(missing_ok=True)
 
     def ids(self) -> list[SandboxId]:
-        """Also of those whose record somebody was writing when he died."""
+        """Return all ids, including those whose record was being written at a crash."""
         try:
             found = os.listdir(self.records)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The container of one sandbox, as the engine wants it told: a pure function of spec and ground.
+"""The container configuration of one sandbox: a pure function of the spec and the platform.
 
-Nothing is asked of the image but that it is one: the runner comes from a volume, the user needs no
-entry in its passwd, and every place that is written to is mounted.
+The image needs nothing special: the runner comes from a volume, the user needs no entry in passwd,
+and every writable directory is mounted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
     from sandkasten.model.ids import SandboxId
 
-# A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
+# A command is at most 1 MiB and is stored here while it is read; several shells may do so at once.
 _STATE_BYTES = 8 << 20
 _RUN_BYTES = 16 << 20
 _LISTEN_BYTES = 64 << 10
 _NANO = 1_000_000_000
-# Docker's own list, and what else of a shared kernel's /proc tells of the host; /sys whole.
+# Docker's own list, plus other entries of a shared kernel's /proc that describe the host; all of
+# /sys.
 MASKED = (
     "/sys",
     *(f"/proc/{name}" for name in (
@@ -45,7 +46,7 @@ MASKED = (
     )),
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/irq", "/proc/sys")
-# Places of ours; what an image wants there it does not get.
+# Our own paths; an image's content at these paths is hidden.
 _PLACES = (
     WORKSPACE,
     HOME,
@@ -56,7 +57,8 @@ _PLACES = (
     resource_names.LISTEN_DIR,
 )
 _KERNELS = ("/proc/", "/sys/", "/dev/", f"{resource_names.RUNNER_DIR}/")
-# To give the user what an engine made for root, before the runner steps down.
+# Needed to give the user the directories that an engine made for root, before the runner drops its
+# privileges.
 _TO_GIVE = ("CAP_CHOWN",)
 
 
@@ -68,7 +70,7 @@ class Mount:
     target: str
     read_only: bool = False
     engines_own: bool = False
-    """The source lies among the engine's own files, for which it allows no private bind."""
+    """True if the source is among the engine's own files, for which it allows no private bind."""
 
     def told(self) -> dict[str, Any]:
         made: dict[str, Any] = {
@@ -78,17 +80,17 @@ class Mount:
             "ReadOnly": self.read_only,
         }
         if self.kind == "bind":
-            # Nothing that a sandbox mounts crosses over.
+            # Mounts made inside a sandbox do not propagate.
             propagation = "rslave" if self.engines_own else "rprivate"
             made["BindOptions"] = {"Propagation": propagation, "NonRecursive": True}
         else:
-            # An image that has something in that place must not fill the workspace with it.
+            # Image content at that path must not be copied into the workspace.
             made["VolumeOptions"] = {"NoCopy": True}
         return made
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ContainerPlatform:
     """What the engine and the host have prepared."""
 
     owner: str
@@ -96,18 +98,20 @@ class Ground:
     mounts: tuple[Mount, ...]
     seccomp: Mapping[str, object]
     given: bool = False
-    """Whether its directories belong to the sandbox's user already."""
+    """Whether its directories already belong to the sandbox's user."""
     image_volumes: tuple[str, ...] = ()
-    """As `image_volumes` found them."""
+    """As returned by `image_volumes`."""
     writable_root: bool = False
-    """Where no volume could be had, the container's own layer holds the workspace."""
+    """True if there are no volumes, so the container's own layer holds the workspace."""
     version: str = ""
 
 
 def image_volumes(image: str, declared: Iterable[str]) -> tuple[str, ...]:
-    """What an image declares as volumes beside our own places. InvalidImage where it is in our way.
+    """Return the volumes an image declares besides our own paths. Raise InvalidImage if they
+    collide.
 
-    An engine makes a volume for each of them, which no limit holds; nobody can tell it not to.
+    An engine creates a volume for each of them, without a size limit, and this cannot be switched
+    off.
     """
     found = []
     for path in sorted({posixpath.normpath(one) for one in declared}):
@@ -124,15 +128,15 @@ def image_volumes(image: str, declared: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def container(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str, Any]:
+def container(sandbox_id: SandboxId, spec: CellSpec, ground: ContainerPlatform) -> dict[str, Any]:
     return {
         "Image": ground.image,
         "Hostname": spec.hostname,
         "Entrypoint": runner_command(spec, ground),
         "Cmd": [],
-        # The engine sets HOSTNAME by itself; a name without a value takes it away again.
+        # The engine sets HOSTNAME itself; a name without a value removes it again.
         "Env": [*(f"{name}={value}" for name, value in base_environment(spec).items()), "HOSTNAME"],
-        # Steps down by itself: an engine gives capabilities to nobody but root.
+        # The runner drops its privileges itself: an engine gives capabilities to root only.
         "User": "0:0",
         "WorkingDir": "/",
         "Healthcheck": {"Test": ["NONE"]},
@@ -154,12 +158,12 @@ def labels(kind: str, owner: str, sandbox_id: str = "", *, version: str = "") ->
     return made
 
 
-def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
+def runner_command(spec: CellSpec, ground: ContainerPlatform) -> list[str]:
     command = [
         resource_names.RUNNER_PATH,
         "--listen", resource_names.SOCKET_PATH,
         "--run-as", f"{RUNNER_ID}:{RUNNER_ID}",
-        # The engine starts a program from there, into a sandbox in which strangers' code runs.
+        # The engine starts a program from there, in a sandbox that runs untrusted code.
         "--guard", resource_names.RUNNER_PATH,
         "--guard", resource_names.LISTEN_DIR,
         "--guard", resource_names.STATE_DIR,
@@ -175,7 +179,9 @@ def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
     return command
 
 
-def _host_config(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[str, Any]:
+def _host_config(
+    sandbox_id: SandboxId, spec: CellSpec, ground: ContainerPlatform
+) -> dict[str, Any]:
     limits = spec.limits
     kept = capabilities.DEV_USER if spec.profile == "dev" else ()
     to_give = () if ground.given else _TO_GIVE
@@ -193,7 +199,7 @@ def _host_config(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[
         "CgroupnsMode": "private",
         "PidsLimit": limits.pids,
         "Memory": limits.memory_bytes,
-        # The sum of both: no swap.
+        # Memory plus swap: no swap.
         "MemorySwap": limits.memory_bytes,
         "NanoCpus": int(limits.cpus * _NANO),
         "Ulimits": [core, files],
@@ -208,7 +214,7 @@ def _host_config(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[
         ],
         "MaskedPaths": list(MASKED),
         "ReadonlyPaths": list(READ_ONLY),
-        # What it says is why it could not start, and nothing else.
+        # The container's log only contains the reason why it could not start.
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "16k", "max-file": "1"}},
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
@@ -217,10 +223,11 @@ def _host_config(sandbox_id: SandboxId, spec: CellSpec, ground: Ground) -> dict[
     }
 
 
-def _image_volume(number: int, path: str, sandbox_id: SandboxId, ground: Ground) -> dict[str, Any]:
-    """With what the image has there, and as closed as the rest of the image.
-
-    Named and labelled, because an engine allows no other to be read-only.
+def _image_volume(
+    number: int, path: str, sandbox_id: SandboxId, ground: ContainerPlatform
+) -> dict[str, Any]:
+    """Return the mount of an image volume, with the image's content and as restricted as its
+    root. It is named and labelled because an engine allows no anonymous volume to be read-only.
     """
     return {
         "Type": "volume",
@@ -231,7 +238,7 @@ def _image_volume(number: int, path: str, sandbox_id: SandboxId, ground: Ground)
     }
 
 
-def _tmpfs(spec: CellSpec, ground: Ground) -> dict[str, str]:
+def _tmpfs(spec: CellSpec, ground: ContainerPlatform) -> dict[str, str]:
     ours = f"uid={RUNNER_ID},gid={RUNNER_ID}"
     quiet = "rw,nosuid,nodev"
     made = {

@@ -1,6 +1,6 @@
-"""What a container uses, from the kernel's own files where we see them, else from the engine.
+"""Resource usage of a container, from the kernel's own files if visible here, else from the engine.
 
-The engine counts less: it has no peak on cgroups v2 and does not say how often a limit was hit;
+The engine reports less: it has no peak on cgroups v2 and does not count how often a limit was hit;
 memory kills are among its events, of which it remembers the last few hundred.
 """
 
@@ -24,7 +24,9 @@ _GROUP = re.compile(r"^[0-9]+:[^:]*:(/.*)$", re.MULTILINE)
 
 
 def from_kernel(container: Mapping[str, Any]) -> Usage | None:
-    """None when its processes are not this machine's, or their groups cannot be seen."""
+    """Return the usage, or None if the processes are not on this machine or their cgroups are
+    not visible.
+    """
     pid, the_id = (container.get("State") or {}).get("Pid") or 0, str(container.get("Id", ""))
     if not pid or not the_id:
         return None
@@ -32,7 +34,7 @@ def from_kernel(container: Mapping[str, Any]) -> Usage | None:
         text = Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
         return None
-    # A stranger's process with the same number has another group.
+    # An unrelated process with the same pid has another cgroup.
     path = next((one for one in _GROUP.findall(text) if the_id in one), None)
     if path is None:
         return None
@@ -41,8 +43,10 @@ def from_kernel(container: Mapping[str, Any]) -> Usage | None:
     return found if found.memory_bytes is not None else None
 
 
-class EngineFigures:
-    """Remembers the kills it has seen: the engine forgets them, and a count must not fall."""
+class EngineUsage:
+    """Usage from the engine. Remembers the kills it has seen: the engine forgets them, and a
+    count must not fall.
+    """
 
     def __init__(self, engine: EngineClient, container: str) -> None:
         self._engine = engine

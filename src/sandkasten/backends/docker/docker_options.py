@@ -1,4 +1,4 @@
-"""What an operator may say about the Docker Engine: data alone, checked where settings are read."""
+"""Operator options for the Docker Engine: data only, checked where settings are read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ SHARED_VOLUME: Final = "station-sandboxes"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """`host` empty: DOCKER_HOST was not set either, and the usual sockets are looked for."""
+class DockerOptions:
+    """Options. An empty `host` means that DOCKER_HOST is not set either, and the usual sockets
+    are tried.
+    """
 
     host: str = ""
     """`unix:///path`, `tcp://host:port` or `ssh://[user@]host[:port][/path/to/socket]`."""
     engine: EngineMode = "auto"
-    """What the operator expects to find there; `auto` takes it as it is."""
+    """What the operator expects to find there; `auto` accepts anything."""
     workspace: WorkspaceMode = "auto"
     shared_volume: str = SHARED_VOLUME
     tls_ca: str = ""
@@ -28,8 +30,8 @@ class Options:
     tls_key: str = ""
     """Paths. A tcp address without them is refused unless it is loopback or a sidecar."""
     insecure: bool = False
-    """Speak to an engine over plain tcp beyond loopback all the same."""
+    """Allow plain tcp to an engine beyond loopback."""
     pull: Literal["never", "missing", "always"] = "never"
-    """Whether the engine may ask a registry for an image that it has not."""
+    """Whether the engine may pull an image that it does not have."""
     timeout_s: float = 60.0
-    """How long one request to the engine may take."""
+    """Deadline of one request to the engine."""

@@ -1,6 +1,6 @@
-"""What sandboxes stand on at an engine: looked at, found out once, and tried before it is used.
+"""What sandboxes need at an engine: detected once and tried before first use.
 
-Verdicts are kept in files that are named after all they depend on, so that another process of the
+Verdicts are kept in files named after everything they depend on, so that another process of the
 same installation need not ask again. Knows how a sandbox is made only by a function it is given.
 Raises BackendUnavailable, IsolationRefused and UnsupportedByBackend.
 """
@@ -26,8 +26,8 @@ from sandkasten.backends.docker import (
     unsupported,
 )
 from sandkasten.backends.docker.engine.engine_client import asked
-from sandkasten.backends.docker.engine.engine_detection import PROBE_PREFIX, Detection
-from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.backends.docker.engine.engine_detection import PROBE_PREFIX, EngineDetection
+from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.disk.file_lock import locked
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import SandkastenError
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.backends.docker.cell import DockerCell
-    from sandkasten.backends.docker.cell_record import Home
-    from sandkasten.backends.docker.docker_options import Options
+    from sandkasten.backends.docker.cell_record import DockerDirectory
+    from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.backends.docker.engine.engine_client import EngineClient
-    from sandkasten.backends.docker.runner_volume import Injection
+    from sandkasten.backends.docker.runner_volume import RunnerVolume
     from sandkasten.model.sandbox.limits import Unenforced
 
     Create = Callable[[SandboxId, CellSpec], Awaitable[DockerCell]]
@@ -55,22 +55,26 @@ TRIAL = "trial_"
 _PROBING = "probing"
 
 
-class Footing:
+class EngineSetup:
     def __init__(
-        self, engine: EngineClient, options: Options, home: Home, injection: Injection
+        self,
+        engine: EngineClient,
+        options: DockerOptions,
+        home: DockerDirectory,
+        injection: RunnerVolume,
     ) -> None:
         self._engine = engine
         self._options = options
         self._home = home
         self._injection = injection
-        self._place: Place | None = None
+        self._place: SessionVolumes | None = None
         self._info: Mapping[str, Any] = {}
         self._prepared: set[str] = set()
         self._preparing = asyncio.Lock()
         self._owner = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SessionVolumes:
         assert self._place is not None, "settle first"
         return self._place
 
@@ -79,13 +83,13 @@ class Footing:
         return probe.unenforced(self._info, sized=self.place.sized)
 
     async def owner(self) -> str:
-        """Whose the things in an engine are that this installation made."""
+        """The owner label of this installation's resources in an engine."""
         if not self._owner:
             self._owner = await asyncio.to_thread(self._home.prepare)
         return self._owner
 
-    async def detection(self) -> Detection:
-        return Detection(self._engine, self._options, self._home.cells, await self.owner())
+    async def detection(self) -> EngineDetection:
+        return EngineDetection(self._engine, self._options, self._home.cells, await self.owner())
 
     async def look(self) -> Readiness:
         engine = self._engine
@@ -114,7 +118,7 @@ class Footing:
         return host_requirements.verdict(lines, self.unenforced)
 
     async def _settle(self, info: Mapping[str, Any] | None = None) -> None:
-        """Where files lie and that the runner is there: once for this object."""
+        """Detect where files are kept and provide the runner: once per object."""
         if self._place is not None:
             return
         info = await asked(self._engine.info(), "its state") if info is None else info
@@ -130,16 +134,16 @@ class Footing:
         self._info, self._place = info, known
 
     def probing(self) -> AbstractAsyncContextManager[None]:
-        """One of this installation at a time asks an engine by offering it things."""
+        """Lock: one process of this installation at a time probes an engine."""
         return locked(self._home.root / _PROBING)
 
     def probed(self) -> list[Path]:
-        """Directories that were offered to the engine, and are not taken away."""
+        """Directories that were offered to the engine and are not removed yet."""
         tops = {self._home.cells, Path(self._place.ours if self._place else self._home.cells)}
         return [one for top in tops if str(top) for one in top.glob(f"{PROBE_PREFIX}*")]
 
     async def clear_probes(self) -> None:
-        """What is there while nobody has the turn was left by somebody who was killed."""
+        """Remove probe directories that a killed process left; the caller holds the lock."""
         async with self.probing():
             mine = (
                 f"{resource_names.LABEL}={resource_names.PROBE}",
@@ -155,7 +159,9 @@ class Footing:
                 await asyncio.to_thread(host_volume.release, left)
 
     async def prepare(self, spec: CellSpec, create: Create, remove: Remove) -> None:
-        """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
+        """Verify once per kind of sandbox, with a throw-away one, that it is as closed as
+        required.
+        """
         async with self._preparing:
             await self._settle()
             unsupported.check(spec, self._info, self.place)
@@ -169,12 +175,12 @@ class Footing:
             self._prepared.add(spec.profile)
 
     async def _try(self, spec: CellSpec, create: Create, remove: Remove) -> None:
-        # One at a time, so what is there was left by a process that was killed meanwhile.
+        # One process at a time, so what exists was left by a process that was killed meanwhile.
         for left in self._home.ids():
             if left.startswith(TRIAL):
                 await remove(left)
         sandbox_id = SandboxId(TRIAL + secrets.token_hex(8))
-        # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
+        # Nothing of the caller's: no named workspace, no mounts, no environment.
         cell = await create(sandbox_id, CellSpec(image=spec.image, profile=spec.profile))
         try:
             await selftest.examine(
@@ -184,10 +190,10 @@ class Footing:
             await asyncio.shield(cell.destroy())
 
     def _key(self, info: Mapping[str, Any]) -> str:
-        """All that a verdict about an engine depends on; another engine has another id."""
+        """Return the key of a verdict: everything it depends on. Another engine has another id."""
         parts = [
             boot_id(),
-            # In a container: another one, with other mounts, has another name.
+            # In a container: another container, with other mounts, has another hostname.
             socket.gethostname(),
             str(info.get("ID", "")),
             str(info.get("ServerVersion", "")),
@@ -201,8 +207,8 @@ class Footing:
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
 
 
-def _read_place(mark: Path) -> Place | None:
+def _read_place(mark: Path) -> SessionVolumes | None:
     try:
-        return Place(**json.loads(mark.read_text()))
+        return SessionVolumes(**json.loads(mark.read_text()))
     except (OSError, ValueError, TypeError):
         return None

@@ -1,4 +1,6 @@
-"""What `doctor` says of an engine: each line with its state and, when bad, a remedy. Pure."""
+"""The lines that `doctor` prints about an engine, each with its state and, if bad, a remedy.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.backends.docker.docker_options import EngineMode
-    from sandkasten.backends.docker.engine.engine_address import Address
-    from sandkasten.backends.docker.session_volumes import Place
+    from sandkasten.backends.docker.engine.engine_address import EngineAddress
+    from sandkasten.backends.docker.session_volumes import SessionVolumes
 
-# The oldest that has all we ask for: masked paths, private cgroup namespaces, one-shot figures.
+# The oldest version with all we need: masked paths, private cgroup namespaces, one-shot stats.
 API_NEEDED = (1, 41)
 _DRIVERS = ("overlay2", "fuse-overlayfs", "btrfs", "zfs", "overlayfs", "stargz", "windowsfilter")
 _LIMITS = {
@@ -26,7 +28,7 @@ _LIMITS = {
 }
 
 
-def reachable(address: Address, version: Mapping[str, Any]) -> Requirement:
+def reachable(address: EngineAddress, version: Mapping[str, Any]) -> Requirement:
     return Requirement("engine", True, f"Docker {version.get('Version', '?')} at {address.shown}")
 
 
@@ -39,8 +41,8 @@ def api_version(version: Mapping[str, Any]) -> Requirement:
     )  # fmt: skip
 
 
-def engine_mode(address: Address, wanted: EngineMode) -> Requirement:
-    """What the operator expects, held against what is there."""
+def engine_mode(address: EngineAddress, wanted: EngineMode) -> Requirement:
+    """Compare what the operator expects with what is there."""
     fits = {
         "auto": True,
         "docker_socket": address.kind == "unix",
@@ -98,7 +100,7 @@ def seccomp(info: Mapping[str, Any]) -> Requirement:
     )  # fmt: skip
 
 
-def workspace(place: Place) -> Requirement:
+def workspace(place: SessionVolumes) -> Requirement:
     dial = "its socket" if place.direct else "a stream of the engine"
     return Requirement("workspaces", True, f"{place.mode}: {place.why}; spoken to through {dial}")
 

@@ -1,4 +1,4 @@
-"""What our things are called in an engine: names, labels and places inside. Pure."""
+"""Names, labels and inner paths of our resources in an engine. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 from sandkasten.model.ids import SandboxId
 
 LABEL: Final = "sandkasten"
-"""On everything of ours; its value is the kind of thing: cell, runner, probe, image."""
+"""On every resource of ours; its value is the kind of resource: cell, runner, probe, image."""
 LABEL_ID: Final = "sandkasten.id"
 LABEL_OWNER: Final = "sandkasten.owner"
-"""The installation (a data directory) that it belongs to: nobody else takes it away."""
+"""The installation (a data directory) that owns the resource: no other installation removes it."""
 LABEL_IMAGE: Final = "sandkasten.image"
 LABEL_VERSION: Final = "sandkasten.version"
 
@@ -20,7 +20,7 @@ RUNNER: Final = "runner"
 PROBE: Final = "probe"
 
 STORE_REPOSITORY: Final = "sandkasten-store"
-"""Images of our own store, as they are called in the engine: `sandkasten-store:<hex of the id>`."""
+"""Images of our own store as the engine names them: `sandkasten-store:<hex of the id>`."""
 
 _VOLUME = "station-sandbox-"
 _ID = re.compile(r"[a-z]+_[0-9a-f]{16,64}\Z")
@@ -39,7 +39,7 @@ def container_name(sandbox_id: SandboxId) -> str:
 
 
 def volume_name(sandbox_id: SandboxId) -> str:
-    """Of a session's own volume: its workspace."""
+    """Return the name of a session's own volume: its workspace."""
     return f"{_VOLUME}{sandbox_id}"
 
 
@@ -48,12 +48,14 @@ def home_volume_name(sandbox_id: SandboxId) -> str:
 
 
 def image_volume_name(sandbox_id: SandboxId, number: int) -> str:
-    """Of one that the image declares."""
+    """Return the name of a volume that the image declares."""
     return f"{_VOLUME}{sandbox_id}-image{number}"
 
 
 def runner_volume_name(digest: str) -> str:
-    """`digest`: sha256 of the runner, so that an older runner's sandboxes keep theirs."""
+    """Return the volume name. `digest` is the sha256 of the runner, so that older sandboxes
+    keep theirs.
+    """
     return f"sandkasten-runner-{digest[:16]}"
 
 
@@ -62,5 +64,5 @@ def store_reference(image_id: str) -> str:
 
 
 def id_in(text: str) -> SandboxId | None:
-    """An id from a label; None when it can be none of ours."""
+    """Return the id in a label; None if it is not a valid one."""
     return SandboxId(text) if _ID.match(text) else None

@@ -1,8 +1,8 @@
-"""The runner in an engine: a volume of its own, filled once, shown read-only to every sandbox.
+"""The runner's own volume in an engine: filled once, mounted read-only in every sandbox.
 
-Works with any engine and any image: it asks for nothing but an archive copy into a container that
-is never started. The volume is named after the runner's content, so that a sandbox keeps the
-runner it was born with. Raises BackendUnavailable.
+Works with any engine and any image: it needs only an archive copy into a container that is never
+started. The volume is named after the runner's content, so that a sandbox keeps the runner it was
+created with. Raises BackendUnavailable.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sandkasten.errors import BackendUnavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.backends.docker.engine.engine_detection import Detection
+    from sandkasten.backends.docker.engine.engine_detection import EngineDetection
 
 
-class Injection:
+class RunnerVolume:
     def __init__(self, engine: EngineClient, runner: Path) -> None:
         self._engine = engine
         self._path = runner
@@ -51,12 +51,14 @@ class Injection:
     def mount(self) -> Mount:
         return Mount("volume", self.volume, resource_names.BIN_DIR, read_only=True)
 
-    async def ensure(self, detection: Detection) -> bool:
-        """The volume holds the whole runner; filled when it does not, which is what it answers."""
+    async def ensure(self, detection: EngineDetection) -> bool:
+        """Make sure that the volume holds the complete runner; return whether it had to be
+        filled.
+        """
         await asyncio.to_thread(lambda: self.digest)
         async with self._filling:
             try:
-                # Nobody's own: whoever has this very runner may use it.
+                # No owner label: every installation with this very runner may use it.
                 made = await self._engine.make_volume(
                     self.volume, {resource_names.LABEL: resource_names.RUNNER}
                 )
@@ -64,8 +66,8 @@ class Injection:
                     raise _not_plain(self.volume)
                 mount = Mount("volume", self.volume, resource_names.BIN_DIR)
                 async with detection.probe_container(mount) as container:
-                    # Whole, not by its size: others of the engine can make such a volume too,
-                    # and what is in it is the first process of every sandbox.
+                    # Compare the whole content, not the size: other users of the engine can make
+                    # such a volume too, and its content is the first process of every sandbox.
                     if await self._there(container):
                         return False
                     packed = session_volumes.archive(self._program, layer=False)
@@ -85,7 +87,7 @@ class Injection:
         return found == self._program
 
     async def put_into(self, container: str) -> None:
-        """Where there are no volumes: into the container's own layer, with the directories."""
+        """Without volumes: put the runner and its directories into the container's own layer."""
         try:
             await self._engine.put(
                 container, "/", session_volumes.archive(self._program, layer=True)

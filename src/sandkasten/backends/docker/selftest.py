@@ -1,8 +1,9 @@
-"""Before the first sandbox on an engine: make a throw-away one, and look at it from inside.
+"""Self-test before the first sandbox on an engine: make a throw-away one and inspect it from
+inside.
 
-The engine may be anywhere, so what is looked at is what a command of the user's sees of itself,
-told by the runner's own program. `deviations` is pure. The verdict is kept in a file that is named
-after all it depends on.
+The engine may be remote, so the test uses what a user's command sees of itself, reported by the
+runner's own program. `deviations` is pure. The verdict is kept in a file named after everything it
+depends on.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 # Mounted by the engine for every container: private to it, small, in memory.
 _ENGINES_OWN = ("/dev", "/proc")
 _OURS = (WORKSPACE, HOME, TMP, "/run", resource_names.STATE_DIR, resource_names.LISTEN_DIR)
-# What hides a file: the null device.
+# Files are hidden by mounting the null device over them.
 _MASKS = (("/null", "tmpfs"), ("/null", "devtmpfs"))
 _FIELDS = 6
-# The engine's files for this container alone; read-only where its root is.
+# The engine's files for this container alone; read-only if its root is.
 _KEPT_READ_ONLY = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 
 
 async def examine(cell: DockerCell, *, writable_root: bool, dev: bool) -> None:
-    """IsolationRefused when it is less closed than it must be."""
+    """Raise IsolationRefused if the sandbox is less closed than required."""
     try:
         async with asyncio.timeout(_DEADLINE_S):
             seen = await _posture(cell)
@@ -84,7 +85,7 @@ async def _output(channel: Channel) -> bytes:
 def deviations(
     seen: Mapping[str, Any], *, writable_root: bool = False, dev: bool = False
 ) -> list[str]:
-    """Everything that is not as closed as it must be; empty is good."""
+    """Return everything that is less closed than required; empty is good."""
     status: Mapping[str, str] = seen.get("status") or {}
     found = []
     if not dev:
@@ -115,7 +116,7 @@ def mount_deviations(
     open_to_all = {*_OURS, *_ENGINES_OWN, *with_root, *((ROOT_HOME,) if dev else ())}
     found: list[str] = []
     sys_hidden = False
-    # From the last mounted to the first: what is mounted over cannot be reached any more.
+    # From the last mount to the first: a mount that is covered cannot be reached any more.
     for line in reversed(mountinfo.splitlines()):
         left, _, right = line.partition(" - ")
         fields = left.split()

@@ -1,9 +1,9 @@
-"""Where a session's files lie, as we see it and as the engine sees it.
+"""Where a session's files are kept, as this process and as the engine sees them.
 
-`bind` and `shared` are directories that both of us see, maybe by different paths; `volume` is the
-engine's alone; `archive` is nothing at all, and the container's own layer must do. Making and
-removing is here; which of them can be had is found out in `detection`. Blocking parts run in a
-thread. Raises BackendUnavailable, QuotaExceeded, Conflict.
+`bind` and `shared` are directories that both see, perhaps by different paths; `volume` is visible
+to the engine only; `archive` means no volume at all, so the container's own layer holds the files.
+This module creates and removes them; `engine_detection` finds out which mode is supported. Blocking
+parts run in a thread. Raises BackendUnavailable, QuotaExceeded, Conflict.
 """
 
 from __future__ import annotations
@@ -36,30 +36,32 @@ if TYPE_CHECKING:
 
 Mode = Literal["bind", "volume", "shared", "archive"]
 
-# An engine lets go of a volume a moment after its container is gone.
+# An engine releases a volume slightly after its container is gone.
 _VOLUME_TRIES, _VOLUME_PAUSE_S, _VOLUME_LONGEST_S = 20, 0.005, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SessionVolumes:
     mode: Mode
     why: str
-    """How it was found out; for doctor."""
+    """How it was detected; for doctor."""
     ours: str = ""
-    """The directory of all sessions, as we see it; empty where we see none."""
+    """The directory of all sessions, as this process sees it; empty if it sees none."""
     engine: str = ""
     """The same directory, as the engine sees it."""
     direct: bool = False
-    """A socket that the runner binds in it can be dialled from here."""
+    """Whether a socket that the runner binds in it can be dialled from here."""
     sized: bool = False
-    """Each session's files are an image of its own, mounted here: the kernel holds its size."""
+    """Whether each session's files are a disk image of their own, mounted here, so that the
+    kernel enforces the size.
+    """
 
     engines_own: bool = False
-    """It lies among the engine's own files, as volumes do."""
+    """Whether it is among the engine's own files, as volumes are."""
 
     @property
     def same(self) -> bool:
-        """Whether our paths are the engine's."""
+        """Whether our paths equal the engine's."""
         return bool(self.ours) and self.ours == self.engine
 
     def directory(self, sandbox_id: SandboxId) -> Path:
@@ -71,7 +73,7 @@ class Place:
         return self.directory(sandbox_id) / "listen" / resource_names.SOCKET
 
 
-def mounts(place: Place, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mount, ...]:
+def mounts(place: SessionVolumes, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mount, ...]:
     if place.mode == "archive":
         return ()
     if place.mode == "volume":
@@ -89,7 +91,7 @@ def mounts(place: Place, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mo
     )
 
 
-def host_mounts(place: Place, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
+def host_mounts(place: SessionVolumes, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
     if wanted and not place.same:
         raise UnsupportedByBackend(
             "host mounts are not supported here: the engine's machine has other files than we",
@@ -99,9 +101,9 @@ def host_mounts(place: Place, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
 
 
 async def make(
-    place: Place, engine: EngineClient, sandbox_id: SandboxId, owner: str, spec: CellSpec
+    place: SessionVolumes, engine: EngineClient, sandbox_id: SandboxId, owner: str, spec: CellSpec
 ) -> None:
-    """What must be there before the container is made."""
+    """Create what must exist before the container is made."""
     if place.mode == "volume":
         told = labels(resource_names.CELL, owner, sandbox_id)
         try:
@@ -112,7 +114,7 @@ async def make(
         except Refused as exc:
             raise translated(exc, "a volume could not be made") from exc
         for one in made:
-            # An engine answers with what is there already, whoever made it and whatever is in it.
+            # An engine returns an existing volume, whatever made it and whatever it contains.
             if (one.get("Labels") or {}).get(resource_names.LABEL_OWNER) != owner:
                 raise Conflict(
                     f"the engine has a volume named {one.get('Name')} already, which is not ours",
@@ -122,10 +124,11 @@ async def make(
         await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
 
 
-def _make_directories(place: Place, sandbox_id: SandboxId, spec: CellSpec) -> None:
+def _make_directories(place: SessionVolumes, sandbox_id: SandboxId, spec: CellSpec) -> None:
     root, owner = place.directory(sandbox_id), user_id(spec)
     try:
-        # Opaque to others on this machine; the engine binds what lies in it, by path, as root.
+        # Not readable by other users of this machine; the engine binds its content by path, as
+        # root.
         root.mkdir(mode=0o700, exist_ok=True)
         if place.direct:
             _make_one(root / "listen", RUNNER_ID, 0o700)
@@ -152,17 +155,19 @@ def _make_one(path: Path, owner: int, mode: int) -> None:
     path.chmod(mode)
 
 
-async def remove_directories(place: Place, sandbox_id: SandboxId) -> None:
-    """What we made on our own disk. Twice is fine. Its container is gone already."""
+async def remove_directories(place: SessionVolumes, sandbox_id: SandboxId) -> None:
+    """Remove what we made on our own disk. Twice is fine. The container is already gone."""
     if place.ours:
-        # Also where nothing is mounted.
+        # Also if nothing is mounted.
         await asyncio.to_thread(host_volume.release, place.directory(sandbox_id))
 
 
 async def remove(
-    place: Place, engine: EngineClient, sandbox_id: SandboxId, image_volumes: int = 0
+    place: SessionVolumes, engine: EngineClient, sandbox_id: SandboxId, image_volumes: int = 0
 ) -> None:
-    """All of a session that was made to its end, so that what has its names is its own."""
+    """Remove everything of a session that was made completely, so resources with its names are
+    its own.
+    """
     await remove_directories(place, sandbox_id)
     known = [
         resource_names.image_volume_name(sandbox_id, number) for number in range(image_volumes)
@@ -191,12 +196,14 @@ async def remove_volumes(engine: EngineClient, *volumes: str) -> None:
 
 
 def archive(runner: bytes, *, layer: bool) -> bytes:
-    """The runner as a tar for its volume; with `layer`, for a container's own root instead."""
+    """Return the runner as a tar for its volume; with `layer`, for a container's own root
+    instead.
+    """
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
         if layer:
             for path, owner in (
-                # Also over what the image has there: as a tmpfs would be.
+                # Also over the image's content, as a tmpfs would be.
                 ("/run", 0),
                 (resource_names.RUNNER_DIR, 0),
                 (resource_names.BIN_DIR, 0),

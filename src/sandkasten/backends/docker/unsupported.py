@@ -1,4 +1,4 @@
-"""What cannot be had of an engine or of an image there, said by name. Pure."""
+"""Named refusals for what an engine or an image does not support. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sandkasten.errors import InvalidImage, SandkastenError, UnsupportedByBacken
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.backends.docker.session_volumes import Place
+    from sandkasten.backends.docker.session_volumes import SessionVolumes
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
 _ENVIRONMENT = ("argument list too long", "environment variable")
 
 
-def check(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
-    """What cannot be had of this engine, said before anything is made."""
+def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes) -> None:
+    """Raise for requests that this engine does not support, before anything is made."""
     if spec.workspace is not None and not place.sized:
         raise UnsupportedByBackend(
             "named workspaces cannot be had of this engine: they are files of our machine",
@@ -33,8 +33,8 @@ def check(spec: CellSpec, info: Mapping[str, Any], place: Place) -> None:
         )
 
 
-def check_volumes(spec: CellSpec, place: Place, declared: Sequence[str]) -> None:
-    """Of an image: where there are no volumes at all, nothing could hold what is written there."""
+def check_volumes(spec: CellSpec, place: SessionVolumes, declared: Sequence[str]) -> None:
+    """Raise if an image declares volumes and the engine has none to hold their content."""
     if declared and place.mode == "archive":
         raise UnsupportedByBackend(
             f"image {spec.image.name} declares volumes ({', '.join(declared)[:200]}), which no "
@@ -45,7 +45,9 @@ def check_volumes(spec: CellSpec, place: Place, declared: Sequence[str]) -> None
 
 
 def odd_environment(spec: CellSpec, why: str) -> InvalidImage | None:
-    """An image's own variables are given to everything in it, the runner too."""
+    """Return the image's variables that cannot be passed on: they reach everything in it, the
+    runner too.
+    """
     if not any(words in why.lower() for words in _ENVIRONMENT):
         return None
     return InvalidImage(

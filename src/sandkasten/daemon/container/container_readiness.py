@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.daemon.container.install_plan import DAEMON_SOCKET, NAME
 
 if TYPE_CHECKING:
-    from sandkasten.backends.docker.engine.engine_host import Host
+    from sandkasten.backends.docker.engine.engine_host import EngineHost
 
 _ASK_S: Final = 15.0
 _PROBE: Final = """\
@@ -42,7 +42,7 @@ class Answer:
     remedy: str = ""
 
 
-async def ask(host: Host) -> Answer:
+async def ask(host: EngineHost) -> Answer:
     said = await host.ask(NAME, _COMMAND, _ASK_S)
     if said is not None and said.status == 0:
         return Answer(True)

@@ -34,7 +34,7 @@ from sandkasten.daemon.container.install_plan import (
 from sandkasten.model.installation import Removed
 
 if TYPE_CHECKING:
-    from sandkasten.backends.docker.engine.engine_host import Host, Seen
+    from sandkasten.backends.docker.engine.engine_host import EngineHost, HostedContainer
 
 OWNER_FILE: Final = f"{DATA_DIR}/docker/owner"
 _READER: Final = "sandkasten-owner"
@@ -50,7 +50,7 @@ class _Gone:
     kept: list[str] = field(default_factory=list)
 
 
-async def take_down(host: Host, *, keep_sessions: bool, volumes: bool) -> Removed:
+async def take_down(host: EngineHost, *, keep_sessions: bool, volumes: bool) -> Removed:
     gone = _Gone()
     seen = await host.container(NAME)
     owner = "" if keep_sessions else await owner_of(host, seen)
@@ -78,7 +78,7 @@ async def take_down(host: Host, *, keep_sessions: bool, volumes: bool) -> Remove
     )
 
 
-async def _remove_sessions(host: Host, owner: str, gone: _Gone) -> None:
+async def _remove_sessions(host: EngineHost, owner: str, gone: _Gone) -> None:
     if owner:
         for one in await host.labelled(f"{LABEL_OWNER}={owner}"):
             await host.remove(str(one["Id"]))
@@ -91,7 +91,7 @@ async def _remove_sessions(host: Host, owner: str, gone: _Gone) -> None:
     await _volume(host, SHARED_VOLUME, gone, remove=True)
 
 
-async def _remove_engine(host: Host, gone: _Gone) -> None:
+async def _remove_engine(host: EngineHost, gone: _Gone) -> None:
     seen = await host.container(ENGINE_NAME)
     if seen is not None and seen.labels.get(LABEL) == ENGINE:
         await host.stop(ENGINE_NAME, STOP_S)
@@ -103,14 +103,14 @@ async def _remove_engine(host: Host, gone: _Gone) -> None:
         gone.networks.append(NETWORK)
 
 
-async def _volume(host: Host, name: str, gone: _Gone, *, remove: bool) -> None:
+async def _volume(host: EngineHost, name: str, gone: _Gone, *, remove: bool) -> None:
     if await host.volume(name) is None:
         return
     removed = remove and await host.remove_volume(name)
     (gone.volumes if removed else gone.kept).append(name)
 
 
-async def owner_of(host: Host, seen: Seen | None) -> str:
+async def owner_of(host: EngineHost, seen: HostedContainer | None) -> str:
     """The id of this installation, from its data; empty when it never made a sandbox."""
     if seen is not None:
         return _text(await host.read(NAME, OWNER_FILE))

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.backends.docker.engine.engine_host import Host
+from sandkasten.backends.docker.engine.engine_host import EngineHost
 from sandkasten.backends.docker.resource_names import CELL, LABEL, LABEL_OWNER, LABEL_VERSION
 from sandkasten.daemon.container import container_readiness, up_checks
 from sandkasten.daemon.container.container_removal import owner_of, take_down
@@ -41,7 +41,7 @@ from sandkasten.model.installation import Drawn, Installed, Standing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from sandkasten.backends.docker.engine.engine_host import EngineFacts, Seen
+    from sandkasten.backends.docker.engine.engine_host import EngineFacts, HostedContainer
     from sandkasten.daemon.container.install_plan import Plan
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.model.installation import Begun, InstallationRequest, Removed
@@ -64,13 +64,13 @@ async def installation(settings: Settings) -> AsyncIterator[Installation]:
 class Installation:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._opened: Host | None = None
+        self._opened: EngineHost | None = None
 
     @property
-    def _host(self) -> Host:
+    def _host(self) -> EngineHost:
         """BackendUnavailable when no engine was named and none is there."""
         if self._opened is None:
-            self._opened = Host(self._settings.docker.options)
+            self._opened = EngineHost(self._settings.docker.options)
         return self._opened
 
     async def aclose(self) -> None:
@@ -180,7 +180,7 @@ class Installation:
             env=asked.env,
         )
 
-    async def _checked(self, wish: Wish, facts: EngineFacts, seen: Seen | None) -> Plan:
+    async def _checked(self, wish: Wish, facts: EngineFacts, seen: HostedContainer | None) -> Plan:
         host = self._host
         user = await up_checks.check_image(
             host,
@@ -271,9 +271,9 @@ class Installation:
         )
 
 
-def _url(seen: Seen) -> str:
+def _url(seen: HostedContainer) -> str:
     return url_of(*seen.published[0]) if seen.published else ""
 
 
-def _mode(seen: Seen) -> str:
+def _mode(seen: HostedContainer) -> str:
     return seen.labels.get(LABEL_MODE, "")

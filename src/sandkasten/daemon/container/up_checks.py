@@ -25,14 +25,18 @@ from sandkasten.daemon.container.install_plan import (
 from sandkasten.errors import BackendUnavailable, Conflict, InvalidImage, InvalidRequest
 
 if TYPE_CHECKING:
-    from sandkasten.backends.docker.engine.engine_host import EngineFacts, Host, Seen
+    from sandkasten.backends.docker.engine.engine_host import (
+        EngineFacts,
+        EngineHost,
+        HostedContainer,
+    )
     from sandkasten.daemon.container.install_plan import Wish
 
 OLDEST_API: Final = (1, 40)
 LABEL_USER: Final = "sandkasten.user"
 
 
-async def check_engine(host: Host) -> EngineFacts:
+async def check_engine(host: EngineHost) -> EngineFacts:
     facts = await host.facts()
     if facts.api < OLDEST_API:
         asked, spoken = (".".join(map(str, one)) for one in (OLDEST_API, facts.api))
@@ -43,7 +47,7 @@ async def check_engine(host: Host) -> EngineFacts:
     return facts
 
 
-def check_name(seen: Seen | None) -> None:
+def check_name(seen: HostedContainer | None) -> None:
     if seen is not None and seen.labels.get(LABEL) != DAEMON:
         raise Conflict(
             f"there is a container called {seen.name} (image {seen.image}) that is not ours",
@@ -51,7 +55,7 @@ def check_name(seen: Seen | None) -> None:
         )
 
 
-async def check_image(host: Host, name: str, remedy: str) -> User:
+async def check_image(host: EngineHost, name: str, remedy: str) -> User:
     """Whom it runs as."""
     user = await host.image_user(name)
     if user is None:
@@ -70,7 +74,7 @@ async def check_image(host: Host, name: str, remedy: str) -> User:
     return User(int(uid), int(gid or uid))
 
 
-async def check_data(host: Host, user: User) -> None:
+async def check_data(host: EngineHost, user: User) -> None:
     """A volume that another user's daemon wrote cannot be read by this one."""
     labels = await host.volume(DATA_VOLUME)
     before = None if labels is None else labels.get(LABEL_USER)
@@ -81,7 +85,7 @@ async def check_data(host: Host, user: User) -> None:
         )
 
 
-async def check_port(host: Host, wish: Wish, own: Seen | None) -> None:
+async def check_port(host: EngineHost, wish: Wish, own: HostedContainer | None) -> None:
     """Asked of the engine; and of this machine, where the engine is one of it."""
     for one in await host.labelled():
         if own is not None and one["Id"] == own.id:
@@ -121,14 +125,16 @@ def _taken(wish: Wish, by: str) -> Conflict:
     )
 
 
-def found_of(facts: EngineFacts, host: Host, socket_path: str, user: User = IMAGE_USER) -> Found:
+def found_of(
+    facts: EngineFacts, host: EngineHost, socket_path: str, user: User = IMAGE_USER
+) -> Found:
     gid = None
     if host.address.kind == "unix" and os.path.exists(socket_path):
         gid = os.stat(socket_path).st_gid
     return Found(facts.remapped, gid, user)
 
 
-def check_socket(host: Host, path: str) -> None:
+def check_socket(host: EngineHost, path: str) -> None:
     """Only on this machine can it be looked at; elsewhere the engine says when it is not there."""
     if host.address.kind != "unix":
         return

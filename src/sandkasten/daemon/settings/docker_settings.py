@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, cast
 from urllib.parse import SplitResult, urlsplit
 
-from sandkasten.backends.docker.docker_options import Options
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.daemon.settings.setting_parsers import bad, flag, text
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.addresses import is_loopback
@@ -52,7 +52,7 @@ _CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv")
 
 @dataclass(frozen=True, slots=True)
 class DockerSettings:
-    options: Options = field(default_factory=Options)
+    options: DockerOptions = field(default_factory=DockerOptions)
     trouble: InvalidConfiguration | None = None
     """Why the options cannot be used, where only variables of other programs are at fault."""
 
@@ -116,7 +116,7 @@ def docker_settings(
         return DockerSettings(trouble=exc)
 
 
-def _options(values: Mapping[str, Value], environ: Mapping[str, str]) -> Options:
+def _options(values: Mapping[str, Value], environ: Mapping[str, str]) -> DockerOptions:
     host = str(values["host"] or "")
     split = engine_address(_ROOM + "host", host) if host else urlsplit("")
     mode = str(values["engine_mode"])
@@ -126,7 +126,7 @@ def _options(values: Mapping[str, Value], environ: Mapping[str, str]) -> Options
     # A socket and ssh have a protection of their own, and no use for certificates.
     used = files if split.scheme == "tcp" else dict.fromkeys(_PEM, "")
     seconds = values["timeout_seconds"]
-    return Options(
+    return DockerOptions(
         host=host,
         engine=cast("EngineMode", mode),
         workspace=cast("WorkspaceMode", values["workspace_mode"]),
@@ -136,7 +136,7 @@ def _options(values: Mapping[str, Value], environ: Mapping[str, str]) -> Options
         tls_key=used["tls_key"],
         insecure=bool(values["insecure"]),
         pull=cast("Pull", values["pull"]),
-        timeout_s=float(seconds) if isinstance(seconds, int | float) else Options().timeout_s,
+        timeout_s=float(seconds) if isinstance(seconds, int | float) else DockerOptions().timeout_s,
     )
 
 

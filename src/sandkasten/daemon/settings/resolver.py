@@ -16,7 +16,7 @@ from sandkasten.backends.docker.docker_options import (
     ENGINE_MODES,
     SHARED_VOLUME,
     WORKSPACE_MODES,
-    Options,
+    DockerOptions,
 )
 from sandkasten.daemon.settings import limit_ceilings
 from sandkasten.daemon.settings import setting_values as values
@@ -230,8 +230,8 @@ def _docker_settings() -> list[_Setting]:
         _Setting(room + "tls_key", text, None),
         _Setting(room + "tls_verify", tls_verify, False, ("DOCKER_TLS_VERIFY",)),
         _Setting(room + "insecure", flag, False),
-        _Setting(room + "pull", choice(*PULL_POLICIES), Options().pull),
-        _Setting(room + "timeout_seconds", seconds, Options().timeout_s),
+        _Setting(room + "pull", choice(*PULL_POLICIES), DockerOptions().pull),
+        _Setting(room + "timeout_seconds", seconds, DockerOptions().timeout_s),
     ]
 
 

@@ -1,8 +1,8 @@
-"""How much of an engine's word is taken, over aiohttp: an engine may be wrong, or somebody else's.
+"""Bounds on the responses of an engine, over aiohttp: an engine may be faulty or hostile.
 
-An answer longer than any engine has reason to give ends its request, and one that sends us
-elsewhere is none. Of a command's stream, pieces are handed on as they come, however long the engine
-says that they are. Knows neither containers nor sandboxes.
+A response longer than any engine has reason to send ends its request, and a redirect is not
+followed. Pieces of a command's stream are passed on as they arrive, whatever length the engine
+declares. Knows neither containers nor sandboxes.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class BoundedResponse(aiohttp.ClientResponse):
     async def json(self, **options: Any) -> Any:
         found = await super().json(**options)
         if self._body is not None and _SURROGATE.search(self._body):
-            # Half a character is in no text that we could write down or pass on: ValueError.
+            # A lone surrogate cannot be stored or passed on: ValueError.
             json.dumps(found, ensure_ascii=False).encode()
         return found
 
 
 def session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    """The connector stays the caller's."""
+    """Return the session. The connector stays the caller's."""
     watch = aiohttp.TraceConfig()
     watch.on_request_redirect.append(_elsewhere)
     return aiohttp.ClientSession(
@@ -60,18 +60,18 @@ def session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
         connector_owner=False,
         response_class=BoundedResponse,
         trace_configs=[watch],
-        # How long something may take, the caller says for each question.
+        # The caller sets a deadline for each request.
         timeout=aiohttp.ClientTimeout(total=None),
     )
 
 
 async def _elsewhere(*_: Any) -> None:
-    # Whom we trust was said by the operator; nobody whom we ask may name another.
+    # The operator named the engine to trust; no response may redirect us to another.
     raise aiohttp.ClientPayloadError("it sends us to another address")
 
 
 class _Pieces:
-    """The parser of a stream: `1 byte of source, 3 of nothing, 4 of length`, then the piece."""
+    """Parser of a stream: `1 byte source, 3 unused, 4 length`, then the piece."""
 
     def __init__(self, queue: Any, begun: bytes) -> None:
         self._queue = queue
@@ -104,11 +104,13 @@ class _Pieces:
 
 
 def hand_on_pieces(stream: Stream) -> None:
-    """From now on no piece is waited for until it is whole. Right after the stream was opened."""
+    """From now on, pass pieces on before they are complete. Call right after the stream was
+    opened.
+    """
     queue = stream._queue
     connection = None if stream._resp is None else stream._resp.connection
     protocol = None if connection is None else connection.protocol
-    # Not by its truth: one in which nothing waits is false.
+    # Not by truth value: an empty queue is false.
     if queue is None or protocol is None:
         raise aiohttp.ClientPayloadError("it has closed the stream at once")
     begun = protocol._payload_parser

@@ -1,7 +1,8 @@
-"""Where an engine is, from what the operator wrote. Pure, but for a look at the usual sockets.
+"""The address of an engine, from the operator's settings. Pure, except for a check of the usual
+sockets.
 
-Raises InvalidConfiguration for an address that cannot be one, or that would be spoken to in the
-clear; BackendUnavailable when none was given and no socket is there.
+Raises InvalidConfiguration for an invalid address, or one that would be used unencrypted;
+BackendUnavailable if none was given and no socket exists.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:
-    from sandkasten.backends.docker.docker_options import Options
+    from sandkasten.backends.docker.docker_options import DockerOptions
 
 Kind = Literal["unix", "tcp", "ssh"]
 
@@ -36,21 +37,21 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class EngineAddress:
     kind: Kind
     shown: str
-    """For messages: never holds a password."""
+    """For messages: never contains a password."""
     path: str = ""
-    """Of the socket: ours, or on the other side of ssh."""
+    """Path of the socket: ours, or at the other end of ssh."""
     host: str = ""
     port: int = 0
     user: str = ""
     tls: Tls | None = None
 
 
-def address_of(options: Options) -> Address:
+def address_of(options: DockerOptions) -> EngineAddress:
     if not options.host:
-        return Address("unix", path := usual_socket(), path)
+        return EngineAddress("unix", path := usual_socket(), path)
     parts = urlsplit(options.host)
     match parts.scheme:
         case "unix":
@@ -63,7 +64,7 @@ def address_of(options: Options) -> Address:
 
 
 def usual_socket() -> str:
-    """The first that is there; BackendUnavailable when there is none."""
+    """Return the first socket that exists. Raise BackendUnavailable if there is none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     places = [_SOCKET, f"{runtime}/docker.sock" if runtime else ""]
     for path in filter(None, places):
@@ -78,13 +79,13 @@ def usual_socket() -> str:
     )
 
 
-def _unix(text: str, path: str) -> Address:
+def _unix(text: str, path: str) -> EngineAddress:
     if not path.startswith("/"):
         raise _wrong(text, "a socket is given by its whole path: unix:///var/run/docker.sock")
-    return Address("unix", path, path)
+    return EngineAddress("unix", path, path)
 
 
-def _tcp(options: Options) -> Address:
+def _tcp(options: DockerOptions) -> EngineAddress:
     host, port, user, path = _parts(options.host)
     if user or path.strip("/"):
         raise _wrong(options.host, "write tcp://host:port and nothing else")
@@ -97,15 +98,17 @@ def _tcp(options: Options) -> Address:
             setting=_SETTING,
         )
     port = port or (_TLS_PORT if tls else _PLAIN_PORT)
-    return Address("tcp", f"tcp://{host}:{port}", host=host, port=port, tls=tls)
+    return EngineAddress("tcp", f"tcp://{host}:{port}", host=host, port=port, tls=tls)
 
 
-def _trusted(options: Options) -> bool:
-    """A sidecar shares our network namespace, or a network of its own with us."""
+def _trusted(options: DockerOptions) -> bool:
+    """Return whether plain tcp is acceptable: a sidecar shares our network namespace or a
+    private network with us.
+    """
     return options.insecure or options.engine == "sidecar"
 
 
-def _tls(options: Options) -> Tls | None:
+def _tls(options: DockerOptions) -> Tls | None:
     given = (options.tls_ca, options.tls_cert, options.tls_key)
     if not any(given):
         return None
@@ -118,14 +121,14 @@ def _tls(options: Options) -> Tls | None:
     return Tls(*given)
 
 
-def _ssh(text: str) -> Address:
+def _ssh(text: str) -> EngineAddress:
     host, port, user, path = _parts(text)
     # Both become arguments of ssh; neither may be an option.
     if host.startswith("-") or user.startswith("-"):
         raise _wrong(text, "write ssh://user@host")
     where = f"{user}@{host}" if user else host
     shown = f"ssh://{where}" + (f":{port}" if port else "")
-    return Address("ssh", shown, path or _SOCKET, host, port, user)
+    return EngineAddress("ssh", shown, path or _SOCKET, host, port, user)
 
 
 def _parts(text: str) -> tuple[str, int, str, str]:

@@ -1,7 +1,7 @@
-"""The verbs we need of a Docker Engine, over aiodocker. Knows no sandbox.
+"""The Docker Engine requests that we need, over aiodocker. Knows no sandbox.
 
-An engine that does not answer is BackendUnavailable. One that answers no raises `Refused`, which
-stays in this package: who asked knows what the answer means. Belongs to one event loop.
+An engine that does not answer raises BackendUnavailable. One that refuses raises `Refused`, which
+stays in this package: the caller knows what the refusal means. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.backends.docker.engine import response_checks
-from sandkasten.backends.docker.engine.engine_pulse import Pulse
+from sandkasten.backends.docker.engine.engine_pulse import EngineHealthCheck
 from sandkasten.backends.docker.engine.ssh_tunnel import Tunnel
 from sandkasten.errors import (
     BackendUnavailable,
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     import aiohttp
     from aiodocker.stream import Stream
 
-    from sandkasten.backends.docker.engine.engine_address import Address, Tls
+    from sandkasten.backends.docker.engine.engine_address import EngineAddress, Tls
 
 _OK, _NOT_MODIFIED, _FORBIDDEN, _NOT_THERE, _CONFLICT = 200, 304, 403, 404, 409
 T = TypeVar("T")
 _UNREACHABLE = 900
 _TAR_BYTES = 64 << 10
-# How often, and for how long, a container that somebody else removes is looked for.
+# Interval and limit for polling a container that another process removes.
 _GOING_PAUSE_S = 0.05
 _NO_SPACE = "no space left on device"
 
 
 class Refused(Exception):
-    """The engine's answer to something it would not or could not do."""
+    """The engine's answer to a request that it would not or could not fulfil."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -63,7 +63,7 @@ class Refused(Exception):
 
 
 def translated(exc: Refused, what: str) -> SandkastenError:
-    """For a caller that has nothing special to say about it."""
+    """Translate a refusal for callers that have nothing to add."""
     if _NO_SPACE in exc.message:
         return QuotaExceeded(
             f"{what}: the engine's disk is full",
@@ -81,7 +81,7 @@ def translated(exc: Refused, what: str) -> SandkastenError:
 
 
 async def asked(question: Awaitable[T], about: str) -> T:
-    """For a question to which no is no answer that its asker could use."""
+    """Raise if the engine refuses a request whose refusal the caller could not handle."""
     try:
         return await question
     except Refused as exc:
@@ -89,20 +89,20 @@ async def asked(question: Awaitable[T], about: str) -> T:
 
 
 class EngineClient:
-    """Opens its connection at first use; `aclose` ends it, and the tunnel if there is one."""
+    """Opens its connection at first use; `aclose` closes it and the tunnel, if there is one."""
 
-    def __init__(self, address: Address, timeout_s: float = 60.0) -> None:
+    def __init__(self, address: EngineAddress, timeout_s: float = 60.0) -> None:
         self.address = address
         self._timeout_s = timeout_s
         self._docker: aiodocker.Docker | None = None
         self._tunnel = Tunnel(address) if address.kind == "ssh" else None
         self._opening = asyncio.Lock()
-        self._pulse = Pulse(self.ping, timeout_s)
+        self._pulse = EngineHealthCheck(self.ping, timeout_s)
 
     # ---- the engine itself
 
     async def ping(self) -> None:
-        """Returns when it has answered, whatever it said."""
+        """Return when the engine has answered, whatever it said."""
         async with self._asked() as docker:
             url = docker._canonicalize_url("_ping", versioned_api=False)
             async with docker.session.get(url) as response:
@@ -142,7 +142,7 @@ class EngineClient:
             return found
 
     async def containers(self, *labels: str) -> Sequence[Mapping[str, Any]]:
-        """All of them, running or not, that have each of these labels."""
+        """Return all containers, running or not, that have each of these labels."""
         async with self._asked() as docker:
             filters = json.dumps({"label": list(labels)})
             found = response_checks.labelled(
@@ -153,9 +153,9 @@ class EngineClient:
             return found
 
     async def remove(self, container: str) -> None:
-        """Killed if it runs. One that is gone is fine; one that is going is waited for.
+        """Kill and remove a container. A missing one is fine; wait for one that is being removed.
 
-        Whoever is told that it is gone may take away, as root, what its processes wrote to.
+        The caller may then remove, as root, what its processes wrote to.
         """
         import aiodocker
 
@@ -182,7 +182,7 @@ class EngineClient:
             await docker.containers.container(container).unpause()
 
     async def logs(self, container: str) -> str:
-        """The last lines it wrote; for messages."""
+        """Return the last lines of its log, for messages."""
         async with self._asked() as docker:
             asked = {"stdout": "1", "stderr": "1", "tail": "20"}
             async with docker._query(f"containers/{container}/logs", params=asked) as response:
@@ -198,7 +198,7 @@ class EngineClient:
             )
 
     async def oom_events(self, container: str, since: int, until: int) -> Sequence[int]:
-        """When the kernel killed something in it (ns), as far as the engine remembers."""
+        """Return when the kernel killed something in it (ns), as far as the engine remembers."""
         async with self._asked() as docker:
             filters = json.dumps({"container": [container], "event": ["oom"]})
             async with docker._query(
@@ -214,7 +214,7 @@ class EngineClient:
             return [int(one.get("timeNano", 0)) for one in found]
 
     async def run_stream(self, container: str, argv: Sequence[str], user: str) -> Stream:
-        """A command in it whose standard input and output are the stream."""
+        """Run a command in it whose standard input and output are the stream."""
         async with self._asked() as docker:
             made = await docker.containers.container(container).exec(
                 list(argv), stdin=True, stdout=True, stderr=True, tty=False, user=user, workdir="/"
@@ -239,7 +239,7 @@ class EngineClient:
                 f"containers/{container}/archive",
                 "PUT",
                 params={"path": path},
-                # As raw bytes, a large one would be sent in one go by the event loop.
+                # As raw bytes, a large body would be sent in one go by the event loop.
                 data=io.BytesIO(archive),
                 headers={"Content-Type": "application/x-tar"},
             ) as response,
@@ -247,13 +247,15 @@ class EngineClient:
             await response.read()
 
     async def content_of(self, container: str, path: str, most: int) -> bytes | None:
-        """Of a file in it, running or not; None when it is not there, no file, or longer."""
+        """Return the content of a file in it, running or not; None if missing, not a file, or
+        too long.
+        """
         async with (
             self._asked() as docker,
             docker._query(f"containers/{container}/archive", params={"path": path}) as response,
         ):
             packed = bytearray()
-            # As much again as a header and the padding can be.
+            # Room for a header and the padding.
             while len(packed) < most + _TAR_BYTES and (part := await response.content.readany()):
                 packed += part
             response.close()
@@ -284,7 +286,7 @@ class EngineClient:
         return None
 
     async def make_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
-        """Also when it is there already: then as it is."""
+        """Create a volume; an existing one is left as it is."""
         async with self._asked() as docker:
             wanted = {"Name": name, "Labels": dict(labels)}
             return response_checks.mapping(
@@ -303,7 +305,9 @@ class EngineClient:
             return volumes
 
     async def remove_volume(self, name: str) -> None:
-        """Refused (conflict) while a container has it. One that is gone is fine."""
+        """Remove a volume. Raise Refused (conflict) while a container has it. A missing one is
+        fine.
+        """
         async with self._asked() as docker, _gone_is_fine():
             await docker._query_json(f"volumes/{name}", "DELETE")
 
@@ -326,14 +330,14 @@ class EngineClient:
                     raise Refused(500, str(line["error"]))
 
     async def import_tree(self, archive: bytes, repository: str, tag: str) -> None:
-        """An image of one layer."""
+        """Import an image of one layer."""
         async with self._asked() as docker:
             params = {"fromSrc": "-", "repo": repository, "tag": tag}
             async with docker._query(
                 "images/create",
                 "POST",
                 params=params,
-                # As raw bytes, a large one would be sent in one go by the event loop.
+                # As raw bytes, a large body would be sent in one go by the event loop.
                 data=io.BytesIO(archive),
                 headers={"Content-Type": "application/x-tar"},
             ) as response:
@@ -352,7 +356,7 @@ class EngineClient:
         docker, self._docker = self._docker, None
         if docker is not None:
             await docker.close()
-            # Both ours, so the client leaves them open. TLS would wait for the other's goodbye.
+            # Both are ours, so the client leaves them open. TLS would wait for the peer's close.
             await docker.session.close()
             await docker.connector.close(abort_ssl=True)
         if self._tunnel is not None:
@@ -360,7 +364,7 @@ class EngineClient:
 
     @asynccontextmanager
     async def _asked(self, *, patient: bool = False) -> AsyncIterator[aiodocker.Docker]:
-        """The client, for one question; whatever goes wrong with the way there has one name."""
+        """Yield the client for one request; any connection failure is raised as one class."""
         import aiodocker
         import aiohttp
 
@@ -399,7 +403,7 @@ class EngineClient:
     def _connector(self, path: str) -> tuple[aiohttp.BaseConnector, str]:
         import aiohttp
 
-        # Streams into sandboxes stay open: their number must not be what others wait for.
+        # Streams into sandboxes stay open: their number must not block other requests.
         if self.address.kind != "tcp":
             return aiohttp.UnixConnector(path, limit=0), "unix://localhost"
         tls = self.address.tls
@@ -438,7 +442,7 @@ def _bracketed(host: str) -> str:
 
 @asynccontextmanager
 async def _gone_is_fine() -> AsyncIterator[None]:
-    """Swallows the answer that something is not there."""
+    """Ignore the answer that something does not exist."""
     import aiodocker
 
     try:

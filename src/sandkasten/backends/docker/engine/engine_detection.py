@@ -1,9 +1,9 @@
-"""Which way of having files an engine lets us have: found out by asking it, not by guessing.
+"""Detect which workspace mode an engine supports, by asking it instead of guessing.
 
-A directory of ours with a name nobody can know is offered to the engine as the source of a bind:
-only an engine that sees it makes the container (which is never started). When we are in a container
-of that very engine, its mounts say how our paths are called there. Raises BackendUnavailable when
-what the operator demands cannot be had.
+A directory of ours with an unguessable name is offered to the engine as the source of a bind: only
+an engine that sees it creates the container (which is never started). If this process runs in a
+container of that very engine, the container's mounts translate our paths. Raises BackendUnavailable
+if the mode that the operator requires is not supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.container_config import Mount, labels
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
-from sandkasten.backends.docker.session_volumes import Place
+from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.errors import BackendUnavailable, SandkastenError
 from sandkasten.linux.storage import host_volume
 from sandkasten.model.sandbox.cell_spec import USER_ID
@@ -32,23 +32,23 @@ from sandkasten.model.sandbox.limits import MIB
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from sandkasten.backends.docker.docker_options import Options
+    from sandkasten.backends.docker.docker_options import DockerOptions
 
 PROBE_IMAGE = "sandkasten-probe"
 PROBE_PREFIX = ".probe-"
-"""Of directories of ours that an engine is asked about."""
+"""Image of directories of ours that an engine is asked about."""
 _PROBE_BYTES = 16 * MIB
 _CONTAINER_ID = re.compile(r"/containers/([0-9a-f]{64})/")
 
 
 @dataclass(frozen=True, slots=True)
-class Self:
-    """The container that we are, as its engine describes it."""
+class OwnContainer:
+    """The container that this process runs in, as its engine describes it."""
 
     mounts: tuple[Mapping[str, Any], ...]
 
     def translated(self, path: Path) -> str | None:
-        """What the engine calls this path of ours; None when it lies in no mount."""
+        """Return the engine's path for one of ours; None if it is in no mount."""
         best: tuple[int, str] | None = None
         for mount in self.mounts:
             inside, outside = str(mount.get("Destination", "")), str(mount.get("Source", ""))
@@ -60,24 +60,28 @@ class Self:
         return None if best is None else best[1]
 
     def volume(self, name: str) -> tuple[str, str] | None:
-        """(our path, the engine's path) of a volume of that name."""
+        """Return (our path, the engine's path) of a volume of that name."""
         for mount in self.mounts:
             if mount.get("Type") == "volume" and mount.get("Name") == name and mount.get("RW"):
                 return str(mount["Destination"]), str(mount["Source"])
         return None
 
 
-class Detection:
-    """`cells`: the directory where sessions' files are, if they can be ours at all."""
+class EngineDetection:
+    """Detects the workspace mode. `cells` is the directory of the sessions' files, if we can
+    have one.
+    """
 
-    def __init__(self, engine: EngineClient, options: Options, cells: Path, owner: str) -> None:
+    def __init__(
+        self, engine: EngineClient, options: DockerOptions, cells: Path, owner: str
+    ) -> None:
         self._engine = engine
         self._options = options
         self._cells = cells
         self._owner = owner
 
-    async def find(self, info: Mapping[str, Any]) -> Place:
-        """The best there is, or what the operator demands."""
+    async def find(self, info: Mapping[str, Any]) -> SessionVolumes:
+        """Return the best supported mode, or the one the operator requires."""
         await self.ensure_probe_image()
         wanted = self._options.workspace
         tried: list[str] = []
@@ -96,20 +100,22 @@ class Detection:
             hint="see the guide to Docker for the calls that we need",
         )
 
-    async def _try(self, mode: str, info: Mapping[str, Any]) -> Place:
+    async def _try(self, mode: str, info: Mapping[str, Any]) -> SessionVolumes:
         match mode:
             case "volume":
                 await self._check_volumes()
-                return Place("volume", "volumes of the engine")
+                return SessionVolumes("volume", "volumes of the engine")
             case "archive":
-                return Place("archive", "the container's own layer, filled by archive copies")
+                return SessionVolumes(
+                    "archive", "the container's own layer, filled by archive copies"
+                )
         self._check_ids(mode, info)
         inside = await self._self()
         if mode == "shared":
             return await self._shared(inside, info)
         return await self._bind(inside, info)
 
-    async def _bind(self, inside: Self | None, info: Mapping[str, Any]) -> Place:
+    async def _bind(self, inside: OwnContainer | None, info: Mapping[str, Any]) -> SessionVolumes:
         at = str(self._cells)
         seen = inside.translated(self._cells) if inside is not None else at
         if seen is None:
@@ -119,13 +125,15 @@ class Detection:
         how = "the engine sees our data directory"
         if seen != at:
             how = f"the engine sees our data directory as {seen}"
-            return Place("bind", how, at, seen, direct=True, engines_own=own)
+            return SessionVolumes("bind", how, at, seen, direct=True, engines_own=own)
         unsized = await self._unsized()
         how += f"; sizes are not held ({unsized})" if unsized else ", and volumes that we mount"
-        return Place("bind", how, at, seen, direct=True, sized=not unsized, engines_own=own)
+        return SessionVolumes(
+            "bind", how, at, seen, direct=True, sized=not unsized, engines_own=own
+        )
 
     async def _unsized(self) -> str:
-        """Why the engine cannot have volumes of exact size from us; empty when it can."""
+        """Return why the engine cannot have volumes of exact size from us; empty if it can."""
         why = await asyncio.to_thread(host_volume.supported, self._cells)
         if why is not None:
             return why
@@ -147,7 +155,7 @@ class Detection:
     def _templates(self) -> Path:
         return self._cells.with_name("templates")
 
-    async def _shared(self, inside: Self | None, info: Mapping[str, Any]) -> Place:
+    async def _shared(self, inside: OwnContainer | None, info: Mapping[str, Any]) -> SessionVolumes:
         name = self._options.shared_volume
         found = inside.volume(name) if inside is not None else await self._mountpoint(name)
         if found is None:
@@ -159,10 +167,10 @@ class Detection:
         own = _below(seen, info)
         await self._check_seen(Path(ours), seen, own)
         how = f"the volume {name}, here {ours}"
-        return Place("shared", how, ours, seen, direct=True, engines_own=own)
+        return SessionVolumes("shared", how, ours, seen, direct=True, engines_own=own)
 
     async def _mountpoint(self, name: str) -> tuple[str, str]:
-        """We are on the engine's own machine: its volumes are directories there."""
+        """Return the directory of the engine's volumes, if we run on the engine's machine."""
         try:
             made = await self._engine.make_volume(name, {resource_names.LABEL: "shared"})
         except Refused as exc:
@@ -170,7 +178,7 @@ class Detection:
         return str(made["Mountpoint"]), str(made["Mountpoint"])
 
     def _check_ids(self, mode: str, info: Mapping[str, Any]) -> None:
-        """Directories that we make must belong to the sandbox's user; that takes a root of ours."""
+        """Raise unless we can give our directories to the sandbox's user, which requires root."""
         if os.geteuid() != 0:
             raise BackendUnavailable(
                 f"{mode} needs root: an ordinary user cannot give directories to a sandbox's user",
@@ -183,7 +191,7 @@ class Detection:
             )
 
     async def _check_seen(self, ours: Path, seen: str, own: bool) -> None:
-        """Whether the engine sees what we make there: it refuses a bind of what it does not."""
+        """Check that the engine sees our directory: it refuses a bind of a path it does not see."""
         nonce = f"{PROBE_PREFIX}{secrets.token_hex(16)}"
         try:
             await asyncio.to_thread(_make, ours, nonce)
@@ -209,7 +217,7 @@ class Detection:
 
     @contextlib.asynccontextmanager
     async def probe_container(self, *mounts: Mount) -> AsyncIterator[str]:
-        """A container that is never started, of an image in which nothing is."""
+        """Return the config of a container that is never started, from an empty image."""
         made = await self._engine.create(
             None,
             {
@@ -235,32 +243,32 @@ class Detection:
         except Refused as exc:
             raise translated(exc, "an empty image could not be given to the engine") from exc
 
-    async def _self(self) -> Self | None:
-        """None when we are not in a container, or not in one of this engine's."""
+    async def _self(self) -> OwnContainer | None:
+        """Return our own container; None if we are not in one of this engine's."""
         for name in await asyncio.to_thread(_own_ids):
             try:
                 found = await self._engine.inspect(name)
             except Refused:
                 continue
             if found.get("Config", {}).get("Hostname") == socket.gethostname():
-                return Self(tuple(found.get("Mounts") or ()))
+                return OwnContainer(tuple(found.get("Mounts") or ()))
         return None
 
 
 def user_namespaces(info: Mapping[str, Any]) -> bool:
-    """Whether uid 0 in a container is somebody else on the engine's machine."""
+    """Return whether uid 0 in a container is another uid on the engine's machine."""
     options: Sequence[str] = info.get("SecurityOptions") or ()
     return any(one.startswith(("name=userns", "name=rootless")) for one in options)
 
 
 def _below(path: str, info: Mapping[str, Any]) -> bool:
-    """Whether it lies among the engine's own files."""
+    """Return whether the path is among the engine's own files."""
     root = str(info.get("DockerRootDir") or "")
     return bool(root) and Path(path).is_relative_to(root)
 
 
 def _own_ids() -> list[str]:
-    """By what this process might be known to an engine; empty outside of containers."""
+    """Return the ids by which an engine may know this process; empty outside of containers."""
     with contextlib.suppress(OSError):
         found = _CONTAINER_ID.search(Path("/proc/self/mountinfo").read_text())
         if found:

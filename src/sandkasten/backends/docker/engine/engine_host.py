@@ -1,7 +1,7 @@
-"""Containers, volumes and networks of an engine, as far as standing a daemon on it takes.
+"""Containers, volumes and networks of an engine, as far as running a daemon on it requires.
 
-Knows neither sandbox nor plan. What is not there is None or passed over; an engine that cannot be
-reached is BackendUnavailable, and what it refuses is told by what the caller can do about it.
+Knows neither sandbox nor plan. Missing objects are None or skipped; an unreachable engine raises
+BackendUnavailable, and a refusal is raised with what the caller can do about it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sandkasten.backends.docker.docker_options import Options
+    from sandkasten.backends.docker.docker_options import DockerOptions
 
 USUAL_SOCKET: Final = "/var/run/docker.sock"
 _TAKEN: Final = ("port is already allocated", "address already in use")
@@ -34,11 +34,11 @@ class EngineFacts:
     version: str
     api: tuple[int, int]
     remapped: bool
-    """Root in its containers is not root of its machine, and containers may say otherwise."""
+    """True if root in its containers is not root on its machine, and containers may opt out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HostedContainer:
     """A container."""
 
     id: str
@@ -53,28 +53,28 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a command in a container said."""
+class CommandOutput:
+    """Output and status of a command in a container."""
 
     status: int
     text: str
 
 
-class Host:
-    """One engine; `aclose` ends the connection. Belongs to one event loop."""
+class EngineHost:
+    """One engine; `aclose` closes the connection. Belongs to one event loop."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DockerOptions) -> None:
         self.address = address_of(options)
         self._client = EngineClient(self.address, options.timeout_s)
 
     @property
     def socket(self) -> str:
-        """Of the engine, on the engine's machine; over tcp it is where it usually is."""
+        """Path of the engine's socket on its machine; over tcp, the usual path."""
         return USUAL_SOCKET if self.address.kind == "tcp" else self.address.path
 
     @property
     def machine(self) -> str:
-        """Where it is, if that is not here."""
+        """Host name of the engine's machine, if it is not this one."""
         return "" if self.address.kind == "unix" else self.address.shown
 
     async def aclose(self) -> None:
@@ -97,7 +97,7 @@ class Host:
 
     # ---- containers
 
-    async def container(self, name: str) -> Seen | None:
+    async def container(self, name: str) -> HostedContainer | None:
         try:
             found = await self._client.inspect(name)
         except Refused as exc:
@@ -105,7 +105,7 @@ class Host:
                 return None
             raise translated(exc, f"looking at container {name}") from exc
         bindings = (found.get("HostConfig") or {}).get("PortBindings") or {}
-        return Seen(
+        return HostedContainer(
             id=str(found["Id"]),
             name=str(found["Name"]).lstrip("/"),
             image=str(found["Config"]["Image"]),
@@ -120,7 +120,7 @@ class Host:
         )
 
     async def labelled(self, *labels: str) -> Sequence[Mapping[str, Any]]:
-        """Containers with each of these labels; all of them without any."""
+        """Return containers with each of these labels; all containers without any."""
         with _told("listing containers"):
             return await self._client.containers(*labels)
 
@@ -129,7 +129,7 @@ class Host:
             await self._client.create(name, body)
 
     async def put(self, name: str, directory: str, archive: bytes) -> None:
-        """A tar archive into a volume of it, whether it has ever started or not."""
+        """Put a tar archive into a volume of a container, started or not."""
         with _told(f"writing into container {name}"):
             await self._client.put(name, directory, archive)
 
@@ -138,7 +138,9 @@ class Host:
             await self._client.start(name)
 
     async def stop(self, name: str, grace_s: int) -> None:
-        """Asked to end, then killed after `grace_s`. One that is gone or ended is fine."""
+        """Stop a container: SIGTERM, then SIGKILL after `grace_s`. A missing or ended one is
+        fine.
+        """
         try:
             async with (
                 asyncio.timeout(grace_s + 30),
@@ -160,8 +162,8 @@ class Host:
         with _told(f"reading what container {name} wrote"):
             return await self._client.logs(name)
 
-    async def ask(self, name: str, argv: Sequence[str], timeout_s: float) -> Said | None:
-        """A command in it; None when it does not run or did not answer in time."""
+    async def ask(self, name: str, argv: Sequence[str], timeout_s: float) -> CommandOutput | None:
+        """Run a command in it; None if it does not run or did not answer in time."""
         try:
             async with asyncio.timeout(timeout_s), self._client._asked(patient=True) as docker:
                 made = await docker.containers.container(name).exec(list(argv), workdir="/")
@@ -173,10 +175,10 @@ class Host:
                 status = (await made.inspect())["ExitCode"]
         except (Refused, TimeoutError):
             return None
-        return None if status is None else Said(int(status), said.decode(errors="replace"))
+        return None if status is None else CommandOutput(int(status), said.decode(errors="replace"))
 
     async def read(self, name: str, path: str) -> bytes | None:
-        """A small file of a container, running or not; None when it is not there."""
+        """Return a small file of a container, running or not; None if missing."""
         try:
             return await self._client.content_of(name, path, _MAX_FILE)
         except Refused as exc:
@@ -187,13 +189,13 @@ class Host:
     # ---- images
 
     async def image_user(self, name: str) -> str | None:
-        """Whom an image runs as (empty: root); None when the image is not there."""
+        """Return the user of an image (empty: root); None if the image does not exist."""
         with _told(f"looking for image {name}"):
             found = await self._client.image(name)
         return None if found is None else str((found.get("Config") or {}).get("User") or "")
 
     async def images(self, repository: str) -> list[str]:
-        """Every name that images of this repository have."""
+        """Return every name that images of this repository have."""
         with _told("listing images"):
             async with self._client._asked() as docker:
                 filters = json.dumps({"reference": [repository]})
@@ -201,7 +203,7 @@ class Host:
         return [str(name) for one in found for name in one.get("RepoTags") or ()]
 
     async def remove_image(self, name: str) -> bool:
-        """Whether it is gone: one that a container was made of stays."""
+        """Remove an image; return whether it is gone: one in use by a container stays."""
         try:
             async with self._client._asked() as docker:
                 await docker._query_json(f"images/{name}", "DELETE")
@@ -214,7 +216,7 @@ class Host:
     # ---- volumes and networks
 
     async def volume(self, name: str) -> Mapping[str, str] | None:
-        """Its labels; None when there is none."""
+        """Return its labels; None if there is no such volume."""
         with _told(f"looking for volume {name}"):
             found = await self._client.volume(name)
         return None if found is None else found.get("Labels") or {}
@@ -228,7 +230,7 @@ class Host:
             await self._client.make_volume(name, labels)
 
     async def remove_volume(self, name: str) -> bool:
-        """Whether it is gone: one that a container has stays."""
+        """Remove a volume; return whether it is gone: one in use by a container stays."""
         try:
             await self._client.remove_volume(name)
         except Refused as exc:
@@ -246,7 +248,7 @@ class Host:
                 await docker._query_json("networks/create", "POST", data=body)
 
     async def remove_network(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Whether one with these labels was there, and is gone."""
+        """Remove a network; return whether one with these labels existed and is gone."""
         found = await self._network(name)
         if found is None or not labels.items() <= (found.get("Labels") or {}).items():
             return False

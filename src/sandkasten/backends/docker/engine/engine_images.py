@@ -1,7 +1,7 @@
-"""Images as the engine has them: ours are given to it once, its own are used as they are.
+"""Images in an engine: ours are loaded into it once, its own are used as they are.
 
-An image of our store is loaded under a name made of its id, with the layer that knows the sandbox's
-user. Raises InvalidImage, UnsupportedByBackend, QuotaExceeded, RegistryUnavailable.
+An image of our store is loaded under a name made from its id, with the layer that defines the
+sandbox's user. Raises InvalidImage, UnsupportedByBackend, QuotaExceeded, RegistryUnavailable.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from sandkasten.model.images.resolved_image import Image
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.backends.docker.docker_options import Options
+    from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.ports import ImagePacker
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _VALUE_CHARS = 32 * 1024
 _REMEMBERED = 256
-# What a machine runs without help, in an engine's words.
+# Architectures that a machine runs natively, in the engine's terms.
 _RUNS = {"amd64": ("amd64", "386"), "arm64": ("arm64", "arm")}
 _DENIED = ("denied", "unauthorized", "authentication required", "no basic auth credentials")
 _UNKNOWN = ("not found", "manifest unknown", "does not exist", "no such image")
 
 
 class EngineImages:
-    def __init__(self, engine: EngineClient, options: Options, packer: ImagePacker | None) -> None:
+    def __init__(
+        self, engine: EngineClient, options: DockerOptions, packer: ImagePacker | None
+    ) -> None:
         self._engine = engine
         self._pull = options.pull
         self._packer = packer
@@ -49,7 +51,7 @@ class EngineImages:
         self._machine = ""
 
     async def reference(self, image: Image) -> str:
-        """What to call it when a container is made; it is there when this returns."""
+        """Return the name for making a container; the image exists when this returns."""
         if image.kind == "engine":
             return image.id or image.name
         if image.kind == "host":
@@ -67,17 +69,19 @@ class EngineImages:
         return found
 
     def forget(self, image: Image, found: str) -> bool:
-        """What `reference` found is not there any more. Whether it can be given once again."""
+        """Forget what `reference` returned, because it is gone. Return whether it can be loaded
+        again.
+        """
         if image.kind != "layers":
             return False
         reference = resource_names.store_reference(image.id)
-        # Somebody else may have noticed before, and given it already.
+        # Another caller may have noticed before and loaded it already.
         if self._given.get(reference) == found:
             del self._given[reference]
         return True
 
     async def volumes(self, image: Image, reference: str) -> tuple[str, ...]:
-        """What the image declares as such; ours declare none."""
+        """Return the volumes the image declares; our own images declare none."""
         if image.kind != "engine":
             return ()
         known = self._volumes.get(reference)
@@ -89,7 +93,7 @@ class EngineImages:
         declared = container_config.image_volumes(
             image.name, (found.get("Config") or {}).get("Volumes") or ()
         )
-        # An id never means another image; a name may.
+        # An id never changes its image; a name may.
         if reference.startswith("sha256:"):
             if len(self._volumes) >= _REMEMBERED:
                 del self._volumes[next(iter(self._volumes))]
@@ -97,9 +101,8 @@ class EngineImages:
         return declared
 
     async def _has(self, image: Image, reference: str) -> str:
-        """The engine's own id of it, which means this content for ever; empty when it has none.
-
-        A name can be given to something else by whoever has the engine; the label says whose.
+        """Return the engine's own id of it, which always means this content; empty if it has
+        none. Any user of the engine can move a name; the label says whose it is.
         """
         found = await self._known(reference) or {}
         told = (found.get("Config") or {}).get("Labels") or {}
@@ -132,7 +135,7 @@ class EngineImages:
         return found
 
     async def find(self, wanted: Sequence[str]) -> Image | None:
-        """See `ports.KeepsImages`."""
+        """Implement `ports.KeepsImages`."""
         if self._pull != "always":
             for name in wanted:
                 found = await self._known(name)
@@ -146,7 +149,7 @@ class EngineImages:
         return None if found is None else await self._checked(name, found)
 
     async def _checked(self, name: str, found: Mapping[str, Any]) -> Image:
-        """InvalidImage when none of its programs could be run there."""
+        """Raise InvalidImage if the engine cannot run its programs."""
         if not self._machine:
             self._machine = str((await self._engine.version()).get("Arch", ""))
         made_for = str(found.get("Architecture") or "")
@@ -163,7 +166,7 @@ class EngineImages:
         try:
             return await self._engine.image(name)
         except Refused as exc:
-            # A name that cannot be one; ours was checked, but engines have their own rules.
+            # An invalid name; ours was checked, but engines have their own rules.
             raise InvalidImage(
                 f"the engine knows no image {name}: {exc.message}", hint="check its name"
             ) from exc
@@ -199,20 +202,22 @@ def gone(image: Image, why: str) -> InvalidImage:
 def _shown(name: str, found: Mapping[str, Any]) -> Image:
     told = (found.get("Config") or {}).get("Env") or ()
     pairs = (one.split("=", 1) for one in told if "=" in one)
-    # Made by strangers: what no shell can say, or what is a file rather than a value, is left out.
+    # Untrusted: skip what no shell can express, and what is a file rather than a value.
     env = {key: value for key, value in pairs if _NAME.match(key) and len(value) <= _VALUE_CHARS}
     return Image(name=tagged(name), kind="engine", id=str(found.get("Id", "")), env=env)
 
 
 def tagged(name: str) -> str:
-    """With the tag that an engine takes it to have."""
+    """Return the name with the tag that an engine assumes."""
     if "@" in name or name.startswith("sha256:") or ":" in name.rpartition("/")[2]:
         return name
     return f"{name}:latest"
 
 
 def _first_cause(exc: BaseException) -> BaseException:
-    """What ended an upload may be what was to be sent: then that is the error, not the way."""
+    """Return the error that ended an upload: it may come from reading the source, not from
+    sending.
+    """
     at: BaseException | None = exc.__cause__
     while at is not None:
         if isinstance(at, SandkastenError):

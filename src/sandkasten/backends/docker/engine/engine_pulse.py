@@ -1,8 +1,8 @@
-"""Whether an engine still moves what goes through it: asked now and then while streams are open.
+"""Check that an engine still answers while streams through it are open.
 
-A stream through an engine that hangs is silent, and so is one to a command that has nothing to say;
-only the engine can tell which it is. One that does not answer has its streams cut, so that whoever
-waits is told at once instead of at a deadline of his own. Knows no sandbox and raises nothing.
+A stream through a hanging engine is silent, and so is one to a command without output; only the
+engine can tell which it is. If the engine does not answer, its streams are cut, so that callers
+learn it at once instead of at their own deadline. Knows no sandbox and raises nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
-# Of the time that one request may take: both together are less than that.
+# Fractions of the request deadline: both together are less than it.
 _BEAT_SHARE, _ANSWER_SHARE = 0.25, 0.5
 _BEAT_MAX_S = 15.0
 
 
-class Pulse:
+class EngineHealthCheck:
     """`ask` returns when the engine has answered anything, and raises SandkastenError if not."""
 
     def __init__(self, ask: Callable[[], Awaitable[object]], timeout_s: float) -> None:
@@ -66,5 +66,5 @@ def _cut(stream: Stream, why: str) -> None:
         None if response is None or response.connection is None else (response.connection.transport)
     )
     if transport is not None:
-        # What was not sent yet would wait for an engine that reads nothing.
+        # Unsent data would wait for an engine that reads nothing.
         transport.abort()

@@ -1,7 +1,7 @@
-"""A command's standard input and output in a container, as a byte stream to a runner.
+"""Standard input and output of a command in a container, as a byte stream to a runner.
 
-The engine frames what comes out (8 bytes of header for each piece); what goes in is plain. Fails
-with OSError and nothing else.
+The engine frames the output (an 8-byte header per piece); the input is plain. Fails only with
+OSError.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _STDOUT = 1
 _TOLD_BYTES = 400
 # Pieces of a call are small next to this; joined, they are one packet.
 _JOIN_BELOW = 64 * 1024
-# For what was sent and lies in a buffer still.
+# For data that was sent and is still in a buffer.
 _FLUSH_STEPS, _FLUSH_STEP_S = 200, 0.005
 
 
 class ExecStream:
-    """See `ports.ByteStream`. What the command says on its standard error is kept for messages."""
+    """Implements `ports.ByteStream`. The command's standard error is kept for messages."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -71,11 +71,11 @@ class ExecStream:
                 for part in parts:
                     await self._stream.write_in(bytes(part))
         except (aiohttp.ClientError, RuntimeError, AssertionError, AttributeError) as exc:
-            # What is left of a connection that was lost has no transport any more.
+            # A lost connection has no transport any more.
             raise BrokenPipeError(str(exc) or "the connection to the engine is gone") from exc
 
     async def aclose(self) -> None:
-        """A pending receive answers b"". Twice is fine."""
+        """Close. A pending receive returns b"". Twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -83,8 +83,8 @@ class ExecStream:
         with contextlib.suppress(Exception):
             await self._stream.close()
         if transport is not None:
-            # TLS says goodbye and waits for an answer, which an engine gives late or never; until
-            # then the relay would believe in us.
+            # TLS sends a close and waits for the answer, which an engine sends late or never; until
+            # then the relay keeps the connection open.
             for _ in range(_FLUSH_STEPS):
                 if not _unsent(transport):
                     break
@@ -93,7 +93,7 @@ class ExecStream:
                 transport.abort()
 
     def _transport(self) -> asyncio.WriteTransport | None:
-        """What is left of the connection, where it is one of TLS."""
+        """Return the plain transport below a TLS connection."""
         connection = getattr(self._stream._resp, "connection", None)
         transport: asyncio.WriteTransport | None = getattr(connection, "transport", None)
         if transport is None or transport.get_extra_info("sslcontext") is None:
@@ -105,12 +105,12 @@ def _unsent(transport: asyncio.WriteTransport) -> bool:
     try:
         return bool(transport.get_write_buffer_size())
     except AttributeError:
-        # One of TLS that the other side has ended already has lost its protocol, and does not say.
+        # A TLS transport whose peer has already closed has lost its protocol, and does not say so.
         return False
 
 
-class Begun:
-    """A stream whose first bytes were looked at already."""
+class PrefixedStream:
+    """A stream whose first bytes have already been read."""
 
     def __init__(self, first: bytes, stream: ByteStream) -> None:
         self._first = first

@@ -1,6 +1,6 @@
-"""What an engine's answers must look like before anybody reads them. Pure.
+"""Checks of an engine's responses before they are used. Pure.
 
-TypeError or ValueError for one that makes no sense: an engine may be wrong, or not be one.
+Raises TypeError or ValueError for an invalid one: an engine may be faulty, or another program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mapping(found: Any) -> Mapping[str, Any]:
 
 
 def printable(text: str, most: int) -> str:
-    """Its words as a line of ours: nothing in it moves a cursor or ends a line."""
+    """Return its text as one line without control characters."""
     return "".join(one if one.isprintable() else " " for one in text[:most]).strip()
 
 
@@ -48,7 +48,7 @@ def labelled(found: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def container_id(found: Any) -> str:
-    """It becomes part of addresses."""
+    """Check a container id; it becomes part of request paths."""
     if not isinstance(found, str) or not _CONTAINER.match(found):
         raise ValueError("a container without an id")
     return found
@@ -67,7 +67,7 @@ def volume_name(found: Any) -> str:
 
 
 def only_member(packed: bytes) -> bytes | None:
-    """The file in an archive of one file; None when that is none, or not whole."""
+    """Return the file in an archive of one file; None if there is none, or it is incomplete."""
     try:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             member = archive.next()
@@ -81,7 +81,7 @@ def only_member(packed: bytes) -> bytes | None:
 
 
 def unframed(framed: bytes) -> bytes:
-    """What a container wrote, without the engine's headers; plain where there are none."""
+    """Return a container's output without the engine's frame headers; unframed output stays."""
     found = bytearray()
     at = 0
     while at + _FRAME.size <= len(framed):

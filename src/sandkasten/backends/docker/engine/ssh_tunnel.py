@@ -1,8 +1,8 @@
-"""An engine behind ssh: one `ssh` that forwards a private Unix socket of ours to the engine's.
+"""An engine behind ssh: one `ssh` process that forwards a private Unix socket to the engine's.
 
-The user's own ssh, so that keys, agents, jump hosts and known hosts are as he set them up. It ends
-with us, however we end: its standard input is a pipe of ours, and what it runs over there reads it.
-Fails with BackendUnavailable.
+It is the user's own ssh, so keys, agents, jump hosts and known hosts work as configured. It ends
+with this process, however that ends: its standard input is our pipe, and the remote command reads
+it. Fails with BackendUnavailable.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from sandkasten.backends.docker.engine.engine_address import Address
+    from sandkasten.backends.docker.engine.engine_address import EngineAddress
 
 _READY_S = 20.0
 _LOOK_AGAIN_S = 0.02
 _TOLD_BYTES = 400
-# Never asks for anything, and notices within a minute that the other side is gone.
+# Never prompts, and notices within a minute that the peer is gone.
 _OPTIONS = (
     "BatchMode=yes",
     "ExitOnForwardFailure=yes",
@@ -36,12 +36,14 @@ _OPTIONS = (
     "ForwardAgent=no",
     "ForwardX11=no",
 )
-# What ssh may see of our environment.
+# Environment variables that ssh may see.
 _ENVIRONMENT = ("HOME", "PATH", "SSH_AUTH_SOCK", "USER", "LOGNAME", "LANG")
 
 
-def command(address: Address, socket: str) -> list[str]:
-    """`cat` over there reads what we never write: it ends when we do, and ssh with it."""
+def command(address: EngineAddress, socket: str) -> list[str]:
+    """Return the command line. The remote `cat` reads what we never write: it ends when we do,
+    and ssh with it.
+    """
     options = [word for option in _OPTIONS for word in ("-o", option)]
     port = ["-p", str(address.port)] if address.port else []
     user = ["-l", address.user] if address.user else []
@@ -50,9 +52,9 @@ def command(address: Address, socket: str) -> list[str]:
 
 
 class Tunnel:
-    """`socket` can be connected to after `open`. A tunnel that broke is opened anew."""
+    """A tunnel. `socket` accepts connections after `open`. A broken tunnel is opened again."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EngineAddress) -> None:
         self._address = address
         self._directory: str | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -68,13 +70,13 @@ class Tunnel:
             if self._process is not None and self._process.returncode is None:
                 return self.socket
             if self._directory is None:
-                # Short, whatever the data directory is called: a socket's path has 107 bytes.
+                # Short, whatever the data directory is named: a socket path has at most 107 bytes.
                 self._directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="skt-")
             await self._start()
             return self.socket
 
     async def _start(self) -> None:
-        # One that an ssh left which was killed would look like the way that is to be opened.
+        # A socket left by a killed ssh would look like an open tunnel.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket)
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
