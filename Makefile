@@ -96,7 +96,7 @@ test-long:  ## everything, on every backend, in full size
 	@SANDKASTEN_LONG=1 scripts/test.sh all
 
 # Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: run all three at once.
-ready: dev packages-test debians
+ready: dev $(VENV)/.docs packages-test debians
 
 # The part of tests/prepare.py that needs only Python; the rest follows when all is installed.
 debians: | packages-test

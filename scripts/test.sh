@@ -101,6 +101,7 @@ case ${1:-all} in
         begin rust rust
         begin lint scripts/lint.sh python
         finish lint
+        phase docs scripts/docs.sh
         finish prepare
         finish rust
         phase tests python -n "${WORKERS:-5}" --platform=all \
