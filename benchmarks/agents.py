@@ -24,7 +24,7 @@ from benchmarks.turns import in_turns
 from examples.agents.scripted_model import Answer, Asked, Call, ScriptedModel
 from sandkasten.agents.chat.model_settings import Models, ModelSettings
 from sandkasten.agents.definitions.prompt_file import parse_agent
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.loop.agent_loop import AgentLoop
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox
@@ -50,7 +50,7 @@ OURS, ENGINE, HTTP_EXEC, ALONE = "sandkasten", "engine", "HTTP exec", "tool call
 # A round takes some milliseconds, and the medians settle late.
 _ROUNDS_FOR_EXEC: Final = 4
 _TRUE: Final[Mapping[str, str]] = {"cmd": "true"}
-_CONTEXT: Final = RunContext("run_bench", "bench", wish=SandboxWish(mode="code"))
+_CONTEXT: Final = RunContext("run_bench", "bench", sandbox=AgentSandbox(mode="code"))
 _AGENT: Final = "---\nmodel: scripted\nsandbox:\n  mode: code\n---\nYou are a benchmark.\n"
 
 

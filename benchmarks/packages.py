@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.agents import opened
 from benchmarks.turns import in_turns
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ async def _measure(samples: Samples, plan: Plan, scratch: Path) -> None:
     async with opened(scratch / "packages", **links) as engine:
         try:
             with samples.timed(FIRST, "sandkasten"):
-                box = await engine.create(CreateRequest(pip_packages=(_NAME,)))
+                box = await engine.create(CreateRequest(SandboxOptions(pip_packages=(_NAME,))))
             code = ("python3", "-c", f"import {_NAME}")
             assert (await engine.exec(box.id, ExecRequest(code))).exit_code == 0
             turns = {
@@ -54,7 +55,7 @@ async def _measure(samples: Samples, plan: Plan, scratch: Path) -> None:
 
 
 async def _create(engine: Engine, *packages: str) -> None:
-    await engine.create(CreateRequest(pip_packages=packages))
+    await engine.create(CreateRequest(SandboxOptions(pip_packages=packages)))
 
 
 async def _clear(engine: Engine) -> None:

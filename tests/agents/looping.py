@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.chat.model_settings import Models
 from sandkasten.agents.definitions.prompt_file import parse_agent
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.loop.agent_loop import AgentLoop
 from sandkasten.errors import AgentNotFound
 from tests.models.server import ScriptedModel, settings_of
@@ -45,7 +45,7 @@ class Stage:
         **others: Any,
     ) -> AgentResult:
         context = replace(
-            self.desk.context, agent_name=agent.name, wish=agent.wish or SandboxWish()
+            self.desk.context, agent_name=agent.name, sandbox=agent.sandbox or AgentSandbox()
         )
         return await self.loop.run(agent, task, variables or {}, context, self.note, **others)
 

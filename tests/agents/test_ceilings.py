@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
-from sandkasten.agents.policy_check import check_wish
+from sandkasten.agents.policy_check import check_sandbox
 from sandkasten.errors import PolicyDenied, UnsupportedByBackend
 from sandkasten.model.sandbox.policy import Policy
 
@@ -34,14 +34,14 @@ def asked(**fields):
 )
 def test_a_request_over_the_limit_is_denied_and_names_the_rule(fields, rule):
     with pytest.raises(PolicyDenied) as caught:
-        check_wish(asked(**fields), POLICY)
+        check_sandbox(asked(**fields), POLICY)
     assert caught.value.details["rule"] == rule
     assert rule in caught.value.message
     assert caught.value.hint
 
 
 def test_a_request_at_the_limit_is_allowed():
-    check_wish(
+    check_sandbox(
         asked(
             timeout_seconds=3600,
             limits={
@@ -54,9 +54,9 @@ def test_a_request_at_the_limit_is_allowed():
         ),
         POLICY,
     )
-    check_wish(asked(), Policy())
+    check_sandbox(asked(), Policy())
 
 
 def test_an_allowed_but_unavailable_network_is_reported():
     with pytest.raises(UnsupportedByBackend):
-        check_wish(asked(allow_network=True), Policy(allow_network=True))
+        check_sandbox(asked(allow_network=True), Policy(allow_network=True))

@@ -25,8 +25,8 @@ def test_the_example_is_an_agent_without_warnings():
     [source] = re.findall(r"^```prompt\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
     agent = parse_agent(source, "guide")
     assert agent.warnings == ()
-    assert agent.wish is not None
-    assert agent.wish.pip_packages == ("pandas",)
+    assert agent.sandbox is not None
+    assert agent.sandbox.options.pip_packages == ("pandas",)
     system, user = render(agent, "What failed?", {"service": "api"})
     assert system["content"].startswith("You analyze the log of api, the last 7 days of it.")
     assert user == {"role": "user", "content": "What failed?"}

@@ -67,7 +67,7 @@ async def test_an_agent_writes_runs_and_reads_back(desk):
     assert (result.output, result.text) == ("It printed 42.", "It printed 42.")
     assert result.usage == RunUsage(steps=4, tool_calls=3, prompt_tokens=40, completion_tokens=20)
     offered = [one["function"]["name"] for one in stage.model.requests[0].body["tools"]]
-    assert offered == [spec.name for spec in desk.toolbox.specs(CODER.wish)]
+    assert offered == [spec.name for spec in desk.toolbox.specs(CODER.sandbox)]
     kinds = [kind for kind, _ in stage.notes]
     assert kinds == [
         *("agent.message", "agent.message"),
@@ -198,7 +198,7 @@ async def test_an_agent_calls_another_one_in_the_same_workflow(desk):
     assert child.spent.usage == RunUsage(2, 1, 20, 10)
     context = child.context("run_child")
     assert (context.agent_run_id, context.workflow_run_id) == ("run_child", "run_flow")
-    assert (context.depth, context.agent_name, context.wish) == (1, "the writer", writer.wish)
+    assert (context.depth, context.agent_name, context.sandbox) == (1, "the writer", writer.sandbox)
     offered = stage.model.requests[0].body["tools"][-1]["function"]
     assert offered["name"] == "agent_the_writer"
     assert "Writes files." in offered["description"]

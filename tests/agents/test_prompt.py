@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkasten.agents.definitions.prompt_file import Agent, parse_agent, slug
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.errors import InvalidAgent
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 PROMPTS = Path(__file__).parent / "prompts"
 
@@ -34,7 +35,7 @@ def test_the_published_compute_example_is_read_unchanged():
         "openai/gpt-4o",
     )
     assert found.description == "Analyzes log files and computes statistics"
-    assert found.wish == SandboxWish(mode="compute", runtime="python")
+    assert found.sandbox == AgentSandbox(mode="compute", runtime="python")
     assert found.input_schema == {
         "type": "object",
         "properties": {
@@ -54,12 +55,14 @@ def test_the_published_compute_example_is_read_unchanged():
 def test_the_published_code_example_is_read_unchanged():
     found = parse_agent((PROMPTS / "python-developer.prompt").read_bytes(), "x")
     assert found.name == "Python Developer"
-    assert found.wish == SandboxWish(
+    assert found.sandbox == AgentSandbox(
         mode="code",
         runtime="python",
-        image="python:3.11-slim",
-        limits={"cpu_millicores": 1000, "memory_mb": 2048, "workspace_mb": 500},
-        idle_timeout_s=600.0,
+        options=SandboxOptions(
+            image="python:3.11-slim",
+            limits={"cpu_millicores": 1000, "memory_mb": 2048, "workspace_mb": 500},
+            idle_timeout_seconds=600.0,
+        ),
     )
     assert found.warnings == ()
 
@@ -67,12 +70,13 @@ def test_the_published_code_example_is_read_unchanged():
 @pytest.mark.promise("P41")
 def test_the_published_design_example_is_read_unchanged():
     found = parse_agent((PROMPTS / "code-developer.prompt").read_bytes(), "x")
-    assert found.wish == SandboxWish(
+    assert found.sandbox == AgentSandbox(
         mode="code",
         runtime="linux",
         session="workflow",
-        limits={"max_file_size_bytes": 10_485_760, "max_files": 100},
-        idle_timeout_s=300.0,
+        options=SandboxOptions(
+            limits={"max_file_size_bytes": 10_485_760, "max_files": 100}, idle_timeout_seconds=300.0
+        ),
     )
     assert found.warnings == ()
 
@@ -122,7 +126,7 @@ station.level: 2
             "additionalProperties": False,
         },
         output_format="json",
-        wish=SandboxWish(runtime="node"),
+        sandbox=AgentSandbox(runtime="node"),
         agents=("critic", "Log Analyzer"),
         tools=("sandbox_run",),
         max_steps=7,
@@ -139,7 +143,7 @@ station.level: 2
 
 def test_a_file_without_frontmatter_is_an_agent_without_a_sandbox():
     found = parse_agent("Say hello.", "greeter")
-    assert (found.name, found.template, found.wish) == ("greeter", "Say hello.", None)
+    assert (found.name, found.template, found.sandbox) == ("greeter", "Say hello.", None)
 
 
 def test_a_licence_comment_may_precede_the_frontmatter():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 from sandkasten.errors import InvalidAgent
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 
-def wish(**fields) -> SandboxWish:
+def sandbox(**fields) -> AgentSandbox:
     found, warnings = parse_sandbox(fields)
     assert warnings == ()
     return found
@@ -23,12 +24,12 @@ def refusal(value) -> InvalidAgent:
 
 
 def test_a_string_selects_a_runtime_in_compute_mode():
-    assert parse_sandbox("python") == (SandboxWish(mode="compute", runtime="python"), ())
+    assert parse_sandbox("python") == (AgentSandbox(mode="compute", runtime="python"), ())
 
 
 @pytest.mark.promise("P61")
 def test_every_field_is_read():
-    found = wish(
+    found = sandbox(
         mode="code",
         runtime="python",
         image="python:3.11-slim",
@@ -56,37 +57,38 @@ def test_every_field_is_read():
             "exec_timeout_seconds": 300,
         },
     )
-    assert found == SandboxWish(
+    assert found == AgentSandbox(
         mode="code",
         runtime="python",
-        image="python:3.11-slim",
         session="reviews",
-        timeout_s=300.0,
-        network=True,
-        network_allow=("example.org", "*.example.org", "127.0.0.1:8080"),
-        pip_packages=("pandas", "numpy==2.1.0", "uvicorn[standard]>=0.30,<1"),
-        npm_packages=("lodash", "@types/node@20.1.0", "left-pad@^1.3.0"),
-        profile="dev",
-        limits={
-            "cpu_millicores": 1500,
-            "cpu_limit": 1.5,
-            "memory_mb": 2048,
-            "mem_limit_mb": 2048,
-            "pids_limit": 64,
-            "workspace_mb": 500,
-            "max_file_size_bytes": 10_485_760,
-            "max_files": 100,
-            "max_stdout_bytes": 1000,
-            "max_stderr_bytes": 2000,
-            "exec_timeout_seconds": 300,
-        },
-        idle_timeout_s=900.0,
+        timeout_seconds=300.0,
+        options=SandboxOptions(
+            image="python:3.11-slim",
+            network="allow:example.org,*.example.org,127.0.0.1:8080",
+            pip_packages=("pandas", "numpy==2.1.0", "uvicorn[standard]>=0.30,<1"),
+            npm_packages=("lodash", "@types/node@20.1.0", "left-pad@^1.3.0"),
+            profile="dev",
+            limits={
+                "cpu_millicores": 1500,
+                "cpu_limit": 1.5,
+                "memory_mb": 2048,
+                "mem_limit_mb": 2048,
+                "pids_limit": 64,
+                "workspace_mb": 500,
+                "max_file_size_bytes": 10_485_760,
+                "max_files": 100,
+                "max_stdout_bytes": 1000,
+                "max_stderr_bytes": 2000,
+                "exec_timeout_seconds": 300,
+            },
+            idle_timeout_seconds=900.0,
+        ),
     )
 
 
 def test_omitted_fields_have_their_defaults():
-    assert wish() == SandboxWish()
-    assert wish(limits=None, network=None, session=None) == SandboxWish()
+    assert sandbox() == AgentSandbox()
+    assert sandbox(limits=None, network=None, session=None) == AgentSandbox()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_omitted_fields_have_their_defaults():
     ],
 )
 def test_a_network_can_be_requested_in_three_ways(fields, network):
-    assert wish(**fields).network is network
+    assert (sandbox(**fields).options.network is not None) is network
 
 
 @pytest.mark.promise("P61")
@@ -143,7 +145,7 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_spelling():
     found, warnings = parse_sandbox(
         {"runtme": "python", "limits": {"memroy_mb": 1}, "network": {"enabld": True}}
     )
-    assert found == SandboxWish()
+    assert found == AgentSandbox()
     assert warnings == (
         "sandbox has no field 'runtme' (did you mean runtime?)",
         "sandbox.limits has no field 'memroy_mb' (did you mean memory_mb?)",
@@ -248,7 +250,7 @@ def test_npm_takes_no_other_sources(package):
 
 
 def test_spaces_around_a_version_are_accepted():
-    assert wish(pip_packages=["pandas >= 2, < 3"]).pip_packages == ("pandas>=2,<3",)
+    assert sandbox(pip_packages=["pandas >= 2, < 3"]).options.pip_packages == ("pandas>=2,<3",)
 
 
 @pytest.mark.promise("P61")
@@ -259,8 +261,8 @@ def test_a_session_name_cannot_collide_with_another_key(name):
 
 
 def test_names_that_are_equal_when_joined_are_different_keys():
-    one = RunContext("r", workflow_run_id="a_b", wish=SandboxWish(mode="code", session="c"))
-    other = RunContext("r", workflow_run_id="a", wish=SandboxWish(mode="code", session="b_c"))
+    one = RunContext("r", workflow_run_id="a_b", sandbox=AgentSandbox(mode="code", session="c"))
+    other = RunContext("r", workflow_run_id="a", sandbox=AgentSandbox(mode="code", session="b_c"))
     assert str(one.session_key()) == "workflow:a_b:c"
     assert str(other.session_key()) == "workflow:a:b_c"
 

@@ -29,6 +29,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.runs.run_values import AgentRunRequest, RunRow, WorkflowRunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.agents.agency import (
     DEFAULT_TENANT,
@@ -357,10 +358,12 @@ async def test_continuing_a_run_takes_over_the_idle_time_of_its_sandboxes(tmp_pa
         async with home.runs.claim(flow.id):
             made = await home.engine.create(
                 CreateRequest(
+                    SandboxOptions(
+                        image="bash",
+                        idle_timeout_seconds=PLAIN_IDLE_S,
+                        lifetime_seconds=PLAIN_IDLE_S,
+                    ),
                     session_key=f"workflow:{flow.id}:default",
-                    image="bash",
-                    idle_timeout_s=PLAIN_IDLE_S,
-                    lifetime_s=PLAIN_IDLE_S,
                 )
             )
         # The service may have found it by itself by now.

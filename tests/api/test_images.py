@@ -12,6 +12,7 @@ from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.journal_rows import KeyRow
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.api.serving import serving
 from tests.imagekit import docker_members, layer, members_tar, sketch
@@ -103,8 +104,8 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(daemon, tmp_pat
 
 async def test_an_image_in_use_stays_and_only_its_owner_learns_by_whom(daemon, engine):
     await take(daemon, archive())
-    mine = await engine.create(CreateRequest(image="mine:1"))
-    other = await engine.create(CreateRequest(image="mine:1", tenant="other"))
+    mine = await engine.create(CreateRequest(SandboxOptions(image="mine:1")))
+    other = await engine.create(CreateRequest(SandboxOptions(image="mine:1"), tenant="other"))
     assert (await daemon.ask("GET", f"{I}/mine:1")).json["used_by"] == [mine.id]
     assert (await daemon.ask("GET", I)).json["images"][0]["used_by"] == [mine.id]
     refused = await daemon.ask("DELETE", f"{I}/mine:1")

@@ -90,7 +90,7 @@ async def test_a_flood_is_told_as_an_overflow(real_daemon):
         await reply.content.readline()
         # Nobody reads meanwhile: more than the kernel's queue and all buffers hold.
         command = "i=0; while [ $i -lt 60000 ]; do : > f$i; i=$((i+1)); done"
-        await real_daemon.server.engine.exec(the_id, ExecRequest(command, timeout_s=200))
+        await real_daemon.server.engine.exec(the_id, ExecRequest(command, timeout_seconds=200))
         found = b""
         async with asyncio.timeout(PATIENCE_S):
             while b"event: overflow" not in found:

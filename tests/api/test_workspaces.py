@@ -14,6 +14,7 @@ from sandkasten.engine.lifecycle import workspace_loans
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.journal_rows import KeyRow
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.api.serving import serving
 from tests.patience import PATIENCE_S
@@ -147,7 +148,7 @@ async def test_who_wants_the_workspace_waits_for_a_transfer_and_gets_it(daemon, 
         if [one for one in await engine.list(all=True) if one.status == "running"]:
             break
         await asyncio.sleep(0.02)
-    wanting = asyncio.create_task(engine.create(CreateRequest(workspace_id="w")))
+    wanting = asyncio.create_task(engine.create(CreateRequest(SandboxOptions(workspace_id="w"))))
     await asyncio.sleep(0.3)
     assert not wanting.done()
     go.set()

@@ -8,7 +8,7 @@ import pytest
 
 from sandkasten import AsyncSandbox
 from sandkasten.cli.commands import cp, exec, listings, sandbox_lifecycle
-from sandkasten.cli.commands.exec import Order
+from sandkasten.cli.commands.exec import CommandLine
 from sandkasten.errors import InvalidRequest, IsADirectory, SessionNotFound
 
 pytestmark = pytest.mark.anyio
@@ -20,9 +20,8 @@ async def box():
         yield made
 
 
-def _order(*command: str, **more: object) -> Order:
-    given = {"timeout_s": None, "cwd": None, "env": {}, "shell": "default", **more}
-    return Order(command=command[0] if len(command) == 1 else command, **given)  # type: ignore[arg-type]
+def _order(*command: str, **more: object) -> CommandLine:
+    return CommandLine(command[0] if len(command) == 1 else command, more)  # type: ignore[arg-type]
 
 
 async def test_one_word_goes_to_the_shell_that_remembers(box, state, capfd):
@@ -47,7 +46,7 @@ async def test_a_beginning_of_an_id_is_enough_when_it_is_the_only_one(box, state
 
 
 async def test_a_command_out_of_time_is_124(box, state):
-    assert await exec.execute(state, box.id, _order("sleep", "60", timeout_s=0.2)) == 124
+    assert await exec.execute(state, box.id, _order("sleep", "60", timeout_seconds=0.2)) == 124
 
 
 async def test_a_command_ended_by_a_signal_is_128_and_the_signal(box, state):

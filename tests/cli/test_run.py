@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from sandkasten.cli.commands.run import Job, figures, pairs, program_of
+from sandkasten.cli.commands.run import Job, program_of
+from sandkasten.cli.options import numbers, pairs
 from sandkasten.errors import InvalidRequest
 
 
@@ -100,9 +101,9 @@ def test_the_runtime_follows_from_the_file(tmp_path, name, runtime):
 
 def test_pairs_and_figures_are_read_strictly():
     assert pairs(["A=1", "B="], "--env") == {"A": "1", "B": ""}
-    assert figures(["a=1", "b=0.5"]) == {"a": 1, "b": 0.5}
+    assert numbers(["a=1", "b=0.5"]) == {"a": 1, "b": 0.5}
     for words in (["A"], ["=x"]):
         with pytest.raises(InvalidRequest):
             pairs(words, "--env")
     with pytest.raises(InvalidRequest):
-        figures(["a=much"])
+        numbers(["a=much"])

@@ -17,6 +17,7 @@ from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.hostwatch import loopwatch
 from tests.patience import PATIENCE_S
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 IMAGE = "busybox:test"
-FAR = CreateRequest(backend="docker")
+FAR = CreateRequest(SandboxOptions(backend="docker"))
 _RUNNER = "sandkasten-runner-"
 
 

@@ -22,6 +22,7 @@ from sandkasten.errors import (
     Unauthorized,
     UnsupportedByBackend,
 )
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests import imagekit
 from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.promise("P59")
 
 
 def far(image: str) -> CreateRequest:
-    return CreateRequest(backend="docker", image=image)
+    return CreateRequest(SandboxOptions(backend="docker", image=image))
 
 
 async def refused(sand: Engine, image: str, kind: type[SandkastenError]) -> SandkastenError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.docker.site import nothing_left, opened, sh
 from tests.engines import lent, stock
@@ -31,7 +32,7 @@ async def test_packages_are_mounted_on_a_local_engine_and_refused_on_a_remote_on
     # Where the engine has the very same files as we.
     data = Path(engine.shares) / tmp_path.name
     wish = CreateRequest(
-        backend="docker", image=stock.reference("debian"), pip_packages=("epsilon",)
+        SandboxOptions(backend="docker", image=stock.reference("debian"), pip_packages=("epsilon",))
     )
     more = {"packages_find_links": str(tmp_path / "w")}
     async with opened(data, engine, "bind", **more) as sand:

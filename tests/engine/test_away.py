@@ -16,6 +16,7 @@ from sandkasten.errors import BackendUnavailable, NotFound, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered
 from tests.engine.away import HINT, FarWorld
 from tests.engine.injections import GO, UNTIL_GO
@@ -23,7 +24,7 @@ from tests.engine.test_journal import until
 
 pytestmark = pytest.mark.anyio
 
-FAR = CreateRequest(backend="docker")
+FAR = CreateRequest(SandboxOptions(backend="docker"))
 RUNS = "running/running"
 
 
@@ -192,7 +193,11 @@ async def test_a_process_without_a_watch_finishes_a_destroy_in_its_sweep(world):
 
 @pytest.mark.promise("P57")
 async def test_a_lifetime_that_ends_meanwhile_is_an_expiry_and_leftovers_are_removed(world):
-    the_id = (await world.engine.create(CreateRequest(backend="docker", lifetime_s=60))).id
+    the_id = (
+        await world.engine.create(
+            CreateRequest(SandboxOptions(backend="docker", lifetime_seconds=60))
+        )
+    ).id
     await world.far.turn("away")
     world.clock.ahead_s = 100
     assert not await world.engine._reaper.bury(the_id)
@@ -208,7 +213,9 @@ async def test_a_lifetime_that_ends_meanwhile_is_an_expiry_and_leftovers_are_rem
 @pytest.mark.promise("P57")
 async def test_a_sandbox_that_ended_itself_meanwhile_is_not_crashed(world):
     await world.engine.recover()
-    the_id = (await world.engine.create(CreateRequest(backend="docker", ttl_s=60))).id
+    the_id = (
+        await world.engine.create(CreateRequest(SandboxOptions(backend="docker", ttl_seconds=60)))
+    ).id
     await world.far.turn("away")
     await asyncio.sleep(0.1)
     world.clock.ahead_s = 61
@@ -373,7 +380,7 @@ async def test_a_returning_backend_is_noticed_without_any_of_its_sessions(world)
 
 
 async def test_a_session_key_creates_no_second_sandbox_meanwhile(world):
-    asked = CreateRequest(backend="docker", session_key="k")
+    asked = CreateRequest(SandboxOptions(backend="docker"), session_key="k")
     the_id = (await world.engine.create(asked)).id
     await world.far.turn("away")
     with pytest.raises(BackendUnavailable):

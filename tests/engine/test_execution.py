@@ -20,6 +20,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Pty
 from sandkasten.model.commands.kept_output import gap_marker
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.model.sandbox.usage import Usage
 from tests.engine.injections import GO, UNTIL_GO
@@ -106,7 +107,7 @@ async def test_a_command_that_cannot_be_started_is_an_error(engine, box):
     [
         (ExecRequest("a\0"), InvalidRequest),
         (ExecRequest("x" * (2**20 + 1)), PayloadTooLarge),
-        (ExecRequest("true", timeout_s=4000), InvalidRequest),
+        (ExecRequest("true", timeout_seconds=4000), InvalidRequest),
         (ExecRequest("true", env={"A B": ""}), InvalidRequest),
         (ExecRequest("true", stdin="text"), InvalidRequest),  # type: ignore[arg-type]
         (ExecRequest("true", idempotency_key=""), InvalidRequest),
@@ -134,7 +135,7 @@ async def test_env_and_cwd_reach_the_command(engine, box):
 
 
 async def test_a_deadline_is_a_result_with_the_output_before_it(engine, box):
-    result = await engine.exec(box, ExecRequest("echo before; sleep 600", timeout_s=0.5))
+    result = await engine.exec(box, ExecRequest("echo before; sleep 600", timeout_seconds=0.5))
     assert (result.status, result.timed_out, result.stdout) == ("timed_out", True, b"before\n")
     assert result.why is not None
     assert result.why.code == "TIMEOUT"
@@ -198,7 +199,7 @@ async def test_refused_forks_are_the_verdict_on_a_failure(world, box):
 
 
 async def test_a_full_workspace_is_the_verdict_on_a_failure(world):
-    info = await world.engine.create(CreateRequest(limits={"workspace_mb": 1}))
+    info = await world.engine.create(CreateRequest(SandboxOptions(limits={"workspace_mb": 1})))
     await world.engine.files.write(info.id, "big", bytes(2**20))
     assert (await world.engine.exec(info.id, ExecRequest("true"))).why is None
     result = await world.engine.exec(info.id, ExecRequest("false"))
@@ -374,7 +375,7 @@ async def test_a_runner_that_never_reports_is_abandoned(world, box, monkeypatch)
     monkeypatch.setattr(exec_follower, "REPORT_SLACK_S", -59.5)
     monkeypatch.setattr(exec_follower, "GRACE_S", 0)
     result = await world.engine.exec(
-        box, ExecRequest(("sh", "-c", "echo x; sleep 600"), timeout_s=60)
+        box, ExecRequest(("sh", "-c", "echo x; sleep 600"), timeout_seconds=60)
     )
     assert (result.status, result.stdout) == ("lost", b"x\n")
 

@@ -23,6 +23,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.files.file_entries import FileContent
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.patience import PATIENCE_S
 
@@ -156,7 +157,7 @@ async def test_writing_a_string_instead_of_bytes_is_refused(engine, box):
 
 
 async def test_a_full_workspace_is_a_typed_error(world):
-    info = await world.engine.create(CreateRequest(limits={"workspace_mb": 1}))
+    info = await world.engine.create(CreateRequest(SandboxOptions(limits={"workspace_mb": 1})))
     with pytest.raises(QuotaExceeded):
         await world.engine.files.write(info.id, "x", bytes(2 * 2**20))
 

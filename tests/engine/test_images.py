@@ -20,6 +20,7 @@ from sandkasten.images.host_image import HostImages
 from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryStore
 from tests.imagekit import docker_members, layer, sketch, write_tar
@@ -74,8 +75,8 @@ async def world(tmp_path):
 @pytest.mark.promise("P48")
 async def test_an_image_in_use_is_not_removed_and_its_sandboxes_are_named(world):
     the_id = await world.bring("a")
-    one = await world.engine.create(CreateRequest(image="a"))
-    two = await world.engine.create(CreateRequest(image="a"))
+    one = await world.engine.create(CreateRequest(SandboxOptions(image="a")))
+    two = await world.engine.create(CreateRequest(SandboxOptions(image="a")))
     assert one.image == "a:latest"
     [shown] = await world.engine.images.list()
     assert set(shown.used_by) == {one.id, two.id}
@@ -95,7 +96,7 @@ async def test_an_image_in_use_is_not_removed_and_its_sandboxes_are_named(world)
 async def test_one_of_two_names_of_an_image_in_use_can_be_removed(world):
     await world.bring("a")
     await world.engine.images.tag("a", "b")
-    box = await world.engine.create(CreateRequest(image="a"))
+    box = await world.engine.create(CreateRequest(SandboxOptions(image="a")))
     gone = await world.engine.images.remove("a")
     assert not gone.deleted
     assert (await world.engine.images.inspect("b")).used_by == (box.id,)
@@ -104,7 +105,7 @@ async def test_one_of_two_names_of_an_image_in_use_can_be_removed(world):
 @pytest.mark.promise("P48")
 async def test_garbage_collection_never_removes_layers_of_a_running_sandbox(world):
     old = await world.bring("a")
-    box = await world.engine.create(CreateRequest(image="a"))
+    box = await world.engine.create(CreateRequest(SandboxOptions(image="a")))
     trees = (await world.library.resolve("a")).layers
     # The name goes to other content; nothing but the sandbox holds the old one.
     await world.bring("a", layers=[layer({"x": b"other"})])
@@ -138,7 +139,7 @@ async def test_a_sandbox_whose_image_is_removed_during_create_is_refused_and_lea
 
     world.library.resolve = resolve_then_lose
     with pytest.raises(InvalidImage, match="was removed while"):
-        await world.engine.create(CreateRequest(image="a"))
+        await world.engine.create(CreateRequest(SandboxOptions(image="a")))
     assert await world.ledger.list() == []
 
 
@@ -156,7 +157,9 @@ async def test_concurrent_create_and_remove_end_consistently(world):
         made: Any
         gone: Any
         made, gone = await asyncio.gather(
-            world.engine.create(CreateRequest(image="a")), remove(), return_exceptions=True
+            world.engine.create(CreateRequest(SandboxOptions(image="a"))),
+            remove(),
+            return_exceptions=True,
         )
         if isinstance(made, BaseException):
             assert isinstance(made, InvalidImage)
@@ -180,7 +183,7 @@ async def test_concurrent_create_and_remove_end_consistently(world):
 @pytest.mark.promise("P52")
 async def test_the_callers_environment_overrides_that_of_the_image(world):
     await world.bring("a", config={"Env": ["A=image", "B=image", "bad-name=x"]})
-    box = await world.engine.create(CreateRequest(image="a", env={"A": "caller"}))
+    box = await world.engine.create(CreateRequest(SandboxOptions(image="a", env={"A": "caller"})))
     result = await world.engine.exec(box.id, ExecRequest(command="echo $A $B"))
     assert result.stdout.split() == [b"caller", b"image"]
 

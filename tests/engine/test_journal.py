@@ -18,6 +18,7 @@ from sandkasten.errors import (
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryJournal
 from tests.engine.injections import GO, UNTIL_GO, World
@@ -73,7 +74,10 @@ async def test_a_session_is_in_the_journal_before_the_ledger_and_runs_afterwards
 
     journaled.store.put, journaled.journal.session_runs = watched_put, watched_runs
     request = CreateRequest(
-        labels={"a": "1"}, session_key="k@x", workspace_id="w", tenant="acme", key_id="key_1"
+        SandboxOptions(labels={"a": "1"}, workspace_id="w"),
+        session_key="k@x",
+        tenant="acme",
+        key_id="key_1",
     )
     info = await journaled.engine.create(request)
     assert seen == [

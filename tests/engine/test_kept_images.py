@@ -27,6 +27,7 @@ from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import KeepsImages
 from sandkasten.store.memory import MemoryStore
@@ -98,7 +99,7 @@ class World:
 
     async def shown(self, image: str | None = None) -> Image:
         """Return the image of a sandbox that requests this."""
-        await self.engine.create(CreateRequest(image=image))
+        await self.engine.create(CreateRequest(SandboxOptions(image=image)))
         return self.keeper.shown[-1]
 
 
@@ -134,7 +135,7 @@ async def test_an_image_missing_from_the_store_is_searched_in_the_backend_under_
     image = await world.shown("python")
     assert (image.name, image.kind) == ("python:3.11-slim", "engine")
     assert world.keeper.sought == [("python:latest", "python:3.11-slim")]
-    info = await world.engine.create(CreateRequest(image="alpine"))
+    info = await world.engine.create(CreateRequest(SandboxOptions(image="alpine")))
     assert info.image == "alpine:latest"
     assert info.warnings == ()
 
@@ -158,7 +159,9 @@ async def test_the_host_image_is_no_fallback_on_a_backend_with_its_own_images(op
     world = opened()
     with pytest.raises(InvalidImage):
         await world.shown("bash")
-    elsewhere = await world.engine.create(CreateRequest(image="bash", backend="unisolated"))
+    elsewhere = await world.engine.create(
+        CreateRequest(SandboxOptions(image="bash", backend="unisolated"))
+    )
     assert elsewhere.image == "host"
     assert elsewhere.warnings
 
@@ -186,7 +189,11 @@ async def test_a_request_without_an_image_gets_the_default(opened):
 
 async def test_a_one_shot_runs_on_the_image_of_its_runtime(opened):
     world = opened("python:3.11-slim", "ubuntu:22.04")
-    assert (await world.engine.run(RunRequest(runtime="sh", code="true", image="linux"))).ok
+    assert (
+        await world.engine.run(
+            RunRequest(runtime="sh", code="true", options=SandboxOptions(image="linux"))
+        )
+    ).ok
     assert world.keeper.shown[-1].name == "ubuntu:22.04"
     result = await world.engine.run(RunRequest(runtime="bash", code="echo hi"))
     assert result.image == "ubuntu:22.04"
@@ -245,7 +252,7 @@ async def test_garbage_is_collected_while_a_sandbox_uses_an_image_of_the_backend
 async def test_a_stored_image_is_kept_while_a_backend_uses_it(opened):
     world = opened()
     the_id = await world.bring("a")
-    info = await world.engine.create(CreateRequest(image="a"))
+    info = await world.engine.create(CreateRequest(SandboxOptions(image="a")))
     [image] = await world.engine.images.list()
     assert (image.id, image.used_by) == (the_id, (info.id,))
 

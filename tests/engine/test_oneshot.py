@@ -15,6 +15,7 @@ from sandkasten.errors import (
     QuotaExceeded,
 )
 from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +44,7 @@ async def test_failing_one_shot_code_is_a_result(world):
 
 
 async def test_a_one_shot_timeout_is_a_result(world):
-    result = await sh(world, "echo before; sleep 600", timeout_s=1)
+    result = await sh(world, "echo before; sleep 600", timeout_seconds=1)
     assert (result.ok, result.timed_out, result.stdout) == (False, True, b"before\n")
     assert result.why is not None
     assert (result.why.code, result.error) == ("TIMEOUT", result.why.message)
@@ -55,7 +56,7 @@ async def test_args_env_files_and_stdin_reach_the_code(world):
         world,
         "echo $1 $2; echo $A; cat data/in.txt; cat raw; cat",
         args=("one", "two words"),
-        env={"A": "value"},
+        options=SandboxOptions(env={"A": "value"}),
         files={"data/in.txt": "text\n", "/work/raw": b"raw\n"},
         stdin=b"stdin\n",
     )
@@ -74,7 +75,9 @@ async def test_every_file_exists_when_the_code_starts(world):
 async def test_code_that_does_not_fit_the_workspace_is_a_typed_error(world):
     with pytest.raises(QuotaExceeded):
         await world.engine.run(
-            RunRequest("#" * 2_000_000, runtime="sh", limits={"workspace_mb": 1})
+            RunRequest(
+                "#" * 2_000_000, runtime="sh", options=SandboxOptions(limits={"workspace_mb": 1})
+            )
         )
     assert await world.left() == ([], [])
 
@@ -102,7 +105,7 @@ async def test_artifacts_over_a_limit_are_named_and_left_out(world, monkeypatch)
         world,
         "echo small > a; yes | head -c 5000 > b",
         artifacts=("*",),
-        limits={"max_artifact_bytes": 100},
+        options=SandboxOptions(limits={"max_artifact_bytes": 100}),
     )
     assert result.artifacts == (
         Artifact("a", 6, b"small\n"),
@@ -132,7 +135,9 @@ async def test_artifacts_of_failed_code_are_returned(world):
 
 async def test_a_missing_interpreter_is_reported_with_a_remedy(world):
     with pytest.raises(CommandNotFound) as refused:
-        await world.engine.run(RunRequest("1", runtime="node", env={"PATH": "/nowhere"}))
+        await world.engine.run(
+            RunRequest("1", runtime="node", options=SandboxOptions(env={"PATH": "/nowhere"}))
+        )
     assert "node" in refused.value.message
     assert "nodejs" in refused.value.hint
     assert await world.left() == ([], [])
@@ -149,12 +154,12 @@ async def test_a_missing_interpreter_is_reported_with_a_remedy(world):
         (RunRequest("x", files={str(i): "" for i in range(1001)}), PayloadTooLarge),
         (RunRequest("x", files={"main.py": ""}), InvalidRequest),
         (RunRequest("x", args=("a\0",)), InvalidRequest),
-        (RunRequest("x", env={"1": ""}), InvalidRequest),
-        (RunRequest("x", timeout_s=0.5), InvalidRequest),
-        (RunRequest("x", timeout_s=3601), InvalidRequest),
-        (RunRequest("x", timeout_s=True), InvalidRequest),
+        (RunRequest("x", options=SandboxOptions(env={"1": ""})), InvalidRequest),
+        (RunRequest("x", timeout_seconds=0.5), InvalidRequest),
+        (RunRequest("x", timeout_seconds=3601), InvalidRequest),
+        (RunRequest("x", timeout_seconds=True), InvalidRequest),
         (RunRequest("x", artifacts=("/etc/*",)), InvalidRequest),
-        (RunRequest("x", limits={"ram": 1}), InvalidRequest),
+        (RunRequest("x", options=SandboxOptions(limits={"ram": 1})), InvalidRequest),
         (RunRequest("\ud800"), InvalidRequest),
         (RunRequest(7), InvalidRequest),  # type: ignore[arg-type]
     ],
@@ -231,7 +236,12 @@ async def test_files_that_do_not_fit_the_workspace_are_a_typed_error(world):
     files = {"a": bytes(2**20), "b": bytes(2**20)}
     with pytest.raises(QuotaExceeded):
         await world.engine.run(
-            RunRequest("true", runtime="sh", files=files, limits={"workspace_mb": 1})
+            RunRequest(
+                "true",
+                runtime="sh",
+                files=files,
+                options=SandboxOptions(limits={"workspace_mb": 1}),
+            )
         )
     assert await world.left() == ([], [])
 

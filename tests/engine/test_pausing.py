@@ -14,6 +14,7 @@ from sandkasten.engine.lifecycle.pause import _IdleTracker
 from sandkasten.errors import Conflict, SessionNotFound, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State, is_there, may_move
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept
 
 pytestmark = pytest.mark.anyio
@@ -126,7 +127,7 @@ async def test_the_reaper_gives_a_running_sandbox_time_to_end_itself(world, engi
 
 
 async def test_the_reaper_does_not_end_what_is_idle_by_the_ledger_alone(world, engine):
-    info = await engine.create(CreateRequest(ttl_s=60, lifetime_s=3600))
+    info = await engine.create(CreateRequest(SandboxOptions(ttl_seconds=60, lifetime_seconds=3600)))
     started = await engine.exec_start(info.id, ExecRequest(("sleep", "30")))
     world.clock.ahead_s = 600
     assert await world.another().sweep() == Swept()
@@ -145,7 +146,7 @@ async def test_a_paused_sandbox_whose_cell_died_is_lost(world, engine, paused):
 
 async def test_measuring_does_not_count_as_activity(world):
     engine = world.engine
-    info = await engine.create(CreateRequest(ttl_s=60))
+    info = await engine.create(CreateRequest(SandboxOptions(ttl_seconds=60)))
     world.clock.ahead_s = 30
     left = (await engine.get(info.id)).expires_at
     await engine.usage(info.id)

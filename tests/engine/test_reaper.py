@@ -15,6 +15,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
@@ -108,7 +109,7 @@ async def test_everything_of_an_earlier_boot_is_collected(world, box):
 
 
 async def test_a_sandbox_past_its_lifetime_is_expired_and_one_before_is_not(world):
-    short = await world.engine.create(CreateRequest(lifetime_s=100))
+    short = await world.engine.create(CreateRequest(SandboxOptions(lifetime_seconds=100)))
     long = await world.engine.create(CreateRequest())
     world.clock.ahead_s = 105
     assert await world.engine.sweep() == Swept()

@@ -13,6 +13,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
@@ -58,7 +59,7 @@ async def test_a_session_that_ran_before_it_was_recorded_as_running_is_kept(jour
 async def test_a_sandbox_unknown_to_the_journal_is_adopted(journaled, next_engine):
     journaled.journal, journal = None, journaled.journal
     embedded = journaled.another()
-    info = await embedded.create(CreateRequest(labels={"a": "1"}, session_key="k"))
+    info = await embedded.create(CreateRequest(SandboxOptions(labels={"a": "1"}), session_key="k"))
     assert await next_engine.recover() == Recovered(adopted=1)
     adopted = await journal.session(info.id)
     assert (adopted.tenant, adopted.status, adopted.labels) == ("default", "running", {"a": "1"})
@@ -102,7 +103,7 @@ async def test_a_dead_cell_is_crashed_and_its_leftovers_are_removed(journaled, n
 
 
 async def test_a_lease_that_ran_out_meanwhile_is_an_expiry(journaled, next_engine):
-    info = await journaled.engine.create(CreateRequest(ttl_s=60))
+    info = await journaled.engine.create(CreateRequest(SandboxOptions(ttl_seconds=60)))
     await journaled.engine.aclose()
     await journaled.backend.cells[info.id].real.crash()
     journaled.clock.ahead_s = 61

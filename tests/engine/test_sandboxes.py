@@ -25,6 +25,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
@@ -35,11 +36,13 @@ pytestmark = pytest.mark.anyio
 async def test_a_sandbox_is_described_as_requested(engine):
     info = await engine.create(
         CreateRequest(
-            ttl_s=60,
-            lifetime_s=120,
-            env={"A": "1"},
-            labels={"team": "x"},
-            limits={"mem_limit_mb": 64},
+            SandboxOptions(
+                ttl_seconds=60,
+                lifetime_seconds=120,
+                env={"A": "1"},
+                labels={"team": "x"},
+                limits={"mem_limit_mb": 64},
+            )
         )
     )
     assert info.id == info.sandbox_id == info.session_id
@@ -61,7 +64,7 @@ async def test_a_sandbox_is_described_as_requested(engine):
 
 async def test_the_environment_of_a_sandbox_is_the_operators_then_the_callers():
     world = World(policy=Policy(env={"A": "operator", "B": "operator"}))
-    info = await world.engine.create(CreateRequest(env={"A": "caller"}))
+    info = await world.engine.create(CreateRequest(SandboxOptions(env={"A": "caller"})))
     result = await world.engine.exec(info.id, ExecRequest("echo $A $B"))
     assert result.stdout == b"caller operator\n"
     await world.engine.destroy(info.id)
@@ -72,17 +75,19 @@ async def test_the_environment_of_a_sandbox_is_the_operators_then_the_callers():
 async def test_no_request_gets_more_than_the_operators_maximum():
     world = World(policy=Policy(ceiling={"mem_limit_mb": 256, "max_stdout_bytes": 1000}))
     with pytest.raises(PolicyDenied) as refused:
-        await world.engine.create(CreateRequest(limits={"memory_mb": 257}))
+        await world.engine.create(CreateRequest(SandboxOptions(limits={"memory_mb": 257})))
     assert refused.value.details["rule"] == "policy.max.mem_limit_mb"
     with pytest.raises(PolicyDenied):
-        await world.engine.run(RunRequest("echo", "bash", limits={"max_stdout_bytes": 1001}))
-    info = await world.engine.create(CreateRequest(limits={"memory_mb": 256}))
+        await world.engine.run(
+            RunRequest("echo", "bash", options=SandboxOptions(limits={"max_stdout_bytes": 1001}))
+        )
+    info = await world.engine.create(CreateRequest(SandboxOptions(limits={"memory_mb": 256})))
     assert info.limits.memory_bytes == 256 * 1024 * 1024
     await world.engine.aclose()
 
 
 async def test_an_alias_causes_a_warning_and_the_default_does_not(engine):
-    named = await engine.create(CreateRequest(image="bash"))
+    named = await engine.create(CreateRequest(SandboxOptions(image="bash")))
     assert named.warnings == ("alias bash (ubuntu:22.04) answered by the host image",)
     silent = await engine.create(CreateRequest())
     assert silent.warnings == ()
@@ -98,7 +103,7 @@ async def test_an_allow_list_with_one_image_makes_it_the_default():
     result = await world.engine.run(RunRequest("echo ok", runtime="bash"))
     assert result.stdout == b"ok\n"
     with pytest.raises(PolicyDenied) as refused:
-        await world.engine.create(CreateRequest(image="host"))
+        await world.engine.create(CreateRequest(SandboxOptions(image="host")))
     assert "ubuntu:22.04" in refused.value.hint
     with pytest.raises(PolicyDenied):
         await world.engine.run(RunRequest("echo ok", runtime="node"))
@@ -108,16 +113,16 @@ async def test_an_allow_list_with_one_image_makes_it_the_default():
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        (CreateRequest(image="--privileged"), InvalidImage),
-        (CreateRequest(image="python:3.11-slim"), InvalidImage),
-        (CreateRequest(network="bridge"), UnsupportedByBackend),
-        (CreateRequest(profile="dev"), UnsupportedByBackend),
-        (CreateRequest(backend="docker"), BackendUnavailable),
-        (CreateRequest(env={"A B": "x"}), InvalidRequest),
-        (CreateRequest(labels={"": "x"}), InvalidRequest),
-        (CreateRequest(labels={str(i): "x" for i in range(65)}), InvalidRequest),
-        (CreateRequest(limits={"ram": 5}), InvalidRequest),
-        (CreateRequest(ttl_s=-1), InvalidRequest),
+        (CreateRequest(SandboxOptions(image="--privileged")), InvalidImage),
+        (CreateRequest(SandboxOptions(image="python:3.11-slim")), InvalidImage),
+        (CreateRequest(SandboxOptions(network="bridge")), UnsupportedByBackend),
+        (CreateRequest(SandboxOptions(profile="dev")), UnsupportedByBackend),
+        (CreateRequest(SandboxOptions(backend="docker")), BackendUnavailable),
+        (CreateRequest(SandboxOptions(env={"A B": "x"})), InvalidRequest),
+        (CreateRequest(SandboxOptions(labels={"": "x"})), InvalidRequest),
+        (CreateRequest(SandboxOptions(labels={str(i): "x" for i in range(65)})), InvalidRequest),
+        (CreateRequest(SandboxOptions(limits={"ram": 5})), InvalidRequest),
+        (CreateRequest(SandboxOptions(ttl_seconds=-1)), InvalidRequest),
         (CreateRequest(session_key="\n"), InvalidRequest),
     ],
 )
@@ -346,13 +351,13 @@ async def test_a_key_is_free_again_after_a_failed_create(world):
 
 async def test_a_different_request_under_a_used_key_is_a_conflict(world, monkeypatch):
     await world.engine.create(CreateRequest(session_key="k"))
-    await world.engine.create(CreateRequest(session_key="k", image="bash"))
+    await world.engine.create(CreateRequest(SandboxOptions(image="bash"), session_key="k"))
     (row,) = await world.store.list()
     from dataclasses import replace
 
     await world.store.put(replace(row, image="other"))
     with pytest.raises(Conflict) as refused:
-        await world.engine.create(CreateRequest(session_key="k", image="host"))
+        await world.engine.create(CreateRequest(SandboxOptions(image="host"), session_key="k"))
     assert "image other" in refused.value.message
 
 
@@ -385,14 +390,14 @@ async def test_a_dead_sandbox_is_lost_in_every_answer(world, box):
 
 
 async def test_a_sandbox_past_its_lease_is_expired(world):
-    info = await world.engine.create(CreateRequest(ttl_s=60))
+    info = await world.engine.create(CreateRequest(SandboxOptions(ttl_seconds=60)))
     await world.backend.cells[info.id].real.crash()
     world.clock.ahead_s = 61
     other = world.another()
     with pytest.raises(SandboxLost):
         await other.exec(info.id, ExecRequest("true"))
     await other.aclose()
-    info = await world.engine.create(CreateRequest(ttl_s=60))
+    info = await world.engine.create(CreateRequest(SandboxOptions(ttl_seconds=60)))
     await world.backend.cells[info.id].real.crash()
     world.clock.ahead_s = 61 + 14_401
     with pytest.raises(SessionExpired):
@@ -418,7 +423,9 @@ async def test_a_sandbox_that_is_being_created_is_busy_and_not_lost(world):
 
 
 async def test_the_runner_gets_its_lease(world, monkeypatch):
-    info = await world.engine.create(CreateRequest(ttl_s=1, lifetime_s=1))
+    info = await world.engine.create(
+        CreateRequest(SandboxOptions(ttl_seconds=1, lifetime_seconds=1))
+    )
     await world.backend.cells[info.id].real.ended()
     assert (await world.engine.get(info.id)).status == "lost"
 

@@ -13,6 +13,7 @@ from sandkasten.errors import QuotaExceeded, SandboxLost, SessionNotFound
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 
@@ -27,8 +28,11 @@ async def world():
     assert await one.left() == ([], [])
 
 
-async def sh(world: World, code: str = "true", **more):
-    return await world.engine.run(RunRequest(code, runtime="sh", **more))
+async def sh(world: World, code: str = "true", timeout_s: float | None = None, **options):
+    request = RunRequest(
+        code, runtime="sh", timeout_seconds=timeout_s, options=SandboxOptions(**options)
+    )
+    return await world.engine.run(request)
 
 
 async def rows(world: World, acquired: str = "spare") -> list[str]:

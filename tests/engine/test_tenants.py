@@ -11,6 +11,7 @@ from sandkasten.model.access.tenancy import TenantQuota, scoped, unscoped
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.engine.injections import World
 
@@ -45,11 +46,13 @@ async def test_one_key_names_another_sandbox_for_each_tenant(engine):
 @pytest.mark.promise("P45")
 async def test_one_workspace_name_is_another_workspace_for_each_tenant(engine):
     for tenant in ("default", "acme"):
-        info = await engine.create(CreateRequest(workspace_id="data", tenant=tenant))
+        info = await engine.create(
+            CreateRequest(SandboxOptions(workspace_id="data"), tenant=tenant)
+        )
         assert info.workspace_id == "data"
         await engine.exec(info.id, ExecRequest(f"echo {tenant} > who"))
         await engine.destroy(info.id)
-    info = await engine.create(CreateRequest(workspace_id="data", tenant="acme"))
+    info = await engine.create(CreateRequest(SandboxOptions(workspace_id="data"), tenant="acme"))
     assert (await engine.exec(info.id, ExecRequest("cat who"))).stdout == b"acme\n"
     (one,) = await engine.workspaces.list(tenant="acme")
     assert (one.name, one.used_by) == ("data", (info.id,))
@@ -77,13 +80,15 @@ async def test_a_tenant_sees_and_changes_only_its_own_workspaces(engine):
         with pytest.raises(InvalidRequest):
             await engine.workspaces.get(name)
         with pytest.raises(InvalidRequest):
-            await engine.create(CreateRequest(workspace_id=name))
+            await engine.create(CreateRequest(SandboxOptions(workspace_id=name)))
 
 
 async def test_a_warm_sandbox_has_no_tenant_until_it_is_claimed():
     world = World(spares=True)
     for tenant in ("acme", "acme", "other"):
-        request = RunRequest("echo hi", runtime="sh", image="host", tenant=tenant)
+        request = RunRequest(
+            "echo hi", runtime="sh", tenant=tenant, options=SandboxOptions(image="host")
+        )
         assert (await world.engine.run(request)).stdout == b"hi\n"
         await asyncio.sleep(0.02)
         assert await world.engine.list(all=True, tenant="acme") == []
@@ -141,7 +146,7 @@ async def test_an_undetected_dead_sandbox_is_not_counted(world):
 
 async def test_memory_is_summed_against_the_quota(engine):
     quota = TenantQuota(max_memory_bytes=100 * MIB)
-    request = CreateRequest(tenant="acme", limits={"mem_limit_mb": 60})
+    request = CreateRequest(SandboxOptions(limits={"mem_limit_mb": 60}), tenant="acme")
     await engine.create(request, quota)
     with pytest.raises(QuotaExceeded) as refused:
         await engine.create(request, quota)
@@ -150,14 +155,16 @@ async def test_memory_is_summed_against_the_quota(engine):
         "limit": 100 * MIB,
         "used": 60 * MIB,
     }
-    await engine.create(CreateRequest(tenant="acme", limits={"mem_limit_mb": 40}), quota)
+    await engine.create(
+        CreateRequest(SandboxOptions(limits={"mem_limit_mb": 40}), tenant="acme"), quota
+    )
 
 
 async def test_disk_counts_sandboxes_workspaces_and_stored_files(world):
     engine = world.engine
     quota = TenantQuota(max_disk_bytes=100 * MIB)
     await engine.workspaces.create("old", size_mb=30, tenant="acme", quota=quota)
-    ours = CreateRequest(tenant="acme", limits={"workspace_mb": 40})
+    ours = CreateRequest(SandboxOptions(limits={"workspace_mb": 40}), tenant="acme")
     await engine.create(ours, quota)
     with pytest.raises(QuotaExceeded) as refused:
         await engine.create(ours, quota)
@@ -170,18 +177,25 @@ async def test_disk_counts_sandboxes_workspaces_and_stored_files(world):
         await engine.workspaces.resize("old", 61, tenant="acme", quota=quota)
     with pytest.raises(QuotaExceeded):
         await engine.create(
-            CreateRequest(tenant="acme", limits={"workspace_mb": 20}),
+            CreateRequest(SandboxOptions(limits={"workspace_mb": 20}), tenant="acme"),
             quota,
             other_disk_bytes=20 * MIB,
         )
     # One that is there takes no more room, whoever mounts it.
-    info = await engine.create(CreateRequest(tenant="acme", workspace_id="old"), quota)
+    info = await engine.create(
+        CreateRequest(SandboxOptions(workspace_id="old"), tenant="acme"), quota
+    )
     assert info.limits.workspace_bytes == 30 * MIB
-    request = CreateRequest(tenant="acme", workspace_id="fresh", limits={"workspace_mb": 30})
+    request = CreateRequest(
+        SandboxOptions(workspace_id="fresh", limits={"workspace_mb": 30}), tenant="acme"
+    )
     assert (await engine.create(request, quota)).limits.workspace_bytes == 30 * MIB
     with pytest.raises(QuotaExceeded):
         await engine.create(
-            CreateRequest(tenant="acme", workspace_id="more", limits={"workspace_mb": 1}), quota
+            CreateRequest(
+                SandboxOptions(workspace_id="more", limits={"workspace_mb": 1}), tenant="acme"
+            ),
+            quota,
         )
     rows, held = await world.left()
     assert len(rows) == len(held) == 3
@@ -189,8 +203,10 @@ async def test_disk_counts_sandboxes_workspaces_and_stored_files(world):
 
 async def test_a_refused_workspace_leaves_no_quota_row(world):
     quota = TenantQuota(max_sessions=5)
-    await world.engine.create(CreateRequest(tenant="acme", workspace_id="w"), quota)
+    await world.engine.create(CreateRequest(SandboxOptions(workspace_id="w"), tenant="acme"), quota)
     with pytest.raises(Conflict, match="workspace w is in use"):
-        await world.engine.create(CreateRequest(tenant="acme", workspace_id="w"), quota)
+        await world.engine.create(
+            CreateRequest(SandboxOptions(workspace_id="w"), tenant="acme"), quota
+        )
     rows, held = await world.left()
     assert len(rows) == len(held) == 1

@@ -14,6 +14,7 @@ from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.memory import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
@@ -61,7 +62,7 @@ async def opened():
 
 
 async def backend_of(engine: Engine, **asked: Any) -> str:
-    return (await engine.create(CreateRequest(**asked))).backend
+    return (await engine.create(CreateRequest(SandboxOptions(**asked)))).backend
 
 
 async def test_each_isolation_is_a_backend(opened):
@@ -84,7 +85,10 @@ async def test_strongest_selects_the_strongest_ready_backend_and_names_it(opened
 @pytest.mark.promise("P05")
 async def test_gvisor_that_is_not_ready_is_refused_with_the_reason(opened):
     engine = opened(Named("local"), Named("gvisor", BROKEN))
-    for asked in (CreateRequest(isolation="gvisor"), CreateRequest(backend="gvisor")):
+    for asked in (
+        CreateRequest(SandboxOptions(isolation="gvisor")),
+        CreateRequest(SandboxOptions(backend="gvisor")),
+    ):
         with pytest.raises(BackendUnavailable) as refused:
             await engine.create(asked)
         assert refused.value.message == "backend gvisor is not ready: runsc is too old"
@@ -94,13 +98,13 @@ async def test_gvisor_that_is_not_ready_is_refused_with_the_reason(opened):
 
 async def test_missing_gvisor_is_refused(opened):
     with pytest.raises(BackendUnavailable, match="gvisor is not configured"):
-        await opened(Named("local")).create(CreateRequest(isolation="gvisor"))
+        await opened(Named("local")).create(CreateRequest(SandboxOptions(isolation="gvisor")))
 
 
 async def test_when_no_backend_is_ready_the_reason_of_the_strongest_is_given(opened):
     engine = opened(Named("local", Readiness(False, "no bwrap", "get it")), Named("gvisor", BROKEN))
     with pytest.raises(BackendUnavailable, match="runsc is too old"):
-        await engine.create(CreateRequest(isolation="strongest"))
+        await engine.create(CreateRequest(SandboxOptions(isolation="strongest")))
 
 
 @pytest.mark.parametrize(
@@ -110,12 +114,12 @@ async def test_when_no_backend_is_ready_the_reason_of_the_strongest_is_given(ope
 async def test_a_backend_that_contradicts_the_isolation_is_refused(opened, backend, isolation):
     engine = opened(Named("local"), Named("oci"), Named("gvisor"))
     with pytest.raises(InvalidRequest, match="contradict"):
-        await engine.create(CreateRequest(backend=backend, isolation=isolation))
+        await engine.create(CreateRequest(SandboxOptions(backend=backend, isolation=isolation)))
 
 
 async def test_a_misspelt_isolation_is_refused_with_the_nearest_name(opened):
     with pytest.raises(InvalidRequest) as refused:
-        await opened(Named("local")).create(CreateRequest(isolation="gvizor"))
+        await opened(Named("local")).create(CreateRequest(SandboxOptions(isolation="gvizor")))
     assert "gvisor" in refused.value.hint
 
 
@@ -130,13 +134,16 @@ async def test_the_operator_chooses_the_default_isolation(opened):
 @pytest.mark.promise("P05")
 async def test_less_than_the_operators_minimum_is_denied(opened):
     engine = opened(Named("local"), Named("gvisor"), policy=Policy(isolation_minimum="gvisor"))
-    for asked in (CreateRequest(isolation="standard"), CreateRequest(backend="local")):
+    for asked in (
+        CreateRequest(SandboxOptions(isolation="standard")),
+        CreateRequest(SandboxOptions(backend="local")),
+    ):
         with pytest.raises(PolicyDenied) as refused:
             await engine.create(asked)
         assert refused.value.details["rule"] == "policy.isolation_minimum"
     assert await backend_of(engine, isolation="strongest") == "gvisor"
     with pytest.raises(PolicyDenied):
-        await engine.run(RunRequest("1", isolation="standard"))
+        await engine.run(RunRequest("1", options=SandboxOptions(isolation="standard")))
 
 
 @pytest.mark.promise("P05")
@@ -144,9 +151,11 @@ async def test_strongest_does_not_fall_below_the_minimum(opened):
     policy = Policy(isolation_minimum="gvisor")
     engine = opened(Named("local"), Named("gvisor", BROKEN), policy=policy)
     with pytest.raises(BackendUnavailable, match="runsc is too old"):
-        await engine.create(CreateRequest(isolation="strongest"))
+        await engine.create(CreateRequest(SandboxOptions(isolation="strongest")))
     with pytest.raises(BackendUnavailable, match="required isolation"):
-        await opened(Named("local"), policy=policy).create(CreateRequest(isolation="strongest"))
+        await opened(Named("local"), policy=policy).create(
+            CreateRequest(SandboxOptions(isolation="strongest"))
+        )
 
 
 async def test_an_unexamined_backend_counts_as_no_isolation(opened):
@@ -159,7 +168,7 @@ async def test_a_key_of_another_isolation_is_a_conflict(opened):
     engine = opened(Named("local"), Named("gvisor"))
     await engine.create(CreateRequest(session_key="k"))
     with pytest.raises(Conflict, match="backend local, not gvisor"):
-        await engine.create(CreateRequest(session_key="k", isolation="gvisor"))
+        await engine.create(CreateRequest(SandboxOptions(isolation="gvisor"), session_key="k"))
 
 
 async def test_a_ready_tier_is_examined_once_and_the_default_not_at_all(opened):
@@ -167,7 +176,7 @@ async def test_a_ready_tier_is_examined_once_and_the_default_not_at_all(opened):
     engine = opened(local, gvisor)
     for _ in range(3):
         await engine.create(CreateRequest())
-        await engine.create(CreateRequest(isolation="gvisor"))
+        await engine.create(CreateRequest(SandboxOptions(isolation="gvisor")))
     assert (local.probes, gvisor.probes) == (0, 1)
 
 
@@ -175,7 +184,7 @@ async def test_a_repaired_backend_is_noticed(opened):
     local, gvisor = Named("local"), Named("gvisor", BROKEN)
     engine = opened(local, gvisor)
     with pytest.raises(BackendUnavailable):
-        await engine.create(CreateRequest(isolation="gvisor"))
+        await engine.create(CreateRequest(SandboxOptions(isolation="gvisor")))
     gvisor.broken = None
     tiers = {one.name: one for one in await engine.tiers(measure=False)}
     assert tiers["gvisor"].ready
@@ -214,12 +223,12 @@ async def test_strongest_never_falls_to_an_engine_nor_from_one(opened):
     assert await backend_of(engine, isolation="strongest") == "oci"
     with pytest.raises(BackendUnavailable, match="runsc is too old"):
         await opened(Named("gvisor", BROKEN), Named("docker")).create(
-            CreateRequest(isolation="strongest")
+            CreateRequest(SandboxOptions(isolation="strongest"))
         )
     docker = Named("docker", GONE)
     engine = opened(docker, Named("local"), Named("oci"), Named("gvisor", BROKEN))
     with pytest.raises(BackendUnavailable, match="runsc is too old"):
-        await engine.create(CreateRequest(isolation="strongest"))
+        await engine.create(CreateRequest(SandboxOptions(isolation="strongest")))
     docker.broken = None
     assert await backend_of(engine, isolation="strongest") == "docker"
     assert await backend_of(engine, backend="local") == "local"
@@ -233,7 +242,7 @@ async def test_the_readiness_of_an_engine_is_not_cached(opened):
     assert await backend_of(engine, isolation="strongest") == "docker"
     docker.broken = GONE
     with pytest.raises(BackendUnavailable, match="no engine answers") as refused:
-        await engine.create(CreateRequest(isolation="strongest"))
+        await engine.create(CreateRequest(SandboxOptions(isolation="strongest")))
     assert refused.value.hint == "start dockerd"
 
 

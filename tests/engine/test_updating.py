@@ -14,6 +14,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateRequest
 
 pytestmark = pytest.mark.anyio
@@ -21,11 +22,17 @@ pytestmark = pytest.mark.anyio
 
 async def test_an_update_changes_only_times_and_labels(journaled):
     engine = journaled.engine
-    info = await engine.create(CreateRequest(ttl_s=60, lifetime_s=600, labels={"a": "1", "b": "2"}))
-    changed = await engine.update(info.id, UpdateRequest(ttl_s=120, labels={"c": "3"}))
+    info = await engine.create(
+        CreateRequest(
+            SandboxOptions(ttl_seconds=60, lifetime_seconds=600, labels={"a": "1", "b": "2"})
+        )
+    )
+    changed = await engine.update(info.id, UpdateRequest(ttl_seconds=120, labels={"c": "3"}))
     assert (changed.idle_timeout_s, changed.lifetime_s, changed.labels) == (120, 600, {"c": "3"})
     assert 115 < changed.expires_at - info.created_at <= 121
-    changed = await engine.update(info.id, UpdateRequest(lifetime_s=100, idle_timeout_s=110))
+    changed = await engine.update(
+        info.id, UpdateRequest(lifetime_seconds=100, idle_timeout_seconds=110)
+    )
     assert (changed.idle_timeout_s, changed.lifetime_s) == (100, 100)
     assert (await journaled.another().get(info.id)).lifetime_s == 100
     assert (await journaled.journal.session(info.id)).labels == {"c": "3"}
@@ -36,13 +43,13 @@ async def test_an_update_changes_only_times_and_labels(journaled):
 async def test_the_runner_gets_the_new_lease(journaled):
     engine = journaled.engine
     info = await engine.create(CreateRequest())
-    await engine.update(info.id, UpdateRequest(ttl_s=1))
+    await engine.update(info.id, UpdateRequest(ttl_seconds=1))
     await journaled.backend.cells[info.id].real.ended()
     with pytest.raises(SessionExpired) as gone:
         await engine.exec(info.id, ExecRequest("true"))
     assert gone.value.details["status"] == "expired"
-    info = await engine.create(CreateRequest(ttl_s=1))
-    await engine.update(info.id, UpdateRequest(ttl_s=60))
+    info = await engine.create(CreateRequest(SandboxOptions(ttl_seconds=1)))
+    await engine.update(info.id, UpdateRequest(ttl_seconds=60))
     await asyncio.sleep(1.3)
     assert (await engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
 
@@ -51,18 +58,18 @@ async def test_a_lifetime_counts_from_creation(journaled):
     info = await journaled.engine.create(CreateRequest())
     journaled.clock.ahead_s = 100
     with pytest.raises(InvalidRequest, match="100 s ago"):
-        await journaled.engine.update(info.id, UpdateRequest(lifetime_s=99))
-    changed = await journaled.engine.update(info.id, UpdateRequest(lifetime_s=150))
+        await journaled.engine.update(info.id, UpdateRequest(lifetime_seconds=99))
+    changed = await journaled.engine.update(info.id, UpdateRequest(lifetime_seconds=150))
     assert 140 < changed.expires_at - info.created_at <= 151
 
 
 async def test_an_invalid_update_is_refused_and_changes_nothing(journaled):
-    info = await journaled.engine.create(CreateRequest(ttl_s=60))
+    info = await journaled.engine.create(CreateRequest(SandboxOptions(ttl_seconds=60)))
     for request, error in (
-        (UpdateRequest(ttl_s=0), InvalidRequest),
-        (UpdateRequest(ttl_s=10**9), InvalidRequest),
-        (UpdateRequest(ttl_s=30, network="full"), UnsupportedByBackend),
-        (UpdateRequest(ttl_s=30, labels={"": "x"}), InvalidRequest),
+        (UpdateRequest(ttl_seconds=0), InvalidRequest),
+        (UpdateRequest(ttl_seconds=10**9), InvalidRequest),
+        (UpdateRequest(ttl_seconds=30, network="full"), UnsupportedByBackend),
+        (UpdateRequest(ttl_seconds=30, labels={"": "x"}), InvalidRequest),
     ):
         with pytest.raises(error):
             await journaled.engine.update(info.id, request)
@@ -81,6 +88,6 @@ async def test_a_failed_write_restores_the_old_lease(journaled, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(journaled.store, "put", fail)
         with pytest.raises(InternalError):
-            await journaled.engine.update(info.id, UpdateRequest(ttl_s=1))
+            await journaled.engine.update(info.id, UpdateRequest(ttl_seconds=1))
     await asyncio.sleep(1.3)
     assert (await journaled.engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"

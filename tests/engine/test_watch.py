@@ -10,6 +10,7 @@ from sandkasten.engine.lifecycle import end_watch
 from sandkasten.errors import BackendUnavailable, Conflict, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateRequest
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
@@ -63,9 +64,11 @@ async def test_a_killed_sandbox_without_connections_is_noticed(watched):
 async def test_a_sandbox_that_ends_by_its_lease_is_expired(watched):
     busy = await watched.engine.create(CreateRequest())
     await watched.engine.exec_start(busy.id, ExecRequest(("sleep", "600")))
-    await watched.engine.update(busy.id, UpdateRequest(ttl_s=1))
-    idle = await watched.engine.create(CreateRequest(ttl_s=1))
-    old = await watched.engine.create(CreateRequest(lifetime_s=1.2, ttl_s=1.2))
+    await watched.engine.update(busy.id, UpdateRequest(ttl_seconds=1))
+    idle = await watched.engine.create(CreateRequest(SandboxOptions(ttl_seconds=1)))
+    old = await watched.engine.create(
+        CreateRequest(SandboxOptions(lifetime_seconds=1.2, ttl_seconds=1.2))
+    )
     row = await ended(watched, idle.id)
     assert (row.status, row.reason) == ("expired", "nothing was asked of it for 1 s")
     row = await ended(watched, old.id)
@@ -77,7 +80,7 @@ async def test_a_sandbox_that_ends_by_its_lease_is_expired(watched):
 
 async def test_a_kill_after_long_idleness_is_a_crash(watched):
     """Its work kept it alive, and the runner announced no end."""
-    info = await watched.engine.create(CreateRequest(ttl_s=60))
+    info = await watched.engine.create(CreateRequest(SandboxOptions(ttl_seconds=60)))
     watched.clock.ahead_s = 100
     await watched.backend.cells[info.id].real.crash()
     assert (await ended(watched, info.id)).status == "crashed"

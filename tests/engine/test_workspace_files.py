@@ -8,11 +8,12 @@ import pytest
 
 from sandkasten.engine.lifecycle import workspace_loans
 from sandkasten.errors import Busy, Conflict, WorkspaceNotFound
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 pytestmark = pytest.mark.anyio
 
-NAMED = CreateRequest(workspace_id="w")
+NAMED = CreateRequest(SandboxOptions(workspace_id="w"))
 
 
 @pytest.fixture(autouse=True)

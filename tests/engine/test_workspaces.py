@@ -28,6 +28,7 @@ from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.model.sandbox.workspace import WorkspaceRules
 from sandkasten.store.ledger_directory import DirectoryStore
@@ -36,8 +37,8 @@ from tests.engine.workspace_process import REQUEST, engine_at
 
 pytestmark = pytest.mark.anyio
 
-NAMED = CreateRequest(workspace_id="w")
-SHARED = CreateRequest(workspace_id="w", workspace_mode="shared")
+NAMED = CreateRequest(SandboxOptions(workspace_id="w"))
+SHARED = CreateRequest(SandboxOptions(workspace_id="w", workspace_mode="shared"))
 
 
 async def test_files_in_a_named_workspace_persist_for_the_next_sandbox(engine):
@@ -61,7 +62,7 @@ async def test_a_workspace_has_one_sandbox_at_a_time(world):
         assert holder.id in refused.value.message
         assert refused.value.details == {"workspace": "w", "sandbox_id": holder.id}
     assert [row.id for row in await world.store.list()] == [holder.id]
-    await world.engine.create(CreateRequest(workspace_id="other"))
+    await world.engine.create(CreateRequest(SandboxOptions(workspace_id="other")))
 
 
 async def test_sharing_sandboxes_use_a_workspace_together_and_exclude_exclusive_use(world):
@@ -150,7 +151,9 @@ async def test_concurrent_claims_leave_one_holder(world):
 
 
 async def test_a_workspace_keeps_its_own_size(world):
-    first = await world.engine.create(CreateRequest(workspace_id="w", limits={"workspace_mb": 64}))
+    first = await world.engine.create(
+        CreateRequest(SandboxOptions(workspace_id="w", limits={"workspace_mb": 64}))
+    )
     assert first.limits.workspace_bytes == 64 * MIB
     await world.engine.destroy(first.id)
     second = await world.engine.create(NAMED)
@@ -159,20 +162,23 @@ async def test_a_workspace_keeps_its_own_size(world):
     for size, said in ((32, "has 64 MB, not 32 MB"), (65, "has 64 MB, not 65 MB")):
         with pytest.raises(Conflict, match=said):
             await world.engine.create(
-                CreateRequest(workspace_id="w", limits={"workspace_mb": size})
+                CreateRequest(SandboxOptions(workspace_id="w", limits={"workspace_mb": size}))
             )
     assert await world.store.list() == []
-    default = await world.engine.create(CreateRequest(workspace_id="d"))
+    default = await world.engine.create(CreateRequest(SandboxOptions(workspace_id="d")))
     assert default.limits.workspace_bytes == 500 * MIB
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        CreateRequest(workspace_id=name)
+        CreateRequest(SandboxOptions(workspace_id=name))
         for name in ("", "..", "../x", "/etc", "A", "ü", "a" * 10_000, "-rf", "a/b")
     ]
-    + [CreateRequest(workspace_mode="shared"), CreateRequest(workspace_id="w", workspace_mode="x")],
+    + [
+        CreateRequest(SandboxOptions(workspace_mode="shared")),
+        CreateRequest(SandboxOptions(workspace_id="w", workspace_mode="x")),
+    ],
 )
 async def test_an_invalid_workspace_name_is_refused_before_anything_is_created(world, request_):
     with pytest.raises(InvalidRequest):
@@ -182,11 +188,11 @@ async def test_an_invalid_workspace_name_is_refused_before_anything_is_created(w
 
 
 async def test_a_session_key_includes_the_workspace(engine):
-    first = await engine.create(CreateRequest(workspace_id="w", session_key="k"))
-    again = await engine.create(CreateRequest(workspace_id="w", session_key="k"))
+    first = await engine.create(CreateRequest(SandboxOptions(workspace_id="w"), session_key="k"))
+    again = await engine.create(CreateRequest(SandboxOptions(workspace_id="w"), session_key="k"))
     assert (again.id, again.created, again.workspace_id) == (first.id, False, "w")
     with pytest.raises(Conflict, match="names a sandbox with workspace w, not x"):
-        await engine.create(CreateRequest(workspace_id="x", session_key="k"))
+        await engine.create(CreateRequest(SandboxOptions(workspace_id="x"), session_key="k"))
 
 
 async def test_workspaces_are_created_listed_measured_copied_and_deleted(world):
@@ -213,7 +219,7 @@ async def test_workspaces_are_created_listed_measured_copied_and_deleted(world):
     assert (await workspaces.resize("x", 32)).size_bytes == 32 * MIB
     assert [one.name for one in await workspaces.list()] == ["w", "x"]
     await workspaces.delete("w")
-    copy = await world.engine.create(CreateRequest(workspace_id="x"))
+    copy = await world.engine.create(CreateRequest(SandboxOptions(workspace_id="x")))
     assert (await world.engine.exec(copy.id, ExecRequest("cat file"))).stdout == b"12345\n12345\n"
     assert {"workspace.created", "workspace.copied", "workspace.resized", "workspace.deleted"} <= {
         *world.events.names()
@@ -248,13 +254,15 @@ async def test_the_operator_bounds_sizes_and_numbers():
     with pytest.raises(InvalidRequest, match="from 1 to 16"):
         await world.engine.workspaces.create("w", size_mb=17)
     with pytest.raises(InvalidRequest, match="from 1 to 16"):
-        await world.engine.create(CreateRequest(workspace_id="w", limits={"workspace_mb": 17}))
+        await world.engine.create(
+            CreateRequest(SandboxOptions(workspace_id="w", limits={"workspace_mb": 17}))
+        )
     assert (await world.engine.workspaces.create("w")).size_bytes == 8 * MIB
     await world.engine.workspaces.copy("w", "x")
     for attempt in (
         world.engine.workspaces.create("y"),
         world.engine.workspaces.copy("w", "y"),
-        world.engine.create(CreateRequest(workspace_id="y")),
+        world.engine.create(CreateRequest(SandboxOptions(workspace_id="y"))),
     ):
         with pytest.raises(QuotaExceeded, match="there are 2 workspaces already"):
             await attempt
@@ -273,10 +281,17 @@ async def test_a_workspace_name_is_refused_on_a_backend_without_workspaces(world
 async def test_a_one_shot_in_a_named_workspace_leaves_its_files_but_not_its_code(engine):
     await engine.workspaces.create("w")
     first = await engine.run(
-        RunRequest("echo out > made; pwd", runtime="sh", files={"in": "x"}, workspace_id="w")
+        RunRequest(
+            "echo out > made; pwd",
+            runtime="sh",
+            files={"in": "x"},
+            options=SandboxOptions(workspace_id="w"),
+        )
     )
     assert (first.ok, first.stdout) == (True, b"/workspace\n")
-    second = await engine.run(RunRequest("ls", runtime="sh", workspace_id="w", artifacts=("*",)))
+    second = await engine.run(
+        RunRequest("ls", runtime="sh", artifacts=("*",), options=SandboxOptions(workspace_id="w"))
+    )
     assert second.stdout == b"in\nmade\n"
     assert {one.path for one in second.artifacts} == {"in", "made"}
     box = await engine.create(NAMED)
@@ -436,7 +451,7 @@ def shown(tmp_path):
 async def test_a_request_gets_the_mounts_it_names(shown, tmp_path):
     (tmp_path / "models" / "weights").write_text("of the host\n")
     look = ExecRequest("cat /models/weights")
-    info = await shown.engine.create(CreateRequest(mounts=("models",)))
+    info = await shown.engine.create(CreateRequest(SandboxOptions(mounts=("models",))))
     assert (await shown.engine.exec(info.id, look)).stdout == b"of the host\n"
     assert info.mounts == (Mounted("models", "/models"),)
     assert (await shown.another().get(info.id)).mounts == info.mounts
@@ -451,9 +466,11 @@ async def test_a_backend_that_cannot_show_mounts_leaves_nothing(shown):
 
     shown.backend.gate.before_create = refuse
     with pytest.raises(UnsupportedByBackend):
-        await shown.engine.create(CreateRequest(mounts=("models",)))
+        await shown.engine.create(CreateRequest(SandboxOptions(mounts=("models",))))
     with pytest.raises(UnsupportedByBackend):
-        await shown.engine.run(RunRequest("true", runtime="sh", mounts=("models",)))
+        await shown.engine.run(
+            RunRequest("true", runtime="sh", options=SandboxOptions(mounts=("models",)))
+        )
     assert await shown.left() == ([], [])
     await shown.engine.aclose()
 
@@ -471,9 +488,11 @@ async def test_a_backend_that_cannot_show_mounts_leaves_nothing(shown):
 )
 async def test_an_unavailable_mount_is_refused(shown, mounts, error):
     with pytest.raises(error) as refused:
-        await shown.engine.create(CreateRequest(mounts=mounts))
+        await shown.engine.create(CreateRequest(SandboxOptions(mounts=mounts)))
     assert refused.value.hint
     assert await shown.left() == ([], [])
     with pytest.raises(error):
-        await shown.engine.run(RunRequest("true", runtime="sh", mounts=mounts))
+        await shown.engine.run(
+            RunRequest("true", runtime="sh", options=SandboxOptions(mounts=mounts))
+        )
     await shown.engine.aclose()

@@ -18,6 +18,7 @@ from sandkasten.errors import SandkastenError
 from sandkasten.images.host_image import HostImages
 from sandkasten.linux.storage.named_volumes import Volumes
 from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.folder_backend import FolderBackend, FolderCell
@@ -48,7 +49,7 @@ def engine_at(root: Path, die: str = "") -> Engine:
     )
 
 
-REQUEST = CreateRequest(workspace_id="w", limits={"workspace_mb": 8})
+REQUEST = CreateRequest(SandboxOptions(workspace_id="w", limits={"workspace_mb": 8}))
 
 
 async def _try(engine: Engine, request: CreateRequest) -> str:

@@ -16,6 +16,7 @@ from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.errors import SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered, UpdateRequest
 from sandkasten.store.memory import MemoryJournal
 from tests.patience import PATIENCE_S
@@ -82,7 +83,7 @@ def kill(path: Path, the_id: str) -> None:
 async def test_a_killed_sandbox_has_crashed_and_nothing_of_it_is_left(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
-        info = await engine.create(CreateRequest(ttl_s=600))
+        info = await engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
         command = await engine.exec_start(info.id, ExecRequest(("sleep", "600")))
         kill(place, info.id)
         row = await over(journal, engine, info.id)
@@ -97,17 +98,17 @@ async def test_a_killed_sandbox_has_crashed_and_nothing_of_it_is_left(place):
 async def test_an_expired_lease_differs_from_a_kill_and_can_be_changed_live(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):
-        idle = await engine.create(CreateRequest(ttl_s=600))
-        old = await engine.create(CreateRequest(ttl_s=600))
-        kept = await engine.create(CreateRequest(ttl_s=600))
+        idle = await engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
+        old = await engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
+        kept = await engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
         # Work keeps one from idleness, and nothing from its lifetime.
         await engine.exec_start(old.id, ExecRequest(("sleep", "600")))
         working = await engine.exec_start(kept.id, ExecRequest(("sleep", "600")))
-        await engine.update(kept.id, UpdateRequest(ttl_s=1))
-        await engine.update(kept.id, UpdateRequest(ttl_s=600))
+        await engine.update(kept.id, UpdateRequest(ttl_seconds=1))
+        await engine.update(kept.id, UpdateRequest(ttl_seconds=600))
         await engine.exec_signal(kept.id, working.exec_id, signal.SIGKILL)
-        await engine.update(idle.id, UpdateRequest(ttl_s=1))
-        await engine.update(old.id, UpdateRequest(lifetime_s=2))
+        await engine.update(idle.id, UpdateRequest(ttl_seconds=1))
+        await engine.update(old.id, UpdateRequest(lifetime_seconds=2))
         row = await over(journal, engine, idle.id)
         assert (row.status, row.reason) == ("expired", "nothing was asked of it for 1 s")
         row = await over(journal, engine, old.id)

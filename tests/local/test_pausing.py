@@ -24,6 +24,7 @@ from sandkasten.images.host_image import HostImages
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept, UpdateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.patience import PATIENCE_S
@@ -158,7 +159,9 @@ async def test_a_deadline_does_not_count_the_time_it_was_paused(site, box, of):
     for deadline_s in (3, 10, 25):
         await engine.exec(box, ExecRequest("rm -f /tmp/begun /tmp/go; here=7"))
         command = HELD if of == "the shell" else ("sh", "-c", HELD)
-        running = asyncio.create_task(engine.exec(box, ExecRequest(command, timeout_s=deadline_s)))
+        running = asyncio.create_task(
+            engine.exec(box, ExecRequest(command, timeout_seconds=deadline_s))
+        )
         await begun(engine, box)
         await engine.pause(box)
         await asyncio.sleep(deadline_s + 0.5)
@@ -175,7 +178,7 @@ async def test_a_deadline_does_not_count_the_time_it_was_paused(site, box, of):
 async def test_a_deadline_still_ends_a_command_after_a_pause(site, box):
     """The counterpart: the clock continues where it stopped."""
     engine = site.engine
-    started = await engine.exec_start(box, ExecRequest("sleep 600", timeout_s=1))
+    started = await engine.exec_start(box, ExecRequest("sleep 600", timeout_seconds=1))
     await engine.pause(box)
     await engine.resume(box)
     assert (await engine.exec_get(box, started.exec_id, wait_s=PATIENCE_S)).timed_out
@@ -276,7 +279,7 @@ async def test_a_paused_sandbox_is_destroyed_with_everything_in_it(site, box):
 
 @pytest.mark.promise("P31")
 async def test_the_reaper_ends_a_paused_sandbox_at_its_lifetime(site):
-    info = await site.engine.create(CreateRequest(lifetime_s=300))
+    info = await site.engine.create(CreateRequest(SandboxOptions(lifetime_seconds=300)))
     await site.engine.pause(info.id)
     site.clock.ahead_s = 301
     assert await site.open().sweep() == Swept(expired=(info.id,))
@@ -287,7 +290,7 @@ async def test_the_lifetime_counts_during_a_pause(site):
     """Resumed after its end, it ends itself without a sweep."""
     # A busy machine may need all of it to pause: then a longer one.
     for lifetime_s in (3, 10, 30):
-        info = await site.engine.create(CreateRequest(lifetime_s=lifetime_s))
+        info = await site.engine.create(CreateRequest(SandboxOptions(lifetime_seconds=lifetime_s)))
         with suppress(NotFound, SandboxLost):
             await site.engine.pause(info.id)
             break
@@ -304,7 +307,9 @@ async def test_the_idle_time_does_not_count_during_a_pause(site):
     # A busy machine may need all of it before and after the pause: then a longer one.
     for ttl_s in (2, 8, 25):
         with suppress(SandkastenError):
-            info = await site.engine.create(CreateRequest(ttl_s=ttl_s, lifetime_s=600))
+            info = await site.engine.create(
+                CreateRequest(SandboxOptions(ttl_seconds=ttl_s, lifetime_seconds=600))
+            )
             await site.engine.pause(info.id)
             await asyncio.sleep(ttl_s + 1)
             await site.engine.resume(info.id)
@@ -369,12 +374,12 @@ async def test_an_idle_sandbox_releases_memory_when_configured(site, box):
 
 async def soon_idle(site: Site, the_id: str) -> None:
     """Not from its creation, because a busy machine may take longer than that between two calls."""
-    await site.engine.update(the_id, UpdateRequest(ttl_s=1))
+    await site.engine.update(the_id, UpdateRequest(ttl_seconds=1))
 
 
 @pytest.mark.promise("P30")
 async def test_an_idle_shell_does_not_count_as_work(site):
-    info = await site.engine.create(CreateRequest(ttl_s=600))
+    info = await site.engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
     await site.engine.exec(info.id, ExecRequest("true"))
     await site.engine.exec(info.id, ExecRequest("true", shell="second"))
     await soon_idle(site, info.id)
@@ -383,7 +388,7 @@ async def test_an_idle_shell_does_not_count_as_work(site):
 
 @pytest.mark.promise("P30")
 async def test_listing_and_measuring_do_not_count_as_activity(site):
-    info = await site.engine.create(CreateRequest(ttl_s=1))
+    info = await site.engine.create(CreateRequest(SandboxOptions(ttl_seconds=1)))
     await site.engine.aclose()
 
     async def look() -> bool:
@@ -409,7 +414,7 @@ LIVING: dict[str, str | tuple[str, ...]] = {
 @pytest.mark.promise("P30")
 async def test_a_running_child_counts_as_work_until_it_ends(site):
     async def lived_for(what: str) -> float:
-        info = await site.engine.create(CreateRequest(ttl_s=600))
+        info = await site.engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
         began = time.monotonic()
         await site.engine.exec(info.id, ExecRequest(LIVING[what]))
         await soon_idle(site, info.id)
@@ -422,7 +427,7 @@ async def test_a_running_child_counts_as_work_until_it_ends(site):
 
 
 async def test_a_connection_closed_by_its_peer_does_not_count_as_work(site):
-    info = await site.engine.create(CreateRequest(ttl_s=600))
+    info = await site.engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
     server = (
         "import socket,time; s=socket.create_server(('127.0.0.1',7777)); "
         "open('/tmp/up','w'); c,_=s.accept(); time.sleep(2)"
@@ -441,7 +446,7 @@ async def test_a_connection_closed_by_its_peer_does_not_count_as_work(site):
 
 
 async def test_a_stream_to_a_port_inside_counts_as_work(site):
-    info = await site.engine.create(CreateRequest(ttl_s=600))
+    info = await site.engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
     server = (
         "import socket,os; s=socket.create_server(('127.0.0.1',7777)); "
         "open('/tmp/up','w'); c,_=s.accept(); s.close(); c.recv(1)"
@@ -457,9 +462,9 @@ async def test_a_stream_to_a_port_inside_counts_as_work(site):
 
 @pytest.mark.promise("P30")
 async def test_a_sleeping_daemon_does_not_outlive_the_lifetime(site):
-    info = await site.engine.create(CreateRequest(ttl_s=600))
+    info = await site.engine.create(CreateRequest(SandboxOptions(ttl_seconds=600)))
     await site.engine.exec(info.id, ExecRequest("setsid sleep 600 >/dev/null 2>&1 &"))
-    await site.engine.update(info.id, UpdateRequest(ttl_s=1, lifetime_s=4))
+    await site.engine.update(info.id, UpdateRequest(ttl_seconds=1, lifetime_seconds=4))
     await until(lambda: gone(site.engine, info.id), "the lifetime ends it")
 
 

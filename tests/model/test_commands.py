@@ -59,18 +59,18 @@ def test_one_argument_is_bounded_by_the_kernel():
 @pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, True, "5", 3600.1])
 def test_a_timeout_out_of_range_is_refused(timeout):
     with pytest.raises(InvalidRequest):
-        checked("true", timeout_s=timeout)
+        checked("true", timeout_seconds=timeout)
 
 
 def test_a_timeout_over_the_maximum_names_the_rule():
     with pytest.raises(InvalidRequest) as refused:
-        checked("true", timeout_s=4000)
+        checked("true", timeout_seconds=4000)
     assert "max_exec_timeout_seconds (3600)" in refused.value.message
 
 
 def test_timeouts_default_to_the_limits():
     assert checked("true").timeout_s == 120
-    assert checked("true", timeout_s=3600).timeout_s == 3600
+    assert checked("true", timeout_seconds=3600).timeout_s == 3600
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A-B", "A=B", "A B", "A\0", "é", "A\n"])

@@ -20,7 +20,7 @@ from sandkasten.model.sandbox.policy import (
     parse_limits,
     public_limits,
 )
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 
 def test_every_spelling_of_a_limit_sets_the_same_number():
@@ -87,17 +87,19 @@ def test_a_request_lowers_the_longest_timeout_and_never_raises_it():
 
 def test_the_smallest_idle_time_is_used():
     policy = Policy(ttl_s=1800, idle_timeout_s=900, lifetime_s=3600)
-    assert lease_for(CreateRequest(), policy) == Lease(900, 3600)
-    assert lease_for(CreateRequest(ttl_s=1200), policy) == Lease(1200, 3600)
-    assert lease_for(CreateRequest(ttl_s=60, idle_timeout_s=30), policy) == Lease(30, 3600)
-    assert lease_for(CreateRequest(lifetime_s=10), policy) == Lease(10, 10)
+    assert lease_for(SandboxOptions(), policy) == Lease(900, 3600)
+    assert lease_for(SandboxOptions(ttl_seconds=1200), policy) == Lease(1200, 3600)
+    assert lease_for(SandboxOptions(ttl_seconds=60, idle_timeout_seconds=30), policy) == Lease(
+        30, 3600
+    )
+    assert lease_for(SandboxOptions(lifetime_seconds=10), policy) == Lease(10, 10)
 
 
-@pytest.mark.parametrize("field", ["ttl_s", "idle_timeout_s", "lifetime_s"])
+@pytest.mark.parametrize("field", ["ttl_seconds", "idle_timeout_seconds", "lifetime_seconds"])
 @pytest.mark.parametrize("value", [0, -5, 14_401, True, math.nan])
 def test_a_lease_outside_the_operators_range_is_refused(field, value):
     with pytest.raises(InvalidRequest):
-        lease_for(CreateRequest(**{field: value}), Policy())
+        lease_for(SandboxOptions(**{field: value}), Policy())
 
 
 def test_the_hardened_profile_is_the_default_and_dev_needs_an_image():

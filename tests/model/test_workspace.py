@@ -11,6 +11,7 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.ledger_record import Record
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.model.sandbox.workspace import (
     StoredWorkspace,
@@ -89,11 +90,13 @@ def test_any_other_claim_is_refused_and_names_the_holder(shared, holders):
 def test_a_request_has_a_workspace_name_mode_and_size():
     rules = WorkspaceRules(max_bytes=100 * MIB)
     assert workspace_wish(CreateRequest(), rules) is None
-    plain = workspace_wish(CreateRequest(workspace_id="w"), rules)
+    plain = workspace_wish(CreateRequest(SandboxOptions(workspace_id="w")), rules)
     assert plain == WorkspaceWish("w", shared=False, asked_bytes=None)
-    asked = CreateRequest(workspace_id="w", workspace_mode="shared", limits={"workspace_mb": 64})
+    asked = CreateRequest(
+        SandboxOptions(workspace_id="w", workspace_mode="shared", limits={"workspace_mb": 64})
+    )
     assert workspace_wish(asked, rules) == WorkspaceWish("w", shared=True, asked_bytes=64 * MIB)
-    too_large = CreateRequest(workspace_id="w", limits={"workspace_mb": 101})
+    too_large = CreateRequest(SandboxOptions(workspace_id="w", limits={"workspace_mb": 101}))
     with pytest.raises(InvalidRequest, match="workspace_mb must be from 1 to 100"):
         workspace_wish(too_large, rules)
 
@@ -101,12 +104,14 @@ def test_a_request_has_a_workspace_name_mode_and_size():
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_a_mode_without_a_name_is_refused(mode):
     with pytest.raises(InvalidRequest, match="needs a workspace with a name"):
-        workspace_wish(CreateRequest(workspace_mode=mode), WorkspaceRules())
+        workspace_wish(CreateRequest(SandboxOptions(workspace_mode=mode)), WorkspaceRules())
 
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(InvalidRequest, match="no workspace mode 'both'"):
-        workspace_wish(CreateRequest(workspace_id="w", workspace_mode="both"), WorkspaceRules())
+        workspace_wish(
+            CreateRequest(SandboxOptions(workspace_id="w", workspace_mode="both")), WorkspaceRules()
+        )
 
 
 def test_a_size_must_equal_that_of_the_existing_workspace():

@@ -12,6 +12,7 @@ import pytest
 from sandkasten.errors import ProvisioningFailed
 from sandkasten.images.packages.npm_packages import configured_registry
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from tests.packages.wheels import npm_tarball, serving
 from tests.patience import PATIENCE_S
 
@@ -31,7 +32,9 @@ def registry() -> Iterator[Server]:
 
 
 async def said(engine: Engine, code: str, *packages: str, runtime: str = "node") -> str:
-    result = await engine.run(RunRequest(code, runtime, npm_packages=packages))
+    result = await engine.run(
+        RunRequest(code, runtime, options=SandboxOptions(npm_packages=packages))
+    )
     return (result.stdout + result.stderr).decode().strip()
 
 

@@ -21,6 +21,7 @@ from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.package_sets import PYTHON_DIR
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests import grounds, imagekit
 from tests.packages.processes import fetchers
@@ -49,7 +50,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def said(engine: Engine, code: str, *packages: str, runtime: str = "python") -> str:
-    result = await engine.run(RunRequest(code, runtime, pip_packages=packages))
+    result = await engine.run(
+        RunRequest(code, runtime, options=SandboxOptions(pip_packages=packages))
+    )
     return (result.stdout + result.stderr).decode().strip()
 
 
@@ -80,22 +83,30 @@ for attempt in (
             "Network is unreachable",
         ]
         # A sandbox that stays has them too, in its shell; and says so.
-        info = await engine.create(CreateRequest(pip_packages=("alpha",), session_key="k"))
+        info = await engine.create(
+            CreateRequest(SandboxOptions(pip_packages=("alpha",)), session_key="k")
+        )
         (mounted,) = info.mounts
         assert (mounted.name.partition(":")[0], mounted.target) == ("packages", PYTHON_DIR)
         result = await engine.exec(info.id, ExecRequest("alpha-say"))
         assert result.stdout == b"alpha with beta 2.0\n"
-        again = await engine.create(CreateRequest(pip_packages=("alpha",), session_key="k"))
+        again = await engine.create(
+            CreateRequest(SandboxOptions(pip_packages=("alpha",)), session_key="k")
+        )
         assert again.id == info.id
         # The same from another backend: no new installation, the very same directory.
         # An ordinary user has no other backend.
         for backend in ("oci", "gvisor") if os.geteuid() == 0 else ():
-            other = await engine.create(CreateRequest(pip_packages=("alpha",), backend=backend))
+            other = await engine.create(
+                CreateRequest(SandboxOptions(pip_packages=("alpha",), backend=backend))
+            )
             result = await engine.exec(other.id, ExecRequest("alpha-say"))
             assert (backend, result.stdout) == (backend, b"alpha with beta 2.0\n")
             assert other.mounts == info.mounts
         with pytest.raises(Conflict, match="names a sandbox with packages"):
-            await engine.create(CreateRequest(pip_packages=("beta",), session_key="k"))
+            await engine.create(
+                CreateRequest(SandboxOptions(pip_packages=("beta",)), session_key="k")
+            )
 
 
 @pytest.mark.promise("P55")
@@ -243,7 +254,7 @@ async def test_a_backend_without_host_mounts_refuses_packages(opened, folder, mo
     monkeypatch.setattr(UnisolatedBackend, "create", create)
     async with opened(find_links=folder, backend="unisolated") as engine:
         with pytest.raises(UnsupportedByBackend):
-            await engine.create(CreateRequest(pip_packages=("beta",)))
+            await engine.create(CreateRequest(SandboxOptions(pip_packages=("beta",))))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user cannot mount images")
@@ -254,13 +265,15 @@ async def test_an_image_without_pip_gets_packages_and_one_without_python_is_an_e
         await asyncio.to_thread(grounds.image_named, name)
     (data_dir / "images").symlink_to(imagekit.CACHE / "store")
     async with opened(find_links=folder) as engine:
-        wish = CreateRequest(image="debian", pip_packages=("alpha",))
+        wish = CreateRequest(SandboxOptions(image="debian", pip_packages=("alpha",)))
         info = await engine.create(wish)
         look = "alpha-say; python3 -m pip --version 2>&1 | grep -o 'No module.*'"
         result = await engine.exec(info.id, ExecRequest(look))
         assert result.stdout.decode() == "alpha with beta 2.0\nNo module named pip\n"
         with pytest.raises(ProvisioningFailed, match="the image has no python3"):
-            await engine.create(CreateRequest(image="busybox", pip_packages=("alpha",)))
+            await engine.create(
+                CreateRequest(SandboxOptions(image="busybox", pip_packages=("alpha",)))
+            )
 
 
 async def test_wheels_are_chosen_for_the_python_of_the_image(tmp_path):

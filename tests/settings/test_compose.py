@@ -12,6 +12,7 @@ from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import Closes, Discards, KeepsImages
 from tests.unisolated.backend import UnisolatedBackend
@@ -52,7 +53,7 @@ async def test_a_missing_library_is_reported_with_a_remedy(opened, monkeypatch):
     assert (found.ready, found.remedy) == (False, "pip install 'sandkasten[docker]'")
     assert "aiodocker" in found.reason
     with pytest.raises(BackendUnavailable) as refused:
-        await engine.create(CreateRequest(backend="docker"))
+        await engine.create(CreateRequest(SandboxOptions(backend="docker")))
     assert refused.value.hint == "pip install 'sandkasten[docker]'"
     assert await engine.list() == []
     await engine.aclose()
@@ -65,7 +66,7 @@ async def test_an_unusable_docker_variable_is_reported_when_docker_is_requested(
     assert "plain tcp" in found.reason
     assert "TLS" in found.remedy
     with pytest.raises(BackendUnavailable, match="plain tcp"):
-        await engine.create(CreateRequest(backend="docker"))
+        await engine.create(CreateRequest(SandboxOptions(backend="docker")))
     assert (await engine.sweep()).failed == ()
     await engine.aclose()
 

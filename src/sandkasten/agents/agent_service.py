@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from sandkasten.agents.definition_info import described_agent, described_workflow
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.run_lifecycle import Carrier
 from sandkasten.agents.run_preparation import Preparing
@@ -35,6 +35,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.model.runs.run_values import RunEvent, RunRow, RunStatus, new_run_id
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -291,14 +292,14 @@ class AgentService:
     def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
         if mode not in ("compute", "code"):
             raise InvalidRequest(f"there is no mode {mode[:40]!r}", hint="compute or code")
-        wish = SandboxWish(mode="compute" if mode == "compute" else "code")
+        sandbox = AgentSandbox(mode="compute" if mode == "compute" else "code")
         return [
             {
                 "name": one.name,
                 "description": one.description,
                 "parameters": dict(one.parameters),
             }
-            for one in self._toolbox.specs(wish)
+            for one in self._toolbox.specs(sandbox)
         ]
 
     async def call_tool(
@@ -320,8 +321,10 @@ class AgentService:
             tenant=tenant,
             key_id=key_id,
             quota=quota,
-            wish=SandboxWish(
-                mode="compute" if name == "sandbox_run" else "code", image=image, runtime=runtime
+            sandbox=AgentSandbox(
+                mode="compute" if name == "sandbox_run" else "code",
+                runtime=runtime,
+                options=SandboxOptions(image=image),
             ),
         )
         context.session_key()

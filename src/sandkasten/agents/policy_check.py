@@ -12,34 +12,36 @@ from sandkasten.errors import PolicyDenied
 from sandkasten.model.sandbox.policy import check_network, parse_limits
 
 if TYPE_CHECKING:
-    from sandkasten.agents.definitions.sandbox_request import SandboxWish
+    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
     from sandkasten.model.sandbox.policy import Policy
 
 
-def check_wish(wish: SandboxWish, policy: Policy) -> None:
-    """Nothing, or PolicyDenied; UnsupportedByBackend for what is allowed and cannot be had."""
-    if wish.network:
+def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
+    """Raise PolicyDenied; UnsupportedByBackend for what is allowed but not available."""
+    options = sandbox.options
+    if options.network is not None:
         if not policy.allow_network:
             raise _denied("sandbox.allow_network", "true", "policy.allow_network", "false")
         check_network("full")
     most = policy.limits.max_exec_timeout_s
     longest = "max_exec_timeout_seconds"
     for field, asked in (
-        ("sandbox.timeout_seconds", wish.timeout_s),
-        ("sandbox.limits.exec_timeout_seconds", wish.limits.get("exec_timeout_seconds")),
-        (f"sandbox.limits.{longest}", wish.limits.get(longest)),
+        ("sandbox.timeout_seconds", sandbox.timeout_seconds),
+        ("sandbox.limits.exec_timeout_seconds", options.limits.get("exec_timeout_seconds")),
+        (f"sandbox.limits.{longest}", options.limits.get(longest)),
     ):
         if asked is not None and asked > most:
             rule = "defaults.max_exec_timeout_ms"
             raise _denied(field, f"{asked:g} s", rule, f"{most * 1000:.0f}")
-    if wish.idle_timeout_s is not None and wish.idle_timeout_s > policy.lifetime_s:
+    idle_s = options.idle_timeout_seconds
+    if idle_s is not None and idle_s > policy.lifetime_s:
         raise _denied(
             "sandbox.limits.idle_timeout_seconds",
-            f"{wish.idle_timeout_s:g} s",
+            f"{idle_s:g} s",
             "session_max_lifetime_seconds",
             f"{policy.lifetime_s:g}",
         )
-    parse_limits(wish.limits, policy.limits, policy.ceiling)
+    parse_limits(options.limits, policy.limits, policy.ceiling)
 
 
 def _denied(field: str, asked: str, rule: str, allowed: str) -> PolicyDenied:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.runs.session_key import SessionKey
 
@@ -27,7 +27,7 @@ class RunContext:
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
     quota: TenantQuota | None = None
-    wish: SandboxWish = field(default_factory=SandboxWish)
+    sandbox: AgentSandbox = field(default_factory=AgentSandbox)
     files: bool = True
     """Whether the stored files of the tenant are this run's to use."""
     depth: int = 0
@@ -42,7 +42,7 @@ class RunContext:
         Names are the run's own: no name leads out of the workflow run, or of the agent run that
         stands alone. InvalidRequest when it cannot be a name.
         """
-        asked = self.wish.session if name is None else name
+        asked = self.sandbox.session if name is None else name
         if asked in _ITS_OWN or self.workflow_run_id is None:
             inner = "default" if asked in (*_WORKFLOWS, *_ITS_OWN) else asked
             return SessionKey("agent", self.agent_run_id, inner)

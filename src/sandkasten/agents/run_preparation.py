@@ -16,7 +16,7 @@ from sandkasten.agents.definition_info import described_workflow
 from sandkasten.agents.definitions import json_schemas
 from sandkasten.agents.definitions.prompt_file import parse_agent, slug
 from sandkasten.agents.definitions.prompt_render import render
-from sandkasten.agents.policy_check import check_wish
+from sandkasten.agents.policy_check import check_sandbox
 from sandkasten.agents.transcript_bounds import error_fields
 from sandkasten.agents.workflows.workflow_file import inspect, parse_workflow
 from sandkasten.agents.workflows.workflow_plan import agents_of
@@ -81,8 +81,8 @@ class Preparing:
         seen, waiting = {agent.name}, [agent]
         while waiting:
             one = waiting.pop()
-            if one.wish is not None:
-                check_wish(one.wish, self._policy)
+            if one.sandbox is not None:
+                check_sandbox(one.sandbox, self._policy)
             self._loop.check(one)
             for name in one.agents:
                 other = self._library.agent(name)

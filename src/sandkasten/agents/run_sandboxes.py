@@ -68,7 +68,9 @@ class Leftovers:
         for info in await self._engine.list():
             if run_of(info) == run_id:
                 lifetime_s = min(max(0.0, now - info.created_at) + for_s, most)
-                wanted = UpdateRequest(idle_timeout_s=idle_timeout_s, lifetime_s=lifetime_s)
+                wanted = UpdateRequest(
+                    idle_timeout_seconds=idle_timeout_s, lifetime_seconds=lifetime_s
+                )
                 with suppress(SandkastenError):
                     await self._engine.update(info.id, wanted)
 
@@ -77,7 +79,7 @@ class Leftovers:
         with suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(_TOUCH_S):
                 # A question to the sandbox is activity too, so it does not count as resting.
-                await self._engine.update(info.id, UpdateRequest(lifetime_s=lifetime_s))
+                await self._engine.update(info.id, UpdateRequest(lifetime_seconds=lifetime_s))
 
 
 def run_of(info: Info) -> str | None:

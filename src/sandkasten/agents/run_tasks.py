@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.loop.agent_loop import AgentLoop
 from sandkasten.agents.loop.loop_limits import Spent
 from sandkasten.agents.run_context import RunContext
@@ -165,7 +165,7 @@ class Working:
             key_id=row.key_id,
             quota=row.quota,
             files=row.files,
-            wish=agent.wish or SandboxWish(),
+            sandbox=agent.sandbox or AgentSandbox(),
             idle_timeout_s=self._idle_timeout_s,
         )
 

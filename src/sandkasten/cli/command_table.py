@@ -16,16 +16,10 @@ from sandkasten.cli.options import (
     Backend,
     Environment,
     Id,
-    Image,
-    Isolation,
     Json,
-    Limits,
-    Mounts,
-    Npm,
-    Pip,
-    Shared,
     Timeout,
-    Workspace,
+    pairs,
+    sandbox_flags,
     state_of,
 )
 from sandkasten.cli.sandbox_names import complete
@@ -127,8 +121,10 @@ def _before(
     state.url, state.api_key, state.embedded = url, api_key, embedded
 
 
+@sandbox_flags("run")
 def _run(
     context: typer.Context,
+    options: dict[str, Any],
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[FILE|-] [ARGS]...", help="The code's file, then its arguments."),
@@ -140,15 +136,13 @@ def _run(
         str | None,
         typer.Option("--runtime", "-r", metavar="R", help="python, node, bash or sh."),
     ] = None,
-    image: Image = None,
     timeout: Timeout = None,
-    env: Environment = [],  # noqa: B006  (typer reads it, nobody writes to it)
     file: Annotated[
         list[str],
         typer.Option(
             "--file", "-f", metavar="LOCAL[:DEST]", help="Put a file there first; repeatable."
         ),
-    ] = [],  # noqa: B006
+    ] = [],  # noqa: B006  (typer reads it, nothing writes to it)
     artifact: Annotated[
         list[str],
         typer.Option(
@@ -159,14 +153,7 @@ def _run(
         str, typer.Option("--out", "-o", metavar="DIR", help="Where artifacts go.")
     ] = ".",
     stdin: Annotated[bool, typer.Option("--stdin", help="Give it our standard input.")] = False,
-    limit: Limits = [],  # noqa: B006
-    workspace: Workspace = None,
-    shared: Shared = False,
-    mount: Mounts = [],  # noqa: B006
-    pip: Pip = [],  # noqa: B006
-    npm: Npm = [],  # noqa: B006
     backend: Backend = None,
-    isolation: Isolation = None,
     json: Json = False,
 ) -> None:
     """Run code once in a sandbox of its own. The exit status is the code's; 124: out of time."""
@@ -176,20 +163,12 @@ def _run(
         code=code,
         words=tuple(words or ()),
         runtime=runtime,
-        image=image,
         timeout_s=timeout,
-        env=run.pairs(env, "--env"),
         files=tuple(file),
         artifacts=tuple(artifact),
         out=out,
         stdin=stdin,
-        limits=run.figures(limit),
-        workspace=workspace,
-        workspace_mode="shared" if shared else None,
-        mounts=tuple(mount),
-        pip_packages=tuple(pip),
-        npm_packages=tuple(npm),
-        isolation=isolation,
+        options=options,
     )
     raise SystemExit(run.run(state_of(context, json=json, backend=backend), job))
 
@@ -215,22 +194,20 @@ def _exec(
     json: Json = False,
 ) -> None:
     """Run a command in a sandbox. Output as it comes, exit status of the command."""
-    from sandkasten.cli.commands import exec, run
+    from sandkasten.cli.commands import exec
 
     if command[0] == "--":
         command = command[1:]
     if not command:
         raise typer.BadParameter("name a command after --")
-    order = exec.Order(
-        command=command[0] if len(command) == 1 else tuple(command),
-        timeout_s=timeout,
-        cwd=cwd,
-        env=run.pairs(env, "--env"),
-        shell=shell,
+    line = exec.CommandLine(
+        command[0] if len(command) == 1 else tuple(command),
+        {"timeout_seconds": timeout, "cwd": cwd, "env": pairs(env, "--env"), "shell": shell},
     )
-    raise SystemExit(go(exec.execute(state_of(context, json=json), id, order)))
+    raise SystemExit(go(exec.execute(state_of(context, json=json), id, line)))
 
 
+@sandbox_flags("shell")
 def _shell(
     context: typer.Context,
     id: Annotated[
@@ -241,12 +218,12 @@ def _shell(
             autocompletion=complete,
         ),
     ] = None,
-    image: Image = None,
+    options: dict[str, Any] = {},  # noqa: B006
 ) -> None:
     """An interactive terminal in a sandbox."""
     from sandkasten.cli.commands import shell as interactive
 
-    raise SystemExit(go(interactive.shell(state_of(context), id, image)))
+    raise SystemExit(go(interactive.shell(state_of(context), id, options)))
 
 
 def _cp(

@@ -1,15 +1,25 @@
-"""Options and arguments that several commands share, and the state they all begin with."""
+"""Options and arguments that several commands share, and the state they all begin with.
+
+The flags that describe a sandbox are one table: a new option is one line of it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import typer
 
 from sandkasten.cli.sandbox_names import complete
+from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Id = Annotated[
@@ -21,37 +31,9 @@ Id = Annotated[
 Environment = Annotated[
     list[str], typer.Option("--env", "-e", metavar="K=V", help="A variable inside; repeatable.")
 ]
-Limits = Annotated[
-    list[str],
-    typer.Option("--limit", metavar="NAME=N", help="A limit, e.g. mem_limit_mb=256; repeatable."),
-]
-Image = Annotated[str | None, typer.Option("--image", "-i", metavar="I", help="The image.")]
-Workspace = Annotated[
-    str | None,
-    typer.Option("--workspace", metavar="NAME", help="A workspace that stays; made at first use."),
-]
-Shared = Annotated[
-    bool, typer.Option("--shared", help="Share that workspace with others that share it.")
-]
-Mounts = Annotated[
-    list[str],
-    typer.Option("--mount", metavar="NAME", help="One of the operator's mounts; repeatable."),
-]
-Pip = Annotated[
-    list[str],
-    typer.Option("--pip", metavar="PACKAGE", help="A package of Python to have; repeatable."),
-]
-Npm = Annotated[
-    list[str],
-    typer.Option("--npm", metavar="PACKAGE", help="A package of npm to have; repeatable."),
-]
 Backend = Annotated[
     str | None,
     typer.Option("--backend", metavar="B", help="local, oci, gvisor or docker."),
-]
-Isolation = Annotated[
-    str | None,
-    typer.Option("--isolation", metavar="I", help="standard, gvisor or strongest."),
 ]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
@@ -77,3 +59,163 @@ def state_of(context: typer.Context, *, json: bool = False, backend: str | None 
     state.json = json
     state.backend = backend or state.backend
     return state
+
+
+def pairs(words: Sequence[str], option: str) -> dict[str, str]:
+    """Parse K=V words; the last of a name wins. InvalidRequest for a word without `=`."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise InvalidRequest(f"{option} takes NAME=VALUE, not {word[:80]!r}", hint="add the =")
+        found[name] = value
+    return found
+
+
+def numbers(words: Sequence[str]) -> dict[str, float]:
+    """Parse the NAME=N words of --limit."""
+    found: dict[str, float] = {}
+    for name, text in pairs(words, "--limit").items():
+        try:
+            found[name] = int(text) if text.lstrip("-").isdigit() else float(text)
+        except ValueError:
+            raise InvalidRequest(
+                f"--limit {name} takes a number, not {text[:80]!r}", hint=f"say --limit {name}=256"
+            ) from None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """One flag of a sandbox, and the keyword argument of the client it stands for."""
+
+    keyword: str
+    declaration: str
+    help: str
+    on: frozenset[str]
+    """The commands that have it."""
+    metavar: str | None = None
+    short: str | None = None
+    kind: Any = str | None
+    read: Callable[[Any], Any] = lambda value: value
+
+    @property
+    def name(self) -> str:
+        return self.declaration.removeprefix("--").replace("-", "_")
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        names = [self.declaration, *([self.short] if self.short else [])]
+        option = typer.Option(*names, metavar=self.metavar, help=self.help or None)
+        default: Any = [] if self.kind == list[str] else False if self.kind is bool else None
+        return inspect.Parameter(
+            self.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[self.kind, option],
+        )
+
+
+_CREATE: Final = frozenset({"create"})
+_RUN: Final = frozenset({"create", "run"})
+_ALL: Final = frozenset({"create", "run", "shell"})
+_WORDS: Final = list[str]
+
+_FLAGS: Final = (
+    _Flag("image", "--image", "The image.", _ALL, "I", "-i"),
+    _Flag(
+        "ttl_seconds",
+        "--ttl",
+        "Seconds it lives without activity.",
+        _CREATE,
+        "S",
+        kind=float | None,
+    ),
+    _Flag(
+        "env",
+        "--env",
+        "A variable inside; repeatable.",
+        _RUN,
+        "K=V",
+        "-e",
+        _WORDS,
+        lambda words: pairs(words, "--env"),
+    ),
+    _Flag(
+        "labels",
+        "--label",
+        "A label; repeatable.",
+        _CREATE,
+        "K=V",
+        "-l",
+        _WORDS,
+        lambda words: pairs(words, "--label"),
+    ),
+    _Flag(
+        "limits",
+        "--limit",
+        "A limit, e.g. mem_limit_mb=256; repeatable.",
+        _RUN,
+        "NAME=N",
+        kind=_WORDS,
+        read=numbers,
+    ),
+    _Flag("profile", "--profile", "", _CREATE, "P"),
+    _Flag("isolation", "--isolation", "standard, gvisor or strongest.", _RUN, "I"),
+    _Flag("session_key", "--session-key", "Take the one with this key if it lives.", _CREATE, "K"),
+    _Flag("workspace", "--workspace", "A workspace that stays; made at first use.", _RUN, "NAME"),
+    _Flag(
+        "workspace_mode",
+        "--shared",
+        "Share that workspace with others that share it.",
+        _RUN,
+        kind=bool,
+        read=lambda shared: "shared" if shared else None,
+    ),
+    _Flag(
+        "mounts", "--mount", "One of the operator's mounts; repeatable.", _RUN, "NAME", kind=_WORDS
+    ),
+    _Flag(
+        "pip_packages",
+        "--pip",
+        "A package of Python to have; repeatable.",
+        _RUN,
+        "PACKAGE",
+        kind=_WORDS,
+    ),
+    _Flag(
+        "npm_packages",
+        "--npm",
+        "A package of npm to have; repeatable.",
+        _RUN,
+        "PACKAGE",
+        kind=_WORDS,
+    ),
+)
+
+
+def sandbox_flags(command: str) -> Callable[[F], F]:
+    """Give a command the flags of a sandbox in place of its parameter `options`.
+
+    The function receives them as the client's keyword arguments.
+    """
+    flags = [one for one in _FLAGS if command in one.on]
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(**values: Any) -> Any:
+            options = {one.keyword: one.read(values.pop(one.name)) for one in flags}
+            return function(options=options, **values)
+
+        shown: list[inspect.Parameter] = []
+        for one in inspect.signature(function, eval_str=True).parameters.values():
+            if one.name == "options":
+                shown += [flag.parameter for flag in flags]
+            else:
+                shown.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        # typer would look for `options` there.
+        call.__annotations__ = {}
+        return cast("F", call)
+
+    return decorate

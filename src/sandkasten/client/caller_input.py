@@ -1,113 +1,65 @@
-"""What a caller wrote, turned into what the engine is asked. Pure; nothing is guessed.
+"""Keyword arguments of the client, which the values of `model` define.
 
-Rules about values (ranges, names, policy) are the engine's; here only the shapes that Python
-allows and the contract does not are refused, as InvalidRequest.
+A method that takes all options of a sandbox or of a command is declared with
+`**options: Unpack[…Keywords]` and marked with `takes`, so that `help()`, editors and the reference
+show each option. Rules about values (ranges, names, policy) are the engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, ForwardRef, TypeVar
 
-from sandkasten.errors import InvalidRequest
-from sandkasten.model.commands.exec_values import ExecRequest, Pty
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 Command = str | Sequence[str]
-"""A text for the persistent shell, or the arguments of a fresh process."""
-Size = tuple[int, int]
-"""Rows and columns of a terminal."""
+"""A string for the persistent shell, or the arguments of a fresh process."""
 
-_NOTHING: Final[Mapping[str, str]] = {}
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def command_of(cmd: Command) -> str | tuple[str, ...]:
-    if isinstance(cmd, str):
-        return cmd
-    if isinstance(cmd, bytes | bytearray | memoryview) or not isinstance(cmd, Sequence):
-        raise InvalidRequest(
-            f"a command is a text or a list of texts, not {type(cmd).__name__}",
-            hint='give "ls -l" or ["ls", "-l"]',
-            field="cmd",
-        )
-    for word in cmd:
-        if not isinstance(word, str):
-            raise InvalidRequest(
-                f"a command's arguments are texts; one is {type(word).__name__}",
-                hint="convert it with str() first",
-                field="cmd",
+def takes(keywords: type) -> Callable[[F], F]:
+    """Have the signature of a function show the keyword arguments of a TypedDict."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        shown = [
+            one
+            for one in signature.parameters.values()
+            if one.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        shown += [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_default(name, _source(hint)),
+                annotation=_source(hint),
             )
-    return tuple(cmd)
+            for name, hint in keywords.__annotations__.items()
+        ]
+        function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
-def seconds_of(timeout_ms: float | None, timeout_seconds: float | None) -> float | None:
-    """Milliseconds win where both are given, as everywhere in the contract."""
-    return timeout_seconds if timeout_ms is None else timeout_ms / 1000
+def check_keywords(function: str, keywords: type, given: Mapping[str, object]) -> None:
+    """Raise TypeError for a keyword argument that `function` does not have."""
+    for name in given:
+        if name not in keywords.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def bytes_of(data: str | bytes | bytearray | memoryview | None, what: str) -> bytes | None:
-    if data is None or isinstance(data, bytes):
-        return data
-    if isinstance(data, str):
-        return data.encode()
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise InvalidRequest(
-        f"{what} is a text or bytes, not {type(data).__name__}", hint="encode it first", field=what
-    )
+def _source(hint: object) -> str:
+    return hint.__forward_arg__ if isinstance(hint, ForwardRef) else str(hint)
 
 
-def one_workspace(workspace: str | None, workspace_id: str | None) -> str | None:
-    """Both spellings of the contract; naming two workspaces is a mistake."""
-    if workspace is not None and workspace_id is not None and workspace != workspace_id:
-        raise InvalidRequest(
-            "workspace and workspace_id name two workspaces",
-            hint="they mean the same; give one of them",
-            field="workspace_id",
-        )
-    return workspace if workspace is not None else workspace_id
-
-
-def names_of(names: Sequence[str], what: str) -> tuple[str, ...]:
-    """A list of names; a lone text would be taken for its letters."""
-    if isinstance(names, str):
-        raise InvalidRequest(f"{what} is a list of names", hint=f"say [{names[:80]!r}]", field=what)
-    return tuple(names)
-
-
-def pty_of(pty: bool | Size) -> Pty | None:
-    if isinstance(pty, bool):
-        return Pty() if pty else None
-    rows, cols = pty
-    return Pty(rows=rows, cols=cols)
-
-
-def exec_request(
-    cmd: Command,
-    *,
-    timeout_ms: float | None,
-    timeout_seconds: float | None,
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    stdin: str | bytes | None,
-    shell: str,
-    pty: bool | Size,
-    stateful: bool | None,
-    idempotency_key: str | None,
-    max_output_bytes: int | None,
-    raw_output: bool = False,
-    keep_stdin_open: bool = False,
-) -> ExecRequest:
-    return ExecRequest(
-        command=command_of(cmd),
-        stateful=stateful,
-        cwd=cwd,
-        env=_NOTHING if env is None else env,
-        stdin=bytes_of(stdin, "stdin"),
-        timeout_s=seconds_of(timeout_ms, timeout_seconds),
-        shell=shell,
-        pty=pty_of(pty),
-        idempotency_key=idempotency_key,
-        max_output_bytes=max_output_bytes,
-        keep_stdin_open=keep_stdin_open,
-        raw_output=raw_output,
-    )
+def _default(name: str, hint: str) -> object:
+    """Return the default that the value class has; None and False are what is left out."""
+    for one in (*fields(SandboxOptions), *fields(ExecRequest)):
+        if one.name == name and one.default not in (MISSING, None):
+            return one.default
+    return None if "None" in hint else False

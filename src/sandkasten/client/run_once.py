@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from sandkasten.client.blocking.twins import waiting_alone
-from sandkasten.client.caller_input import bytes_of, names_of, one_workspace, seconds_of
-from sandkasten.client.results import Number, RunResult, run_result_of
+from sandkasten.client.caller_input import check_keywords, takes
+from sandkasten.client.results import RunResult, run_result_of
 from sandkasten.client.server.server_pool import connect, place_of
+from sandkasten.model.request_spellings import bytes_of, sandbox_options, timeout_of
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxKeywords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from os import PathLike
 
 
+@takes(SandboxKeywords)
 async def run_async(
     code: str | bytes,
     runtime: str = "python",
     *,
     files: Mapping[str, str | bytes] | None = None,
     args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
     stdin: str | bytes | None = None,
     timeout_ms: float | None = None,
     timeout_seconds: float | None = None,
     artifacts: Sequence[str] = (),
     image: str | None = None,
-    limits: Mapping[str, Number] | None = None,
-    profile: str | None = None,
-    workspace: str | None = None,
-    workspace_mode: str | None = None,
-    workspace_id: str | None = None,
-    mounts: Sequence[str] = (),
-    pip_packages: Sequence[str] = (),
-    npm_packages: Sequence[str] = (),
-    backend: str | None = None,
-    isolation: str | None = None,
     data_dir: str | PathLike[str] | None = None,
     url: str | None = None,
     api_key: str | None = None,
+    **options: Unpack[SandboxKeywords],
 ) -> RunResult:
     """Run a piece of code in a sandbox of its own that is gone afterwards.
 
@@ -49,26 +42,17 @@ async def run_async(
     `pip_packages` and `npm_packages` are installed before, once; the code has no network.
     With `url` (or SANDKASTEN_URL) a daemon runs it, else this process does.
     """
-    transport = await connect(place_of(data_dir, backend, url, api_key))
+    check_keywords("run", SandboxKeywords, options)
+    transport = await connect(place_of(data_dir, options.get("backend"), url, api_key))
     request = RunRequest(
         code=code,
         runtime=runtime,
         args=tuple(args),
-        env=env or {},
         files=files or {},
         stdin=bytes_of(stdin, "stdin"),
-        timeout_s=seconds_of(timeout_ms, timeout_seconds),
+        timeout_seconds=timeout_of({"timeout_ms": timeout_ms, "timeout_seconds": timeout_seconds}),
         artifacts=tuple(artifacts),
-        image=image,
-        limits=limits or {},
-        profile=profile,
-        backend=backend,
-        workspace_id=one_workspace(workspace, workspace_id),
-        workspace_mode=workspace_mode,
-        mounts=names_of(mounts, "mounts"),
-        pip_packages=names_of(pip_packages, "pip_packages"),
-        npm_packages=names_of(npm_packages, "npm_packages"),
-        isolation=isolation,
+        options=sandbox_options({"image": image, **options}),
     )
     return run_result_of(await transport.run(request))
 

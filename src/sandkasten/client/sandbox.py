@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
-from sandkasten.client.caller_input import (
-    Command,
-    Size,
-    command_of,
-    exec_request,
-    names_of,
-    one_workspace,
-)
+from sandkasten.client.caller_input import Command, check_keywords, takes
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
-from sandkasten.client.results import Number, Result, RunResult, result_of
+from sandkasten.client.results import Result, RunResult, result_of
 from sandkasten.client.server.server_pool import connect, place_of
 from sandkasten.client.transfer.file_methods import SandboxFiles
 from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound
+from sandkasten.model.commands.exec_values import CommandKeywords, ExecRequest
+from sandkasten.model.request_spellings import command_of, exec_request, sandbox_options
+from sandkasten.model.sandbox.sandbox_options import SessionKeywords
 from sandkasten.model.sandbox.sandbox_requests import (
     CreateRequest,
     Info,
@@ -50,57 +47,28 @@ class AsyncSandbox(SandboxFiles):
     `box = await AsyncSandbox()` makes it and leaves the end to you (or to its idle time).
     """
 
+    @takes(SessionKeywords)
     def __init__(
         self,
         image: str | None = None,
         *,
-        ttl_seconds: float | None = None,
-        idle_timeout_seconds: float | None = None,
-        lifetime_seconds: float | None = None,
-        env: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        limits: Mapping[str, Number] | None = None,
-        network: str | None = None,
-        profile: str | None = None,
-        backend: str | None = None,
-        isolation: str | None = None,
-        session_key: str | None = None,
-        workspace: str | None = None,
-        workspace_mode: str | None = None,
-        workspace_id: str | None = None,
-        mounts: Sequence[str] = (),
-        pip_packages: Sequence[str] = (),
-        npm_packages: Sequence[str] = (),
         data_dir: str | PathLike[str] | None = None,
         url: str | None = None,
         api_key: str | None = None,
+        **options: Unpack[SessionKeywords],
     ) -> None:
-        """Nothing is made yet. `session_key` finds the live sandbox of that key or makes it.
+        """Describe the sandbox; nothing is created yet.
 
-        `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
-        at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
-        `pip_packages` and `npm_packages` are installed before, once; it still has no network.
-        With `url` (or SANDKASTEN_URL) a daemon makes it, else this process does.
+        `session_key` finds the live sandbox of that key or creates it. `workspace` names one that
+        outlives the sandbox, created at first use and used by one sandbox at a time unless
+        `workspace_mode` is "shared". `mounts` names the operator's host mounts. `pip_packages` and
+        `npm_packages` are installed before, once; the sandbox still has no network. With `url` (or
+        SANDKASTEN_URL) a daemon creates it, else this process does.
         """
-        self._place = place_of(data_dir, backend, url, api_key)
+        check_keywords("Sandbox", SessionKeywords, options)
+        self._place = place_of(data_dir, options.get("backend"), url, api_key)
         self._wanted: CreateRequest | None = CreateRequest(
-            image=image,
-            ttl_s=ttl_seconds,
-            idle_timeout_s=idle_timeout_seconds,
-            lifetime_s=lifetime_seconds,
-            env=env or {},
-            labels=labels or {},
-            limits=limits or {},
-            profile=profile,
-            backend=backend,
-            isolation=isolation,
-            network=network,
-            session_key=session_key,
-            workspace_id=one_workspace(workspace, workspace_id),
-            workspace_mode=workspace_mode,
-            mounts=names_of(mounts, "mounts"),
-            pip_packages=names_of(pip_packages, "pip_packages"),
-            npm_packages=names_of(npm_packages, "npm_packages"),
+            sandbox_options({"image": image, **options}), session_key=options.get("session_key")
         )
         self._id: str | None = None
         self._info: Info | None = None
@@ -244,9 +212,9 @@ class AsyncSandbox(SandboxFiles):
     ) -> Info:
         """Change how long it lives, or its labels (all of them, in place of the old)."""
         request = UpdateRequest(
-            ttl_s=ttl_seconds,
-            idle_timeout_s=idle_timeout_seconds,
-            lifetime_s=lifetime_seconds,
+            ttl_seconds=ttl_seconds,
+            idle_timeout_seconds=idle_timeout_seconds,
+            lifetime_seconds=lifetime_seconds,
             labels=labels,
         )
         self._info = await (await self.transport()).update(self.id, request)
@@ -275,108 +243,36 @@ class AsyncSandbox(SandboxFiles):
 
     # Commands
 
+    @takes(CommandKeywords)
     async def exec(
-        self,
-        cmd: Command,
-        *,
-        timeout_ms: float | None = None,
-        timeout_seconds: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        shell: str = "default",
-        pty: bool | Size = False,
-        stateful: bool | None = None,
-        check: bool = False,
-        idempotency_key: str | None = None,
-        max_output_bytes: int | None = None,
-        raw_output: bool = False,
+        self, cmd: Command, *, check: bool = False, **options: Unpack[CommandKeywords]
     ) -> Result:
         """Run a command and wait for its end.
 
-        A text goes to the persistent shell, so `cd`, variables and jobs stay; a list is a
+        A string goes to the persistent shell, so `cd`, variables and jobs stay; a list is a
         fresh process. A deadline that passes is a result (`timed_out`) with the output so far.
         With `check`, anything but success raises (see `Result.check`).
         """
-        request = exec_request(
-            cmd,
-            timeout_ms=timeout_ms,
-            timeout_seconds=timeout_seconds,
-            cwd=cwd,
-            env=env,
-            stdin=stdin,
-            shell=shell,
-            pty=pty,
-            stateful=stateful,
-            idempotency_key=idempotency_key,
-            max_output_bytes=max_output_bytes,
-            raw_output=raw_output,
-        )
+        request = _request("exec", cmd, options)
         result = result_of(await (await self.transport()).exec(self.id, request))
         return result.check(cmd) if check else result
 
-    def exec_stream(
-        self,
-        cmd: Command,
-        *,
-        timeout_ms: float | None = None,
-        timeout_seconds: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        shell: str = "default",
-        pty: bool | Size = False,
-        stateful: bool | None = None,
-        idempotency_key: str | None = None,
-        max_output_bytes: int | None = None,
-    ) -> AsyncExecStream:
+    @takes(CommandKeywords)
+    def exec_stream(self, cmd: Command, **options: Unpack[CommandKeywords]) -> AsyncExecStream:
         """Run a command and iterate over its output as it comes; then `.result` is there."""
-        request = exec_request(
-            cmd,
-            timeout_ms=timeout_ms,
-            timeout_seconds=timeout_seconds,
-            cwd=cwd,
-            env=env,
-            stdin=stdin,
-            shell=shell,
-            pty=pty,
-            stateful=stateful,
-            idempotency_key=idempotency_key,
-            max_output_bytes=max_output_bytes,
-        )
+        request = _request("exec_stream", cmd, options)
         return AsyncExecStream(self, lambda transport: transport.exec_stream(self.id, request))
 
+    @takes(CommandKeywords)
     async def start(
         self,
         cmd: Command,
         *,
-        timeout_ms: float | None = None,
-        timeout_seconds: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
         keep_stdin_open: bool = False,
-        shell: str = "default",
-        pty: bool | Size = False,
-        stateful: bool | None = None,
-        idempotency_key: str | None = None,
-        max_output_bytes: int | None = None,
+        **options: Unpack[CommandKeywords],
     ) -> AsyncProcess:
         """Start a command and return at once. It keeps its deadline, watched or not."""
-        request = exec_request(
-            cmd,
-            timeout_ms=timeout_ms,
-            timeout_seconds=timeout_seconds,
-            cwd=cwd,
-            env=env,
-            stdin=stdin,
-            shell=shell,
-            pty=pty,
-            stateful=stateful,
-            idempotency_key=idempotency_key,
-            max_output_bytes=max_output_bytes,
-            keep_stdin_open=keep_stdin_open,
-        )
+        request = replace(_request("start", cmd, options), keep_stdin_open=keep_stdin_open)
         answer = await (await self.transport()).exec_start(self.id, request)
         return AsyncProcess(self, answer.exec_id)
 
@@ -398,7 +294,7 @@ class AsyncSandbox(SandboxFiles):
         cwd: str | None = None,
     ) -> AsyncTerminal:
         """A program (a login shell, if none is named) on a terminal, for a `with` block."""
-        argv = None if command is None else command_of(command)
+        argv = None if command is None else command_of({"cmd": command})
         if isinstance(argv, str):
             argv = ("/bin/sh", "-c", argv)
         return AsyncTerminal(
@@ -438,3 +334,8 @@ class AsyncSandbox(SandboxFiles):
             timeout_ms=timeout_ms,
             timeout_seconds=timeout_seconds,
         )
+
+
+def _request(function: str, cmd: Command, options: CommandKeywords) -> ExecRequest:
+    check_keywords(function, CommandKeywords, options)
+    return exec_request({"cmd": cmd, **options})

@@ -10,23 +10,24 @@ import asyncio
 import builtins
 import os
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self, Unpack
 
 from sandkasten.client.agents import AsyncAgents, AsyncRunEvents
 from sandkasten.client.blocking.twins import handing
-from sandkasten.client.caller_input import names_of
+from sandkasten.client.caller_input import check_keywords, takes
 from sandkasten.client.sandbox import AsyncSandbox
 from sandkasten.client.server.server_pool import held, open_transport, place_of
 from sandkasten.client.transfer.transfer import blocks_of
 from sandkasten.errors import FileTrouble, InvalidRequest
+from sandkasten.model.request_spellings import sandbox_options
+from sandkasten.model.sandbox.sandbox_options import SessionKeywords
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator
     from os import PathLike
     from types import TracebackType
 
-    from sandkasten.client.results import Number
     from sandkasten.client.server.server_pool import Place
     from sandkasten.client.server.transport import Transport
     from sandkasten.model.sandbox.sandbox_requests import Info
@@ -111,49 +112,17 @@ class SandboxClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url})"
 
+    @takes(SessionKeywords)
     async def create_session(
-        self,
-        *,
-        image: str | None = None,
-        ttl_seconds: float | None = None,
-        workspace_id: str | None = None,
-        idle_timeout_seconds: float | None = None,
-        lifetime_seconds: float | None = None,
-        env: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        limits: Mapping[str, Number] | None = None,
-        network: str | None = None,
-        profile: str | None = None,
-        backend: str | None = None,
-        isolation: str | None = None,
-        session_key: str | None = None,
-        workspace_mode: str | None = None,
-        mounts: Sequence[str] = (),
-        pip_packages: Sequence[str] = (),
-        npm_packages: Sequence[str] = (),
+        self, *, image: str | None = None, **options: Unpack[SessionKeywords]
     ) -> AsyncSession:
-        """A new session, or with `session_key` the living one of that key.
+        """Create a session, or with `session_key` return the live one of that key.
 
-        `workspace_id` names a workspace that outlives the session, made at first use.
+        `workspace_id` names a workspace that outlives the session, created at first use.
         """
+        check_keywords("create_session", SessionKeywords, options)
         request = CreateRequest(
-            image=image,
-            ttl_s=ttl_seconds,
-            idle_timeout_s=idle_timeout_seconds,
-            lifetime_s=lifetime_seconds,
-            env=env or {},
-            labels=labels or {},
-            limits=limits or {},
-            profile=profile,
-            backend=backend,
-            isolation=isolation,
-            network=network,
-            session_key=session_key,
-            workspace_id=workspace_id,
-            workspace_mode=workspace_mode,
-            mounts=names_of(mounts, "mounts"),
-            pip_packages=names_of(pip_packages, "pip_packages"),
-            npm_packages=names_of(npm_packages, "npm_packages"),
+            sandbox_options({"image": image, **options}), session_key=options.get("session_key")
         )
         return AsyncSession(self, await (await self.transport()).create(request))
 

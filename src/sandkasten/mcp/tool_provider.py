@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.tools.client_caller import ClientCaller, specs
 from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.client.server.agents_transport import agents_of
@@ -21,6 +21,7 @@ from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import InvalidRequest
 from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
 from sandkasten.model.runs.session_key import SessionKey
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ async def _local_tools(settings: Settings, offer: ToolOffer) -> AsyncIterator[Pr
     engine = await open_engine(settings)
     try:
         toolbox = Toolbox(engine, StagePublish(engine.files, BriefFiles(settings)))
-        request = SandboxWish(runtime=offer.runtime, image=offer.image)
+        request = AgentSandbox(runtime=offer.runtime, options=SandboxOptions(image=offer.image))
 
         def caller() -> Caller:
             return ClientCaller(toolbox, offer.mode, request, session=offer.session)

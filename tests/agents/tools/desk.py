@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
     from sandkasten.store.blob_store import BlobStore
 
-CODE = SandboxWish(mode="code")
+CODE = AgentSandbox(mode="code")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Desk:
     async def call(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
         return await self.toolbox.call(f"sandbox_{tool}", arguments, self.context)
 
-    def wishing(self, wish: SandboxWish, **changes: Any) -> Desk:
+    def asking(self, sandbox: AgentSandbox, **changes: Any) -> Desk:
         """The same toolbox for an agent that asks for this."""
-        return replace(self, context=replace(self.context, wish=wish, **changes))
+        return replace(self, context=replace(self.context, sandbox=sandbox, **changes))
 
     def within(self, **changes: Any) -> Desk:
         """The same toolbox in another run."""
@@ -67,7 +67,7 @@ async def opened(data_dir: Path, backend: str = "local", **settings: str) -> Asy
 def fresh(engine: Engine, store: BlobStore) -> Desk:
     """A toolbox that remembers nothing, and a run for it."""
     toolbox = Toolbox(engine, StagePublish(engine.files, store), files=store)
-    return Desk(engine, store, toolbox, RunContext("run_a", "tester", wish=CODE))
+    return Desk(engine, store, toolbox, RunContext("run_a", "tester", sandbox=CODE))
 
 
 async def cleared(engine: Engine) -> None:

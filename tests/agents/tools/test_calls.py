@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.tools.tool_answers import failed
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from tests.patience import PATIENCE_S
@@ -116,10 +116,10 @@ async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(unisolated_de
 
 async def test_compute_mode_has_one_tool_and_code_mode_eleven(unisolated_desk):
     box = unisolated_desk.toolbox
-    assert [one.name for one in box.specs(SandboxWish())] == ["sandbox_run"]
-    assert len(box.specs(SandboxWish(mode="code"))) == 11
+    assert [one.name for one in box.specs(AgentSandbox())] == ["sandbox_run"]
+    assert len(box.specs(AgentSandbox(mode="code"))) == 11
     assert box.specs(None) == ()
-    refused = await unisolated_desk.wishing(SandboxWish()).call("exec", cmd="ls")
+    refused = await unisolated_desk.asking(AgentSandbox()).call("exec", cmd="ls")
     assert refused["message"] == "there is no tool named 'sandbox_exec' here"
 
 

@@ -7,7 +7,8 @@ import base64
 
 import pytest
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 EXEC_ANSWER = {
     "exec_id",
@@ -123,11 +124,14 @@ async def test_chunks_that_are_not_utf8_are_base64(desk):
 
 
 async def test_an_answer_of_chunks_is_bounded_by_the_agents_output_limit(desk):
-    narrow = desk.wishing(
-        SandboxWish(mode="code", limits={"max_stdout_bytes": 1000, "max_stderr_bytes": 0}),
+    narrow = desk.asking(
+        AgentSandbox(
+            mode="code",
+            options=SandboxOptions(limits={"max_stdout_bytes": 1000, "max_stderr_bytes": 0}),
+        ),
         workflow_run_id="flow",
     )
-    wide = narrow.wishing(SandboxWish(mode="code"))
+    wide = narrow.asking(AgentSandbox(mode="code"))
     begun = await wide.call("exec", cmd="head -c 300000 /dev/zero", stream=True)
     await wide.call("exec_wait", exec_id=begun["exec_id"])
     part = await narrow.call("exec_read", exec_id=begun["exec_id"])

@@ -206,7 +206,7 @@ async def test_without_a_file_store_its_tools_are_missing(unisolated_desk):
     from sandkasten.agents.tools.toolbox import Toolbox
 
     bare = Toolbox(unisolated_desk.engine)
-    names = [one.name for one in bare.specs(unisolated_desk.context.wish)]
+    names = [one.name for one in bare.specs(unisolated_desk.context.sandbox)]
     assert len(names) == 9
     answer = await bare.call("sandbox_publish_file", {"source": "x"}, unisolated_desk.context)
     assert answer["code"] == "UNSUPPORTED_BY_BACKEND"

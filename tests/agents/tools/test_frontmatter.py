@@ -32,9 +32,9 @@ HOG = "data = bytearray(256 << 20)\nprint('had it all')"
 
 def asks(desk, text: str, **context):
     """A desk for an agent whose file has this below `sandbox:`."""
-    wish, warnings = parse_sandbox(load(text, max_bytes=10_000, what="sandbox"))
+    sandbox, warnings = parse_sandbox(load(text, max_bytes=10_000, what="sandbox"))
     assert warnings == ()
-    return desk.wishing(wish, **context)
+    return desk.asking(sandbox, **context)
 
 
 def quota_of(sandbox_id: str) -> str:

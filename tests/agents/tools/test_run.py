@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.model.access.tenancy import TenantQuota
 
 
@@ -16,7 +16,7 @@ pathlib.Path("out").mkdir()
 pathlib.Path("out/result.json").write_text('{"a": 1}')
 print("careful", file=sys.stderr)
 """
-    answer = await desk.wishing(SandboxWish()).call(
+    answer = await desk.asking(AgentSandbox()).call(
         "run",
         code=code,
         args=["one"],

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.tools.run_sessions import MOST_SANDBOXES
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
@@ -47,7 +47,7 @@ async def test_a_hundred_concurrent_calls_open_one_sandbox(desk):
 async def test_agents_of_a_workflow_share_a_sandbox_and_an_isolated_one_has_its_own(desk):
     one = desk.within(workflow_run_id="flow", agent_run_id="run_1")
     two = desk.within(workflow_run_id="flow", agent_run_id="run_2")
-    alone = two.wishing(SandboxWish(mode="code", session="isolated"))
+    alone = two.asking(AgentSandbox(mode="code", session="isolated"))
     await one.call("fs_write", path="x", text="of the first")
     assert (await two.call("fs_read", path="x"))["contents"] == "of the first"
     assert (await alone.call("fs_read", path="x"))["code"] == "FILE_NOT_FOUND"
@@ -171,7 +171,7 @@ async def test_finish_destroys_only_the_sandboxes_of_its_run(desk):
     await flow.call("open")
     await flow.call("open", session_key="second")
     other = (await desk.within(workflow_run_id="flow2").call("open"))["sandbox_id"]
-    own = (await flow.wishing(SandboxWish(mode="code", session="agent")).call("open"))["sandbox_id"]
+    own = (await flow.asking(AgentSandbox(mode="code", session="agent")).call("open"))["sandbox_id"]
     done = await desk.toolbox.finish("workflow", "flow")
     assert (len(done.destroyed), done.failed) == (2, ())
     assert set(await ids(desk)) == {other, own}

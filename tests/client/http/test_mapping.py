@@ -19,6 +19,7 @@ from sandkasten.model.commands.exec_values import Chunk, ExecRequest, Pty
 from sandkasten.model.files.file_entries import FileEntry
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 CODES = json.loads((Path(__file__).parents[3] / "spec" / "errors.json").read_text())
@@ -44,16 +45,18 @@ def test_what_was_not_said_is_not_sent():
 
 def test_what_was_said_is_sent_under_its_public_name():
     request = CreateRequest(
-        image="python",
-        ttl_s=5,
-        idle_timeout_s=6,
-        lifetime_s=7,
-        env={"A": "1"},
-        labels={"b": "2"},
-        limits={"pids_limit": 9},
-        workspace_id="w",
-        workspace_mode="shared",
-        mounts=("m",),
+        SandboxOptions(
+            image="python",
+            ttl_seconds=5,
+            idle_timeout_seconds=6,
+            lifetime_seconds=7,
+            env={"A": "1"},
+            labels={"b": "2"},
+            limits={"pids_limit": 9},
+            workspace_id="w",
+            workspace_mode="shared",
+            mounts=("m",),
+        ),
         session_key="k",
     )
     assert session_json.create_body(request) == {
@@ -75,7 +78,7 @@ def test_what_was_said_is_sent_under_its_public_name():
             stateful=False,
             cwd="/",
             stdin=b"\xff",
-            timeout_s=0.5,
+            timeout_seconds=0.5,
             shell="two",
             pty=Pty(3, 4),
             max_output_bytes=0,

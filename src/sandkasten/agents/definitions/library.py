@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.definitions.prompt_file import MAX_FILE_BYTES, Agent, parse_agent, slug
+from sandkasten.agents.definitions.sandbox_field import OPTION_FIELDS
 from sandkasten.agents.definitions.strict_yaml import checked_text
 from sandkasten.errors import (
     AgentNotFound,
@@ -33,6 +35,7 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
     from sandkasten.model.runs.run_values import RunKind
 
 MAX_FILES: Final = 10_000
@@ -209,12 +212,12 @@ def _definition(entry: Entry) -> Definition:
 
 def described(agent: Agent) -> dict[str, Any]:
     """What there is to know of an agent besides its text, as JSON."""
-    wish = agent.wish
+    sandbox = agent.sandbox
     return {
         "slug": agent.slug,
         "model": agent.model,
-        "mode": None if wish is None else wish.mode,
-        "sandbox": None if wish is None else _wish(wish),
+        "mode": None if sandbox is None else sandbox.mode,
+        "sandbox": None if sandbox is None else _sandbox(sandbox),
         "tools": None if agent.tools is None else list(agent.tools),
         "agents": list(agent.agents),
         "input_schema": agent.input_schema,
@@ -226,16 +229,18 @@ def described(agent: Agent) -> dict[str, Any]:
     }
 
 
-def _wish(wish: Any) -> dict[str, Any]:
+def _sandbox(sandbox: AgentSandbox) -> dict[str, Any]:
+    options = sandbox.options
     return {
-        "runtime": wish.runtime,
-        "image": wish.image,
-        "session": wish.session,
-        "timeout_seconds": wish.timeout_s,
-        "network": wish.network,
-        "pip_packages": list(wish.pip_packages),
-        "npm_packages": list(wish.npm_packages),
-        "profile": wish.profile,
-        "limits": dict(wish.limits),
-        "idle_timeout_seconds": wish.idle_timeout_s,
+        "runtime": sandbox.runtime,
+        "session": sandbox.session,
+        "timeout_seconds": sandbox.timeout_seconds,
+        **{name: _json(getattr(options, name)) for name in OPTION_FIELDS},
+        "network": options.network is not None,
     }
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value

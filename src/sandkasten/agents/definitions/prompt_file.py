@@ -26,7 +26,7 @@ from sandkasten.model.spelling import shown
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from sandkasten.agents.definitions.sandbox_request import SandboxWish
+    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_FRONTMATTER_BYTES: Final = 64 * 1024
@@ -78,7 +78,7 @@ class Agent:
     output_schema: Mapping[str, Any] | None = None
     output_format: str = "text"
     """text, or json; json where there is a schema."""
-    wish: SandboxWish | None = None
+    sandbox: AgentSandbox | None = None
     """None: an agent without a sandbox."""
     agents: tuple[str, ...] = ()
     """Agents it may call, by name."""
@@ -200,9 +200,9 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
             hint="leave one of them out",
             field="output.format",
         )
-    wish: SandboxWish | None = None
+    sandbox: AgentSandbox | None = None
     if "sandbox" in fields.values:
-        wish, strange = parse_sandbox(fields.values["sandbox"])
+        sandbox, strange = parse_sandbox(fields.values["sandbox"])
         warnings += strange
     if not parts.template.strip():
         warnings.append("the template is empty: the model is told the task and nothing else")
@@ -218,7 +218,7 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
         input_defaults=MappingProxyType(dict((wanted.mapping("default") or Fields({})).values)),
         output_schema=output_schema,
         output_format=output_format or ("text" if output_schema is None else "json"),
-        wish=wish,
+        sandbox=sandbox,
         agents=fields.texts("agents") or (),
         tools=fields.texts("tools"),
         max_steps=fields.whole("max_steps", low=1, high=MAX_STEPS),

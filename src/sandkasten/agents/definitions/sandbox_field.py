@@ -13,19 +13,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.agents.definitions.definition_fields import Fields
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
 from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.model.sandbox.policy import LIMIT_NAMES, checked_profile, parse_limits
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sandkasten.agents.definitions.sandbox_request import Mode
-    from sandkasten.model.sandbox.sandbox_requests import Number
+    from sandkasten.model.sandbox.sandbox_options import Number
 
 SANDBOX_FIELDS: Final = (
     "mode",
@@ -42,6 +43,15 @@ SANDBOX_FIELDS: Final = (
     "profile",
     "limits",
 )
+OPTION_FIELDS: Final = (
+    "image",
+    "pip_packages",
+    "npm_packages",
+    "profile",
+    "limits",
+    "idle_timeout_seconds",
+)
+"""The options of `SandboxOptions` that a file can set and a listing of agents shows."""
 RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
 NETWORK_FIELDS: Final = ("enabled", "allow")
 LIMIT_FIELDS: Final = (*LIMIT_NAMES, "timeout_seconds", "idle_timeout_seconds")
@@ -65,10 +75,10 @@ _NPM: Final = re.compile(
 _ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", re.IGNORECASE)
 
 
-def parse_sandbox(value: object) -> tuple[SandboxWish, tuple[str, ...]]:
-    """The wish, and what was found strange in it."""
+def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
+    """Return the request and warnings about fields that look like mistakes."""
     if isinstance(value, str):
-        return SandboxWish(runtime=_image(value, "sandbox")), _nearly("sandbox", value)
+        return AgentSandbox(runtime=_image(value, "sandbox")), _nearly("sandbox", value)
     if not isinstance(value, dict):
         raise InvalidAgent(
             "sandbox must be a runtime or a mapping",
@@ -84,33 +94,34 @@ def parse_sandbox(value: object) -> tuple[SandboxWish, tuple[str, ...]]:
     session = _session(fields)
     if mode == "compute" and session is not None:
         warnings.append("sandbox.session has no effect in compute mode: each run has its own")
-    network, allow = _network(fields, warnings)
-    figures = _limits(fields, limits)
-    wish = SandboxWish(
+    network = _network(fields, warnings)
+    numbers = _limits(fields, limits)
+    sandbox = AgentSandbox(
         mode=mode,
         runtime=runtime,
-        image=_image_of(fields, "image"),
         session=session or "default",
-        timeout_s=_agreed(
+        timeout_seconds=_agreed(
             fields.path("timeout_seconds"),
             fields.number("timeout_seconds", low=0.001, high=_DAY_S),
             limits.path("exec_timeout_seconds"),
-            figures.get("exec_timeout_seconds"),
+            numbers.get("exec_timeout_seconds"),
         ),
-        network=network,
-        network_allow=allow,
-        pip_packages=_packages(fields, "pip_packages", _PIP, "pandas or pandas==2.2.3"),
-        npm_packages=_packages(fields, "npm_packages", _NPM, "lodash or @types/node@20.1.0"),
-        profile=_profile(fields),
-        limits=MappingProxyType(figures),
-        idle_timeout_s=_agreed(
-            limits.path("timeout_seconds"),
-            limits.number("timeout_seconds", low=1, high=365 * _DAY_S),
-            limits.path("idle_timeout_seconds"),
-            limits.number("idle_timeout_seconds", low=1, high=365 * _DAY_S),
+        options=SandboxOptions(
+            image=_image_of(fields, "image"),
+            network=network,
+            pip_packages=_packages(fields, "pip_packages", _PIP, "pandas or pandas==2.2.3"),
+            npm_packages=_packages(fields, "npm_packages", _NPM, "lodash or @types/node@20.1.0"),
+            profile=_checked(fields, "profile", checked_profile),
+            limits=MappingProxyType(numbers),
+            idle_timeout_seconds=_agreed(
+                limits.path("timeout_seconds"),
+                limits.number("timeout_seconds", low=1, high=365 * _DAY_S),
+                limits.path("idle_timeout_seconds"),
+                limits.number("idle_timeout_seconds", low=1, high=365 * _DAY_S),
+            ),
         ),
     )
-    return wish, tuple(warnings)
+    return sandbox, tuple(warnings)
 
 
 def _image(value: str, path: str) -> str:
@@ -151,17 +162,18 @@ def _session(fields: Fields) -> str | None:
         ) from exc
 
 
-def _profile(fields: Fields) -> str | None:
-    profile = fields.text("profile")
+def _checked(fields: Fields, name: str, check: Callable[[str], str]) -> str | None:
+    """Return a string that `check` accepts; its InvalidRequest becomes InvalidAgent."""
+    value = fields.text(name)
     try:
-        return None if profile is None else checked_profile(profile)
+        return None if value is None else check(value)
     except InvalidRequest as exc:
-        raise InvalidAgent(
-            f"sandbox.profile: {exc.message}", hint=exc.hint, field="sandbox.profile"
-        ) from exc
+        path = fields.path(name)
+        raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc
 
 
-def _network(fields: Fields, warnings: list[str]) -> tuple[bool, tuple[str, ...]]:
+def _network(fields: Fields, warnings: list[str]) -> str | None:
+    """Return `full`, `allow:host,…`, or None for no network."""
     said = fields.flag("allow_network")
     if fields.values.get("network") == "none":
         inner = Fields({"enabled": False}, fields.path("network"))
@@ -181,7 +193,9 @@ def _network(fields: Fields, warnings: list[str]) -> tuple[bool, tuple[str, ...]
     for path, value in told[1:]:
         if value != told[0][1]:
             raise _contradiction(told[0][0], path)
-    return bool(told and told[0][1]), hosts
+    if hosts:
+        return "allow:" + ",".join(hosts)
+    return "full" if told and told[0][1] else None
 
 
 def _limits(fields: Fields, limits: Fields) -> dict[str, Number]:

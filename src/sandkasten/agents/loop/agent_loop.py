@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sandkasten.agents.chat.chat_client import ChatModel, ChatRequest, ToolCall
 from sandkasten.agents.definitions.json_schemas import check, deeper_than
 from sandkasten.agents.definitions.prompt_render import render
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.loop.loop_limits import LoopLimits, Spent
 from sandkasten.agents.loop.tool_messages import (
     MOST_LEVELS,
@@ -78,7 +78,7 @@ class Child:
             self.parent,
             agent_run_id=run_id,
             agent_name=self.agent.name,
-            wish=self.agent.wish or SandboxWish(),
+            sandbox=self.agent.sandbox or AgentSandbox(),
             depth=self.parent.depth + 1,
         )
 
@@ -191,7 +191,7 @@ class AgentLoop:
         timer = asyncio.timeout(offered.limits.timeout_s)
         try:
             async with timer:
-                if agent.wish is not None:
+                if agent.sandbox is not None:
                     await self._toolbox.prepare(context)
                 return await self._converse(talk)
         except TimeoutError as exc:

@@ -55,7 +55,7 @@ def offer(
     limits: LoopLimits,
     depth: int,
 ) -> Offer:
-    specs = toolbox.specs(agent.wish)
+    specs = toolbox.specs(agent.sandbox)
     if agent.tools is not None:
         _known(agent, [spec.name for spec in specs])
         specs = [spec for spec in specs if spec.name in agent.tools]
@@ -78,7 +78,7 @@ def _known(agent: Agent, names: list[str]) -> None:
             hint = did_you_mean(name, names)
             if not names:
                 hint = "its tools are those of a sandbox; write `sandbox:` into its file"
-            elif name in TOOLS and agent.wish and TOOLS[name].mode != agent.wish.mode:
+            elif name in TOOLS and agent.sandbox and TOOLS[name].mode != agent.sandbox.mode:
                 hint = f"{name} is a tool of `sandbox: {{mode: {TOOLS[name].mode}}}`"
             raise InvalidAgent(
                 f"the agent {agent.name!r} has no tool {name!r}", hint=hint, tool=name

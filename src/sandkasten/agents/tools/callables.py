@@ -32,8 +32,8 @@ _TYPES: Mapping[str, object] = {
 
 
 def callables(toolbox: Toolbox, context: RunContext) -> dict[str, Callable[..., Awaitable[Answer]]]:
-    """The tools of the context's wish, by name, to await in the engine's loop."""
-    return {spec.name: _function(toolbox, context, spec) for spec in toolbox.specs(context.wish)}
+    """The tools of the context's sandbox, by name, to await in the engine's loop."""
+    return {spec.name: _function(toolbox, context, spec) for spec in toolbox.specs(context.sandbox)}
 
 
 def sync_callables(

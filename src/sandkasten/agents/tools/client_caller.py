@@ -11,7 +11,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sandkasten.agents.definitions.sandbox_request import SandboxWish
+from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ MODES: Final[Mapping[ToolMode, Sequence[Mode]]] = {
 
 
 def specs(toolbox: Toolbox, mode: ToolMode) -> Sequence[ToolSpec]:
-    return [one for each in MODES[mode] for one in toolbox.specs(SandboxWish(mode=each))]
+    return [one for each in MODES[mode] for one in toolbox.specs(AgentSandbox(mode=each))]
 
 
 class ClientCaller:
-    """A `Caller`. `wish.mode` does not count: a tool's own does."""
+    """A `Caller`. `sandbox.mode` does not count: a tool's own does."""
 
     def __init__(
         self,
         toolbox: Toolbox,
         mode: ToolMode = "all",
-        wish: SandboxWish | None = None,
+        sandbox: AgentSandbox | None = None,
         *,
         session: str | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class ClientCaller:
         self._context = RunContext(
             agent_run_id="client-" + (secrets.token_hex(16) if session is None else session),
             agent_name="mcp",
-            wish=wish or SandboxWish(),
+            sandbox=sandbox or AgentSandbox(),
         )
         self._context.session_key()
         self._modes = {one.name: one.mode for one in self._tools}
@@ -61,8 +61,10 @@ class ClientCaller:
         return self._tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        wish = self._context.wish
-        context = replace(self._context, wish=replace(wish, mode=self._modes.get(name, wish.mode)))
+        sandbox = self._context.sandbox
+        context = replace(
+            self._context, sandbox=replace(sandbox, mode=self._modes.get(name, sandbox.mode))
+        )
         return await self._toolbox.call(name, arguments, context)
 
     async def aclose(self) -> None:

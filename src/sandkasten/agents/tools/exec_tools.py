@@ -13,12 +13,12 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.tools import tool_answers
-from sandkasten.agents.tools.tool_arguments import named
 from sandkasten.agents.tools.tool_requests import timeout_for
-from sandkasten.agents.tools.tool_schemas import COMMANDS, READ_CHUNKS, WAIT_S
+from sandkasten.agents.tools.tool_schemas import READ_CHUNKS, WAIT_S
 from sandkasten.engine.cleanup import finish
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest
+from sandkasten.model.request_spellings import exec_request, without_doubles
 from sandkasten.model.sandbox.policy import parse_limits
 
 if TYPE_CHECKING:
@@ -39,14 +39,12 @@ class Shells:
         self._engine = engine
 
     async def run(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
-        asked = named(given, *COMMANDS)
-        request = ExecRequest(
-            command=asked if isinstance(asked, str) else tuple(asked),
-            cwd=named(given, "cwd", "workdir"),
-            env=given.get("env", {}),
-            timeout_s=given.get("timeout_seconds", timeout_for(context.wish)),
-            # By which a command is found again whose start was not answered yet.
-            idempotency_key="tool-" + secrets.token_hex(8),
+        request = exec_request(
+            {
+                "timeout_seconds": timeout_for(context.sandbox),
+                **without_doubles(given),
+                "idempotency_key": "tool-" + secrets.token_hex(8),
+            }
         )
         if given.get("stream", False):
             begun = await self._engine.exec_start(place.info.id, request)
@@ -99,6 +97,6 @@ class Shells:
 
     def _most(self, context: RunContext) -> dict[str, int | None]:
         """What this agent may see: the sandbox may be another agent's, with other limits."""
-        limits = parse_limits(context.wish.limits, self._engine.policy.limits)
+        limits = parse_limits(context.sandbox.options.limits, self._engine.policy.limits)
         out, err = limits.stdout_bytes, limits.stderr_bytes
         return {"stdout": out, "stderr": err, "output": out + err}

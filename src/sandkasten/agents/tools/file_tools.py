@@ -120,7 +120,7 @@ class FileTools:
         return self._filing
 
     def _check(self, context: RunContext, place: Place, path: str, size: int) -> None:
-        limits = parse_limits(context.wish.limits, self._engine.policy.limits)
+        limits = parse_limits(context.sandbox.options.limits, self._engine.policy.limits)
         written = self._written.get(place.info.id, set())
         again = sandbox_path(path) in written
         check_tool_write(

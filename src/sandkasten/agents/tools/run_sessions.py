@@ -30,7 +30,7 @@ from sandkasten.model.runs.session_key import SessionKey, is_legacy, parse_sessi
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.agents.definitions.sandbox_request import SandboxWish
+    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.engine.engine import Engine
     from sandkasten.model.runs.session_key import Namespace
@@ -89,7 +89,7 @@ class Sessions:
         """The session of this key, made when it is not there."""
         the_key = key or context.session_key()
         before = self._known.get((context.tenant, str(the_key)))
-        kind = _kind(context.wish, image)
+        kind = _kind(context.sandbox, image)
         if before is not None and kind in before.kinds:
             found = await self._alive(before.id, str(the_key))
             if found is not None:
@@ -221,9 +221,9 @@ class Sessions:
                 self._making.pop((tenant, *run), None)
 
     async def _made(self, context: RunContext, key: SessionKey, image: str | None) -> Info:
-        wish, policy = context.wish, self._engine.policy
+        sandbox, policy = context.sandbox, self._engine.policy
         request = request_for(
-            wish,
+            sandbox,
             context,
             key=key,
             image=image,
@@ -234,11 +234,12 @@ class Sessions:
             return await self._create(request, context)
         except Conflict as exc:
             there = exc.details.get("sandbox_id")
-            if image is not None or image_for(wish) is not None or not isinstance(there, str):
+            if image is not None or image_for(sandbox) is not None or not isinstance(there, str):
                 raise
             # Who asks for no image takes the one that the session has; the rest is asked again.
             has = (await self._engine.get(there)).image
-            return await self._create(replace(request, image=has), context)
+            again = replace(request, options=replace(request.options, image=has))
+            return await self._create(again, context)
 
     async def _create(self, request: CreateRequest, context: RunContext) -> Info:
         stored = 0
@@ -267,8 +268,14 @@ class Sessions:
         )
 
 
-def _kind(wish: SandboxWish, image: str | None) -> _Kind:
-    return (image or image_for(wish), wish.profile, wish.pip_packages, wish.npm_packages)
+def _kind(sandbox: AgentSandbox, image: str | None) -> _Kind:
+    options = sandbox.options
+    return (
+        image or image_for(sandbox),
+        options.profile,
+        options.pip_packages,
+        options.npm_packages,
+    )
 
 
 def owned(context: RunContext, info: Info) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.tool_arguments import decoded, encoded
 from sandkasten.agents.tools.tool_requests import (
     compute_image,
-    network_for,
     runtime_for,
     timeout_for,
 )
@@ -31,27 +31,26 @@ class Running:
         self._files = files
 
     async def run(self, given: Mapping[str, Any], context: RunContext) -> Answer:
-        wish, quota = context.wish, context.quota
+        sandbox, quota = context.sandbox, context.quota
         files = {path: _content(path, data) for path, data in given.get("files", {}).items()}
-        limits = parse_limits(wish.limits, self._engine.policy.limits)
+        limits = parse_limits(sandbox.options.limits, self._engine.policy.limits)
         for count, data in enumerate(files.values()):
             check_tool_write(
                 len(data), count, max_bytes=limits.tool_file_bytes, max_files=limits.tool_files
             )
         request = RunRequest(
             code=encoded("code", given["code"]),
-            runtime=given.get("runtime") or runtime_for(wish),
+            runtime=given.get("runtime") or runtime_for(sandbox),
             args=tuple(given.get("args", ())),
-            env=given.get("env", {}),
             files=files,
-            timeout_s=given.get("timeout_seconds", timeout_for(wish)),
+            timeout_seconds=given.get("timeout_seconds", timeout_for(sandbox)),
             artifacts=tuple(given.get("artifacts", ())),
-            image=compute_image(wish),
-            limits=dict(wish.limits),
-            profile=wish.profile,
-            network=network_for(wish),
-            pip_packages=wish.pip_packages,
-            npm_packages=wish.npm_packages,
+            options=replace(
+                sandbox.options,
+                image=compute_image(sandbox),
+                env=given.get("env", {}),
+                idle_timeout_seconds=None,
+            ),
             tenant=context.tenant,
             key_id=context.key_id,
         )

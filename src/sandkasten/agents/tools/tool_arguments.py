@@ -48,21 +48,6 @@ def checked(spec: ToolSpec, arguments: object) -> Mapping[str, Any]:
     return arguments
 
 
-def named(arguments: Mapping[str, Any], *spellings: str) -> Any:
-    """The value that was given under any of these names; None when under none.
-
-    InvalidRequest when two of them say different things.
-    """
-    given = [(name, arguments[name]) for name in spellings if name in arguments]
-    if any(value != given[0][1] for _, value in given):
-        raise InvalidRequest(
-            f"{' and '.join(name for name, _ in given)} contradict each other",
-            hint="they mean the same; give one of them",
-            field=given[0][0],
-        )
-    return given[0][1] if given else None
-
-
 def decoded(field: str, given: str) -> bytes:
     try:
         return base64.b64decode(given, validate=True)

@@ -1,17 +1,18 @@
-"""From what an agent's file asks to what the engine is asked. Pure.
+"""Requests to the engine made of what an agent's file asks for. Pure.
 
-Nothing is refused here: the engine's rules and the operator's policy see the whole wish.
+Nothing is refused here: the engine's rules and the operator's policy see the whole request.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 if TYPE_CHECKING:
-    from sandkasten.agents.definitions.sandbox_request import SandboxWish
+    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.model.runs.session_key import SessionKey
 
@@ -23,47 +24,40 @@ _SMALL: Final = ("alpine", "busybox")
 _MOST_LABEL: Final = 256
 
 
-def image_for(wish: SandboxWish) -> str | None:
-    """What a sandbox that stays is made of; None: the file says nothing of it."""
-    return wish.image or wish.runtime
+def image_for(sandbox: AgentSandbox) -> str | None:
+    """Return the image of a sandbox that stays; None when the file names none."""
+    return sandbox.options.image or sandbox.runtime
 
 
-def runtime_for(wish: SandboxWish) -> str:
-    """What runs the code of a one-shot. A runtime that is an image is looked at by its name."""
-    if wish.runtime is None:
+def runtime_for(sandbox: AgentSandbox) -> str:
+    """Return the program that runs the code of a one-shot; an image is judged by its name."""
+    if sandbox.runtime is None:
         return "python"
-    if wish.runtime in _PROGRAMS:
-        return wish.runtime
-    name = wish.runtime.rpartition("/")[2].partition("@")[0].partition(":")[0].lower()
+    if sandbox.runtime in _PROGRAMS:
+        return sandbox.runtime
+    name = sandbox.runtime.rpartition("/")[2].partition("@")[0].partition(":")[0].lower()
     for program in ("python", "node"):
         if program in name:
             return program
     return "sh" if any(small in name for small in _SMALL) else "bash"
 
 
-def compute_image(wish: SandboxWish) -> str | None:
-    """None: what the operator means by the runtime."""
-    if wish.image is not None:
-        return wish.image
-    return None if wish.runtime in (None, *_PROGRAMS) else wish.runtime
+def compute_image(sandbox: AgentSandbox) -> str | None:
+    """Return the image of a one-shot; None: the operator's image for the runtime."""
+    if sandbox.options.image is not None:
+        return sandbox.options.image
+    return None if sandbox.runtime in (None, *_PROGRAMS) else sandbox.runtime
 
 
-def network_for(wish: SandboxWish) -> str | None:
-    """In the engine's words; whether it can be had, the engine says."""
-    if wish.network_allow:
-        return "allow:" + ",".join(wish.network_allow)
-    return "full" if wish.network else None
-
-
-def timeout_for(wish: SandboxWish) -> float | None:
-    """Of one command that names none; None: the sandbox's own."""
-    if wish.timeout_s is not None:
-        return wish.timeout_s
-    return wish.limits.get("exec_timeout_seconds")
+def timeout_for(sandbox: AgentSandbox) -> float | None:
+    """Return the timeout of a command that names none; None: the sandbox's own."""
+    if sandbox.timeout_seconds is not None:
+        return sandbox.timeout_seconds
+    return sandbox.options.limits.get("exec_timeout_seconds")
 
 
 def request_for(
-    wish: SandboxWish,
+    sandbox: AgentSandbox,
     context: RunContext,
     *,
     key: SessionKey | None = None,
@@ -71,29 +65,27 @@ def request_for(
     default_idle_s: float | None = None,
     most_life_s: float = math.inf,
 ) -> CreateRequest:
-    """The sandbox of a session: `key` in place of the file's own, `image` in place of its image.
+    """Return the create request of a session; `key` and `image` replace those of the file.
 
-    `default_idle_s` is how long one may rest that asked for nothing, `most_life_s` how long any may
-    live: the context can only shorten.
+    `default_idle_s` is the idle time of a file that asks for none, `most_life_s` the longest
+    lifetime of any sandbox: the context can only shorten them.
     """
     the_key = key or context.session_key()
-    asked = default_idle_s if wish.idle_timeout_s is None else wish.idle_timeout_s
-    rests = [one for one in (asked, context.idle_timeout_s) if one is not None]
+    options = sandbox.options
+    asked = options.idle_timeout_seconds
+    if asked is None:
+        asked = default_idle_s
+    idle_times = [one for one in (asked, context.idle_timeout_s) if one is not None]
     return CreateRequest(
-        image=image or image_for(wish) or "linux",
-        idle_timeout_s=min(rests) if rests else None,
-        lifetime_s=None
-        if context.idle_timeout_s is None
-        else min(context.idle_timeout_s, most_life_s),
-        labels={
-            RUN_LABEL: the_key.id,
-            AGENT_LABEL: _label(context.agent_name),
-        },
-        limits=dict(wish.limits),
-        profile=wish.profile,
-        network=network_for(wish),
-        pip_packages=wish.pip_packages,
-        npm_packages=wish.npm_packages,
+        replace(
+            options,
+            image=image or image_for(sandbox) or "linux",
+            idle_timeout_seconds=min(idle_times, default=None),
+            lifetime_seconds=None
+            if context.idle_timeout_s is None
+            else min(context.idle_timeout_s, most_life_s),
+            labels={RUN_LABEL: the_key.id, AGENT_LABEL: _label(context.agent_name)},
+        ),
         session_key=str(the_key),
         tenant=context.tenant,
         key_id=context.key_id,

@@ -11,21 +11,22 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.policy_check import check_wish
+from sandkasten.agents.policy_check import check_sandbox
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.exec_tools import Shells
 from sandkasten.agents.tools.file_tools import FileTools
 from sandkasten.agents.tools.run_sessions import Finished, Sessions
 from sandkasten.agents.tools.run_tool import Running
-from sandkasten.agents.tools.tool_arguments import checked, named
+from sandkasten.agents.tools.tool_arguments import checked
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.errors import InvalidRequest, NotFound, PolicyDenied, SandkastenError
+from sandkasten.model.request_spellings import agreed
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from sandkasten.agents.definitions.sandbox_request import SandboxWish
+    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.agents.tools.run_sessions import Place
     from sandkasten.agents.tools.tool_answers import Answer
@@ -68,14 +69,14 @@ class Toolbox:
             "sandbox_publish_file": self._files.publish,
         }
 
-    def specs(self, wish: SandboxWish | None) -> Sequence[ToolSpec]:
-        """The tools that an agent with this wish has; without one, none."""
-        if wish is None:
+    def specs(self, sandbox: AgentSandbox | None) -> Sequence[ToolSpec]:
+        """The tools that an agent with this sandbox has; without one, none."""
+        if sandbox is None:
             return ()
         return tuple(
             one
             for one in TOOLS.values()
-            if one.mode == wish.mode and (self._has_store or one.name not in _OF_THE_STORE)
+            if one.mode == sandbox.mode and (self._has_store or one.name not in _OF_THE_STORE)
         )
 
     async def call(self, name: str, arguments: object, context: RunContext) -> Answer:
@@ -89,10 +90,10 @@ class Toolbox:
 
     async def prepare(self, context: RunContext) -> None:
         """Packages that cannot be had end a run before a model is asked: ProvisioningFailed."""
-        wish = context.wish
-        if not (wish.pip_packages or wish.npm_packages):
+        sandbox = context.sandbox
+        if not (sandbox.options.pip_packages or sandbox.options.npm_packages):
             return
-        if wish.mode == "code":
+        if sandbox.mode == "code":
             await self._sessions.open(context)
             return
         # A program of nothing, in every language.
@@ -115,12 +116,12 @@ class Toolbox:
                 hint="do it without them, or begin the run with a key of the scope files",
                 scope="files",
             )
-        check_wish(context.wish, self._engine.policy)
+        check_sandbox(context.sandbox, self._engine.policy)
         if name == "sandbox_run":
             return await self._running.run(given, context)
         if name == "sandbox_open":
             return await self._open(given, context)
-        which = named(given, "sandbox_id", "session_id")
+        which = agreed(given, "sandbox_id", "session_id")
         if name == "sandbox_close":
             return await self._close(given, context, which)
         place = await self._sessions.resolve(context, which)
@@ -136,8 +137,8 @@ class Toolbox:
     def _spec(self, name: str, context: RunContext) -> ToolSpec:
         spec = TOOLS.get(name) if isinstance(name, str) else None
         # Compute is in code mode no more than what code mode can do.
-        if spec is None or (spec.mode == "code" and context.wish.mode != "code"):
-            offered = {one.name for one in self.specs(context.wish)} | {"sandbox_run"}
+        if spec is None or (spec.mode == "code" and context.sandbox.mode != "code"):
+            offered = {one.name for one in self.specs(context.sandbox)} | {"sandbox_run"}
             raise InvalidRequest(
                 f"there is no tool named {shown(str(name))} here",
                 hint=did_you_mean(str(name), offered),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field, StrictInt
 
+from sandkasten.api.request.body_models import body_of
 from sandkasten.api.route import Answer, Body, Query
+from sandkasten.model.commands.exec_values import ExecRequest
 
-Size = Annotated[StrictInt, Field(ge=0, le=2**40)]
-Milliseconds = Annotated[StrictFloat, Field(ge=0, le=10**10)]
-Seconds = Annotated[StrictFloat, Field(ge=0, le=10**7)]
 Side = Annotated[StrictInt, Field(ge=1, le=10_000)]
-Text = Annotated[str, Field(max_length=2**20)]
 
 
 class PtyBody(Body):
@@ -20,36 +18,36 @@ class PtyBody(Body):
     cols: Side = 80
 
 
-class ExecBody(Body):
-    cmd: list[str] | str | None = Field(
-        None, description="A list is a fresh process, a text goes to the session's shell."
-    )
-    command: list[str] | str | None = Field(None, description="Another name for `cmd`.")
-    stateful: bool | None = Field(
-        None, description="true: in the session's shell; false: in a process of its own."
-    )
-    cwd: str | None = None
-    workdir: str | None = Field(None, description="Another name for `cwd`; `cwd` wins.")
-    env: dict[str, str] = Field(default_factory=dict)
-    stdin: str | None = None
-    stdin_b64: str | None = Field(None, description="The same for bytes that are no text.")
-    timeout_ms: Milliseconds | None = Field(
-        None, description="Wins over `timeout_seconds`; 0: the session's own."
-    )
-    timeout_seconds: Seconds | None = None
-    stream: bool = Field(False, description="Answer as exec/stream does.")
-    background: bool = Field(False, description="Answer 202 as soon as it runs.")
-    shell: str = Field("default", description="The name of one of several shells.")
-    pty: bool | PtyBody = Field(False, description="On a terminal: one stream, no stderr.")
-    idempotency_key: str | None = Field(
-        None, description="A second request with this key finds the first one's command."
-    )
-    max_output_bytes: Size | None = Field(None, description="Kept of each stream.")
-    raw_output: bool = Field(False, description="No line that marks where bytes were left out.")
-    keep_stdin_open: bool = False
-    error_on_timeout: bool = Field(
-        False, description="Answer 504 when it times out, with the result in `details`."
-    )
+_Words = list[str] | str | None
+
+ExecBody = body_of(
+    "ExecBody",
+    ExecRequest,
+    cmd=(
+        _Words,
+        Field(None, description="A list is a fresh process, a text goes to the session's shell."),
+    ),
+    command=(_Words, Field(None, description="Another name for `cmd`.")),
+    workdir=(str | None, Field(None, description="Another name for `cwd`; `cwd` wins.")),
+    stdin=(str | None, None),
+    stdin_b64=(str | None, Field(None, description="The same for bytes that are not UTF-8.")),
+    timeout_ms=(
+        float | None,
+        Field(
+            None,
+            ge=0,
+            le=10**10,
+            description="Wins over `timeout_seconds`; 0: the session's own.",
+        ),
+    ),
+    pty=(bool | PtyBody, Field(False, description="On a terminal: one stream, no stderr.")),
+    stream=(bool, Field(False, description="Answer as exec/stream does.")),
+    background=(bool, Field(False, description="Answer 202 as soon as it runs.")),
+    error_on_timeout=(
+        bool,
+        Field(False, description="Answer 504 when it times out, with the result in `details`."),
+    ),
+)
 
 
 class StdinBody(Body):

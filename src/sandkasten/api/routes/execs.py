@@ -7,13 +7,13 @@ asked for that. Leaving early stops the watching, never the command.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import signal as signals
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.api.problems import body_of
+from sandkasten.api.request.body_models import given
 from sandkasten.api.response.exec_json import ChunkPrinter, chunk_fields, exec_fields
 from sandkasten.api.response.exec_rows import exec_row, history
 from sandkasten.api.response.json_response import answer
@@ -27,7 +27,6 @@ from sandkasten.api.routes.exec_schemas import (
     Ok,
     OutputAnswer,
     OutputQuery,
-    PtyBody,
     SignalBody,
     StdinBody,
     WaitQuery,
@@ -46,11 +45,12 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
-from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Pty
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.ids import exec_id as checked_exec_id
+from sandkasten.model.request_spellings import exec_request, input_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from starlette.responses import Response
 
@@ -60,32 +60,32 @@ _MAX_STDIN = 16 << 20
 
 
 async def run(call: Call) -> Response:
-    body = await call.body(ExecBody)
-    if body.stream:
-        return await _streamed(call, body)
-    request = exec_request(body, call)
+    fields = given(await call.body(ExecBody))
+    if fields.get("stream"):
+        return await _streamed(call, fields)
+    request = _request(fields, call)
     the_id = await call.session()
-    if body.background:
+    if fields.get("background"):
         return answer(exec_fields(await call.engine.exec_start(the_id, request)), 202)
     result = await call.engine.exec(the_id, request)
-    if result.timed_out and body.error_on_timeout:
+    if result.timed_out and fields.get("error_on_timeout"):
         return _timed_out(call, result)
     return answer(exec_fields(result))
 
 
 async def stream(call: Call) -> Response:
-    return await _streamed(call, await call.body(ExecBody))
+    return await _streamed(call, given(await call.body(ExecBody)))
 
 
-async def _streamed(call: Call, body: ExecBody) -> Response:
-    if body.background:
+async def _streamed(call: Call, fields: Mapping[str, Any]) -> Response:
+    if fields.get("background"):
         raise InvalidRequest(
             "background and stream exclude each other",
             hint="begin it in the background, then read execs/{id}/output as a stream",
             field="background",
             http_status=422,
         )
-    request = exec_request(body, call)
+    request = _request(fields, call)
     the_id = await call.session()
     items = call.engine.exec_stream(the_id, request)
     return await begun(_events(items, call), call)
@@ -179,9 +179,9 @@ async def _something_new(call: Call, the_id: str, eid: str, since: int, wait_s: 
 async def stdin(call: Call) -> Response:
     eid = _exec_id(call)
     if _is_json(call):
-        body = await call.body(StdinBody)
-        data = _bytes(body.data, body.data_b64, "data") or b""
-        close = body.close
+        fields = given(await call.body(StdinBody))
+        data = input_of(fields, "data") or b""
+        close = fields.get("close", False)
     else:
         data, close = await call.raw(_MAX_STDIN), False
     await call.engine.exec_stdin(await call.session(), eid, data, close=close)
@@ -201,32 +201,15 @@ async def signal(call: Call) -> Response:
     return answer({"ok": True, "signal": number})
 
 
-def exec_request(body: ExecBody, call: Call) -> ExecRequest:
-    command = body.cmd if body.cmd is not None else body.command
-    if command is None or (body.cmd is not None and body.command is not None):
-        raise InvalidRequest(
-            "exactly one of cmd and command is needed", hint="use cmd", field="cmd", http_status=422
-        )
-    key = body.idempotency_key
-    if key is None:
-        key = call.connection.headers.get("idempotency-key")
-    pty = body.pty
-    timeout_s = body.timeout_seconds or None
-    if body.timeout_ms is not None:
-        timeout_s = body.timeout_ms / 1000 or None
-    return ExecRequest(
-        command=command if isinstance(command, str) else tuple(command),
-        stateful=body.stateful,
-        cwd=body.cwd if body.cwd is not None else body.workdir,
-        env=body.env,
-        stdin=_bytes(body.stdin, body.stdin_b64, "stdin"),
-        timeout_s=timeout_s,
-        shell=body.shell,
-        pty=Pty(pty.rows, pty.cols) if isinstance(pty, PtyBody) else Pty() if pty else None,
-        idempotency_key=key,
-        max_output_bytes=body.max_output_bytes,
-        keep_stdin_open=body.keep_stdin_open,
-        raw_output=body.raw_output,
+def _request(fields: Mapping[str, Any], call: Call) -> ExecRequest:
+    request = exec_request(fields)
+    return replace(
+        request,
+        # 0 means the session's own.
+        timeout_seconds=request.timeout_seconds or None,
+        idempotency_key=call.connection.headers.get("idempotency-key")
+        if request.idempotency_key is None
+        else request.idempotency_key,
     )
 
 
@@ -246,37 +229,19 @@ def _exec_id(call: Call) -> str:
 
 
 def _is_json(call: Call) -> bool:
-    given = call.connection.headers.get("content-type", "")
-    return given.partition(";")[0].strip().lower() == JSON
+    content_type = call.connection.headers.get("content-type", "")
+    return content_type.partition(";")[0].strip().lower() == JSON
 
 
-def _bytes(text: str | None, encoded: str | None, name: str) -> bytes | None:
-    if text is not None and encoded is not None:
-        raise InvalidRequest(
-            f"{name} and {name}_b64 exclude each other", hint="use one", field=name, http_status=422
-        )
-    if encoded is not None:
-        try:
-            return base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError) as exc:
-            raise InvalidRequest(
-                f"{name}_b64 is no base64",
-                hint="standard alphabet, padded",
-                field=f"{name}_b64",
-                http_status=422,
-            ) from exc
-    return None if text is None else text.encode("utf-8")
-
-
-def _signal(given: int | str) -> int:
-    if isinstance(given, int):
-        return given
-    name = given.upper()
+def _signal(named: int | str) -> int:
+    if isinstance(named, int):
+        return named
+    name = named.upper()
     try:
         return int(signals.Signals[name if name.startswith("SIG") else "SIG" + name])
     except KeyError as exc:
         raise InvalidRequest(
-            f"there is no signal {given[:40]!r}",
+            f"{named[:40]!r} is not the name of a signal",
             hint="TERM, KILL, INT, HUP, … or a number",
             field="signal",
             http_status=422,

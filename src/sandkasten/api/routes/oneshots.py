@@ -6,12 +6,12 @@ The code's own failure is an answer with `ok` false.
 from __future__ import annotations
 
 import base64
-import binascii
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field
 
 from sandkasten.api.files.stored_file import stored_bytes
+from sandkasten.api.request.body_models import body_of, given
 from sandkasten.api.response.exec_json import why_fields
 from sandkasten.api.response.json_response import answer, bytes_fields
 from sandkasten.api.route import Answer, Body, Route
@@ -28,7 +28,9 @@ from sandkasten.errors import (
     QuotaExceeded,
     UnsupportedByBackend,
 )
+from sandkasten.model.request_spellings import decoded, input_of, sandbox_options, timeout_of
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY, SandboxOptions
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -36,44 +38,38 @@ if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.sandbox.oneshot_values import Artifact, RunResult
 
-Number = StrictInt | StrictFloat
-
 
 class FileBody(Body):
     content: str | None = None
     content_base64: str | None = Field(None, description="For bytes that are no text.")
 
 
-class RunBody(Body):
-    code: str
-    runtime: str = Field("python", description="python, node, bash or sh")
-    args: list[str] = Field(default_factory=list)
-    env: dict[str, str] = Field(default_factory=dict)
-    files: dict[str, str | FileBody] = Field(
-        default_factory=dict, description="Paths below the workspace, written before the code runs."
-    )
-    stdin: str | None = None
-    stdin_b64: str | None = None
-    timeout_seconds: Annotated[StrictFloat, Field(gt=0, le=10**7)] | None = None
-    timeout_ms: Annotated[StrictFloat, Field(gt=0, le=10**10)] | None = Field(
-        None, description="Wins over `timeout_seconds`."
-    )
-    artifacts: list[str] = Field(
-        default_factory=list, description="Globs below the workspace of files to send back."
-    )
-    image: str | None = None
-    limits: dict[str, Number] = Field(default_factory=dict)
-    profile: str | None = None
-    backend: str | None = None
-    isolation: str | None = None
-    network: str | None = None
-    workspace_id: str | None = None
-    workspace_mode: str | None = None
-    mounts: list[str] = Field(default_factory=list)
-    pip_packages: list[str] = Field(
-        default_factory=list, description="Installed before it starts, without a network inside."
-    )
-    npm_packages: list[str] = Field(default_factory=list)
+RunBody = body_of(
+    "RunBody",
+    SandboxOptions,
+    without=SESSION_ONLY,
+    code=(str, Field()),
+    runtime=(str, Field("python", description="python, node, bash or sh")),
+    args=(list[str], Field(default_factory=list)),
+    files=(
+        dict[str, str | FileBody],
+        Field(
+            default_factory=dict,
+            description="Paths below the workspace, written before the code runs.",
+        ),
+    ),
+    stdin=(str | None, None),
+    stdin_b64=(str | None, None),
+    timeout_seconds=(float | None, Field(None, gt=0, le=10**7)),
+    timeout_ms=(
+        float | None,
+        Field(None, gt=0, le=10**10, description="Wins over `timeout_seconds`."),
+    ),
+    artifacts=(
+        list[str],
+        Field(default_factory=list, description="Globs below the workspace of files to send back."),
+    ),
+)
 
 
 class ArtifactAnswer(Answer):
@@ -106,35 +102,18 @@ class RunAnswer(Answer):
 
 
 async def run(call: Call) -> Response:
-    body = await call.body(RunBody)
-    timeout_s = body.timeout_seconds
-    if body.timeout_ms is not None:
-        timeout_s = body.timeout_ms / 1000
-    if body.stdin is not None and body.stdin_b64 is not None:
-        raise _refused("stdin", "stdin and stdin_b64 exclude each other")
-    stdin = None if body.stdin is None else body.stdin.encode()
-    if body.stdin_b64 is not None:
-        stdin = _decoded("stdin_b64", body.stdin_b64)
+    fields = given(await call.body(RunBody))
+    files = fields.get("files", {})
     request = RunRequest(
-        code=body.code,
-        runtime=body.runtime,
-        args=tuple(body.args),
-        env=body.env,
-        files={path: _content(path, given) for path, given in body.files.items()},
-        stdin=stdin,
-        timeout_s=timeout_s,
-        artifacts=tuple(body.artifacts),
-        image=body.image,
-        limits=body.limits,
-        profile=body.profile,
-        backend=body.backend,
-        isolation=body.isolation,
-        network=body.network,
-        workspace_id=body.workspace_id,
-        workspace_mode=body.workspace_mode,
-        mounts=tuple(body.mounts),
-        pip_packages=tuple(body.pip_packages),
-        npm_packages=tuple(body.npm_packages),
+        code=fields["code"],
+        runtime=fields.get("runtime", "python"),
+        args=tuple(fields.get("args", ())),
+        files={path: _content(path, content) for path, content in files.items()},
+        stdin=input_of(fields, "stdin"),
+        timeout_seconds=timeout_of(fields),
+        artifacts=tuple(fields.get("artifacts", ())),
+        # Here `runtime` is a program, and not another name for the image.
+        options=sandbox_options({**fields, "runtime": None}),
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,
     )
@@ -177,25 +156,19 @@ def _artifact(one: Artifact) -> dict[str, Any]:
     return fields
 
 
-def _content(path: str, given: str | FileBody) -> str | bytes:
+def _content(path: str, given: str | dict[str, str]) -> str | bytes:
     if isinstance(given, str):
         return given
-    if (given.content is None) == (given.content_base64 is None):
-        raise _refused(f"files.{path[:80]}", "a file has either content or content_base64")
-    if given.content_base64 is not None:
-        return _decoded(f"files.{path[:80]}", given.content_base64)
-    return given.content or ""
-
-
-def _decoded(field: str, text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise _refused(field, f"{field} is no base64") from exc
-
-
-def _refused(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(message, hint="see /docs for what it takes", field=field, http_status=422)
+    field = f"files.{path[:80]}"
+    content, encoded = given.get("content"), given.get("content_base64")
+    if (content is None) == (encoded is None):
+        raise InvalidRequest(
+            "a file has either content or content_base64",
+            hint="give one of them",
+            field=field,
+            http_status=422,
+        )
+    return decoded(encoded, field) if encoded is not None else content or ""
 
 
 ROUTES = (

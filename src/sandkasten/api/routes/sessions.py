@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field
 
 from sandkasten.api.files.stored_file import stored_bytes
+from sandkasten.api.request.body_models import body_of, given
 from sandkasten.api.response.json_response import answer, moment
-from sandkasten.api.route import Answer, Body, Query, Route
+from sandkasten.api.route import Answer, Query, Route
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -21,7 +22,9 @@ from sandkasten.errors import (
     SessionNotFound,
     UnsupportedByBackend,
 )
+from sandkasten.model.request_spellings import sandbox_options
 from sandkasten.model.sandbox.policy import public_limits
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import (
     CreateRequest,
     Info,
@@ -35,44 +38,19 @@ if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.journal_rows import SessionRow
 
-Seconds = Annotated[StrictFloat, Field(ge=0, le=10**9)]
-Number = StrictInt | StrictFloat
 NEXT_CURSOR = "X-Next-Cursor"
 
 
-class CreateBody(Body):
-    image: str | None = None
-    runtime: str | None = Field(None, description="Another name for `image`; `image` wins.")
-    ttl_seconds: Seconds | None = Field(None, description="0 means the server's own.")
-    idle_timeout_seconds: Seconds | None = None
-    lifetime_seconds: Seconds | None = None
-    workspace_id: str | None = None
-    workspace_mode: str | None = None
-    env: dict[str, str] = Field(default_factory=dict)
-    labels: dict[str, str] = Field(default_factory=dict)
-    limits: dict[str, Number] = Field(default_factory=dict)
-    network: str | None = None
-    profile: str | None = None
-    backend: str | None = None
-    isolation: str | None = None
-    mounts: list[str] = Field(default_factory=list)
-    pip_packages: list[str] = Field(
-        default_factory=list, description="Installed before it starts, without a network inside."
-    )
-    npm_packages: list[str] = Field(default_factory=list)
-    session_key: str | None = None
-
-
-class UpdateBody(Body):
-    """What is left out stays as it is."""
-
-    ttl_seconds: Seconds | None = Field(
-        None, description="Without activity; the smaller of this and `idle_timeout_seconds` counts."
-    )
-    idle_timeout_seconds: Seconds | None = None
-    lifetime_seconds: Seconds | None = Field(None, description="Counted from the creation.")
-    labels: dict[str, str] | None = Field(None, description="All of them, in place of the old.")
-    network: str | None = Field(None, description="Only `none` can be had.")
+CreateBody = body_of(
+    "CreateBody",
+    SandboxOptions,
+    runtime=(str | None, Field(None, description="Another name for `image`; `image` wins.")),
+    session_key=(
+        str | None,
+        Field(None, description="Get the live session that has this key, or create it."),
+    ),
+)
+UpdateBody = body_of("UpdateBody", UpdateRequest)
 
 
 class ListQuery(Query):
@@ -126,25 +104,12 @@ class Session(Answer):
 
 
 async def create(call: Call) -> Response:
-    body = await call.body(CreateBody)
+    fields = given(await call.body(CreateBody))
+    options = sandbox_options(fields)
     request = CreateRequest(
-        image=body.image if body.image is not None else body.runtime,
-        ttl_s=body.ttl_seconds or None,
-        idle_timeout_s=body.idle_timeout_seconds,
-        lifetime_s=body.lifetime_seconds,
-        env=body.env,
-        labels=body.labels,
-        limits=body.limits,
-        profile=body.profile,
-        backend=body.backend,
-        isolation=body.isolation,
-        network=body.network,
-        workspace_id=body.workspace_id,
-        workspace_mode=body.workspace_mode,
-        mounts=tuple(body.mounts),
-        pip_packages=tuple(body.pip_packages),
-        npm_packages=tuple(body.npm_packages),
-        session_key=body.session_key,
+        # 0 means the server's own.
+        replace(options, ttl_seconds=options.ttl_seconds or None),
+        session_key=fields.get("session_key"),
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,
     )
@@ -160,14 +125,7 @@ async def describe(call: Call) -> Response:
 
 async def change(call: Call) -> Response:
     the_id = await call.session()
-    body = await call.body(UpdateBody)
-    request = UpdateRequest(
-        ttl_s=body.ttl_seconds,
-        idle_timeout_s=body.idle_timeout_seconds,
-        lifetime_s=body.lifetime_seconds,
-        labels=body.labels,
-        network=body.network,
-    )
+    request = UpdateRequest(**given(await call.body(UpdateBody)))
     return answer(session_fields(await call.engine.update(the_id, request)))
 
 

@@ -84,7 +84,7 @@ def _run(
     json: Json = False,
 ) -> None:
     """Have an agent do something; print what came of it."""
-    from sandkasten.cli.commands.run import pairs
+    from sandkasten.cli.options import pairs
 
     values: dict[str, Any] = {}
     if variables is not None:

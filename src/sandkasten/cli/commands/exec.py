@@ -20,10 +20,9 @@ from sandkasten.cli.stdin import blocks, is_prepared
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sandkasten.client.process import AsyncProcess
     from sandkasten.client.results import Output, Result
+    from sandkasten.model.commands.exec_values import CommandKeywords
 
 
 # The most a sandbox keeps for a reader that lags behind: output never waits for us.
@@ -31,30 +30,20 @@ KEPT_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CommandLine:
     """What was typed after `exec ID`."""
 
     command: str | tuple[str, ...]
-    timeout_s: float | None
-    cwd: str | None
-    env: Mapping[str, str]
-    shell: str
+    options: CommandKeywords
 
 
-async def execute(state: State, start: str, order: Order) -> int:
+async def execute(state: State, start: str, line: CommandLine) -> int:
     from sandkasten.client.sandbox import AsyncSandbox
 
     box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
     piped = is_prepared()
-    process = await box.start(
-        order.command,
-        timeout_seconds=order.timeout_s,
-        cwd=order.cwd,
-        env=order.env,
-        shell=order.shell,
-        keep_stdin_open=piped,
-        max_output_bytes=KEPT_BYTES,
-    )
+    options: CommandKeywords = {**line.options, "max_output_bytes": KEPT_BYTES}
+    process = await box.start(line.command, keep_stdin_open=piped, **options)
     result = await _accompany(process, piped=piped, quiet=state.json)
     if state.json:
         put_json(result.as_dict())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.output import put_json, say, visible
 from sandkasten.cli.state import EXIT_INTERRUPTED, State, go, status_of
 from sandkasten.errors import FileTrouble, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from sandkasten.client.results import RunResult
     from sandkasten.model.sandbox.oneshot_values import Artifact
@@ -34,20 +34,13 @@ class Job:
     code: str | None
     words: tuple[str, ...]
     runtime: str | None = None
-    image: str | None = None
     timeout_s: float | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
     out: str = "."
     stdin: bool = False
-    limits: Mapping[str, float] = field(default_factory=dict)
-    workspace: str | None = None
-    workspace_mode: str | None = None
-    mounts: tuple[str, ...] = ()
-    pip_packages: tuple[str, ...] = ()
-    npm_packages: tuple[str, ...] = ()
-    isolation: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the sandbox, as the client's keyword arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +48,6 @@ class Program:
     code: str | bytes
     args: tuple[str, ...]
     runtime: str
-
-
-def pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """K=V, each once or the last one wins; InvalidRequest for a word without `=`."""
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise InvalidRequest(f"{option} takes NAME=VALUE, not {word[:80]!r}", hint="add the =")
-        found[name] = value
-    return found
-
-
-def figures(words: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, text in pairs(words, "--limit").items():
-        try:
-            found[name] = int(text) if text.lstrip("-").isdigit() else float(text)
-        except ValueError:
-            raise InvalidRequest(
-                f"--limit {name} takes a number, not {text[:80]!r}", hint=f"say --limit {name}=256"
-            ) from None
-    return found
 
 
 def run(state: State, job: Job) -> int:
@@ -104,18 +74,10 @@ async def _run(
         program.runtime,
         files=files,
         args=program.args,
-        env=job.env,
         stdin=stdin,
         timeout_seconds=job.timeout_s,
         artifacts=job.artifacts,
-        image=job.image,
-        limits=job.limits,
-        workspace=job.workspace,
-        workspace_mode=job.workspace_mode,
-        mounts=job.mounts,
-        pip_packages=job.pip_packages,
-        npm_packages=job.npm_packages,
-        isolation=job.isolation,
+        **job.options,
         **state.where,
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandkasten.cli.commands.listings import described
 from sandkasten.cli.output import put, put_json, report, say, size, visible
@@ -12,49 +11,16 @@ from sandkasten.cli.state import EXIT_OURS, State
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What was typed after `create`."""
-
-    image: str | None
-    ttl_s: float | None
-    env: Mapping[str, str]
-    labels: Mapping[str, str]
-    limits: Mapping[str, float]
-    profile: str | None
-    isolation: str | None
-    session_key: str | None
-    workspace: str | None = None
-    workspace_mode: str | None = None
-    mounts: tuple[str, ...] = ()
-    pip_packages: tuple[str, ...] = ()
-    npm_packages: tuple[str, ...] = ()
-
-
-async def create(state: State, wish: Wish) -> None:
+async def create(state: State, options: dict[str, Any]) -> None:
+    """Create a sandbox with these keyword arguments of the client, and print its id."""
     from sandkasten.client.sandbox import AsyncSandbox
 
-    box = await AsyncSandbox(
-        wish.image,
-        ttl_seconds=wish.ttl_s,
-        env=wish.env,
-        labels=wish.labels,
-        limits=wish.limits,
-        profile=wish.profile,
-        isolation=wish.isolation,
-        session_key=wish.session_key,
-        workspace=wish.workspace,
-        workspace_mode=wish.workspace_mode,
-        mounts=wish.mounts,
-        pip_packages=wish.pip_packages,
-        npm_packages=wish.npm_packages,
-        **state.where,
-    )
+    box = await AsyncSandbox(**options, **state.where)
     info = box.known or await box.info()
     if state.json:
         put_json(described(info))

@@ -5,73 +5,23 @@ As in `app.py`, the bodies import what they need when they run.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sandkasten.cli.options import (
-    Backend,
-    Environment,
-    Id,
-    Image,
-    Isolation,
-    Json,
-    Limits,
-    Mounts,
-    Npm,
-    Pip,
-    Shared,
-    Workspace,
-    state_of,
-)
+from sandkasten.cli.options import Backend, Id, Json, pairs, sandbox_flags, state_of
 from sandkasten.cli.sandbox_names import complete
 from sandkasten.cli.state import go
 
 
+@sandbox_flags("create")
 def create(
-    context: typer.Context,
-    image: Image = None,
-    ttl: Annotated[
-        float | None, typer.Option("--ttl", metavar="S", help="Seconds it lives without activity.")
-    ] = None,
-    env: Environment = [],  # noqa: B006
-    label: Annotated[
-        list[str], typer.Option("--label", "-l", metavar="K=V", help="A label; repeatable.")
-    ] = [],  # noqa: B006
-    limit: Limits = [],  # noqa: B006
-    profile: Annotated[str | None, typer.Option("--profile", metavar="P")] = None,
-    backend: Backend = None,
-    isolation: Isolation = None,
-    session_key: Annotated[
-        str | None,
-        typer.Option("--session-key", metavar="K", help="Take the one with this key if it lives."),
-    ] = None,
-    workspace: Workspace = None,
-    shared: Shared = False,
-    mount: Mounts = [],  # noqa: B006
-    pip: Pip = [],  # noqa: B006
-    npm: Npm = [],  # noqa: B006
-    json: Json = False,
+    context: typer.Context, options: dict[str, Any], backend: Backend = None, json: Json = False
 ) -> None:
     """Make a sandbox that stays; print its id."""
-    from sandkasten.cli.commands import run, sandbox_lifecycle
+    from sandkasten.cli.commands import sandbox_lifecycle
 
-    wish = sandbox_lifecycle.Wish(
-        image=image,
-        ttl_s=ttl,
-        env=run.pairs(env, "--env"),
-        labels=run.pairs(label, "--label"),
-        limits=run.figures(limit),
-        profile=profile,
-        isolation=isolation,
-        session_key=session_key,
-        workspace=workspace,
-        workspace_mode="shared" if shared else None,
-        mounts=tuple(mount),
-        pip_packages=tuple(pip),
-        npm_packages=tuple(npm),
-    )
-    go(sandbox_lifecycle.create(state_of(context, json=json, backend=backend), wish))
+    go(sandbox_lifecycle.create(state_of(context, json=json, backend=backend), options))
 
 
 def ls(
@@ -118,13 +68,13 @@ def update(
     json: Json = False,
 ) -> None:
     """Change how long a sandbox lives, or its labels."""
-    from sandkasten.cli.commands import run, sandbox_lifecycle
+    from sandkasten.cli.commands import sandbox_lifecycle
     from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
 
     if ttl is None and lifetime is None and not label and not no_labels:
         raise typer.BadParameter("say what to change: --ttl, --lifetime, --label or --no-labels")
-    labels = run.pairs(label, "--label") if label or no_labels else None
-    request = UpdateRequest(ttl_s=ttl, lifetime_s=lifetime, labels=labels)
+    labels = pairs(label, "--label") if label or no_labels else None
+    request = UpdateRequest(ttl_seconds=ttl, lifetime_seconds=lifetime, labels=labels)
     go(sandbox_lifecycle.update(state_of(context, json=json), id, request))
 
 

@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 from contextlib import AsyncExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.output import say
 from sandkasten.cli.sandbox_names import resolve
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 END_OF_INPUT: Final = b"\x04"
 
 
-async def shell(state: State, start: str | None, image: str | None) -> int:
+async def shell(state: State, start: str | None, options: dict[str, Any]) -> int:
     from sandkasten.client.sandbox import AsyncSandbox
 
     async with AsyncExitStack() as stack:
         if start is None:
-            box = await stack.enter_async_context(AsyncSandbox(image, **state.where))
+            box = await stack.enter_async_context(AsyncSandbox(**options, **state.where))
             say(f"sandbox {box.id}: destroyed when this shell ends")
         else:
             box = await AsyncSandbox.attach(await resolve(state, start), **state.where)

@@ -91,7 +91,7 @@ def _up(
     json: Json = False,
 ) -> None:
     """Start the daemon as a container. It is ready when this ends."""
-    from sandkasten.cli.commands.run import pairs
+    from sandkasten.cli.options import pairs
     from sandkasten.cli.state import go
     from sandkasten.model.installation import InstallationRequest
 

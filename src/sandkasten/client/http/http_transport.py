@@ -271,11 +271,15 @@ def _exec_path(sandbox_id: str, exec_id: str, verb: str = "") -> str:
 
 
 def _time_of(request: ExecRequest) -> float:
-    return (LONGEST_EXEC_S if request.timeout_s is None else request.timeout_s) + SLACK_S
+    return (
+        LONGEST_EXEC_S if request.timeout_seconds is None else request.timeout_seconds
+    ) + SLACK_S
 
 
 def _run_time_of(request: RunRequest) -> float:
-    return CREATE_S + (LONGEST_EXEC_S if request.timeout_s is None else request.timeout_s)
+    return CREATE_S + (
+        LONGEST_EXEC_S if request.timeout_seconds is None else request.timeout_seconds
+    )
 
 
 def _only_there(what: str, how: str) -> UnsupportedByBackend:

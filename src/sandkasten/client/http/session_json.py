@@ -7,6 +7,8 @@ older client.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from sandkasten.client.http.json_values import (
@@ -30,11 +32,12 @@ from sandkasten.client.http.json_values import (
 )
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
-from sandkasten.model.commands.exec_values import Chunk, ExecResult, Source, Status, Why
+from sandkasten.model.commands.exec_values import Chunk, ExecResult, Pty, Source, Status, Why
 from sandkasten.model.sandbox.host_mounts import Mounted
 from sandkasten.model.sandbox.limits import Limits, Unenforced
 from sandkasten.model.sandbox.oneshot_values import Artifact, RunResult
 from sandkasten.model.sandbox.policy import LIMIT_NAMES, parse_limits
+from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY
 from sandkasten.model.sandbox.sandbox_requests import (
     DiskUsage,
     Info,
@@ -58,60 +61,39 @@ _WIDEST = Limits(max_exec_timeout_s=86_400.0)
 
 
 def create_body(request: CreateRequest) -> Json:
-    return given(
-        image=request.image,
-        ttl_seconds=request.ttl_s,
-        idle_timeout_seconds=request.idle_timeout_s,
-        lifetime_seconds=request.lifetime_s,
-        env=dict(request.env),
-        labels=dict(request.labels),
-        limits=dict(request.limits),
-        profile=request.profile,
-        backend=request.backend,
-        isolation=request.isolation,
-        network=request.network,
-        workspace_id=request.workspace_id,
-        workspace_mode=request.workspace_mode,
-        mounts=list(request.mounts),
-        pip_packages=list(request.pip_packages),
-        npm_packages=list(request.npm_packages),
-        session_key=request.session_key,
-    )
+    return {**_asked(request.options), **given(session_key=request.session_key)}
 
 
 def update_body(request: UpdateRequest) -> Json:
-    body = given(
-        ttl_seconds=request.ttl_s,
-        idle_timeout_seconds=request.idle_timeout_s,
-        lifetime_seconds=request.lifetime_s,
-        network=request.network,
-    )
-    # No labels at all is a wish too.
-    return body if request.labels is None else {**body, "labels": dict(request.labels)}
+    return _asked(request)
 
 
 def exec_body(request: ExecRequest, key: str) -> Json:
-    command = request.command
-    pty = request.pty
-    body = given(
-        cmd=command if isinstance(command, str) else list(command),
-        stateful=request.stateful,
-        cwd=request.cwd,
-        env=dict(request.env),
-        timeout_seconds=request.timeout_s,
-        shell=None if request.shell == "default" else request.shell,
-        pty=None if pty is None else {"rows": pty.rows, "cols": pty.cols},
-        max_output_bytes=request.max_output_bytes,
-        idempotency_key=key,
-        **input_fields("stdin", request.stdin),
-    )
-    # An empty list is a mistake the daemon has words for.
-    body.setdefault("cmd", command if isinstance(command, str) else list(command))
-    if request.keep_stdin_open:
-        body["keep_stdin_open"] = True
-    if request.raw_output:
-        body["raw_output"] = True
-    return body
+    body = _asked(request)
+    command = body.pop("command")
+    body.pop("stdin", None)
+    return {**body, **input_fields("stdin", request.stdin), "cmd": command, "idempotency_key": key}
+
+
+def _asked(value: Any) -> Json:
+    """Return the fields that differ from their defaults; names in `model` are the contract's."""
+    return {
+        one.name: _plain(getattr(value, one.name))
+        for one in fields(value)
+        if getattr(value, one.name) != _default(one)
+    }
+
+
+def _default(one: Field[Any]) -> object:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {"rows": value.rows, "cols": value.cols} if isinstance(value, Pty) else value
 
 
 def input_fields(name: str, data: bytes | None) -> Json:
@@ -128,24 +110,15 @@ def run_body(request: RunRequest) -> Json:
     body = given(
         runtime=request.runtime,
         args=list(request.args),
-        env=dict(request.env),
         files={path: _file(content) for path, content in request.files.items()},
-        timeout_seconds=request.timeout_s,
+        timeout_seconds=request.timeout_seconds,
         artifacts=list(request.artifacts),
-        image=request.image,
-        limits=dict(request.limits),
-        profile=request.profile,
-        backend=request.backend,
-        isolation=request.isolation,
-        network=request.network,
-        workspace_id=request.workspace_id,
-        workspace_mode=request.workspace_mode,
-        mounts=list(request.mounts),
-        pip_packages=list(request.pip_packages),
-        npm_packages=list(request.npm_packages),
         **input_fields("stdin", request.stdin),
     )
-    return {**body, "code": _code(request.code)}
+    options = _asked(request.options)
+    for name in SESSION_ONLY:
+        options.pop(name, None)
+    return {**body, **options, "code": _code(request.code)}
 
 
 def _code(code: str | bytes) -> str:
@@ -153,7 +126,7 @@ def _code(code: str | bytes) -> str:
         return code if isinstance(code, str) else code.decode()
     except UnicodeDecodeError:
         raise InvalidRequest(
-            "the code is no UTF-8", hint="give it as a file, and a text that runs it", field="code"
+            "code must be valid UTF-8", hint="pass binary data via `files`", field="code"
         ) from None
 
 

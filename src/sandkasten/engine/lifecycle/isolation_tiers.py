@@ -21,6 +21,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, has_engine, strength, weakest_of
 from sandkasten.model.sandbox.readiness import Readiness, Tier
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -193,14 +194,14 @@ class TierSurvey:
         default = lines[0].backend
         if "local" in self._backends:
             if default != "local":
-                host = CreateRequest(backend="local", image="host")
+                host = CreateRequest(SandboxOptions(backend="local", image="host"))
                 lines.append(await self._tier("local", host, measure))
-            on_image = CreateRequest(backend="local", image=image)
+            on_image = CreateRequest(SandboxOptions(backend="local", image=image))
             if image is None:
                 lines.append(_missing("local on an image", "local", _NO_IMAGE, _GET_IMAGE))
             else:
                 lines.append(await self._tier("local on an image", on_image, measure))
-            dev = CreateRequest(backend="local", image=image, profile="dev")
+            dev = CreateRequest(SandboxOptions(backend="local", image=image, profile="dev"))
             lines.append(await self._tier("local, dev profile", dev, measure))
         for name in ("oci", _GVISOR, "docker"):
             if name not in self._backends:
@@ -209,7 +210,7 @@ class TierSurvey:
                     _missing(name, name, reason, f"open it with {name} among its backends")
                 )
             elif name != default:
-                wanted = CreateRequest(backend=name, image=image)
+                wanted = CreateRequest(SandboxOptions(backend=name, image=image))
                 if has_engine(name):
                     lines.append(await self._looked_at(name))
                 else:
@@ -218,7 +219,7 @@ class TierSurvey:
 
     async def _tier(self, name: str, wanted: CreateRequest, measure: bool) -> Tier:
         """Report one tier. An empty `name` means the default tier, which is named by its result."""
-        default, backend = not name, wanted.backend or self._default
+        default, backend = not name, wanted.options.backend or self._default
         create_ms: float | None = None
         try:
             if default:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.package_sets import Packages, PackageSet
+    from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.model.sandbox.sandbox_requests import CreateRequest
     from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner, Sites
 
@@ -88,20 +89,21 @@ class Planner:
         allow-list does not hold the default one. `image` is one that was resolved already.
         `sites` is where packages are installed; without it a request for packages is refused.
         """
+        options = request.options
         tenant = checked_tenant(request.tenant)
-        check_network(request.network)
-        profile = checked_profile(request.profile)
-        env = checked_environment(request.env)
-        limits = parse_limits(request.limits, self._policy.limits, self._policy.ceiling)
-        lease = lease_for(request, self._policy)
-        labels = checked_labels(request.labels)
+        check_network(options.network)
+        profile = checked_profile(options.profile)
+        env = checked_environment(options.env)
+        limits = parse_limits(options.limits, self._policy.limits, self._policy.ceiling)
+        lease = lease_for(options, self._policy)
+        labels = checked_labels(options.labels)
         key = checked_session_key(request.session_key)
         workspace = workspace_wish(request, self._policy.workspaces)
-        rules = choose_mounts(request.mounts, self._policy.mounts)
-        packages = checked_packages(request.pip_packages, request.npm_packages)
-        backend = await self._tiers.choose(request.backend, request.isolation)
+        rules = choose_mounts(options.mounts, self._policy.mounts)
+        packages = checked_packages(options.pip_packages, options.npm_packages)
+        backend = await self._tiers.choose(options.backend, options.isolation)
         if image is None:
-            image = await self._image(backend, request.image, otherwise)
+            image = await self._image(backend, options.image, otherwise)
         check_profile_on(profile, image)
         spec = CellSpec(
             image=image,
@@ -250,15 +252,15 @@ def _shown(mounts: Sequence[Mounted]) -> str | None:
     return " and ".join(key[:12] for key in _keys(mounts)) or None
 
 
-def check_same_kind(found: Record, request: CreateRequest, plan: SandboxPlan) -> None:
+def check_same_kind(found: Record, options: SandboxOptions, plan: SandboxPlan) -> None:
     """Raise Conflict if a session key already names a sandbox of another kind."""
     has_workspace = None if found.workspace_id is None else plain_name(found.workspace_id)
     asked = (
-        ("image", request.image, plan.spec.image.name, found.image),
-        ("backend", request.backend, plan.backend.name, found.backend),
-        ("backend", request.isolation, plan.backend.name, found.backend),
-        ("profile", request.profile, plan.spec.profile, found.profile),
-        ("workspace", request.workspace_id, request.workspace_id, has_workspace),
+        ("image", options.image, plan.spec.image.name, found.image),
+        ("backend", options.backend, plan.backend.name, found.backend),
+        ("backend", options.isolation, plan.backend.name, found.backend),
+        ("profile", options.profile, plan.spec.profile, found.profile),
+        ("workspace", options.workspace_id, options.workspace_id, has_workspace),
         ("packages", _shown(plan.mounts), _shown(plan.mounts) or "none", _shown(found.mounts)),
     )
     for what, named, wanted, has in asked:

@@ -79,8 +79,8 @@ class SandboxUpdates:
         """Return the row with the requested times; times that are not named stay."""
         most = self._policy.lifetime_s
         lifetime = record.lifetime_s
-        if request.lifetime_s is not None:
-            lifetime = number("lifetime_seconds", request.lifetime_s, low=1, high=most)
+        if request.lifetime_seconds is not None:
+            lifetime = number("lifetime_seconds", request.lifetime_seconds, low=1, high=most)
             age_s = self._clock.boottime() - record.created_boottime
             if lifetime <= age_s:
                 raise InvalidRequest(
@@ -91,8 +91,8 @@ class SandboxUpdates:
         asked = [
             number(name, value, low=1, high=most)
             for name, value in (
-                ("ttl_seconds", request.ttl_s),
-                ("idle_timeout_seconds", request.idle_timeout_s),
+                ("ttl_seconds", request.ttl_seconds),
+                ("idle_timeout_seconds", request.idle_timeout_seconds),
             )
             if value is not None
         ]

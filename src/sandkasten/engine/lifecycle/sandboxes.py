@@ -93,7 +93,7 @@ class Sandboxes:
             found = await self._store.find_key(plan.session_key)
             if found is not None:
                 if await self._usable(found):
-                    check_same_kind(found, request, plan)
+                    check_same_kind(found, request.options, plan)
                     return self.describe(found, created=False)
                 await self._bury_quietly(found.id)
             return self.describe(await self.make(plan, allowance=allowance), created=True)

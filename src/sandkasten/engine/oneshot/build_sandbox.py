@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.engine.cleanup import finish
 from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import KeepsImages, Pausable, Readable
 
@@ -55,9 +56,9 @@ class BuildSandbox:
         on_line: Callable[[str], None],
     ) -> AsyncIterator[RootChanges]:
         request = CreateRequest(
-            profile="dev",
-            limits={"workspace_mb": DISK_MB},
-            labels={"sandkasten.build": "step"},
+            SandboxOptions(
+                profile="dev", limits={"workspace_mb": DISK_MB}, labels={"sandkasten.build": "step"}
+            )
         )
         plan = await self._planner.plan(request, image=image)
         if isinstance(plan.backend, KeepsImages):
@@ -88,7 +89,7 @@ class BuildSandbox:
         timeout_s: float,
         on_line: Callable[[str], None],
     ) -> None:
-        request = ExecRequest(command=command, cwd=cwd, timeout_s=timeout_s)
+        request = ExecRequest(command=command, cwd=cwd, timeout_seconds=timeout_s)
         lines = _Lines(on_line)
         result: ExecResult | None = None
         async for one in self._execution.stream(record.id, request):

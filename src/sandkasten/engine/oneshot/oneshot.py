@@ -130,28 +130,23 @@ class OneShot:
     async def _plan(self, request: RunRequest, job: _Job) -> SandboxPlan:
         plan = await self._planner.plan(
             CreateRequest(
-                image=request.image,
-                env=request.env,
-                limits=request.limits,
-                profile=request.profile,
-                backend=request.backend,
-                isolation=request.isolation,
-                network=request.network,
-                workspace_id=request.workspace_id,
-                workspace_mode=request.workspace_mode,
-                mounts=request.mounts,
-                pip_packages=request.pip_packages,
-                npm_packages=request.npm_packages,
+                replace(
+                    request.options,
+                    labels={**request.options.labels, "sandkasten.oneshot": job.name},
+                ),
                 tenant=request.tenant,
                 key_id=request.key_id,
-                labels={"sandkasten.oneshot": job.name},
             ),
             otherwise=job.runtime.image,
             sites=self._sites,
         )
         limits = plan.spec.limits
         checked_command(job.exec, limits, "sh")
-        timeout_s = job.exec.timeout_s if job.exec.timeout_s is not None else limits.exec_timeout_s
+        timeout_s = (
+            job.exec.timeout_seconds
+            if job.exec.timeout_seconds is not None
+            else limits.exec_timeout_s
+        )
         lifetime_s = timeout_s + LEASE_MARGIN_S
         return replace(
             plan,
@@ -274,7 +269,7 @@ def _checked(request: RunRequest) -> _Job:
             "open a sandbox and upload an archive",
             limit=MAX_FILES,
         )
-    kept = request.workspace_id is not None
+    kept = request.options.workspace_id is not None
     # In a named workspace the plain name may be taken.
     code_name = f".{secrets.token_hex(6)}-{runtime.main}" if kept else runtime.main
     main = f"{WORKSPACE}/{code_name}"
@@ -285,7 +280,7 @@ def _checked(request: RunRequest) -> _Job:
             field="files",
         )
     files[main] = code
-    timeout_s = request.timeout_s
+    timeout_s = request.timeout_seconds
     if timeout_s is not None:
         timeout_s = number("timeout_seconds", timeout_s, low=1, high=3600)
     command = (*runtime.program, main, *request.args)
@@ -298,7 +293,7 @@ def _checked(request: RunRequest) -> _Job:
         kept=kept,
         files=files,
         globs=compile_globs(request.artifacts),
-        exec=ExecRequest(command, stdin=request.stdin, timeout_s=timeout_s),
+        exec=ExecRequest(command, stdin=request.stdin, timeout_seconds=timeout_s),
     )
 
 
@@ -348,7 +343,9 @@ def _answer(
 
 def _caps(limits: Limits, job: _Job) -> dict[str, int | float]:
     caps = public_limits(limits)
-    timeout_s = job.exec.timeout_s if job.exec.timeout_s is not None else limits.exec_timeout_s
+    timeout_s = (
+        job.exec.timeout_seconds if job.exec.timeout_seconds is not None else limits.exec_timeout_s
+    )
     return {"timeout_seconds": timeout_s, "max_artifacts_count": MAX_ARTIFACTS, **caps}
 
 

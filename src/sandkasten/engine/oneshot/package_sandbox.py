@@ -15,6 +15,7 @@ from sandkasten.engine.cleanup import finish
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class PackageSandboxes:
     ) -> AsyncIterator[PackageSandbox]:
         limits = {"workspace_mb": min(_MOST_MB, disk_bytes // MIB + 64)}
         plan = await self._planner.plan(
-            CreateRequest(backend=backend, limits=limits, profile="hardened"), image=image
+            CreateRequest(SandboxOptions(backend=backend, limits=limits, profile="hardened")),
+            image=image,
         )
         longest_s = plan.spec.limits.max_exec_timeout_s
         plan = replace(
@@ -92,7 +94,9 @@ class PackageSandbox:
     async def run(
         self, command: tuple[str, ...], *, env: Mapping[str, str], timeout_s: float
     ) -> ExecResult:
-        request = ExecRequest(command, env=env, timeout_s=max(1.0, min(timeout_s, self._longest_s)))
+        request = ExecRequest(
+            command, env=env, timeout_seconds=max(1.0, min(timeout_s, self._longest_s))
+        )
         return await self._execution.run(self._id, request)
 
     def tar(self, path: str) -> AsyncIterator[bytes]:

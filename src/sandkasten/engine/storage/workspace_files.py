@@ -19,6 +19,7 @@ from sandkasten.errors import Conflict
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, scoped
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.policy import Lease
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.model.sandbox.workspace import checked_workspace_name
 
@@ -111,7 +112,9 @@ class WorkspaceFiles:
         return handle is not None and handle.live is not None
 
     async def _make(self, name: str, tenant: str) -> Record:
-        plan = await self._planner.plan(CreateRequest(workspace_id=name, tenant=tenant))
+        plan = await self._planner.plan(
+            CreateRequest(SandboxOptions(workspace_id=name), tenant=tenant)
+        )
         wish = plan.workspace
         lease = Lease(idle_timeout_s=LEASE_S, lifetime_s=plan.lease.lifetime_s)
         plan = replace(

@@ -52,8 +52,8 @@ def checked_command(request: ExecRequest, limits: Limits, shell_program: str) ->
     """What to run. `shell_program` is what a text runs in when it must not touch the session."""
     argv, text = _what(request, shell_program)
     timeout_s = limits.exec_timeout_s
-    if request.timeout_s is not None:
-        timeout_s = _timeout(request.timeout_s, limits)
+    if request.timeout_seconds is not None:
+        timeout_s = _timeout(request.timeout_seconds, limits)
     stdout_cap, stderr_cap = limits.stdout_bytes, limits.stderr_bytes
     if request.max_output_bytes is not None:
         stdout_cap = stderr_cap = whole(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  (the API reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sandkasten.model.sandbox.usage import ExecUsage
 
 Status = Literal["completed", "running", "timed_out", "killed", "lost"]
@@ -21,26 +20,63 @@ class Pty:
     cols: int = 80
 
 
+_MAX_SECONDS: Final = 10**7
+
+
+def _about(description: str, **bounds: float) -> dict[str, Any]:
+    return {"description": description, **bounds}
+
+
 @dataclass(frozen=True, slots=True)
 class ExecRequest:
-    """`command` is a list (a fresh process) or a text (the session's persistent shell)."""
+    """One command and its options, by the names of the public contract.
+
+    A new option is a field here (with its line in `CommandKeywords`), a checked field in
+    `model.commands.command` and its use in `engine.commands`. HTTP, tools and the client follow.
+    """
 
     command: tuple[str, ...] | str
-    stateful: bool | None = None
-    """None: a text is, a list is not. A text with False runs in a fresh `sh -c`."""
+    """A tuple is a fresh process, a string goes to the session's persistent shell."""
+    stateful: bool | None = field(
+        default=None,
+        metadata=_about("true: in the session's shell; false: in a process of its own."),
+    )
+    """None: a string is, a tuple is not. A string with False runs in a fresh `sh -c`."""
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     stdin: bytes | None = None
-    timeout_s: float | None = None
-    shell: str = "default"
-    pty: Pty | None = None
-    idempotency_key: str | None = None
-    max_output_bytes: int | None = None
+    timeout_seconds: float | None = field(default=None, metadata={"ge": 0, "le": _MAX_SECONDS})
+    shell: str = field(default="default", metadata=_about("The name of one of several shells."))
+    pty: Pty | None = field(default=None, metadata=_about("On a terminal: one stream, no stderr."))
+    idempotency_key: str | None = field(
+        default=None,
+        metadata=_about("A second request with this key finds the first one's command."),
+    )
+    max_output_bytes: int | None = field(
+        default=None, metadata=_about("Kept of each stream.", ge=0, le=2**40)
+    )
     """Bytes kept of each stream, first half and last half; None: the sandbox's limits."""
     keep_stdin_open: bool = False
     """Leave stdin open after `stdin`, for `exec_stdin` later."""
-    raw_output: bool = False
-    """Leave out the line that marks where bytes were not kept."""
+    raw_output: bool = field(
+        default=False, metadata=_about("No line that marks where bytes were left out.")
+    )
+
+
+class CommandKeywords(TypedDict, total=False):
+    """The options of a command as keyword arguments of the client."""
+
+    timeout_ms: float | None
+    timeout_seconds: float | None
+    cwd: str | None
+    env: Mapping[str, str] | None
+    stdin: str | bytes | None
+    shell: str
+    pty: bool | tuple[int, int]
+    stateful: bool | None
+    idempotency_key: str | None
+    max_output_bytes: int | None
+    raw_output: bool
 
 
 @dataclass(frozen=True, slots=True)

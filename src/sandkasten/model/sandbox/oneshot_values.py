@@ -7,14 +7,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.model.commands.exec_values import Why
-    from sandkasten.model.sandbox.sandbox_requests import Number
-
-_NO_TEXT: Mapping[str, str] = MappingProxyType({})
+    from sandkasten.model.sandbox.sandbox_options import Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +22,14 @@ class RunRequest:
     runtime: str = "python"
     """python, node, bash or sh (linux and shell mean bash)."""
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
     files: Mapping[str, str | bytes] = field(default_factory=lambda: MappingProxyType({}))
     """Relative to the workspace, written before the code starts."""
     stdin: bytes | None = None
-    timeout_s: float | None = None
+    timeout_seconds: float | None = None
     artifacts: tuple[str, ...] = ()
     """Globs relative to the workspace; `**` spans directories."""
-    image: str | None = None
-    limits: Mapping[str, Number] = field(default_factory=lambda: MappingProxyType({}))
-    profile: str | None = None
-    backend: str | None = None
-    isolation: str | None = None
-    network: str | None = None
-    workspace_id: str | None = None
-    """A workspace that outlives the run: what the code writes there stays."""
-    workspace_mode: str | None = None
-    mounts: tuple[str, ...] = ()
-    pip_packages: tuple[str, ...] = ()
-    npm_packages: tuple[str, ...] = ()
+    options: SandboxOptions = field(default_factory=SandboxOptions)
+    """Of the sandbox the code runs in. With a named workspace, what the code writes there stays."""
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import Profile
     from sandkasten.model.sandbox.host_mounts import MountRule
-    from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Number
+    from sandkasten.model.sandbox.sandbox_options import Number, SandboxOptions
 
 DEFAULT_BLOCKED_PATHS = ("/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys", "/dev")
 
@@ -202,16 +202,18 @@ class Lease:
     lifetime_s: float
 
 
-def lease_for(request: CreateRequest, policy: Policy) -> Lease:
-    """The smallest idle time anybody named, within the operator's lifetime."""
+def lease_for(options: SandboxOptions, policy: Policy) -> Lease:
+    """Return the smallest idle time that was asked for, within the operator's lifetime."""
     lifetime = policy.lifetime_s
-    if request.lifetime_s is not None:
-        lifetime = number("lifetime_seconds", request.lifetime_s, low=1, high=policy.lifetime_s)
+    if options.lifetime_seconds is not None:
+        lifetime = number(
+            "lifetime_seconds", options.lifetime_seconds, low=1, high=policy.lifetime_s
+        )
     asked = [
         number(name, value, low=1, high=policy.lifetime_s)
         for name, value in (
-            ("ttl_seconds", request.ttl_s),
-            ("idle_timeout_seconds", request.idle_timeout_s),
+            ("ttl_seconds", options.ttl_seconds),
+            ("idle_timeout_seconds", options.idle_timeout_seconds),
         )
         if value is not None
     ]

@@ -6,75 +6,54 @@ Values only: validation of what a caller asked lies in `model.policy`, the makin
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten.model.sandbox.host_mounts import Mounted  # noqa: TC001
+from sandkasten.model.sandbox.limits import Limits, Unenforced  # noqa: TC001
+from sandkasten.model.sandbox.sandbox_options import SECONDS, SandboxOptions, described
+from sandkasten.model.sandbox.usage import Usage  # noqa: TC001
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sandkasten.model.sandbox.host_mounts import Mounted
-    from sandkasten.model.sandbox.limits import Limits, Unenforced
-    from sandkasten.model.sandbox.usage import Usage
-
-Number = int | float
 SandboxStatus = Literal["creating", "running", "paused", "destroying", "lost"]
 
 _NO_TEXT: Mapping[str, str] = MappingProxyType({})
-_NO_NUMBERS: Mapping[str, Number] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """What a caller asks for; None means the operator's default."""
+    """The options of a new sandbox, and on whose behalf it is created."""
 
-    image: str | None = None
-    ttl_s: float | None = None
-    """Seconds without activity after which the sandbox ends; activity extends it."""
-    idle_timeout_s: float | None = None
-    """The same in other words; the smaller of the two counts."""
-    lifetime_s: float | None = None
-    """Seconds after which it ends whatever it does."""
-    env: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
-    labels: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
-    limits: Mapping[str, Number] = field(default_factory=lambda: _NO_NUMBERS)
-    """Public names: cpu_limit, mem_limit_mb, pids_limit, workspace_mb, …; see `model.policy`."""
-    profile: str | None = None
-    backend: str | None = None
-    isolation: str | None = None
-    """standard, gvisor or strongest; the engine finds the backend for it."""
-    network: str | None = None
-    workspace_id: str | None = None
-    """The name of a workspace that outlives the sandbox; made when it is not there."""
-    workspace_mode: str | None = None
-    """exclusive (one sandbox at a time, the default) or shared."""
-    mounts: tuple[str, ...] = ()
-    """Names of the operator's `policy.mounts`."""
-    pip_packages: tuple[str, ...] = ()
-    """Installed before, and shown read-only; see `model.packages`."""
-    npm_packages: tuple[str, ...] = ()
+    options: SandboxOptions = field(default_factory=SandboxOptions)
     session_key: str | None = None
     """Get-or-create: the live sandbox that has this key, or a new one that gets it."""
     tenant: str = DEFAULT_TENANT
-    """Whose it will be. Names (key, workspace) are the tenant's own."""
+    """The owner. Names (session key, workspace) belong to the tenant."""
     key_id: str | None = None
-    """The API key it was asked with, for the journal."""
+    """The API key of the request, for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequest:
-    """What of a live sandbox is to change; None leaves it as it is."""
+    """Changes to a live sandbox; None leaves a field as it is."""
 
-    ttl_s: float | None = None
-    idle_timeout_s: float | None = None
-    lifetime_s: float | None = None
-    """Counted from its creation, as before."""
-    labels: Mapping[str, str] | None = None
-    """The whole set, in place of the old one."""
-    network: str | None = None
+    ttl_seconds: float | None = field(
+        default=None,
+        metadata=described(
+            "Without activity; the smaller of this and `idle_timeout_seconds` counts.", **SECONDS
+        ),
+    )
+    idle_timeout_seconds: float | None = field(default=None, metadata=SECONDS)
+    lifetime_seconds: float | None = field(
+        default=None, metadata=described("Counted from the creation.", **SECONDS)
+    )
+    labels: Mapping[str, str] | None = field(
+        default=None, metadata=described("All of them, in place of the old.")
+    )
+    network: str | None = field(default=None, metadata=described("Only `none` is available."))
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,13 +138,14 @@ def checked_mode(mode: object, name: str | None) -> bool:
 
 
 def workspace_wish(request: CreateRequest, rules: WorkspaceRules) -> WorkspaceWish | None:
-    """What a request says of its workspace; None when it names none."""
-    shared = checked_mode(request.workspace_mode, request.workspace_id)
-    if request.workspace_id is None:
+    """Return the workspace a request asks for; None when it names none."""
+    options = request.options
+    shared = checked_mode(options.workspace_mode, options.workspace_id)
+    if options.workspace_id is None:
         return None
-    asked = request.limits.get("workspace_mb")
+    asked = options.limits.get("workspace_mb")
     return WorkspaceWish(
-        scoped(request.tenant, checked_workspace_name(request.workspace_id)),
+        scoped(request.tenant, checked_workspace_name(options.workspace_id)),
         shared,
         None if asked is None else checked_size(asked, rules),
     )

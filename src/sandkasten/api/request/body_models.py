@@ -1,0 +1,60 @@
+"""Request bodies that are made of the values of `model`, so that a field is stated once.
+
+A field of the value becomes a field of the body: the same name, type, default, description and
+bounds. Bodies add what only HTTP has (other spellings, `stream`, …) and replace what JSON cannot
+carry (bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from types import GenericAlias, UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import Field, create_model
+
+from sandkasten.api.route import Body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def body_of(
+    name: str,
+    value: Any,
+    *,
+    without: Iterable[str] = (),
+    **more: tuple[Any, Any],
+) -> type[Body]:
+    """Return the body with the fields of `value` but `without`, and `more` as pydantic's."""
+    hints = get_type_hints(value)
+    made: dict[str, Any] = dict(more)
+    for one in fields(value):
+        if one.name in without or one.name in more:
+            continue
+        kind = _json_type(hints[one.name])
+        if one.default_factory is not MISSING:
+            made[one.name] = (kind, Field(default_factory=dict, **one.metadata))
+        elif one.default == ():
+            made[one.name] = (kind, Field(default_factory=list, **one.metadata))
+        else:
+            made[one.name] = (kind, Field(one.default, **one.metadata))
+    return create_model(name, __base__=Body, **made)
+
+
+def given(body: Body) -> dict[str, Any]:
+    """Return the fields that the client sent, as plain values."""
+    return body.model_dump(exclude_unset=True)
+
+
+def _json_type(hint: Any) -> Any:
+    """Return the type of the JSON that stands for a value: lists for tuples, dicts for mappings."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return Union[tuple(_json_type(one) for one in inner)]  # noqa: UP007  (made at runtime)
+    if origin is tuple:
+        return GenericAlias(list, inner[:1])
+    if origin is Mapping:
+        return GenericAlias(dict, tuple(_json_type(one) for one in inner))
+    return hint

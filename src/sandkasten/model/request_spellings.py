@@ -1,0 +1,177 @@
+"""Requests as callers spell them, folded into the one spelling of `model`.
+
+The public contract has two names for some fields (`cmd` and `command`, `cwd` and `workdir`,
+`timeout_ms` and `timeout_seconds`, `workspace` and `workspace_id`, `image` and `runtime`). HTTP
+bodies, tool arguments and the client's keyword arguments all pass through here and nowhere else.
+Limits have their own table of names in `model.sandbox.policy`. Pure; refusals are InvalidRequest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.commands.exec_values import ExecRequest, Pty
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+
+_OPTIONS: Final = frozenset(one.name for one in fields(SandboxOptions))
+_LISTS: Final = frozenset(one.name for one in fields(SandboxOptions) if one.default == ())
+
+_COMMAND: Final = frozenset(one.name for one in fields(ExecRequest))
+_DOUBLES: Final = (("cmd", "command"), ("cwd", "workdir"))
+
+
+def without_doubles(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` with one name for each field, for callers that may use both at once."""
+    found = dict(given)
+    for first, second in _DOUBLES:
+        value = agreed(given, first, second)
+        found.pop(second, None)
+        if value is not None:
+            found[first] = value
+    return found
+
+
+def agreed(given: Mapping[str, Any], *names: str) -> Any:
+    """Return the value given under any of these names; None when under none.
+
+    InvalidRequest when two of them have different values.
+    """
+    values = [(name, given[name]) for name in names if given.get(name) is not None]
+    if any(value != values[0][1] for _, value in values):
+        raise InvalidRequest(
+            f"{' and '.join(name for name, _ in values)} contradict each other",
+            hint="they mean the same; give one of them",
+            field=values[0][0],
+        )
+    return values[0][1] if values else None
+
+
+def sandbox_options(given: Mapping[str, Any]) -> SandboxOptions:
+    """Return the options in `given`; other fields are ignored. None and absent are the same."""
+    values: dict[str, Any] = {
+        name: tuple_of(value, name) if name in _LISTS else value
+        for name, value in given.items()
+        if name in _OPTIONS and value is not None
+    }
+    if "image" not in values and given.get("runtime") is not None:
+        values["image"] = given["runtime"]
+    workspace = agreed(given, "workspace", "workspace_id")
+    if workspace is not None:
+        values["workspace_id"] = workspace
+    return SandboxOptions(**values)
+
+
+def exec_request(given: Mapping[str, Any]) -> ExecRequest:
+    """Return the command in `given`; other fields are ignored. None and absent are the same."""
+    values = {
+        name: value for name, value in given.items() if name in _COMMAND and value is not None
+    }
+    values["command"] = command_of(given)
+    if "cwd" not in values and given.get("workdir") is not None:
+        values["cwd"] = given["workdir"]
+    values["stdin"] = input_of(given, "stdin")
+    values["timeout_seconds"] = timeout_of(given)
+    values["pty"] = pty_of(given.get("pty"))
+    return ExecRequest(**values)
+
+
+def command_of(given: Mapping[str, Any]) -> str | tuple[str, ...]:
+    """Return the command: a string for the persistent shell, or a tuple of arguments."""
+    command, other = given.get("cmd"), given.get("command")
+    if (command is None) == (other is None):
+        raise InvalidRequest(
+            "exactly one of cmd and command is required",
+            hint="use cmd",
+            field="cmd",
+            http_status=422,
+        )
+    command = other if command is None else command
+    if isinstance(command, str):
+        return command
+    if isinstance(command, bytes | bytearray | memoryview) or not isinstance(command, Sequence):
+        raise InvalidRequest(
+            f"command must be a str or a list of str, got {type(command).__name__}",
+            hint='give "ls -l" or ["ls", "-l"]',
+            field="cmd",
+        )
+    for word in command:
+        if not isinstance(word, str):
+            raise InvalidRequest(
+                f"every argument of a command must be a str, got {type(word).__name__}",
+                hint="convert it with str() first",
+                field="cmd",
+            )
+    return tuple(command)
+
+
+def timeout_of(given: Mapping[str, Any]) -> float | None:
+    """Return the timeout in seconds; milliseconds win where both are given."""
+    milliseconds, seconds = given.get("timeout_ms"), given.get("timeout_seconds")
+    return seconds if milliseconds is None else milliseconds / 1000
+
+
+def input_of(given: Mapping[str, Any], name: str) -> bytes | None:
+    """Return the bytes of `name` (a string or bytes) or of `<name>_b64` (base64)."""
+    data, encoded = given.get(name), given.get(f"{name}_b64")
+    if data is not None and encoded is not None:
+        raise InvalidRequest(
+            f"{name} and {name}_b64 exclude each other",
+            hint="give one of them",
+            field=name,
+            http_status=422,
+        )
+    return bytes_of(data, name) if encoded is None else decoded(encoded, f"{name}_b64")
+
+
+def bytes_of(data: object, name: str) -> bytes | None:
+    """Return a string or bytes as bytes."""
+    if data is None or isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise InvalidRequest(
+        f"{name} must be str or bytes, got {type(data).__name__}",
+        hint="encode it first",
+        field=name,
+    )
+
+
+def decoded(encoded: str, name: str) -> bytes:
+    """Decode strict base64."""
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidRequest(
+            f"{name} is not valid base64",
+            hint="use the standard alphabet with padding",
+            field=name,
+            http_status=422,
+        ) from exc
+
+
+def pty_of(given: bool | Sequence[int] | Mapping[str, int] | None) -> Pty | None:
+    """Return the terminal: from a flag, a (rows, columns) pair or an object with both."""
+    if isinstance(given, bool) or given is None:
+        return Pty() if given else None
+    if isinstance(given, Mapping):
+        return Pty(**given)
+    return Pty(*given)
+
+
+def tuple_of(names: object, field: str) -> tuple[str, ...]:
+    """Return a list of names as a tuple. A lone string would be taken for its letters."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        example = names[:80] if isinstance(names, str) else "name"
+        raise InvalidRequest(
+            f"{field} must be a list of names, got {type(names).__name__}",
+            hint=f"give [{example!r}]",
+            field=field,
+        )
+    return tuple(names)

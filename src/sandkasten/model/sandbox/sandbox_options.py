@@ -1,0 +1,110 @@
+"""What a sandbox can be asked for, as one value.
+
+Create, one-shots, agent files, the command line and the client all carry a `SandboxOptions`;
+field names are the names of the public contract. A new option is a field here (with its line in
+`SandboxKeywords`), a rule in `engine.lifecycle.planner`, a flag in `cli.options` and, for agent
+files, a field in `agents.definitions.sandbox_field`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence  # noqa: TC003  (the API reads the annotations)
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, TypedDict
+
+Number = int | float
+
+_NO_STRINGS: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_NUMBERS: Final[Mapping[str, Number]] = MappingProxyType({})
+SECONDS: Final[Mapping[str, float]] = {"ge": 0, "le": 10**9}
+"""Bounds of a time in any request."""
+
+
+def described(description: str, **bounds: float) -> dict[str, Any]:
+    """Return field metadata: the text and the bounds that the API document shows."""
+    return {"description": description, **bounds}
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """None means the operator's default. Values are checked by the planner, not here."""
+
+    image: str | None = None
+    ttl_seconds: float | None = field(
+        default=None,
+        metadata=described(
+            "Seconds without activity until the sandbox ends. 0 means the server's own.", **SECONDS
+        ),
+    )
+    idle_timeout_seconds: float | None = field(
+        default=None,
+        metadata=described(
+            "Another name for `ttl_seconds`; the smaller of the two counts.", **SECONDS
+        ),
+    )
+    lifetime_seconds: float | None = field(
+        default=None,
+        metadata=described("Seconds until the sandbox ends, active or not.", **SECONDS),
+    )
+    env: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+    limits: Mapping[str, Number] = field(default_factory=lambda: _NO_NUMBERS)
+    """Public names: cpu_limit, mem_limit_mb, pids_limit, …; see `model.sandbox.policy`."""
+    profile: str | None = field(default=None, metadata=described("`hardened` or `dev`."))
+    backend: str | None = None
+    isolation: str | None = field(
+        default=None, metadata=described("`standard`, `gvisor` or `strongest`.")
+    )
+    network: str | None = None
+    workspace_id: str | None = field(
+        default=None,
+        metadata=described("Name of a workspace that outlives the sandbox; made at first use."),
+    )
+    workspace_mode: str | None = field(
+        default=None, metadata=described("`exclusive` (the default) or `shared`.")
+    )
+    mounts: tuple[str, ...] = field(
+        default=(), metadata=described("Names of the operator's `policy.mounts`.")
+    )
+    pip_packages: tuple[str, ...] = field(
+        default=(),
+        metadata=described("Installed before it starts, without a network inside."),
+    )
+    npm_packages: tuple[str, ...] = field(
+        default=(),
+        metadata=described("Installed before it starts, without a network inside."),
+    )
+
+
+SESSION_ONLY: Final = frozenset(
+    {"ttl_seconds", "idle_timeout_seconds", "lifetime_seconds", "labels"}
+)
+"""Options that have no meaning for a one-shot, which ends with its code."""
+
+
+class SandboxKeywords(TypedDict, total=False):
+    """The options as keyword arguments of the client; `image` is a parameter of its own."""
+
+    env: Mapping[str, str] | None
+    limits: Mapping[str, Number] | None
+    network: str | None
+    profile: str | None
+    backend: str | None
+    isolation: str | None
+    workspace: str | None
+    workspace_mode: str | None
+    workspace_id: str | None
+    mounts: Sequence[str]
+    pip_packages: Sequence[str]
+    npm_packages: Sequence[str]
+
+
+class SessionKeywords(SandboxKeywords, total=False):
+    """The keyword arguments of a sandbox that stays."""
+
+    ttl_seconds: float | None
+    idle_timeout_seconds: float | None
+    lifetime_seconds: float | None
+    labels: Mapping[str, str] | None
+    session_key: str | None
