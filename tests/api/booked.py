@@ -1,4 +1,4 @@
-"""A daemon with its books: journal, keys and stored files in a database of its own."""
+"""A daemon with a database: journal, keys and stored files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Holds every answer that a test sees to the OpenAPI document.
+"""Check every answer that a test sees against the OpenAPI document.
 
-`Daemon.ask` calls it, so a route whose answer is not what its row says fails whoever asks it.
+`Daemon.ask` calls it, so an answer that violates the document fails the test that requested it.
 """
 
 from __future__ import annotations

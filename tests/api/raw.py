@@ -1,4 +1,4 @@
-"""A client that sends what it is told, byte for byte, and reads until the other side closes."""
+"""A client that sends exact bytes and reads until the other side closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon in this process: the real app behind the real HTTP server, on a port of loopback."""
+"""A daemon in this process: the real app behind the real HTTP server, on a loopback port."""
 
 from __future__ import annotations
 

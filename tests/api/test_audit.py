@@ -1,4 +1,4 @@
-"""The audit: every change is there before it is answered, refusals sparingly, secrets never."""
+"""The audit log: every change before its answer, refusals sparingly, secrets never."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def audited(daemon, query: str = ""):
 
 
 @pytest.mark.promise("P70")
-async def test_changes_are_told_with_who_what_and_how_it_ended(daemon):
+async def test_changes_are_audited_with_key_target_and_outcome(daemon):
     headers = await new_key(daemon, tenant="acme", scopes=["sessions", "files"])
     key_id = "key_" + headers["Authorization"].split("-")[1]
     session = (await daemon.ask("POST", "/v1/sessions", {}, headers=headers)).json["id"]
@@ -51,7 +51,7 @@ async def test_changes_are_told_with_who_what_and_how_it_ended(daemon):
 
 
 @pytest.mark.promise("P70")
-async def test_refused_keys_are_told_sparingly_and_without_the_key(daemon):
+async def test_refused_keys_are_audited_sparingly_and_without_the_key(daemon):
     for _ in range(60):
         headers = {"Authorization": "Bearer sk-guessed-by-somebody"}
         assert (await daemon.ask("GET", "/v1/sessions", headers=headers)).status == 401
@@ -63,7 +63,7 @@ async def test_refused_keys_are_told_sparingly_and_without_the_key(daemon):
     assert "guessed" not in str(rows)
 
 
-async def test_a_scope_that_is_missing_is_told_with_the_key_that_tried(daemon):
+async def test_a_missing_scope_is_audited_with_the_key(daemon):
     headers = await new_key(daemon, tenant="acme", scopes=["metrics"])
     assert (await daemon.ask("POST", "/v1/sessions", {}, headers=headers)).status == 403
     row = (await audited(daemon))[-1]
@@ -75,7 +75,7 @@ async def test_a_scope_that_is_missing_is_told_with_the_key_that_tried(daemon):
     assert row["key_id"] is not None
 
 
-async def test_only_the_operator_reads_it(daemon):
+async def test_only_the_operator_can_read_the_audit(daemon):
     headers = await new_key(daemon, tenant="acme")
     assert (await daemon.ask("GET", "/v1/audit", headers=headers)).status == 403
 
@@ -85,7 +85,7 @@ class _Full(MemoryJournal):
         raise QuotaExceeded("full", quota="disk")
 
 
-async def test_an_audit_that_cannot_be_written_is_in_the_log_and_undoes_nothing(engine, caplog):
+async def test_an_audit_failure_is_logged_and_undoes_nothing(engine, caplog):
     async with serving(engine, journal=_Full()) as daemon:
         session = await daemon.session()
         assert (await daemon.ask("DELETE", f"/v1/sessions/{session}")).status == 200

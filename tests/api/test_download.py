@@ -1,4 +1,4 @@
-"""Files that go by the stream: whole, in parts, as a tar; to readers that leave or do not read."""
+"""Streamed downloads: complete, in ranges, as a tar, and to readers that disconnect or stall."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ PARTS = [
 
 
 @pytest.mark.promise("P21")
-async def test_a_part_is_sent_as_it_was_asked_for(daemon, box):
+async def test_a_requested_range_is_sent(daemon, box):
     for asked, status, data, told in PARTS:
         await daemon.ask("POST", f"{box}/write", {"path": "f", "text": "0123456789"})
         reply = await daemon.ask("GET", f"{box}/download?path=f", headers={"Range": asked})
@@ -113,7 +113,7 @@ async def test_a_download_is_resumed_only_of_the_same_file(real):
     assert (await daemon.ask("GET", f"{box}/download?path=f", headers=resume)).status == 200
 
 
-def test_ranges_at_the_edges():
+def test_ranges_at_the_edges_are_exact():
     version = Version.of(0, 5, now=100)
     with pytest.raises(Unsatisfiable):
         wanted({"range": "bytes=0-"}, version)
@@ -134,7 +134,7 @@ ODD_NAMES = [
 
 
 @pytest.mark.promise("P21")
-async def test_no_name_gets_into_the_headers(daemon, box):
+async def test_file_names_are_escaped_in_headers(daemon, box):
     for name in ODD_NAMES:
         import base64
 
@@ -151,7 +151,7 @@ async def test_no_name_gets_into_the_headers(daemon, box):
         assert said.isprintable()
 
 
-async def test_a_directory_comes_as_a_tar_and_so_does_a_file_on_demand(daemon, box):
+async def test_a_directory_is_sent_as_a_tar_and_so_is_a_file_on_request(daemon, box):
     await daemon.ask("POST", f"{box}/write", {"path": "d/f", "text": "F"})
     for path, query in (("d", ""), ("d", "&format=tar"), ("d/f", "&format=tar")):
         reply = await daemon.ask("GET", f"{box}/download?path={path}{query}")
@@ -213,7 +213,7 @@ async def test_a_sparse_terabyte_is_described_and_read_in_parts(real):
 
 
 @pytest.mark.promise("P21")
-async def test_a_large_file_goes_through_a_small_daemon(real_daemon, full_size):
+async def test_a_large_file_passes_through_the_daemon_in_bounded_memory(real_daemon, full_size):
     daemon = real_daemon
     size = (1024 if full_size else 200) * MIB
     the_id = await daemon.session(limits={"workspace_mb": 2500})
@@ -239,7 +239,7 @@ async def test_a_large_file_goes_through_a_small_daemon(real_daemon, full_size):
 
 
 @pytest.mark.promise("P21")
-async def test_readers_that_leave_or_do_not_read_leak_nothing(real, monkeypatch):
+async def test_readers_that_disconnect_or_do_not_read_leak_nothing(real, monkeypatch):
     daemon, the_id, box = real
     monkeypatch.setattr(streamed_response, "STALL_S", 1.0)
     await run(daemon, the_id, "head -c 100000000 /dev/zero > f; mkdir d; mv f d; ln d/f f")
@@ -276,7 +276,7 @@ async def test_readers_that_leave_or_do_not_read_leak_nothing(real, monkeypatch)
     assert small.raw == bytes(10)
 
 
-async def test_a_file_that_grows_is_sent_as_it_was_and_one_that_shrinks_is_cut_off(real):
+async def test_a_growing_file_is_sent_at_its_first_size_and_a_shrinking_one_is_cut_off(real):
     daemon, the_id, box = real
     await run(daemon, the_id, "head -c 50000000 /dev/zero > f")
     async with daemon.http.get(f"{daemon.url}{box}/download?path=f") as reply:

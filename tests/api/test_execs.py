@@ -1,4 +1,4 @@
-"""Commands over HTTP: every spelling in, one complete answer out."""
+"""Commands over HTTP: every spelling of a request, and complete results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def box(daemon):
 
 
 @pytest.mark.promise("P37")
-async def test_an_exec_answers_with_every_promised_field(daemon, box):
+async def test_an_exec_returns_every_documented_field(daemon, box):
     reply = await daemon.ask("POST", f"{box}/exec", {"cmd": "echo out; echo err >&2"})
     assert reply.status == 200
     assert set(reply.json) == PROMISED
@@ -53,11 +53,11 @@ async def test_an_exec_answers_with_every_promised_field(daemon, box):
         ({"cmd": "echo a", "timeout_ms": 30000, "raw_output": False}, "a\n"),
     ],
 )
-async def test_every_spelling_of_a_command_is_understood(daemon, box, body, output):
+async def test_every_spelling_of_a_command_is_accepted(daemon, box, body, output):
     assert (await daemon.ask("POST", f"{box}/exec", body)).json["output"] == output
 
 
-async def test_a_text_goes_to_the_shell_that_remembers_and_a_list_does_not(daemon, box):
+async def test_a_string_goes_to_the_persistent_shell_and_a_list_does_not(daemon, box):
     await daemon.ask("POST", f"{box}/exec", {"cmd": "cd /tmp; A=7"})
     kept = await daemon.ask("POST", f"{box}/exec", {"cmd": "echo $A; pwd"})
     assert kept.json["output"] == "7\n/tmp\n"
@@ -68,7 +68,7 @@ async def test_a_text_goes_to_the_shell_that_remembers_and_a_list_does_not(daemo
 
 
 @pytest.mark.promise("P13")
-async def test_milliseconds_win_over_seconds_and_a_timeout_is_a_result(daemon, box):
+async def test_milliseconds_override_seconds_and_a_timeout_is_a_result(daemon, box):
     body = {"cmd": "echo begun; sleep 30", "timeout_ms": 500, "timeout_seconds": 60}
     reply = await daemon.ask("POST", f"{box}/exec", body)
     assert reply.status == 200
@@ -78,7 +78,7 @@ async def test_milliseconds_win_over_seconds_and_a_timeout_is_a_result(daemon, b
 
 
 @pytest.mark.promise("P13")
-async def test_a_timeout_is_an_error_for_whoever_asked_for_that(daemon, box):
+async def test_a_timeout_is_an_error_on_request(daemon, box):
     body = {"cmd": "echo begun; sleep 30", "timeout_ms": 500, "error_on_timeout": True}
     reply = await daemon.ask("POST", f"{box}/exec", body)
     assert (reply.status, reply.json["code"]) == (504, "COMMAND_TIMEOUT")
@@ -86,7 +86,7 @@ async def test_a_timeout_is_an_error_for_whoever_asked_for_that(daemon, box):
 
 
 @pytest.mark.promise("P14")
-async def test_output_that_is_no_utf8_comes_as_bytes_beside_the_text(daemon, box):
+async def test_output_that_is_not_utf8_is_returned_as_bytes_beside_the_text(daemon, box):
     reply = await daemon.ask("POST", f"{box}/exec", {"cmd": r"printf 'a\377b'"})
     assert reply.json["stdout"] == "a�b"
     assert base64.b64decode(reply.json["stdout_b64"]) == b"a\xffb"
@@ -176,13 +176,13 @@ async def test_a_terminal_has_one_stream(daemon, box):
         {"cmd": "a", "timeout": 5},
     ],
 )
-async def test_a_command_that_makes_no_sense_is_refused_with_its_field(daemon, box, body):
+async def test_an_invalid_command_is_refused_and_names_the_field(daemon, box, body):
     reply = await daemon.ask("POST", f"{box}/exec", body)
     assert (reply.status, reply.json["code"]) == (422, "INVALID_REQUEST")
     assert reply.json["details"]["field"]
 
 
-async def test_a_program_that_is_not_there_is_an_error_and_an_unknown_exec_too(daemon, box):
+async def test_a_missing_program_and_an_unknown_exec_are_errors(daemon, box):
     reply = await daemon.ask("POST", f"{box}/exec", {"cmd": ["nosuch"]})
     assert (reply.status, reply.json["code"]) == (404, "COMMAND_NOT_FOUND")
     for eid in ("exe_0000000000000000", "a;rm", "..%2fx", "x" * 300):
@@ -191,7 +191,7 @@ async def test_a_program_that_is_not_there_is_an_error_and_an_unknown_exec_too(d
 
 
 @pytest.mark.promise("P32")
-async def test_the_history_is_the_sandboxs_own_with_what_the_journal_knows(daemon, box, journal):
+async def test_the_history_combines_the_sandbox_and_the_journal(daemon, box, journal):
     session = box.rpartition("/")[2]
     first = (await daemon.ask("POST", f"{box}/exec", {"cmd": "echo 1"})).json["exec_id"]
     await asyncio.sleep(0.01)

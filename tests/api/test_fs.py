@@ -1,4 +1,4 @@
-"""The file verbs as JSON: every spelling of a write, exact reads, exact names, typed refusals."""
+"""File requests as JSON: every spelling of a write, exact reads and names, typed refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPELLINGS = [
 
 
 @pytest.mark.promise("P21")
-async def test_each_spelling_of_a_write_is_understood(daemon, box):
+async def test_each_spelling_of_a_write_is_accepted(daemon, box):
     for given in SPELLINGS:
         written = await daemon.ask(
             "POST", f"{box}/write", {"path": "a/b.txt", "mode": "0600", **given}
@@ -75,7 +75,7 @@ UNCLEAR: list[dict[str, object]] = [
 
 
 @pytest.mark.promise("P21")
-async def test_an_unclear_write_is_refused_and_writes_nothing(daemon, box):
+async def test_an_ambiguous_write_is_refused_and_writes_nothing(daemon, box):
     for given in UNCLEAR:
         body: dict[str, object] = {"path": "x", **given}
         reply = await daemon.ask("POST", f"{box}/write", body)
@@ -84,7 +84,7 @@ async def test_an_unclear_write_is_refused_and_writes_nothing(daemon, box):
         assert (await daemon.ask("GET", f"{box}/stat?path=x")).status == 404
 
 
-async def test_overwrite_is_enforced_when_it_is_refused(daemon, box):
+async def test_overwrite_false_keeps_the_existing_file(daemon, box):
     await daemon.ask("POST", f"{box}/write", {"path": "x", "text": "old"})
     again = await daemon.ask(
         "POST", f"{box}/write", {"path": "x", "text": "new", "overwrite": False}
@@ -102,7 +102,7 @@ async def _write_json(daemon, box, path, data):
 
 
 @pytest.mark.promise("P21")
-async def test_json_takes_ten_mebibytes_and_not_a_byte_more(daemon, box):
+async def test_a_json_body_is_limited_to_exactly_ten_mebibytes(daemon, box):
     data = b"\xff" * (10 * MIB)
     assert (await _write_json(daemon, box, "big", data)).status == 200
     read = await daemon.ask("GET", f"{box}/read?path=big")
@@ -120,7 +120,7 @@ async def test_json_takes_ten_mebibytes_and_not_a_byte_more(daemon, box):
 
 
 @pytest.mark.promise("P21")
-async def test_a_part_of_a_text_ends_between_characters(daemon, box):
+async def test_a_partial_read_of_text_ends_between_characters(daemon, box):
     await daemon.ask("POST", f"{box}/write", {"path": "t", "text": "aß"})
     part = (await daemon.ask("GET", f"{box}/read?path=t&max_bytes=2")).json
     assert (part["content"], part["next_offset"], part["truncated"]) == ("a", 1, True)
@@ -132,7 +132,7 @@ async def test_a_part_of_a_text_ends_between_characters(daemon, box):
 
 
 @pytest.mark.promise("P21")
-async def test_bytes_that_are_no_text_come_as_base64(daemon, box):
+async def test_bytes_that_are_not_utf8_are_returned_as_base64(daemon, box):
     await daemon.ask("POST", f"{box}/write", {"path": "b", "contents_b64": b64(b"\xff\x00")})
     read = (await daemon.ask("GET", f"{box}/read?path=b")).json
     assert read["contents_b64"] == read["content_base64"] == b64(b"\xff\x00")
@@ -157,7 +157,7 @@ NAMES = [
 
 
 @pytest.mark.promise("P20")
-async def test_every_name_makes_the_round_trip(daemon, box):
+async def test_every_file_name_survives_the_round_trip(daemon, box):
     for name in NAMES:
         raw = b"/workspace/" + name
         made = await daemon.ask(
@@ -187,7 +187,7 @@ async def test_every_name_makes_the_round_trip(daemon, box):
 
 
 @pytest.mark.promise("P20")
-async def test_a_name_that_is_no_utf8_is_refused_in_a_text_not_bent(daemon, box):
+async def test_a_name_that_is_not_utf8_is_refused_in_a_query_and_not_altered(daemon, box):
     from yarl import URL
 
     url = URL(f"{daemon.url}{box}/stat?path=%ff", encoded=True)
@@ -223,7 +223,7 @@ async def test_a_directory_is_listed_page_by_page(daemon, box):
     assert (await daemon.ask("GET", f"{box}/list?cursor=%25")).status == 422
 
 
-async def test_directories_are_made_things_moved_and_deleted(daemon, box):
+async def test_directories_are_created_and_entries_moved_and_deleted(daemon, box):
     made = await daemon.ask("POST", f"{box}/mkdir", {"path": "a/b"})
     assert (made.status, made.json["is_dir"]) == (200, True)
     again = await daemon.ask("POST", f"{box}/mkdir", {"path": "a/b", "exist_ok": False})
@@ -262,7 +262,7 @@ AWAY = [
 
 
 @pytest.mark.promise("P18")
-async def test_a_path_that_leads_away_is_refused_whatever_its_spelling(daemon, box):
+async def test_a_path_that_leads_outside_is_refused_in_any_spelling(daemon, box):
     for path, status in AWAY:
         from yarl import URL
 
@@ -272,7 +272,7 @@ async def test_a_path_that_leads_away_is_refused_whatever_its_spelling(daemon, b
                 assert reply.status == status, (verb, await reply.read())
 
 
-async def test_a_write_outside_of_the_writable_places_is_refused(daemon, box):
+async def test_a_write_outside_the_writable_directories_is_refused(daemon, box):
     for path in ("/etc/x", "/usr/x", "/x"):
         reply = await daemon.ask("POST", f"{box}/write", {"path": path, "text": ""})
         assert reply.status == 403, reply.raw

@@ -1,7 +1,7 @@
-"""Whatever the document allows, and much that it does not, is answered as the document says.
+"""Requests generated from the OpenAPI document are answered as the document says.
 
-Schemathesis makes requests out of the OpenAPI document, sound and broken ones, for every route on
-the unisolated backend. None may end in a 5xx but those that say the daemon cannot at the moment.
+Schemathesis generates valid and invalid requests for every route. None may end in a 5xx other than
+those that say the daemon is temporarily unable.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def http() -> Iterator[requests.Session]:
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow_loop
-def test_no_request_of_the_documents_making_breaks_the_daemon(
+def test_no_request_generated_from_the_openapi_document_breaks_the_daemon(
     target: Target, http: requests.Session, full_size: bool
 ) -> None:
     each = 1600 if full_size else 8

@@ -1,4 +1,4 @@
-"""What meets the network is met by everybody: each of these is refused, named and survived."""
+"""Hostile HTTP clients: each attack is refused with a typed error, and the daemon survives."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def brisk(engine):
         f"Bearer {KEY} {KEY}",
     ],
 )
-async def test_no_wrong_empty_huge_and_odd_keys_are_unauthorized(locked, authorization):
+async def test_missing_wrong_empty_huge_and_odd_keys_are_unauthorized(locked, authorization):
     headers = {} if authorization is None else {"Authorization": authorization}
     for path in ("/v1/sessions", "/v1/nothing", "/v1/sessions/sbx_0000000000000000/exec"):
         reply = await locked.ask("GET", path, headers=headers)
@@ -75,7 +75,7 @@ async def test_no_wrong_empty_huge_and_odd_keys_are_unauthorized(locked, authori
 
 
 @pytest.mark.promise("P43")
-async def test_a_key_given_twice_is_no_key(locked):
+async def test_a_key_sent_twice_is_unauthorized(locked):
     head = b"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     key = b"Authorization: Bearer %s\r\n" % KEY.encode()
     assert (await say(locked.port, head + key + b"\r\n")).status == 200
@@ -83,7 +83,7 @@ async def test_a_key_given_twice_is_no_key(locked):
 
 
 @pytest.mark.promise("P44")
-async def test_a_key_is_neither_logged_nor_answered(locked, caplog):
+async def test_a_key_is_neither_logged_nor_returned(locked, caplog):
     caplog.set_level(logging.DEBUG)
     for key in (KEY, KEY[:-1] + "X"):
         header = {"Authorization": f"Bearer {key}"}
@@ -113,7 +113,7 @@ async def test_the_scope_of_a_key_is_its_limit(engine):
 
 @pytest.mark.promise("P43")
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
-async def test_a_foreign_host_is_refused_before_the_key_is_looked_at(locked, host):
+async def test_a_foreign_host_is_refused_before_the_key_is_checked(locked, host):
     for path in ("/v1/sessions", "/healthz", "/nothing"):
         reply = await locked.ask("GET", path, headers={"Host": host})
         assert (reply.status, reply.json["code"]) == (421, "FORBIDDEN")
@@ -130,19 +130,19 @@ async def test_a_foreign_host_is_refused_before_the_key_is_looked_at(locked, hos
         b"Host: localhost:port\r\n",
     ],
 )
-async def test_no_host_or_two_of_them_are_refused(daemon, lines):
+async def test_a_missing_or_repeated_host_is_refused(daemon, lines):
     start = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n"
     heard = await say(daemon.port, start + lines + b"\r\n")
     assert heard.status == 400
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1", "a\u00e4"])
-async def test_a_foreign_origin_is_refused_before_the_key_is_looked_at(locked, origin):
+async def test_a_foreign_origin_is_refused_before_the_key_is_checked(locked, origin):
     reply = await locked.ask("GET", "/v1/sessions", headers={"Origin": origin})
     assert (reply.status, reply.json["code"]) == (403, "FORBIDDEN")
 
 
-async def test_our_own_origin_and_an_allowed_one_pass(engine):
+async def test_our_own_origin_and_an_allowed_one_are_accepted(engine):
     rules = HttpRules(allowed_origins=("https://app.example",), allowed_hosts=("box.example",))
     async with serving(engine, rules=rules) as daemon:
         for origin in (daemon.url, "https://app.example"):
@@ -172,7 +172,7 @@ async def test_websockets_are_refused_in_the_same_way(locked, headers, status, c
 # ---- bodies
 
 
-async def test_a_plain_text_or_a_form_is_never_taken_for_json(daemon):
+async def test_plain_text_and_forms_are_never_parsed_as_json(daemon):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         reply = await daemon.ask(
             "POST", "/v1/sessions", data=b"{}", headers={"Content-Type": kind} if kind else {}
@@ -201,7 +201,7 @@ async def test_a_plain_text_or_a_form_is_never_taken_for_json(daemon):
     ],
     ids=itertools.count(),
 )
-async def test_a_body_that_is_no_json_object_is_refused(daemon, body):
+async def test_a_body_that_is_not_a_json_object_is_refused(daemon, body):
     reply = await daemon.ask("POST", "/v1/sessions", data=body, headers=JSON)
     assert (reply.status, reply.json["code"]) == (400, "INVALID_REQUEST")
 
@@ -222,13 +222,13 @@ async def test_a_body_that_is_no_json_object_is_refused(daemon, body):
         b'{"image": 1}',
     ],
 )
-async def test_a_field_that_is_not_what_it_should_be_is_named(daemon, body):
+async def test_an_invalid_field_is_named(daemon, body):
     reply = await daemon.ask("POST", "/v1/sessions", data=body, headers=JSON)
     assert (reply.status, reply.json["code"]) == (422, "INVALID_REQUEST")
     assert reply.json["details"]["field"]
 
 
-async def test_a_query_that_is_not_what_it_should_be_is_named(daemon):
+async def test_an_invalid_query_parameter_is_named(daemon):
     box = f"/v1/sessions/{await daemon.session()}"
     for query in ("wait_seconds=x", "wait_seconds=-1", "wait_seconds=nan", "wait_seconds=1e999"):
         reply = await daemon.ask("GET", f"{box}/execs/exe_1?{query}")
@@ -240,7 +240,7 @@ async def test_a_query_that_is_not_what_it_should_be_is_named(daemon):
 @pytest.mark.parametrize(
     "the_id", ["..%2fx", "../x", "a;rm", "x" * 10_000, "%00", "sbx_zzzz", "sbx_%0a", "~", "*"]
 )
-async def test_an_id_that_cannot_be_one_is_like_an_unknown_one(daemon, the_id):
+async def test_a_malformed_id_answers_like_an_unknown_one(daemon, the_id):
     for rest in ("", "/stats", "/execs"):
         line = f"GET /v1/sessions/{the_id}{rest} HTTP/1.1".encode()
         heard = await say(daemon.port, line + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -279,13 +279,13 @@ async def test_a_file_of_ten_megabytes_fits_a_json_body(daemon):
 LONGER_THAN_ANYBODY_WAITS = 2 * int(10 * PATIENCE_S)
 
 
-async def test_a_client_that_says_nothing_is_let_go(brisk):
+async def test_a_silent_client_is_disconnected(brisk):
     heard = await say(brisk.port)
     assert heard.closed
     assert heard.raw == b""
 
 
-async def test_headers_that_never_end_are_let_go(brisk):
+async def test_a_client_that_never_ends_its_headers_is_disconnected(brisk):
     drip: list[bytes | float] = [b"GET /healthz HTTP/1.1\r\n"]
     for _ in range(LONGER_THAN_ANYBODY_WAITS):
         drip += [b"A: b\r\n", 0.1]
@@ -294,7 +294,7 @@ async def test_headers_that_never_end_are_let_go(brisk):
     assert heard.status == 408
 
 
-async def test_a_second_request_that_never_comes_to_an_end_is_let_go_too(brisk):
+async def test_a_second_request_that_never_ends_is_disconnected(brisk):
     whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     heard = await say(brisk.port, whole, 0.1, b"GET /healthz HT")
     assert heard.closed
@@ -302,7 +302,7 @@ async def test_a_second_request_that_never_comes_to_an_end_is_let_go_too(brisk):
     assert b" 408 " in heard.raw
 
 
-async def test_empty_lines_do_not_keep_a_connection(brisk):
+async def test_empty_lines_do_not_keep_a_connection_open(brisk):
     whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     drip: list[bytes | float] = [whole, 0.05]
     for _ in range(LONGER_THAN_ANYBODY_WAITS):
@@ -311,7 +311,7 @@ async def test_empty_lines_do_not_keep_a_connection(brisk):
     assert heard.closed
 
 
-async def test_a_body_that_stops_or_drips_is_let_go(brisk):
+async def test_a_client_whose_body_stops_or_drips_is_disconnected(brisk):
     stopped = await say(brisk.port, HEAD + b"Content-Length: 100\r\n\r\n{")
     assert (stopped.status, stopped.closed) == (408, True)
     drip: list[bytes | float] = [HEAD + b"Content-Length: 1000\r\n\r\n{"]
@@ -321,7 +321,7 @@ async def test_a_body_that_stops_or_drips_is_let_go(brisk):
     assert (dripped.status, dripped.closed) == (408, True)
 
 
-async def test_whoever_sends_on_after_the_answer_is_let_go(brisk):
+async def test_a_client_that_keeps_sending_after_the_answer_is_disconnected(brisk):
     drip: list[bytes | float] = [HEAD.replace(b"application/json", b"text/plain")]
     drip.append(b"Content-Length: 100000\r\n\r\n")
     for _ in range(LONGER_THAN_ANYBODY_WAITS):
@@ -339,7 +339,7 @@ async def test_the_real_deadlines_are_ten_seconds(daemon):
 
 
 @pytest.mark.promise("P40")
-async def test_somebody_who_reads_nothing_is_let_go(brisk):
+async def test_a_client_that_reads_nothing_is_disconnected(brisk):
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
@@ -357,7 +357,7 @@ async def test_somebody_who_reads_nothing_is_let_go(brisk):
 
 
 @pytest.mark.promise("P38")
-async def test_somebody_who_reads_nothing_of_a_terminal_is_let_go_too(brisk):
+async def test_a_client_that_reads_nothing_of_a_terminal_is_disconnected(brisk):
     the_id = await brisk.session()
     asked = (
         f"GET /v1/sessions/{the_id}/pty?command=%5B%22yes%22%5D HTTP/1.1\r\nHost: localhost\r\n"
@@ -411,7 +411,7 @@ async def test_too_many_and_too_large_headers_are_refused(daemon):
     ],
     ids=itertools.count(),
 )
-async def test_what_is_no_http_is_answered_and_closed(daemon, raw):
+async def test_input_that_is_not_http_is_answered_and_closed(daemon, raw):
     heard = await say(daemon.port, raw)
     assert heard.closed
     assert heard.status == 400
@@ -419,7 +419,7 @@ async def test_what_is_no_http_is_answered_and_closed(daemon, raw):
     assert (await daemon.ask("GET", "/healthz")).status == 200
 
 
-async def test_a_request_id_cannot_carry_anything_into_the_answer(daemon):
+async def test_a_request_id_cannot_inject_anything_into_the_answer(daemon):
     for given in ("a\tb", "x" * 65, "<b>", "ä", "a b"):
         reply = await daemon.ask("GET", "/healthz", headers={"X-Request-Id": given})
         assert reply.headers["X-Request-Id"].startswith("req_")
@@ -427,12 +427,12 @@ async def test_a_request_id_cannot_carry_anything_into_the_answer(daemon):
     assert reply.headers["X-Request-Id"] == "mine-1"
 
 
-async def test_a_wrong_method_says_which_are_right(daemon):
+async def test_a_wrong_method_is_refused_with_the_allowed_ones(daemon):
     reply = await daemon.ask("PUT", "/v1/sessions")
     assert (reply.status, reply.headers["Allow"]) == (405, "GET, POST")
 
 
-async def test_an_unforeseen_failure_tells_nothing_of_itself(daemon, monkeypatch, caplog):
+async def test_an_unexpected_failure_reveals_nothing(daemon, monkeypatch, caplog):
     async def broken(*_args, **_more):
         raise ValueError("a secret of somebody")
 
@@ -455,7 +455,7 @@ class _OneKey:
 
 
 @pytest.mark.promise("P40")
-async def test_a_tenant_that_asks_too_often_is_told_how_long_to_wait(engine, monkeypatch):
+async def test_a_tenant_over_its_rate_gets_a_retry_after(engine, monkeypatch):
     # However slowly they come, for the daemon they come at once.
     monkeypatch.setattr(http_app, "Rates", lambda: Rates(lambda: 100.0))
     quota = TenantQuota(requests_per_second=2)
@@ -476,7 +476,7 @@ async def test_a_tenant_that_asks_too_often_is_told_how_long_to_wait(engine, mon
         assert (await daemon.ask("GET", "/healthz", headers=header)).status == 200
 
 
-def test_a_rate_is_held_over_time_and_fills_up_again():
+def test_a_rate_limit_applies_over_time_and_refills():
     now = [100.0]
     rates = Rates(lambda: now[0])
     fast = Principal(tenant="t", quota=TenantQuota(requests_per_second=10))

@@ -1,4 +1,4 @@
-"""Images over HTTP: imported as a stream, named, used, removed; pulled with reports."""
+"""Images over HTTP: imported as a stream, tagged, used, removed, and pulled with progress."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def scratch(tmp_path):
     return os.listdir(tmp_path / "data/images/making")
 
 
-async def test_an_archive_becomes_an_image_that_can_be_named_and_removed(daemon, tmp_path):
+async def test_an_uploaded_archive_becomes_an_image_that_can_be_tagged_and_removed(
+    daemon, tmp_path
+):
     taken = await take(daemon, archive())
     assert taken.status == 201, taken.raw
     [image] = taken.json["images"]
@@ -67,7 +69,7 @@ async def test_an_archive_becomes_an_image_that_can_be_named_and_removed(daemon,
     assert (await daemon.ask("GET", I)).json["images"] == []
 
 
-async def test_what_is_no_image_is_refused_without_saying_where_it_lay(daemon, tmp_path):
+async def test_an_invalid_image_is_refused_without_revealing_its_path(daemon, tmp_path):
     for body in (b"", b"garbage" * 1000, archive()[:3000]):
         reply = await take(daemon, body)
         assert (reply.status, reply.json["code"]) == (400, "INVALID_IMAGE"), reply.raw
@@ -79,7 +81,7 @@ async def test_what_is_no_image_is_refused_without_saying_where_it_lay(daemon, t
     assert (await daemon.ask("GET", I)).json["images"] == []
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing(daemon, tmp_path):
+async def test_a_client_that_disconnects_during_an_import_leaves_nothing(daemon, tmp_path):
     _, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
     writer.write(
         f"POST {I}/import?name=x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n"
@@ -102,7 +104,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(daemon, tmp_pat
     assert scratch(tmp_path) == []
 
 
-async def test_an_image_in_use_stays_and_only_its_owner_learns_by_whom(daemon, engine):
+async def test_an_image_in_use_is_kept_and_only_its_owner_learns_the_sessions(daemon, engine):
     await take(daemon, archive())
     mine = await engine.create(CreateRequest(SandboxOptions(image="mine:1")))
     other = await engine.create(CreateRequest(SandboxOptions(image="mine:1"), tenant="other"))
@@ -151,7 +153,7 @@ def registry(tmp_path_factory):
 EVENTS = {"Accept": "text/event-stream"}
 
 
-async def test_a_pull_reports_how_far_it_is_and_ends_with_the_image(daemon, registry):
+async def test_a_pull_reports_progress_and_ends_with_the_image(daemon, registry):
     body = {"name": f"{registry.host}/team/app:1"}
     reply = await daemon.ask("POST", f"{I}/pull", body, headers=EVENTS)
     assert reply.headers["Content-Type"].startswith("text/event-stream")
@@ -165,7 +167,7 @@ async def test_a_pull_reports_how_far_it_is_and_ends_with_the_image(daemon, regi
     assert (again.status, again.json["id"]) == (200, image["id"])
 
 
-async def test_a_pull_that_cannot_be_is_an_error_in_either_form(daemon, registry):
+async def test_an_impossible_pull_is_an_error_with_and_without_streaming(daemon, registry):
     for name in ("--privileged", f"{registry.host}/team/none:1"):
         plain = await daemon.ask("POST", f"{I}/pull", {"name": name})
         assert plain.status in (400, 404), plain.raw

@@ -1,4 +1,4 @@
-"""API keys over HTTP: made once, checked, bounded, revoked; tenants apart."""
+"""API keys over HTTP: created, checked, limited, revoked; tenants are separate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def daemon(engine, tmp_path):
 
 
 @pytest.mark.promise("P44")
-async def test_a_key_is_shown_once_and_opens_what_its_scopes_allow(daemon, tmp_path):
+async def test_a_key_is_shown_once_and_allows_what_its_scopes_allow(daemon, tmp_path):
     made = await daemon.ask(
         "POST",
         "/v1/keys",
@@ -56,7 +56,7 @@ async def test_a_key_is_shown_once_and_opens_what_its_scopes_allow(daemon, tmp_p
 
 
 @pytest.mark.promise("P44")
-async def test_a_revoked_key_opens_nothing_from_the_answer_on(daemon):
+async def test_a_revoked_key_stops_working_at_once(daemon):
     headers = await new_key(daemon, tenant="acme")
     key_id = (await daemon.ask("GET", "/v1/keys?tenant=acme", headers=AS_OPERATOR)).json["keys"][0][
         "id"
@@ -69,13 +69,13 @@ async def test_a_revoked_key_opens_nothing_from_the_answer_on(daemon):
     assert again.json["revoked_at"] == gone.json["revoked_at"]
 
 
-async def test_an_expired_key_opens_nothing(daemon):
+async def test_an_expired_key_stops_working(daemon):
     headers = await new_key(daemon, expires_in_seconds=0.001)
     assert (await daemon.ask("GET", "/v1/sessions", headers=headers)).status == 401
 
 
 @pytest.mark.parametrize("key", ["", "x", "sk-000000000000-" + "a" * 43, "ü", "k" * 5000])
-async def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(daemon, key):
+async def test_every_invalid_key_gets_the_same_answer(daemon, key):
     headers = {"Authorization": f"Bearer {key}"}
     refused = await daemon.ask("GET", "/v1/sessions", headers=headers)
     assert (refused.status, refused.json["message"]) == (
@@ -99,7 +99,7 @@ async def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(daemon, key):
         {"unknown": 1},
     ],
 )
-async def test_a_key_that_makes_no_sense_is_not_made(daemon, body):
+async def test_an_invalid_key_request_is_refused(daemon, body):
     refused = await daemon.ask("POST", "/v1/keys", body, headers=AS_OPERATOR)
     assert refused.status in (400, 422)
     assert refused.json["code"] == "INVALID_REQUEST"
@@ -107,7 +107,7 @@ async def test_a_key_that_makes_no_sense_is_not_made(daemon, body):
 
 
 @pytest.mark.parametrize("key_id", ["key_000000000000", "x", "..%2f", "key_" + "a" * 9000])
-async def test_a_key_that_is_not_there_cannot_be_revoked(daemon, key_id):
+async def test_an_unknown_key_cannot_be_revoked(daemon, key_id):
     refused = await daemon.ask("DELETE", f"/v1/keys/{key_id}", headers=AS_OPERATOR)
     assert refused.status in (404, 431, 400), refused.raw
 
@@ -132,7 +132,7 @@ async def test_another_tenants_session_answers_like_an_unknown_one(daemon):
 
 
 @pytest.mark.promise("P44")
-async def test_what_a_key_opened_ends_with_the_key(daemon, monkeypatch):
+async def test_streams_of_a_key_end_when_it_is_revoked(daemon, monkeypatch):
     monkeypatch.setattr("sandkasten.api.request.key_recheck.LOOK_EVERY_S", 0.1)
     headers = await new_key(daemon, tenant="acme")
     made = await daemon.ask("POST", "/v1/sessions", {}, headers=headers)

@@ -1,4 +1,4 @@
-"""The document is what the app serves, and the file is what the document says."""
+"""The OpenAPI document: what the app serves, and the file in spec/."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ERRORS = json.loads((tree.ROOT / "spec" / "errors.json").read_text())["errors"]
 
 
 @pytest.mark.promise("P37")
-async def test_the_file_is_what_the_app_serves(daemon):
+async def test_the_openapi_file_equals_the_served_document(daemon):
     daemon.server.version = DOCUMENT["info"]["version"]
     served = (await daemon.ask("GET", "/openapi.json")).json
     assert served == DOCUMENT, "run .venv/bin/python scripts/reference.py"
 
 
-def test_every_route_is_in_the_document_with_what_it_takes():
+def test_every_route_is_in_the_document_with_its_parameters():
     for route in ALL:
         path = re.sub(r"\{([a-z_]+)(:path)?\}", r"{\1}", route.path)
         method = {"ANY": "post", "WS": "get"}.get(route.method, route.method.lower())
@@ -39,12 +39,12 @@ def test_every_route_is_in_the_document_with_what_it_takes():
         assert (about.get("security") == []) == (route.scope is None)
 
 
-def test_operation_ids_are_one_each():
+def test_operation_ids_are_unique():
     ids = [one["operationId"] for item in DOCUMENT["paths"].values() for one in item.values()]
     assert len(ids) == len(set(ids))
 
 
-def test_every_reference_leads_somewhere_and_every_schema_is_one():
+def test_every_reference_resolves_and_every_schema_is_valid():
     for ref in re.findall(r'"\$ref": "([^"]+)"', json.dumps(DOCUMENT)):
         found = DOCUMENT
         for part in ref.removeprefix("#/").split("/"):
@@ -53,7 +53,7 @@ def test_every_reference_leads_somewhere_and_every_schema_is_one():
         meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
 
 
-def test_every_failing_answer_is_the_one_error_body():
+def test_every_error_answer_has_the_standard_body():
     body = {"$ref": "#/components/schemas/ErrorBody"}
     for response in DOCUMENT["components"]["responses"].values():
         assert response["content"]["application/json"]["schema"] == body
@@ -64,14 +64,14 @@ def test_every_failing_answer_is_the_one_error_body():
                 assert "401" in about["responses"]
 
 
-def test_every_error_class_has_the_status_its_row_says():
+def test_every_error_class_has_the_status_of_its_row():
     rows = {row["class"]: row["status"] for row in ERRORS if row["class"] != "SandkastenError"}
     assert rows == {kind.__name__: status for kind, status in STATUS.items()}
     assert next(row["status"] for row in ERRORS if row["class"] == "SandkastenError") == 500
     assert all(issubclass(kind, SandkastenError) for kind in STATUS)
 
 
-def test_what_a_body_model_refuses_the_schema_refuses_too():
+def test_the_schema_refuses_what_the_body_model_refuses():
     whole = {**DOCUMENT["components"]["schemas"]["ExecBody"], "components": DOCUMENT["components"]}
     schema = Draft202012Validator(whole)
     assert schema.is_valid({"cmd": "a", "timeout_ms": 5, "pty": {"rows": 5}})
@@ -80,7 +80,7 @@ def test_what_a_body_model_refuses_the_schema_refuses_too():
 
 
 @pytest.mark.promise("P37")
-def test_an_answer_that_is_not_what_its_row_says_is_noticed():
+def test_an_answer_that_violates_the_document_is_detected():
     good = json.dumps({"status": "ok", "version": "1"}).encode()
     check("GET", "/healthz", 200, "application/json", good)
     for status, kind, raw in (
@@ -93,5 +93,5 @@ def test_an_answer_that_is_not_what_its_row_says_is_noticed():
             check("GET", "/healthz", status, kind, raw)
 
 
-def test_a_document_of_other_routes_is_another_document():
+def test_other_routes_give_another_document():
     assert document(ALL[:1], "1")["paths"].keys() == {ALL[0].path}

@@ -1,4 +1,4 @@
-"""Servers inside a sandbox that has no network, reached through the daemon."""
+"""The port proxy: servers inside a sandbox without a network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def web(real_daemon):
     return f"/v1/sessions/{the_id}/ports/8000"
 
 
-async def test_a_request_reaches_the_server_and_its_answer_comes_back(real_daemon, web):
+async def test_a_request_reaches_the_inner_server_and_its_answer_is_returned(real_daemon, web):
     reply = await real_daemon.ask(
         "POST", f"{web}/a%2Fb/c?x=1&y=%20", data=b"12345", headers={"X-Own": "kept"}
     )
@@ -50,9 +50,7 @@ async def test_a_request_reaches_the_server_and_its_answer_comes_back(real_daemo
     assert len(reply.headers.getall("Date")) == 1
 
 
-async def test_neither_our_key_nor_a_cookie_goes_in_and_nothing_acts_on_our_origin(
-    real_daemon, web
-):
+async def test_keys_and_cookies_are_not_forwarded_and_pages_are_sandboxed(real_daemon, web):
     headers = {"Cookie": "secret=1", "X-Sandkasten-Tenant": "default"}
     reply = await real_daemon.ask("GET", f"{web}/", headers=headers)
     assert not {"authorization", "cookie", "x-sandkasten-tenant"} & set(reply.json["headers"])
@@ -62,7 +60,7 @@ async def test_neither_our_key_nor_a_cookie_goes_in_and_nothing_acts_on_our_orig
     assert "allow-same-origin" not in reply.headers["content-security-policy"]
 
 
-async def test_large_bodies_pass_both_ways(real_daemon, web):
+async def test_large_bodies_pass_in_both_directions(real_daemon, web):
     assert len((await real_daemon.ask("GET", f"{web}/large")).raw) == 5_000_000
     sent = await real_daemon.ask("PUT", f"{web}/in", data=io.BytesIO(b"y" * 3_000_000))
     assert sent.json["size"] == 3_000_000
@@ -73,7 +71,7 @@ async def test_a_redirect_stays_below_the_port(real_daemon, web):
     assert (reply.status, reply.headers["Location"]) == (302, f"{web}/there")
 
 
-async def test_a_port_where_nobody_listens_is_refused_by_name(real_daemon):
+async def test_a_port_without_a_listener_is_a_typed_error(real_daemon):
     the_id = await real_daemon.session()
     reply = await real_daemon.ask("GET", f"/v1/sessions/{the_id}/ports/9/")
     assert (reply.status, reply.json["code"]) == (502, "CONNECTION_REFUSED")
@@ -81,14 +79,14 @@ async def test_a_port_where_nobody_listens_is_refused_by_name(real_daemon):
     assert (wrong.status, wrong.json["code"]) == (400, "INVALID_REQUEST")
 
 
-async def test_a_server_that_speaks_no_http_is_a_bad_gateway(real_daemon):
+async def test_a_server_that_does_not_speak_http_is_a_bad_gateway(real_daemon):
     the_id = await real_daemon.session()
     await listening(real_daemon, the_id, GARBAGE, 8002)
     reply = await real_daemon.ask("GET", f"/v1/sessions/{the_id}/ports/8002/")
     assert (reply.status, reply.json["code"]) == (502, "PROTOCOL_VIOLATION")
 
 
-async def test_a_websocket_inside_is_carried_message_by_message(real_daemon):
+async def test_a_websocket_inside_is_proxied_message_by_message(real_daemon):
     the_id = await real_daemon.session()
     await real_daemon.server.engine.files.write(the_id, "/tmp/ws.py", ECHO.encode())
     await real_daemon.server.engine.exec_start(the_id, ExecRequest(("python3", "/tmp/ws.py")))
@@ -131,7 +129,7 @@ async def answered(daemon, base, raw, **more):
         return await daemon.ask("GET", f"{base}/say/{said}", allow_redirects=False, **more)
 
 
-async def test_an_answer_that_ends_with_its_connection_comes_to_its_end(real_daemon, hostile):
+async def test_an_answer_without_a_length_ends_with_its_connection(real_daemon, hostile):
     reply = await answered(real_daemon, hostile, b"HTTP/1.0 200 OK\r\n\r\nall of it")
     assert (reply.status, reply.raw) == (200, b"all of it")
     reply = await answered(real_daemon, hostile, b"")
@@ -139,7 +137,9 @@ async def test_an_answer_that_ends_with_its_connection_comes_to_its_end(real_dae
 
 
 @pytest.mark.parametrize("path", ["never", "quiet"])
-async def test_a_server_is_let_go_when_the_client_leaves(real_daemon, hostile, path):
+async def test_the_inner_connection_is_closed_when_the_client_disconnects(
+    real_daemon, hostile, path
+):
     engine, the_id = real_daemon.server.engine, hostile.split("/")[3]
     asked = f"GET {hostile}/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
     await asyncio.gather(*(say(real_daemon.port, asked, give_up_s=1) for _ in range(5)))
@@ -151,7 +151,7 @@ async def test_a_server_is_let_go_when_the_client_leaves(real_daemon, hostile, p
             await asyncio.sleep(0.1)
 
 
-async def test_promises_of_an_answer_are_bounded(real_daemon, hostile):
+async def test_interim_answers_are_bounded(real_daemon, hostile):
     async with asyncio.timeout(PATIENCE_S):
         reply = await real_daemon.ask("GET", f"{hostile}/interim")
     assert (reply.status, reply.json["code"]) == (502, "PROTOCOL_VIOLATION")
@@ -171,7 +171,7 @@ async def test_promises_of_an_answer_are_bounded(real_daemon, hostile):
         (b"HTTP/1.1 999 OK\r\nContent-Length: 1\r\n\r\na", 502, None),
     ],
 )
-async def test_an_odd_answer_is_made_whole_or_refused(
+async def test_an_unusual_answer_is_normalised_or_refused(
     real_daemon, hostile, caplog, head, status, body
 ):
     reply = await answered(real_daemon, hostile, head)
@@ -203,7 +203,7 @@ async def test_a_redirect_never_leads_to_the_daemon_itself(real_daemon, hostile,
     assert reply.headers["location"] == seen.replace("{base}", hostile)
 
 
-async def test_the_way_to_a_port_may_be_percent_encoded(real_daemon, hostile):
+async def test_the_path_of_a_port_may_be_percent_encoded(real_daemon, hostile):
     for odd, seen in (
         (hostile.replace("ports", "%70orts") + "/a%2Fb", b"/a%2Fb"),
         (hostile.replace("8003", "%38003") + "/a", b"/a"),
@@ -214,7 +214,7 @@ async def test_the_way_to_a_port_may_be_percent_encoded(real_daemon, hostile):
         assert (heard.status, heard.raw.rpartition(b"\r\n\r\n")[2]) == (200, seen)
 
 
-async def test_a_websocket_with_a_fragment_in_its_path_is_no_failure(real_daemon, hostile):
+async def test_a_websocket_with_a_fragment_in_its_path_works(real_daemon, hostile):
     asked = (
         f"GET {hostile}/a#b HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
         "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -225,7 +225,7 @@ async def test_a_websocket_with_a_fragment_in_its_path_is_no_failure(real_daemon
 
 # Thousands of turns of the loop, each of which a busy machine lets wait.
 @pytest.mark.timeout(300)
-async def test_a_message_in_any_number_of_frames_is_one_and_keeps_nobody_waiting(
+async def test_a_fragmented_message_is_reassembled_without_blocking_others(
     real_daemon, monkeypatch
 ):
     the_id = await real_daemon.session()

@@ -1,4 +1,4 @@
-"""Terminals over a WebSocket: typed into, resized, lost, found again."""
+"""Terminals over a WebSocket: typed into, resized, disconnected, attached again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_shell_is_typed_into_and_ends_with_its_status(real_daemon):
     assert ended["started_at"] > 0
 
 
-async def test_a_lost_connection_is_taken_up_where_it_was(real_daemon):
+async def test_a_lost_terminal_connection_is_resumed(real_daemon):
     the_id = await real_daemon.session()
     first = await opened(real_daemon, the_id)
     await first.socket.send_bytes(b"X=kept; echo ready-$X\n")
@@ -87,7 +87,7 @@ async def test_a_lost_connection_is_taken_up_where_it_was(real_daemon):
         await one.socket.close()
 
 
-async def test_a_terminal_nobody_comes_back_to_is_hung_up(real_daemon):
+async def test_an_abandoned_terminal_is_hung_up(real_daemon):
     the_id = await real_daemon.session()
     screen = await opened(real_daemon, the_id, "keep_seconds=0")
     exec_id = screen.said[0]["exec_id"]
@@ -100,7 +100,7 @@ async def test_a_terminal_nobody_comes_back_to_is_hung_up(real_daemon):
     assert result.status in ("killed", "completed")
 
 
-async def test_close_hangs_up_at_once_and_nonsense_is_answered(real_daemon):
+async def test_close_hangs_up_at_once_and_invalid_messages_are_answered(real_daemon):
     the_id = await real_daemon.session()
     screen = await opened(real_daemon, the_id, 'command=["sleep","1000"]')
     for nonsense in ("[]", "{", '{"type": "dance"}', '{"type": "resize", "rows": 0, "cols": 1}'):
@@ -117,7 +117,7 @@ async def test_close_hangs_up_at_once_and_nonsense_is_answered(real_daemon):
     ("query", "status"),
     [("rows=0", 422), ("exec_id=nope", 404), ("command=ls", 422), ("unknown=1", 422)],
 )
-async def test_a_bad_request_is_refused_before_the_handshake(real_daemon, query, status):
+async def test_an_invalid_request_is_refused_before_the_handshake(real_daemon, query, status):
     the_id = await real_daemon.session()
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await real_daemon.http.ws_connect(f"{real_daemon.url}/v1/sessions/{the_id}/pty?{query}")

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 
-async def test_a_run_answers_with_every_promised_field(real_daemon):
+async def test_a_run_returns_every_documented_field(real_daemon):
     reply = await real_daemon.ask(
         "POST",
         "/v1/run",
@@ -33,7 +33,7 @@ async def test_a_run_answers_with_every_promised_field(real_daemon):
     assert (await real_daemon.ask("GET", "/v1/sessions")).json == []
 
 
-async def test_code_that_fails_is_an_answer_and_its_bytes_survive(real_daemon):
+async def test_failing_code_is_a_result_and_its_bytes_survive(real_daemon):
     code = "printf '\\377'; exit 3"
     found = (await real_daemon.ask("POST", "/v1/run", {"code": code, "runtime": "bash"})).json
     assert (found["ok"], found["exit_code"]) == (False, 3)
@@ -58,6 +58,6 @@ async def test_code_that_fails_is_an_answer_and_its_bytes_survive(real_daemon):
         ({"code": "1", "nonsense": 1}, 422),
     ],
 )
-async def test_a_run_that_makes_no_sense_is_refused(daemon, body, status):
+async def test_an_invalid_run_is_refused(daemon, body, status):
     reply = await daemon.ask("POST", "/v1/run", body)
     assert reply.status == status, reply.raw

@@ -49,7 +49,7 @@ async def ended(daemon, run_id):
     return json.loads(frames[-1]["data"])
 
 
-async def test_an_agent_is_executed_and_its_run_tells_everything(daemon, home):
+async def test_an_agent_is_executed_and_its_run_is_described_completely(daemon, home):
     body = {"agent_name": "writer", "task": "hello"}
     begun = await daemon.ask("POST", "/execute", body)
     assert begun.status == 202, begun.raw
@@ -90,7 +90,7 @@ async def test_an_agent_can_be_named_by_either_field_or_sent_along(daemon):
     assert (unfit.status, unfit.json["code"]) == (400, "INVALID_REQUEST")
 
 
-async def test_a_workflow_run_is_followed_and_looked_at(daemon, home):
+async def test_a_workflow_run_is_followed_and_inspected(daemon, home):
     begun = await daemon.ask(
         "POST", "/workflow-runs", {"workflow_id": "flow", "input": {"text": "abc"}}
     )
@@ -129,7 +129,7 @@ async def test_a_run_is_cancelled_and_gone_with_its_sandbox(daemon, home):
 
 
 @pytest.mark.promise("P45")
-async def test_another_tenant_cannot_tell_a_run_from_one_that_never_was(daemon, home):
+async def test_another_tenants_run_looks_like_an_unknown_one(daemon, home):
     begun = await daemon.ask("POST", "/execute", {"agent_name": "writer", "task": "x"})
     mine = begun.json["run_id"]
     await ended(daemon, mine)
@@ -184,7 +184,7 @@ async def test_tools_are_listed_and_called_in_the_callers_own_sandbox(daemon, ho
     assert refused.status == 400
 
 
-async def test_what_changes_something_is_audited_and_looking_is_not(daemon):
+async def test_changes_are_audited_and_reads_are_not(daemon):
     begun = await daemon.ask("POST", "/execute", {"agent_name": "writer", "task": "x"})
     await ended(daemon, begun.json["run_id"])
     await daemon.ask("POST", "/workflows/validate", {"source": FLOW})
@@ -196,7 +196,7 @@ async def test_what_changes_something_is_audited_and_looking_is_not(daemon):
     ]
 
 
-async def test_a_daemon_without_agents_says_so_and_serves_on(home):
+async def test_a_daemon_without_agents_reports_it_and_serves_everything_else(home):
     async def missing():
         raise UnsupportedByBackend(
             "agents need the library cel", hint="pip install 'sandkasten[agents]'"
@@ -277,7 +277,7 @@ async def test_a_key_runs_agents_of_its_tenant_within_its_quota_and_its_scopes(h
         assert (await daemon.ask("GET", "/runs")).status == 401
 
 
-async def test_a_key_without_the_scope_of_files_has_no_tool_for_them_either(tmp_path):
+async def test_a_key_without_the_files_scope_has_no_file_store_tools(tmp_path):
     stage = {"file_key": "secret", "destination": "x"}
 
     def thief(asked: Asked) -> Answer:
@@ -317,7 +317,7 @@ steps:
 """
 
 
-async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path):
+async def test_paths_of_the_host_are_not_revealed_to_a_tenant(tmp_path):
     async with (
         house(tmp_path, backend="unisolated") as home,
         booked(home.engine, tmp_path / "books", agents=home.service) as daemon,
@@ -331,7 +331,7 @@ async def test_a_tenant_is_not_told_where_the_files_of_the_machine_lie(tmp_path)
             assert str(tmp_path).encode() in ours.raw, path
 
 
-async def test_a_list_says_that_there_is_more_also_where_runs_are_large(tmp_path):
+async def test_a_list_of_large_runs_reports_that_there_is_more(tmp_path):
     async with (
         house(tmp_path, backend="unisolated") as home,
         serving(home.engine, agents=home.service) as daemon,

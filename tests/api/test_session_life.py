@@ -1,4 +1,4 @@
-"""Sessions over HTTP: changing, filtering, paging, quotas, and what is said of those that ended."""
+"""Sessions over HTTP: updates, filters, pages, quotas, and ended sessions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def acme() -> dict[str, str]:
     return {"X-Sandkasten-Tenant": "acme"}
 
 
-async def test_every_field_is_answered_and_times_are_texts_of_utc(lasting):
+async def test_every_field_is_returned_and_times_are_utc_strings(lasting):
     body = {
         "labels": {"a": "1"},
         "env": {"A": "x"},
@@ -82,7 +82,7 @@ async def test_every_field_is_answered_and_times_are_texts_of_utc(lasting):
     assert (again.status, again.json["created"], again.json["id"]) == (201, False, made["id"])
 
 
-async def test_a_session_is_changed_while_it_lives(lasting, journal):
+async def test_a_live_session_can_be_updated(lasting, journal):
     the_id = await lasting.session(ttl_seconds=60, labels={"a": "1"})
     path = f"/v1/sessions/{the_id}"
     changed = await lasting.ask("PATCH", path, {"ttl_seconds": 90, "labels": {"b": "2"}})
@@ -105,7 +105,7 @@ async def test_a_session_is_changed_while_it_lives(lasting, journal):
 
 @pytest.mark.promise("P32")
 @pytest.mark.parametrize("how", ["destroyed", "expired", "crashed"])
-async def test_a_session_that_ended_answers_410_with_what_became_of_it(lasting, journal, how):
+async def test_an_ended_session_answers_410_with_its_end(lasting, journal, how):
     the_id = await lasting.session(ttl_seconds=1 if how == "expired" else 600)
     if how == "destroyed":
         assert (await lasting.ask("DELETE", f"/v1/sessions/{the_id}")).status == 200
@@ -166,7 +166,7 @@ async def test_sessions_are_filtered_by_status_and_label(lasting):
     ["?status=dead", "?limit=0", "?limit=1001", "?limit=x", "?cursor=abc", "?cursor=%00", "?label=",
      "?label==x", "?cursor=Zm9vIGJhcg==", "?colour=red", "?limit=1&limit=2"],
 )  # fmt: skip
-async def test_a_query_that_makes_no_sense_is_refused(lasting, query):
+async def test_an_invalid_query_is_refused(lasting, query):
     reply = await lasting.ask("GET", "/v1/sessions" + query)
     assert reply.status in (400, 422)
     assert reply.json["code"] == "INVALID_REQUEST"
@@ -174,7 +174,7 @@ async def test_a_query_that_makes_no_sense_is_refused(lasting, query):
 
 @pytest.mark.promise("P32")
 @pytest.mark.parametrize("status", ["", "destroyed"])
-async def test_pages_hold_every_session_once(lasting, status):
+async def test_pages_contain_every_session_once(lasting, status):
     made = [await lasting.session(limits={"mem_limit_mb": 32}) for _ in range(4)]
     if status:
         for the_id in made:
@@ -191,7 +191,7 @@ async def test_pages_hold_every_session_once(lasting, status):
 
 
 @pytest.mark.promise("P46")
-async def test_a_quota_is_429_or_507_with_its_name(lasting):
+async def test_an_exceeded_quota_is_429_or_507_with_its_name(lasting):
     too_much = await lasting.ask("POST", "/v1/sessions", {"limits": {"mem_limit_mb": 4001}})
     assert (too_much.status, too_much.json["code"]) == (429, "QUOTA_EXCEEDED")
     assert too_much.json["details"]["quota"] == "memory"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-async def test_a_session_is_made_described_listed_and_destroyed(daemon):
+async def test_a_session_is_created_described_listed_and_destroyed(daemon):
     made = await daemon.ask("POST", "/v1/sessions", {"labels": {"a": "b"}})
     assert made.status == 201
     the_id = made.json["id"]

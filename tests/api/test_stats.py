@@ -1,4 +1,4 @@
-"""Figures of a session, and stopping and continuing it."""
+"""Stats, processes, pause and resume of a session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.mark.promise("P71")
-async def test_stats_have_our_figures_and_the_older_names(real_daemon):
+async def test_stats_have_current_and_older_field_names(real_daemon):
     box = f"/v1/sessions/{await real_daemon.session()}"
     await real_daemon.ask("POST", f"{box}/exec", {"cmd": "true"})
     found = (await real_daemon.ask("GET", f"{box}/stats")).json
@@ -30,7 +30,7 @@ async def test_processes_are_listed_with_the_command_they_belong_to(real_daemon)
     assert asleep["exec_id"] == begun.json["exec_id"]
 
 
-async def test_a_paused_session_says_so_and_goes_on_after_resume(real_daemon):
+async def test_a_paused_session_is_reported_and_continues_after_resume(real_daemon):
     box = f"/v1/sessions/{await real_daemon.session()}"
     paused = await real_daemon.ask("POST", f"{box}/pause")
     assert paused.json["status"] == "paused"

@@ -1,4 +1,4 @@
-"""The file store over HTTP: forms and plain bodies in, ranges out, tenants apart, bounds held."""
+"""The file store over HTTP: forms and plain bodies, ranges, tenants, limits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def put(daemon, data: bytes = DATA, query: str = "", **more):
     return reply.json
 
 
-async def test_a_form_is_stored_and_told_in_full(daemon):
+async def test_a_form_is_stored_and_described_completely(daemon):
     reply = await daemon.ask(
         "POST", "/v1/files", data=form(metadata='{"by": "me"}', ttl_seconds="60")
     )
@@ -74,7 +74,7 @@ async def test_a_form_is_stored_and_told_in_full(daemon):
         assert got.headers["Content-Disposition"].startswith("attachment")
 
 
-async def test_a_plain_body_is_stored_under_a_key_of_choice(daemon):
+async def test_a_plain_body_is_stored_under_a_chosen_key(daemon):
     body = await put(
         daemon, b"hello", "?key=runs/7/output/a b.txt", headers={"Content-Type": "text/plain"}
     )
@@ -89,7 +89,7 @@ async def test_a_plain_body_is_stored_under_a_key_of_choice(daemon):
     assert (await daemon.ask("GET", "/v1/files/empty")).raw == b""
 
 
-async def test_ranges_head_and_what_has_not_changed(daemon):
+async def test_stored_files_support_ranges_head_and_conditional_requests(daemon):
     key = (await put(daemon))["key"]
     head = await daemon.ask("HEAD", f"/v1/files/{key}")
     assert (head.status, head.raw, head.headers["Content-Length"]) == (200, b"", str(len(DATA)))
@@ -110,7 +110,7 @@ async def test_ranges_head_and_what_has_not_changed(daemon):
     assert (same.status, same.raw) == (304, b"")
 
 
-async def test_too_much_is_refused_and_leaves_nothing(daemon, tmp_path):
+async def test_an_oversized_stored_file_is_refused_and_leaves_nothing(daemon, tmp_path):
     large = await daemon.ask("POST", "/v1/files", data=os.urandom(1_000_001))
     assert (large.status, large.json["code"]) == (413, "PAYLOAD_TOO_LARGE")
     in_form = await daemon.ask("POST", "/v1/files", data=form(os.urandom(1_000_001)))
@@ -125,7 +125,7 @@ async def test_too_much_is_refused_and_leaves_nothing(daemon, tmp_path):
 
 
 @pytest.mark.promise("P19")
-async def test_a_client_that_leaves_midway_leaves_nothing(daemon, tmp_path):
+async def test_a_client_that_disconnects_during_an_upload_leaves_nothing(daemon, tmp_path):
     async def half():
         yield DATA
         await asyncio.sleep(600)
@@ -167,7 +167,7 @@ async def test_a_client_that_leaves_midway_leaves_nothing(daemon, tmp_path):
         "?checksum=" + "0" * 64,
     ],
 )
-async def test_what_makes_no_sense_is_refused(daemon, query):
+async def test_an_invalid_store_request_is_refused(daemon, query):
     refused = await daemon.ask("POST", f"/v1/files{query}", data=b"x")
     assert refused.status in (400, 422), refused.raw
     assert refused.json["code"] == "INVALID_REQUEST"
@@ -195,7 +195,7 @@ async def test_what_makes_no_sense_is_refused(daemon, query):
         ),
     ],
 )
-async def test_a_form_that_is_no_form_stores_nothing(daemon, kind, raw):
+async def test_an_invalid_form_stores_nothing(daemon, kind, raw):
     refused = await daemon.ask("POST", "/v1/files", data=raw, headers={"Content-Type": kind})
     assert refused.status in (400, 422), refused.raw
     assert (await daemon.ask("GET", "/v1/files")).json["count"] == 0
@@ -204,12 +204,12 @@ async def test_a_form_that_is_no_form_stores_nothing(daemon, kind, raw):
 @pytest.mark.parametrize(
     "key", ["f_unknown", "a/../b", "%2e%2e/%2e%2e/etc/passwd", "a%00b", "x" * 2000]
 )
-async def test_an_unknown_key_is_404_however_it_looks(daemon, key):
+async def test_an_unknown_or_malformed_key_is_404(daemon, key):
     for method in ("GET", "HEAD", "DELETE"):
         assert (await daemon.ask(method, f"/v1/files/{key}")).status == 404
 
 
-async def test_lists_come_in_pages_and_by_prefix(daemon):
+async def test_lists_are_paged_and_filtered_by_prefix(daemon):
     for number in range(5):
         await put(daemon, b"x", f"?key=runs/{number}/x")
     first = (await daemon.ask("GET", "/v1/files?limit=3")).json
@@ -220,7 +220,7 @@ async def test_lists_come_in_pages_and_by_prefix(daemon):
     assert (await daemon.ask("GET", "/v1/files?prefix=runs/4")).json["count"] == 1
 
 
-async def test_a_file_that_was_deleted_is_gone_and_so_are_its_bytes(daemon, tmp_path):
+async def test_a_deleted_file_is_gone_with_its_content(daemon, tmp_path):
     one, two = await put(daemon), await put(daemon)
     assert (await daemon.ask("DELETE", f"/v1/files/{one['key']}")).json == {
         "ok": True,
@@ -267,11 +267,11 @@ async def test_a_tenants_sandboxes_and_files_share_its_disk(engine, tmp_path):
         await put(daemon, b"x" * (mib // 2), headers=key)
 
 
-async def test_a_file_goes_into_a_session_and_out_again(daemon):
+async def test_a_file_is_staged_into_a_session_and_published(daemon):
     await check_stage_and_publish(daemon)
 
 
-async def test_a_file_goes_into_a_real_sandbox_and_out_again(real_engine, tmp_path):
+async def test_a_file_is_staged_into_a_real_sandbox_and_published(real_engine, tmp_path):
     plain = settings(Place(str(tmp_path / "data"), "local"))
     async with (
         open_books(plain, SystemClock()) as books,

@@ -1,4 +1,4 @@
-"""Output over HTTP while the command runs, and what becomes of it when nobody listens any more."""
+"""Output streams over HTTP, and what happens when the reader disconnects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def go(daemon, box):
     assert written.status == 200
 
 
-async def test_chunks_come_in_order_and_the_last_event_is_the_whole_answer(daemon, box):
+async def test_chunks_arrive_in_order_and_the_last_event_is_the_complete_result(daemon, box):
     seen = await _streamed(daemon, f"{box}/exec/stream", {"cmd": "echo a; echo b >&2; exit 4"})
     assert [one.name for one in seen] == ["chunk", "chunk", "done"]
     first = seen[0].data
@@ -49,7 +49,7 @@ async def test_chunks_come_in_order_and_the_last_event_is_the_whole_answer(daemo
     assert first["exec_id"] == done["exec_id"]
 
 
-async def test_stream_true_is_another_way_to_ask_for_it(daemon, box):
+async def test_stream_true_requests_a_stream(daemon, box):
     seen = await _streamed(daemon, f"{box}/exec", {"cmd": "echo a", "stream": True})
     assert [one.name for one in seen] == ["chunk", "done"]
 
@@ -67,7 +67,7 @@ async def test_the_first_byte_arrives_while_the_command_runs(daemon, box):
     assert [one.name for one in rest] == ["chunk", "done"]
 
 
-async def test_a_quiet_command_gets_its_headers_and_comments_meanwhile(daemon, box, monkeypatch):
+async def test_a_quiet_commands_stream_has_headers_and_keepalive_comments(daemon, box, monkeypatch):
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.1)
     body = {"cmd": UNTIL_GO}
     raw = b""
@@ -81,14 +81,14 @@ async def test_a_quiet_command_gets_its_headers_and_comments_meanwhile(daemon, b
     assert raw.count(b"event: done") == 1
 
 
-async def test_what_cannot_be_run_is_an_error_and_no_stream(daemon, box):
+async def test_a_command_that_cannot_run_is_an_error_and_not_a_stream(daemon, box):
     reply = await daemon.ask("POST", f"{box}/exec/stream", {"cmd": ["nosuch"]})
     assert (reply.status, reply.json["code"]) == (404, "COMMAND_NOT_FOUND")
     reply = await daemon.ask("POST", f"{box}/exec/stream", {"cmd": "a", "timeout_ms": 10**9})
     assert (reply.status, reply.json["code"]) == (400, "INVALID_REQUEST")
 
 
-async def test_a_session_destroyed_meanwhile_ends_the_stream_with_the_truth(daemon, box):
+async def test_a_session_destroyed_meanwhile_ends_the_stream_with_the_reason(daemon, box):
     body = {"cmd": "echo begun; sleep 30"}
     async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
         seen: list[Event] = []
@@ -102,7 +102,7 @@ async def test_a_session_destroyed_meanwhile_ends_the_stream_with_the_truth(daem
 
 
 @pytest.mark.promise("P14")
-async def test_bytes_and_cut_characters_survive_a_stream(daemon, box):
+async def test_bytes_and_split_characters_survive_a_stream(daemon, box):
     cmd = r"printf '\303'; sleep 0.1; printf '\244\377'"
     seen = await _streamed(daemon, f"{box}/exec/stream", {"cmd": cmd})
     chunks = [one.data for one in seen[:-1]]
@@ -111,7 +111,7 @@ async def test_bytes_and_cut_characters_survive_a_stream(daemon, box):
 
 
 @pytest.mark.promise("P38")
-async def test_a_lost_reader_goes_on_where_it_stopped(daemon, box):
+async def test_a_disconnected_reader_continues_where_it_stopped(daemon, box):
     body = {"cmd": ["sh", "-c", "echo 1; echo 2; sleep 0.3; echo 3"], "background": True}
     eid = (await daemon.ask("POST", f"{box}/exec", body)).json["exec_id"]
     accept = {"Accept": "text/event-stream"}
@@ -129,7 +129,7 @@ async def test_a_lost_reader_goes_on_where_it_stopped(daemon, box):
 
 
 @pytest.mark.promise("P38")
-async def test_a_reader_that_leaves_does_not_stop_the_command(daemon, box):
+async def test_disconnecting_a_reader_does_not_stop_the_command(daemon, box):
     body = {"cmd": ["sh", "-c", "echo begun; sleep 0.5; echo done > mark"]}
     async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
         async for one in events(reply):
@@ -141,7 +141,7 @@ async def test_a_reader_that_leaves_does_not_stop_the_command(daemon, box):
 
 
 @pytest.mark.promise("P38")
-async def test_streams_that_nobody_reads_to_the_end_leak_nothing(daemon, box, full_size):
+async def test_abandoned_streams_leak_nothing(daemon, box, full_size):
     count = 1000 if full_size else 200
     eid = await daemon.ask("POST", f"{box}/exec", {"cmd": ["sleep", "60"], "background": True})
     path = f"{box}/execs/{eid.json['exec_id']}/output"
@@ -183,7 +183,7 @@ async def test_streams_that_nobody_reads_to_the_end_leak_nothing(daemon, box, fu
     assert stats.json["running"] == 1
 
 
-async def test_the_same_on_a_real_sandbox(real_daemon):
+async def test_streams_work_on_a_real_sandbox(real_daemon):
     box = f"/v1/sessions/{await real_daemon.session()}"
     async with real_daemon.http.post(
         f"{real_daemon.url}{box}/exec/stream",

@@ -1,4 +1,4 @@
-"""Alive, ready, counted, described."""
+"""Health, readiness, metrics, version and the docs page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_daemon_is_ready_until_it_drains(daemon):
     assert (await daemon.ask("GET", "/healthz")).status == 200
 
 
-async def test_a_daemon_that_goes_down_begins_nothing_new(daemon):
+async def test_a_stopping_daemon_starts_nothing_new(daemon):
     box = f"/v1/sessions/{await daemon.session()}"
     daemon.server.draining = True
     for path, body in (("/v1/sessions", {}), (f"{box}/exec", {"cmd": "true"})):
@@ -42,7 +42,7 @@ async def test_a_daemon_that_goes_down_begins_nothing_new(daemon):
     assert (await daemon.ask("DELETE", box)).status == 200
 
 
-async def test_a_backend_that_cannot_is_told_once_in_a_while(daemon, monkeypatch):
+async def test_an_unready_backend_is_probed_at_intervals(daemon, monkeypatch):
     looks = []
 
     async def probe(backend=None):
@@ -60,7 +60,7 @@ async def test_a_backend_that_cannot_is_told_once_in_a_while(daemon, monkeypatch
 
 
 @pytest.mark.promise("P57")
-async def test_a_backend_that_is_away_and_not_the_default_is_told_of(daemon, monkeypatch):
+async def test_an_unavailable_backend_that_is_not_the_default_is_reported(daemon, monkeypatch):
     assert (await daemon.ask("GET", "/readyz")).json["degraded"] == []
     away = BackendUnavailable("no engine answers", hint="start it", backend="docker")
     monkeypatch.setattr(daemon.server.engine, "degraded", lambda: [away])
@@ -71,13 +71,13 @@ async def test_a_backend_that_is_away_and_not_the_default_is_told_of(daemon, mon
     ]
 
 
-async def test_the_version_is_told(daemon):
+async def test_the_version_is_returned(daemon):
     daemon.server.version = "1.2.3"
     assert (await daemon.ask("GET", "/v1/version")).json["version"] == "1.2.3"
     assert (await daemon.ask("GET", "/openapi.json")).json["info"]["version"] == "1.2.3"
 
 
-async def test_the_page_describes_every_route_and_fetches_nothing(daemon):
+async def test_the_docs_page_describes_every_route_and_fetches_nothing(daemon):
     reply = await daemon.ask("GET", "/docs")
     assert reply.headers["Content-Security-Policy"] == CSP
     assert "default-src 'none'" in CSP
@@ -88,7 +88,7 @@ async def test_the_page_describes_every_route_and_fetches_nothing(daemon):
     assert re.findall(r"(?:src|href)=.(?!#|/openapi)", text) == []
 
 
-def test_the_page_escapes_whatever_it_is_given():
+def test_the_docs_page_escapes_its_content():
     evil = "<img src=x onerror=alert(1)>"
     document = {
         "info": {"title": evil, "summary": evil, "version": evil},
@@ -131,7 +131,7 @@ def _figures(text: str) -> dict[str, float]:
 
 
 @pytest.mark.promise("P71")
-async def test_metrics_count_what_happened(counted):
+async def test_metrics_count_events(counted):
     box = f"/v1/sessions/{await counted.session()}"
     await counted.ask("POST", f"{box}/exec", {"cmd": "echo four"})
     await counted.ask("POST", f"{box}/exec", {"cmd": "sleep 9", "timeout_ms": 50})
@@ -157,14 +157,14 @@ async def test_metrics_count_what_happened(counted):
 
 
 @pytest.mark.promise("P71")
-async def test_two_engines_of_one_process_are_counted_apart():
+async def test_two_engines_of_one_process_have_separate_metrics():
     one, other = Metrics(), Metrics()
     one.emit("spare.missed", {})
     assert "sandkasten_pool_misses_total 1.0" in one.render({})[0].decode()
     assert "sandkasten_pool_misses_total 0.0" in other.render({})[0].decode()
 
 
-async def test_metrics_need_their_scope_unless_they_are_open(engine):
+async def test_metrics_need_their_scope_unless_they_are_public(engine):
     closed = Doorkeeper(clock=SystemClock(), api_key="sk-secret")
     async with serving(engine, doorkeeper=closed, metrics=Metrics()) as daemon:
         assert (await daemon.ask("GET", "/metrics")).status == 401

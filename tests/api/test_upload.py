@@ -1,4 +1,4 @@
-"""Files that come by the stream: raw, as forms, as tars; cut off, too many, too large."""
+"""Streamed uploads: raw, as forms, as tars; interrupted, too many, too large."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def pieces(*parts, pause=0.0):
         yield part
 
 
-async def test_a_body_is_a_file(daemon, box):
+async def test_a_raw_body_is_written_as_a_file(daemon, box):
     data = os.urandom(3 * MIB + 7)
     put = await daemon.ask(
         "PUT", f"{box}/file?path=d/raw&mode=0755", data=pieces(data[:5], data[5:])
@@ -72,7 +72,7 @@ async def test_a_body_is_a_file(daemon, box):
 
 
 @pytest.mark.promise("P21")
-async def test_a_form_brings_files_into_its_path(daemon, box):
+async def test_a_form_writes_files_into_its_path(daemon, box):
     body = form((b"a.txt", b"A"), (b"sub/b.bin", b"\x00\xff\r\n--BOUNDAR"), path=b"/workspace/in")
     reply = await send(daemon, box, body)
     assert reply.status == 200, reply.raw
@@ -83,7 +83,7 @@ async def test_a_form_brings_files_into_its_path(daemon, box):
     assert await read(daemon, box, "in/sub/b.bin") == b"\x00\xff\r\n--BOUNDAR"
 
 
-async def test_a_client_library_sends_a_form_as_it_likes(daemon, box):
+async def test_forms_of_a_client_library_are_accepted(daemon, box):
     data = aiohttp.FormData()
     data.add_field("path", "/workspace/x")
     data.add_field("files", b"1", filename="one")
@@ -93,7 +93,7 @@ async def test_a_client_library_sends_a_form_as_it_likes(daemon, box):
 
 
 @pytest.mark.promise("P21")
-async def test_a_path_that_comes_after_the_files_counts_all_the_same(daemon, box):
+async def test_a_path_field_after_the_files_is_used(daemon, box):
     await daemon.ask("POST", f"{box}/write", {"path": "a.txt", "text": "untouched"})
     reply = await send(daemon, box, form((b"a.txt", b"A"), path=b"deep/er", late=True))
     assert reply.json["paths"] == ["/workspace/deep/er/a.txt"]
@@ -105,7 +105,7 @@ async def test_a_path_that_comes_after_the_files_counts_all_the_same(daemon, box
     assert nowhere.json["paths"] == ["/workspace/n"]
 
 
-async def test_a_late_path_that_is_refused_leaves_nothing(daemon, box):
+async def test_a_refused_late_path_leaves_nothing(daemon, box):
     reply = await send(daemon, box, form((b"a", b"A"), path=b"/etc", late=True))
     assert reply.status == 403, reply.raw
     assert (await daemon.ask("GET", f"{box}/list")).json["entries"] == []
@@ -115,14 +115,14 @@ BAD_NAMES = [b"../x", b"/etc/x", b"a/../../x", b"..", b".", b"", b"a//b"]
 
 
 @pytest.mark.promise("P21")
-async def test_a_file_name_that_leads_away_is_refused(daemon, box):
+async def test_a_file_name_that_leads_outside_is_refused(daemon, box):
     for name in BAD_NAMES:
         reply = await send(daemon, box, form((name, b"x"), path=b"in"))
         assert (reply.status, reply.json["code"]) == (422, "INVALID_REQUEST"), reply.raw
         assert (await daemon.ask("GET", f"{box}/list")).json["entries"] == []
 
 
-async def test_names_of_any_bytes_arrive_as_they_are(daemon, box):
+async def test_names_of_any_bytes_arrive_unchanged(daemon, box):
     reply = await send(daemon, box, form((b"\xff\xfe <b>", b"x"), path=b"in"))
     [entry] = reply.json["files"]
     found = await daemon.ask("GET", f"{box}/read", params={"path_b64": entry["path_b64"]})
@@ -151,7 +151,7 @@ async def test_a_malformed_form_is_refused(daemon, box):
 
 
 @pytest.mark.promise("P21")
-async def test_a_form_has_at_most_a_hundred_files_and_says_which_are_there(daemon, box):
+async def test_a_form_has_at_most_a_hundred_files_and_lists_those_written(daemon, box):
     many = [(b"%d" % number, b"") for number in range(101)]
     assert (await send(daemon, box, form(*many[:100], path=b"in"))).json["entries"] == 100
     reply = await send(daemon, box, form(*many, path=b"more"))
@@ -175,7 +175,7 @@ def tar(*members):
 TAR = {"content-type": "application/x-tar"}
 
 
-async def test_a_tar_is_unpacked_and_comes_back(daemon, box):
+async def test_a_tar_is_unpacked_and_downloaded_again(daemon, box):
     data = os.urandom(MIB)
     body = tar(("a/b", data), ("c", b"C"))
     reply = await daemon.ask("POST", f"{box}/upload?path=t", data=pieces(body), headers=TAR)
@@ -191,7 +191,7 @@ async def test_a_tar_is_unpacked_and_comes_back(daemon, box):
         assert found.read() == data
 
 
-async def test_a_tar_that_leads_away_is_refused(real_daemon, real_box):
+async def test_a_tar_that_leads_outside_is_refused(real_daemon, real_box):
     for body in (tar(("../x", b"x")), tar(("/etc/x", b"x")), tar(("l", None), ("l/x", b"x"))):
         reply = await real_daemon.ask("POST", f"{real_box}/upload", data=body, headers=TAR)
         assert (reply.status, reply.json["code"]) == (403, "FORBIDDEN"), reply.raw
@@ -201,7 +201,7 @@ async def test_a_tar_that_leads_away_is_refused(real_daemon, real_box):
     assert (await real_daemon.ask("GET", f"{real_box}/stat?path=cut/x")).status == 404
 
 
-async def test_a_body_of_another_kind_is_refused(daemon, box):
+async def test_a_body_of_another_content_type_is_refused(daemon, box):
     for kind in ("text/plain", "application/json", "application/gzip", ""):
         reply = await daemon.ask("POST", f"{box}/upload", data=b"x", headers={"content-type": kind})
         assert reply.status == 415, kind
@@ -209,7 +209,9 @@ async def test_a_body_of_another_kind_is_refused(daemon, box):
 
 @pytest.mark.promise("P19")
 @pytest.mark.parametrize("how", ["chunked", "length", "form"])
-async def test_a_client_that_leaves_in_the_middle_leaves_the_old_file(real_daemon, real_box, how):
+async def test_a_client_that_disconnects_during_an_upload_leaves_the_old_file(
+    real_daemon, real_box, how
+):
     daemon, box = real_daemon, real_box
     await daemon.ask("POST", f"{box}/write", {"path": "f", "text": "old"})
     data = b"n" * (2 * MIB)
@@ -237,7 +239,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_the_old_file(real_daemo
     assert await read(daemon, box, "f") == b"old"
 
 
-async def test_a_body_that_does_not_come_ends_the_request(engine):
+async def test_a_body_that_never_arrives_ends_the_request(engine):
     async with serving(engine, rules=HttpRules(upload_timeout_s=0.3)) as daemon:
         box = f"/v1/sessions/{await daemon.session()}/fs"
         reply = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(b"a", b"b", pause=1.0))
@@ -246,7 +248,7 @@ async def test_a_body_that_does_not_come_ends_the_request(engine):
 
 
 @pytest.mark.promise("P21")
-async def test_a_streamed_body_may_pause_longer_than_json_and_not_for_ever(engine):
+async def test_a_streamed_body_may_pause_longer_than_json_but_not_forever(engine):
     rules = HttpRules(body_timeout_s=0.1, upload_timeout_s=PATIENCE_S)
     async with serving(engine, rules=rules) as daemon:
         box = f"/v1/sessions/{await daemon.session()}/fs"
@@ -263,7 +265,7 @@ async def test_a_streamed_body_may_pause_longer_than_json_and_not_for_ever(engin
         assert await read(daemon, box, "f") == b"aaaaa"
 
 
-async def test_a_body_above_the_bound_is_refused_and_leaves_nothing(engine):
+async def test_a_body_over_the_limit_is_refused_and_leaves_nothing(engine):
     async with serving(engine, rules=HttpRules(max_upload_bytes=MIB)) as daemon:
         box = f"/v1/sessions/{await daemon.session()}/fs"
         told = await daemon.ask("PUT", f"{box}/file?path=f", data=io.BytesIO(b"x" * (MIB + 1)))
@@ -274,7 +276,7 @@ async def test_a_body_above_the_bound_is_refused_and_leaves_nothing(engine):
 
 
 @pytest.mark.promise("P19")
-async def test_a_file_beyond_the_quota_is_refused_and_leaves_the_old_one(real_daemon):
+async def test_a_file_over_the_quota_is_refused_and_leaves_the_old_one(real_daemon):
     the_id = await real_daemon.session(limits={"workspace_mb": 16})
     box = f"/v1/sessions/{the_id}/fs"
     await real_daemon.ask("POST", f"{box}/write", {"path": "f", "text": "old"})

@@ -1,4 +1,4 @@
-"""Changes as events, from the moment that says so until the reader or the sandbox goes."""
+"""Watches over HTTP, from `ready` until the reader or the sandbox ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def until(events, path, kind):
     raise AssertionError("the events ended")
 
 
-async def test_what_happens_after_ready_is_told(daemon):
+async def test_changes_after_ready_are_reported(daemon):
     box = f"/v1/sessions/{await daemon.session()}/fs"
     async with watching(daemon, box) as events:
         await daemon.ask("POST", f"{box}/mkdir", {"path": "a"})
@@ -54,7 +54,7 @@ async def test_what_happens_after_ready_is_told(daemon):
         await until(events, "/workspace/a", "deleted")
 
 
-async def test_a_real_watch_tells_of_commands_names_and_the_end(real_daemon):
+async def test_a_real_watch_reports_changes_names_and_its_end(real_daemon):
     from sandkasten.model.commands.exec_values import ExecRequest
 
     the_id = await real_daemon.session()
@@ -80,7 +80,7 @@ async def test_a_real_watch_tells_of_commands_names_and_the_end(real_daemon):
 
 # Where this machine is slow, a minute may not do for all the files.
 @pytest.mark.timeout(300)
-async def test_a_flood_is_told_as_an_overflow(real_daemon):
+async def test_a_flood_of_changes_is_reported_as_overflow(real_daemon):
     from sandkasten.model.commands.exec_values import ExecRequest
 
     the_id = await real_daemon.session()
@@ -97,7 +97,7 @@ async def test_a_flood_is_told_as_an_overflow(real_daemon):
                 found = (found + await reply.content.readany())[-100_000:]
 
 
-async def test_readers_that_leave_end_their_watch(real_daemon):
+async def test_disconnecting_ends_the_watch(real_daemon):
     the_id = await real_daemon.session()
     box = f"/v1/sessions/{the_id}/fs"
     before = len(asyncio.all_tasks())
@@ -111,7 +111,7 @@ async def test_readers_that_leave_end_their_watch(real_daemon):
     assert len(asyncio.all_tasks()) <= before
 
 
-async def test_a_place_that_cannot_be_watched_is_refused_before_the_events(daemon):
+async def test_a_path_that_cannot_be_watched_is_refused_before_the_stream(daemon):
     box = f"/v1/sessions/{await daemon.session()}/fs"
     assert (await daemon.ask("GET", f"{box}/watch?path=none")).status == 404
     assert (await daemon.ask("GET", f"{box}/watch?path=/etc/passwd")).status == 403

@@ -1,4 +1,4 @@
-"""Named workspaces over HTTP, and their files through a sandbox that is there or is lent."""
+"""Named workspaces over HTTP, and their files through a session or a helper sandbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 W = "/v1/workspaces"
 
 
-async def test_a_workspace_is_made_described_copied_enlarged_and_deleted(daemon):
+async def test_a_workspace_is_created_described_copied_enlarged_and_deleted(daemon):
     made = await daemon.ask("POST", W, {"name": "w", "size_mb": 20})
     assert made.status == 201, made.raw
     assert (made.json["id"], made.json["name"]) == ("w", "w")
@@ -42,7 +42,7 @@ async def test_a_workspace_is_made_described_copied_enlarged_and_deleted(daemon)
 
 
 @pytest.mark.promise("P22")
-async def test_files_go_in_and_out_without_a_session(daemon, engine):
+async def test_workspace_files_are_written_and_read_without_a_session(daemon, engine):
     await daemon.ask("POST", W, {"name": "w"})
     fs = f"{W}/w/fs"
     for path in ("a/f", "/workspace/g", "/work/h"):
@@ -73,7 +73,7 @@ async def test_files_go_in_and_out_without_a_session(daemon, engine):
     assert [one.id for one in await engine.list(all=True)] == [the_id]
 
 
-async def test_the_session_that_has_the_workspace_shows_its_files(daemon, engine):
+async def test_files_of_a_claimed_workspace_are_served_by_its_session(daemon, engine):
     the_id = await daemon.session(workspace_id="w")
     await engine.exec(the_id, ExecRequest("echo live > f"))
     read = await daemon.ask("GET", f"{W}/w/fs/read?path=f")
@@ -87,7 +87,7 @@ async def test_the_session_that_has_the_workspace_shows_its_files(daemon, engine
 OUTSIDE = ["/tmp/x", "/etc/hostname", "../x", "/workspace/../etc/x"]
 
 
-async def test_a_workspace_is_all_that_can_be_named(daemon):
+async def test_only_workspace_paths_can_be_accessed(daemon):
     for path in OUTSIDE:
         await daemon.ask("POST", W, {"name": "w"})
         reply = await daemon.ask("GET", f"{W}/w/fs/read", params={"path": path})
@@ -96,7 +96,7 @@ async def test_a_workspace_is_all_that_can_be_named(daemon):
         assert written.status == 400
 
 
-async def test_files_of_what_is_not_there_are_not_found_and_make_nothing(daemon):
+async def test_files_of_a_missing_workspace_are_not_found_and_create_nothing(daemon):
     for ask in (
         daemon.ask("GET", f"{W}/none/fs"),
         daemon.ask("GET", f"{W}/none/fs/read?path=x"),
@@ -107,7 +107,7 @@ async def test_files_of_what_is_not_there_are_not_found_and_make_nothing(daemon)
     assert (await daemon.ask("GET", W)).json["workspaces"] == []
 
 
-async def test_many_requests_at_once_share_one_sandbox(daemon, engine):
+async def test_concurrent_requests_share_one_helper_sandbox(daemon, engine):
     await daemon.ask("POST", W, {"name": "w"})
     replies = await asyncio.gather(
         *(
@@ -119,7 +119,7 @@ async def test_many_requests_at_once_share_one_sandbox(daemon, engine):
     assert len(await engine.list(all=True)) == 1
 
 
-async def test_what_was_lent_goes_when_nobody_uses_it(daemon, engine, monkeypatch):
+async def test_an_unused_helper_sandbox_is_removed(daemon, engine, monkeypatch):
     monkeypatch.setattr(workspace_loans, "IDLE_S", 0.1)
     await daemon.ask("POST", W, {"name": "w"})
     await daemon.ask("GET", f"{W}/w/fs")
@@ -132,7 +132,7 @@ async def test_what_was_lent_goes_when_nobody_uses_it(daemon, engine, monkeypatc
 
 
 @pytest.mark.promise("P22")
-async def test_who_wants_the_workspace_waits_for_a_transfer_and_gets_it(daemon, engine):
+async def test_a_session_waits_for_a_transfer_and_gets_the_workspace(daemon, engine):
     await daemon.ask("POST", W, {"name": "w"})
     going, go = asyncio.Event(), asyncio.Event()
 
@@ -172,7 +172,7 @@ async def test_a_real_workspace_serves_its_files_and_is_free_afterwards(real_dae
 
 
 @pytest.mark.promise("P45")
-async def test_workspaces_are_their_tenants_own(engine):
+async def test_workspaces_belong_to_their_tenant(engine):
     class Keys:
         def check(self, hashed, _now):
             tenant = "even" if hashed == hashlib.sha256(b"sk-even").digest() else "odd"

@@ -1,9 +1,9 @@
-"""The command line as a process of its own, without reading the program anew for each.
+"""The command line as a process, without importing the program each time.
 
-Starting an interpreter and importing is three quarters of what a command costs. Here that is done
-once, by a process with one thread that does nothing else; every command is a fork of it, with its
-own arguments, environment, directory and files 0 to 2, and ends as an interpreter ends. Tests about
-signals, terminals and the start itself start `python -m sandkasten.cli` for themselves.
+Starting an interpreter and importing is three quarters of the cost of a command. Here that is done
+once, by a process with one thread; every command is a fork of it, with its own arguments,
+environment, directory and files 0 to 2, and ends as an interpreter ends. Tests of signals,
+terminals and the start itself run `python -m sandkasten.cli`.
 """
 
 from __future__ import annotations

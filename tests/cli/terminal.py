@@ -1,4 +1,4 @@
-"""A person at a terminal, for tests: types, looks, waits for what should appear."""
+"""An interactive terminal for tests: types, and waits for expected output."""
 
 from __future__ import annotations
 

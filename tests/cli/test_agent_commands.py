@@ -47,7 +47,7 @@ def files(tmp_path, monkeypatch, model):
     return tmp_path
 
 
-def test_an_agent_runs_its_result_is_on_stdout_and_the_talk_on_stderr(cli):
+def test_an_agents_result_is_on_stdout_and_progress_on_stderr(cli):
     done = cli("agent", "run", "writer", "hello", "--follow")
     assert (done.status, done.out) == (0, "written\n")
     assert done.err.startswith("run run_")
@@ -57,7 +57,7 @@ def test_an_agent_runs_its_result_is_on_stdout_and_the_talk_on_stderr(cli):
     assert len(quiet.err.splitlines()) == 1
 
 
-def test_an_agent_in_a_file_gets_its_variables_and_json_says_everything(cli, files):
+def test_an_agent_file_gets_variables_and_json_output_is_complete(cli, files):
     done = cli("agent", "run", str(files / "agents" / "plain.prompt"), "--var", "word=x", "--json")
     told = json.loads(done.out)
     assert (done.status, told["status"], told["output"]) == (0, "completed", "plainly")
@@ -67,7 +67,7 @@ def test_an_agent_in_a_file_gets_its_variables_and_json_says_everything(cli, fil
     assert json.loads(done.out)["variables"] == {"word": "y"}
 
 
-def test_the_exit_status_tells_how_a_run_ended(cli, files):
+def test_the_exit_status_shows_how_a_run_ended(cli, files):
     (files / "fails.prompt").write_text(WRITER.replace("You are the writer.", "I fail."))
     failed = cli("agent", "run", str(files / "fails.prompt"), "x")
     assert (failed.status, failed.out) == (1, "")
@@ -132,7 +132,7 @@ def test_workflows_are_drawn_and_checked(cli, files):
     assert cli("workflow", "run", "flow", "--input", "{").status == 125
 
 
-def test_a_file_that_cannot_be_read_does_not_keep_the_others_from_being_checked(cli, files):
+def test_an_unreadable_file_does_not_prevent_checking_the_others(cli, files):
     (files / "latin.prompt").write_bytes(b"Gr\xfc\xdfe")
     done = cli("agent", "validate", str(files / "latin.prompt"), "nobody", "writer")
     assert (done.status, done.out) == (1, "writer: ok\n")
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_read_does_not_keep_the_others_from_being_checked(
     assert "there is no agent named 'nobody'" in done.err
 
 
-def test_of_several_files_each_complaint_says_whose_it_is(cli, files):
+def test_complaints_about_several_files_name_the_file(cli, files):
     (files / "one.prompt").write_text("---\nmax_steps: many\nnmae: x\n---\nHi\n")
     (files / "two.prompt").write_text("---\nmodel: scripted\nnmae: x\n---\nHi\n")
     alone = cli("agent", "validate", str(files / "two.prompt"))
@@ -160,7 +160,7 @@ def test_several_checked_files_are_one_json_document(cli, files):
 
 
 @pytest.mark.promise("P61")
-def test_a_run_says_what_is_strange_about_its_file(cli, files):
+def test_a_run_prints_the_warnings_about_its_file(cli, files):
     (files / "typo.prompt").write_text(WRITER.replace("sandbox: ", "sandbx: "))
     done = cli("agent", "run", str(files / "typo.prompt"), "x")
     assert "warning: the frontmatter has no field 'sandbx' (did you mean sandbox?)\n" in done.err
@@ -170,14 +170,14 @@ def test_a_run_says_what_is_strange_about_its_file(cli, files):
     assert "warning" not in cli("agent", "run", "writer", "x").err
 
 
-def test_what_is_wrong_with_an_agent_stands_in_the_list(cli, files):
+def test_the_list_shows_the_errors_of_an_agent(cli, files):
     (files / "agents" / "bad.prompt").write_text("---\nmodel: 5\n---\nHi\n")
     row = next(line for line in cli("agent", "list").out.splitlines() if "bad" in line)
     assert row.split("  ")[0] == "bad"
     assert "model must be" in row
 
 
-def test_each_problem_of_a_workflow_comes_with_its_way_out(cli, files):
+def test_each_problem_of_a_workflow_has_a_hint(cli, files):
     (files / "bad.yaml").write_text(
         "id: bad\nsteps:\n"
         "  - {id: one, typ: agent, agent: writer}\n"
@@ -195,7 +195,7 @@ def test_an_unknown_status_of_runs_is_refused(cli):
     assert "running, completed, failed, cancelled or lost" in done.err
 
 
-def test_a_number_given_as_a_text_is_told_how_to_be_a_number(cli, files):
+def test_a_number_passed_as_a_string_gets_a_hint(cli, files):
     (files / "n.prompt").write_text(
         "---\nmodel: scripted\ninput: {schema: {days: integer}}\n---\n{{days}}\n"
     )
@@ -214,12 +214,12 @@ def test_a_task_on_stdin_has_to_be_utf_8(process):
     assert b"stdin is no UTF-8" in done.stderr
 
 
-def test_an_output_that_ends_its_line_is_not_given_another(cli):
+def test_output_that_ends_with_a_newline_gets_no_second_one(cli):
     assert not cli("workflow", "graph", "flow").out.endswith("\n\n")
 
 
 @pytest.mark.promise("P68")
-def test_a_run_that_was_interrupted_is_one_json_document_too():
+def test_an_interrupted_run_is_one_json_document():
     words = [*UNISOLATED, "agent", "run", "writer", "hang", "--json", "--follow"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None

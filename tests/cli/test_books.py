@@ -1,4 +1,4 @@
-"""Keys, the audit and stored files on the command line: without a daemon and through one."""
+"""Keys, the audit log and stored files on the command line, with and without a daemon."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_key_is_printed_once_listed_without_it_and_revoked(run):
     assert "hint: did you mean sessions?" in wrong.err
 
 
-def test_a_file_goes_into_the_store_and_out_again(run, tmp_path):
+def test_a_file_is_stored_and_fetched(run, tmp_path):
     data = os.urandom(500_000)
     (tmp_path / "report.png").write_bytes(data)
     (tmp_path / "text").write_text("hi")
@@ -81,7 +81,7 @@ def test_a_file_goes_into_the_store_and_out_again(run, tmp_path):
     assert run("files", "ls").out.split()[0] == "KEY"
 
 
-def test_a_file_is_staged_and_published_by_the_name_of_its_sandbox(tmp_path, cli, unisolated_only):
+def test_a_file_is_staged_and_published_by_sandbox_id(tmp_path, cli, unisolated_only):
     # In one process: on the unisolated backend only the daemon has its sandboxes.
     with served(tmp_path / "data"):
         box = cli("create").out.strip()
@@ -105,7 +105,7 @@ def test_a_file_is_stored_from_a_pipe(process, cli):
     assert process("files", "download", "k").stdout == b"piped\0"
 
 
-def test_books_in_use_are_not_opened_twice(tmp_path, cli):
+def test_a_database_in_use_is_not_opened_twice(tmp_path, cli):
     with served(tmp_path / "data"):
         done = cli("--embedded", "key", "ls")
     assert done.status == 125

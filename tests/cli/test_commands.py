@@ -1,4 +1,4 @@
-"""Commands on a sandbox that is there, run on the loop that it lives on."""
+"""Commands on an existing sandbox, run on its event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_several_words_are_a_program(box, state, capfd):
     assert capfd.readouterr().out == "a b $HOME\n"
 
 
-async def test_a_beginning_of_an_id_is_enough_when_it_is_the_only_one(box, state, capfd):
+async def test_a_unique_id_prefix_is_enough(box, state, capfd):
     assert await exec.execute(state, box.id[:8], _order("echo", "hi")) == 0
     assert await exec.execute(state, box.id[4:10], _order("echo", "hi")) == 0
     assert capfd.readouterr().out == "hi\nhi\n"
@@ -45,11 +45,11 @@ async def test_a_beginning_of_an_id_is_enough_when_it_is_the_only_one(box, state
         await exec.execute(state, "zzz", _order("true"))
 
 
-async def test_a_command_out_of_time_is_124(box, state):
+async def test_a_timed_out_command_exits_with_124(box, state):
     assert await exec.execute(state, box.id, _order("sleep", "60", timeout_seconds=0.2)) == 124
 
 
-async def test_a_command_ended_by_a_signal_is_128_and_the_signal(box, state):
+async def test_a_signalled_command_exits_with_128_plus_the_signal(box, state):
     process = await box.start(["sleep", "60"])
     await process.kill()
     result = await process.wait()
@@ -58,14 +58,14 @@ async def test_a_command_ended_by_a_signal_is_128_and_the_signal(box, state):
     assert status_of(result.exit_code, result.signal, timed_out=result.timed_out) == 137
 
 
-async def test_exec_tells_its_answer_in_json(box, state, capfd):
+async def test_exec_prints_its_result_as_json(box, state, capfd):
     state.json = True
     assert await exec.execute(state, box.id, _order("echo hi; exit 2")) == 2
     answer = json.loads(capfd.readouterr().out)
     assert (answer["stdout"], answer["exit_code"], answer["status"]) == ("hi\n", 2, "completed")
 
 
-async def test_ls_shows_what_is_there(box, state, capfd):
+async def test_ls_shows_the_sandboxes(box, state, capfd):
     await listings.sandboxes(state)
     head, row = capfd.readouterr().out.splitlines()
     assert " ".join(head.split()) == "ID IMAGE STATE AGE MEMORY WORKSPACE KEY LABELS"
@@ -79,7 +79,7 @@ async def test_ls_shows_what_is_there(box, state, capfd):
     assert {"created_at", "expires_at", "limits", "labels", "memory_bytes"} <= set(told)
 
 
-async def test_ps_makes_hostile_command_lines_harmless(box, state, capfd):
+async def test_ps_escapes_hostile_command_lines(box, state, capfd):
     await box.start(["sh", "-c", "sleep 60", "\x1b]0;owned\x07\x1b[2J\u202e"])
     await listings.processes(state, box.id)
     out = capfd.readouterr().out
@@ -91,7 +91,7 @@ async def test_ps_makes_hostile_command_lines_harmless(box, state, capfd):
     assert all(one["pid"] > 0 for one in json.loads(capfd.readouterr().out))
 
 
-async def test_stats_answers(box, state, capfd):
+async def test_stats_prints_the_usage(box, state, capfd):
     await listings.stats(state, box.id)
     assert capfd.readouterr().out.startswith("WHAT")
     state.json = True
@@ -133,13 +133,13 @@ async def test_a_file_can_be_printed_and_a_directory_cannot(box, state, capfdbin
         await cp.copy(state, f"{box.id}:/tmp", "-")
 
 
-async def test_one_side_must_be_in_a_sandbox(box, state):
+async def test_one_side_of_a_copy_must_be_in_a_sandbox(box, state):
     for source, destination in [("a", "b"), (f"{box.id}:a", f"{box.id}:b")]:
         with pytest.raises(InvalidRequest, match="one side"):
             await cp.copy(state, source, destination)
 
 
-async def test_rm_goes_on_after_a_failure_and_says_so(state, capfd):
+async def test_rm_continues_after_a_failure_and_reports_it(state, capfd):
     first = await AsyncSandbox(backend="unisolated")
     second = await AsyncSandbox(backend="unisolated")
     assert await sandbox_lifecycle.remove(state, [first.id], everything=False) == 0

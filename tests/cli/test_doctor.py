@@ -1,4 +1,4 @@
-"""`doctor`: every tier with its reason and remedy; only the default one decides the status."""
+"""`doctor`: every backend with its reason and remedy; the default one decides the status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def broken(monkeypatch):
     monkeypatch.setattr(UnisolatedBackend, "probe", probe)
 
 
-def test_it_says_how_long_a_create_takes_on_a_ready_tier(cli):
+def test_doctor_shows_the_create_time_of_a_ready_backend(cli):
     done = cli("doctor", "--json")
     found = json.loads(done.out)
     assert done.status == 0
@@ -38,7 +38,7 @@ def test_it_says_how_long_a_create_takes_on_a_ready_tier(cli):
         assert one["remedy"]
 
 
-def test_the_text_names_each_tier_and_what_to_do(cli):
+def test_doctor_names_each_backend_and_its_remedy(cli):
     done = cli("doctor")
     assert "ok    tier unisolated (default): ready, image host, create " in done.out
     assert "--    tier gvisor: not ready: " in done.out
@@ -46,13 +46,13 @@ def test_the_text_names_each_tier_and_what_to_do(cli):
     assert done.status == 0
 
 
-def test_no_measure_makes_nothing_and_shows_no_time(cli):
+def test_no_measure_creates_nothing_and_shows_no_time(cli):
     (first, *_) = json.loads(cli("doctor", "--no-measure", "--json").out)["tiers"]
     assert (first["ready"], first["tried"], first["create_ms"]) == (True, False, None)
     assert "create" not in cli("doctor", "--no-measure").out
 
 
-def test_a_default_tier_that_is_not_ready_is_status_1_with_the_remedy(cli, broken):
+def test_a_default_backend_that_is_not_ready_is_status_1_with_the_remedy(cli, broken):
     done = cli("doctor")
     assert done.status == 1
     assert (

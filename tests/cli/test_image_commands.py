@@ -1,4 +1,4 @@
-"""`image …` as typed: what it prints, what it answers in JSON, how it fails."""
+"""`image …`: what it prints, its JSON output, and its failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def archive(tmp_path) -> str:
     return str(write_tar(tmp_path / "archive.tar", docker_members(sketch())))
 
 
-def test_an_image_from_its_file_to_its_end(cli, archive, tmp_path):
+def test_an_image_is_imported_used_and_removed(cli, archive, tmp_path):
     assert cli("image", "ls").out.split()[:2] == ["NAME", "ID"]
     done = cli("image", "import", archive)
     assert (done.status, done.out) == (0, "sketch:1\n")
@@ -45,7 +45,7 @@ def test_an_image_from_its_file_to_its_end(cli, archive, tmp_path):
     assert cli("image", "import", out, "--name", "again").status == 0
 
 
-def test_every_answer_is_one_json_document(cli, archive, tmp_path):
+def test_every_json_answer_is_one_document(cli, archive, tmp_path):
     def told(*words: str):
         done = cli("image", *words, "--json")
         assert (done.status, done.err) == (0, ""), words
@@ -99,7 +99,7 @@ def test_a_root_file_system_needs_a_name(cli):
     assert cli("image", "import", str(busybox_tar()), "--name", "busybox").out == "busybox:latest\n"
 
 
-def test_an_image_for_another_machine_is_stored_and_not_run(cli):
+def test_an_image_for_another_architecture_is_stored_and_not_run(cli):
     assert cli("image", "import", str(foreign_archive())).status == 0
     done = cli("create", "--image", "foreign:1")
     assert done.status == 125

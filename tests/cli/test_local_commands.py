@@ -1,7 +1,7 @@
-"""The command line across processes, on real sandboxes: each command is a process of its own.
+"""The command line across processes, on real sandboxes.
 
-What a user does all day is asked twice: where nobody serves the data directory, and where a daemon
-does; that daemon is one for all.
+Each command is a process. The main commands run twice: without a daemon, and with one that serves
+the data directory.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_a_sandbox_outlives_the_process_that_was_killed(cli, tmp_path):
 
 
 @both_ways
-def test_statuses_tell_what_happened(cli, box):
+def test_exit_statuses_show_what_happened(cli, box):
     assert cli("exec", box, "exit 3").returncode == 3
     assert cli("exec", box, "--", "sh", "-c", "exit 4").returncode == 4
     assert cli("exec", box, "sh", "-c", "kill -9 $$").returncode == 137
@@ -156,7 +156,7 @@ def test_ctrl_c_ends_the_command_and_not_the_sandbox(cli, box):
     assert cli("exec", box, "echo alive").stdout == b"alive\n"
 
 
-def test_a_reader_that_leaves_ends_the_command(cli, box):
+def test_closing_the_output_pipe_ends_the_command(cli, box):
     done = subprocess.run(
         f"{' '.join(COMMAND)} exec {box} yes | head -n 2",
         shell=True,
@@ -186,7 +186,7 @@ def test_trees_are_copied_both_ways_and_compare_equal(cli, box, tmp_path):
     assert cli("cp", f"{box}:in.txt", "-").stdout == b"streamed\n"
 
 
-def test_hostile_trees_land_inside_or_not_at_all(cli, box, tmp_path):
+def test_hostile_trees_are_copied_inside_the_target_or_refused(cli, box, tmp_path):
     cli("exec", box, "mkdir -p evil && cd evil && ln -s /etc/passwd abs && ln -s ../../.. up")
     cli("exec", box, "cd /workspace/evil && ln -s ok fine && echo 1 > ok && mkfifo pipe")
     done = cli("cp", f"{box}:evil", str(tmp_path / "got"))
@@ -195,7 +195,7 @@ def test_hostile_trees_land_inside_or_not_at_all(cli, box, tmp_path):
     assert done.stderr.count(b"warning: skipped") >= 2
 
 
-def test_hostile_names_cannot_drive_the_terminal(cli, box):
+def test_hostile_names_cannot_control_the_terminal(cli, box):
     cli("exec", box, 'evil=$(printf \'/tmp/\\033]0;x\\007\'); cp /bin/sleep "$evil"; "$evil" 60 &')
     end = time.monotonic() + PATIENCE_S
     while b"\\x1b]0;x\\x07 60" not in (shown := cli("ps", box).stdout):
@@ -204,7 +204,7 @@ def test_hostile_names_cannot_drive_the_terminal(cli, box):
 
 
 @both_ways
-def test_rm_takes_several_and_all(cli, box):
+def test_rm_removes_several_or_all(cli, box):
     other = cli("create").stdout.decode().strip()
     third = cli("create").stdout.decode().strip()
     assert cli("rm", box, other).stdout.decode().split() == [box, other]
@@ -221,7 +221,7 @@ def test_completion_knows_the_sandboxes(cli, box, monkeypatch):
     assert offered == [box]
 
 
-def test_doctor_knows_this_machine(cli):
+def test_doctor_describes_this_host(cli):
     done = cli("doctor", "--json")
     found = json.loads(done.stdout)
     assert (found["ready"], done.returncode) == (True, 0), found
@@ -255,7 +255,7 @@ def test_an_interactive_shell_is_a_real_terminal(cli, box):
     assert cli("exec", box, "echo alive").stdout == b"alive\n"
 
 
-def test_a_shell_without_a_sandbox_makes_one_and_takes_it_away(cli):
+def test_a_shell_without_a_sandbox_creates_and_removes_one(cli):
     with Person([*COMMAND, "shell"]) as person:
         person.wait_for("destroyed when this shell ends")
         person.type("id -u; exit 0\r")

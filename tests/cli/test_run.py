@@ -1,4 +1,4 @@
-"""`run`: the code's output is ours, its status is ours."""
+"""`run`: the output and the exit status are those of the code."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sandkasten.cli.options import numbers, pairs
 from sandkasten.errors import InvalidRequest
 
 
-def test_code_runs_and_its_output_is_ours(cli):
+def test_code_runs_and_its_output_is_printed(cli):
     done = cli("run", "-r", "sh", "-c", "echo out; echo err >&2")
     assert (done.status, done.out, done.err) == (0, "out\n", "err\n")
 
 
 @pytest.mark.parametrize("status", [0, 1, 7, 255])
-def test_the_exit_status_is_the_codes(cli, status):
+def test_the_exit_status_is_that_of_the_code(cli, status):
     assert cli("run", "-r", "sh", "-c", f"exit {status}").status == status
 
 
-def test_a_timeout_is_124_and_says_why(cli):
+def test_a_timeout_exits_with_124_and_a_message(cli):
     done = cli("run", "-r", "sh", "--timeout", "1", "-c", "echo begun; sleep 60")
     assert (done.status, done.out) == (124, "begun\n")
     assert done.err.startswith("error: ")
     assert "hint: " in done.err
 
 
-def test_options_after_the_file_are_the_codes_arguments(cli, tmp_path):
+def test_options_after_the_file_are_arguments_of_the_code(cli, tmp_path):
     (tmp_path / "a.sh").write_text('echo "$1" "$2" "$3"')
     done = cli("run", "-r", "sh", str(tmp_path / "a.sh"), "--json", "-x", "last")
     assert (done.status, done.out) == (0, "--json -x last\n")
@@ -63,7 +63,7 @@ def test_environment_reaches_the_code(cli):
     assert cli("run", "-r", "sh", "-e", "A=1=2", "-c", "echo $A").out == "1=2\n"
 
 
-def test_code_from_standard_input(process):
+def test_code_can_come_from_standard_input(process):
     done = process("run", "-r", "sh", "-", "arg", stdin=b'echo "got $1"\n')
     assert (done.stdout, done.returncode) == (b"got arg\n", 0)
 
@@ -82,7 +82,7 @@ def test_nothing_to_run_is_an_error_with_a_hint(cli):
     )
 
 
-def test_a_file_that_is_not_there_is_named(cli, tmp_path):
+def test_a_missing_file_is_named(cli, tmp_path):
     done = cli("run", str(tmp_path / "nothing.py"))
     assert done.status == 125
     assert f"reading {tmp_path / 'nothing.py'} failed" in done.err
@@ -99,7 +99,7 @@ def test_the_runtime_follows_from_the_file(tmp_path, name, runtime):
     assert program_of(asked).runtime == "sh"
 
 
-def test_pairs_and_figures_are_read_strictly():
+def test_pairs_and_numbers_are_parsed_strictly():
     assert pairs(["A=1", "B="], "--env") == {"A": "1", "B": ""}
     assert numbers(["a=1", "b=0.5"]) == {"a": 1, "b": 0.5}
     for words in (["A"], ["=x"]):

@@ -20,7 +20,7 @@ def test_a_shell_in_a_sandbox_of_its_own_ends_with_its_status():
         assert person.status() == 7
 
 
-def test_our_terminal_is_put_back_when_the_shell_is_killed_from_outside():
+def test_our_terminal_is_restored_when_the_shell_is_killed():
     with Person([*UNISOLATED, "shell"]) as person:
         person.wait_for("destroyed when this shell ends")
         person.type("echo ready-$HOME\r")
@@ -31,7 +31,7 @@ def test_our_terminal_is_put_back_when_the_shell_is_killed_from_outside():
         assert person.cooked()
 
 
-def test_input_that_is_no_terminal_is_typed_for_you():
+def test_input_from_a_pipe_is_typed_into_the_shell():
     done = subprocess.run(
         [*UNISOLATED, "shell"],
         input=b"echo from-$HOME\nexit 5\n",

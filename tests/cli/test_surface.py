@@ -1,4 +1,4 @@
-"""The command line as a whole: help, errors in one shape, JSON, exit codes, start-up."""
+"""The command line as a whole: help, errors, JSON, exit codes, start-up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandkasten.cli.sandbox_names import Remote, pick, side
 from sandkasten.errors import InvalidRequest, SessionNotFound
 
 
-def test_every_command_of_the_contract_is_there():
+def test_every_command_of_the_contract_exists():
     assert command_names() == [
         "agent cancel",
         "agent inspect",
@@ -93,7 +93,7 @@ def test_every_command_has_help_without_colour(cli, name):
     assert "\x1b" not in done.out
 
 
-def test_version(cli):
+def test_version_prints_the_version(cli):
     assert cli("version").out == f"sandkasten {__version__}\n"
     assert json.loads(cli("version", "--json").out)["version"] == __version__
 
@@ -101,12 +101,12 @@ def test_version(cli):
 @pytest.mark.parametrize(
     "words", [("nonsense",), ("ls", "--nonsense"), ("rm",), ("rm", "--all", "x"), ("exec", "x")]
 )
-def test_a_command_line_that_makes_no_sense_is_2(cli, words):
+def test_an_invalid_command_line_exits_with_2(cli, words):
     done = cli(*words)
     assert (done.status, done.out) == (2, "")
 
 
-def test_an_error_is_one_line_and_a_hint_on_stderr_and_125(cli):
+def test_an_error_is_one_line_and_a_hint_on_stderr_with_status_125(cli):
     done = cli("ps", "sbx_0000000000000000")
     assert (done.status, done.out) == (125, "")
     lines = done.err.splitlines()
@@ -130,17 +130,17 @@ def test_an_error_in_json_is_the_contracts_body_on_stdout(cli):
     assert (body["code"], body["request_id"]) == ("SESSION_NOT_FOUND", None)
 
 
-def test_a_program_that_is_not_there_is_127(cli):
+def test_a_missing_program_exits_with_127(cli):
     done = cli("run", "-r", "node", "-e", "PATH=/nowhere", "-c", "1")
     assert (done.status, done.out) == (127, "")
 
 
-def test_listing_nothing_is_a_head_or_an_empty_list(cli):
+def test_an_empty_list_is_a_header_or_an_empty_json_list(cli):
     assert cli("ls").out.split()[0] == "ID"
     assert json.loads(cli("ls", "--json").out) == []
 
 
-def test_create_prints_the_id_alone(cli):
+def test_create_prints_only_the_id(cli):
     done = cli("create", "--label", "a=b")
     assert done.status == 0
     assert done.out.startswith("sbx_")
@@ -173,7 +173,7 @@ def test_a_malformed_setting_refuses_to_start(cli, monkeypatch):
     assert done.err.startswith("error: ")
 
 
-def test_help_says_what_exit_statuses_mean(cli):
+def test_help_explains_the_exit_statuses(cli):
     shown = " ".join(cli("--help").out.split())
     for status in ("124 when its time ran out", "125 for an error of ours", "130 for Ctrl-C"):
         assert status in shown
@@ -186,7 +186,7 @@ def test_completion_knows_commands(monkeypatch, process):
     assert process().stdout.split() == [b"doctor", b"down"]
 
 
-def test_a_reader_that_leaves_ends_us_quietly():
+def test_a_closed_output_pipe_ends_the_command_quietly():
     done = subprocess.run(
         f"{sys.executable} -m tests.unisolated run -r sh -c "
         "'for i in 1 2 3 4 5 6 7 8 9; do echo $i; done' | true",
@@ -199,7 +199,7 @@ def test_a_reader_that_leaves_ends_us_quietly():
     assert "Traceback" not in done.stderr
 
 
-def test_run_does_not_load_what_it_does_not_need():
+def test_run_loads_no_unneeded_modules():
     code = (
         "import sys\n"
         "from tests.unisolated.composition import install\n"
@@ -229,11 +229,11 @@ def test_run_does_not_load_what_it_does_not_need():
         ("\U000e0041", "\\U000e0041"),
     ],
 )
-def test_what_could_drive_a_terminal_is_written_out(text, shown):
+def test_terminal_control_characters_are_escaped(text, shown):
     assert visible(text) == shown
 
 
-def test_ids_are_picked_by_their_beginning():
+def test_ids_are_matched_by_prefix():
     ids = ["sbx_aaaa000000000000", "sbx_aabb000000000000"]
     assert pick("sbx_aaaa", ids) == ids[0]
     assert pick("aab", ids) == ids[1]
@@ -245,7 +245,7 @@ def test_ids_are_picked_by_their_beginning():
             pick(start, ids)
 
 
-def test_sides_of_a_copy():
+def test_the_sides_of_a_copy_are_parsed():
     assert side("sbx_aa:x/y") == Remote("sbx_aa", "x/y")
     assert side("aa:") == Remote("aa", ".")
     assert side("./a:b") == "./a:b"
@@ -256,6 +256,6 @@ def test_sides_of_a_copy():
     assert caught.value.hint == "for a local file write ./report:1.txt"
 
 
-def test_figures_for_people():
+def test_numbers_are_formatted_for_people():
     assert [age(n) for n in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h 1m", "1d 1h"]
     assert [size(n) for n in (None, 5, 2048, 3 << 20)] == ["-", "5 B", "2.0 KB", "3.0 MB"]

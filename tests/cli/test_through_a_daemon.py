@@ -1,4 +1,4 @@
-"""Who does what the command line asks: a daemon that was named, one that is there, or we."""
+"""Where a command runs: a named daemon, the daemon of the data directory, or this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def box(daemon: Served, cli) -> str:
 
 
 @pytest.mark.promise("P35")
-def test_a_daemon_of_the_same_data_is_used(daemon, cli, box):
+def test_a_daemon_of_the_same_data_directory_is_used(daemon, cli, box):
     # An unisolated sandbox lives in the process that created it: this one is the daemon's.
     assert [one["id"] for one in json.loads(cli("ls", "--json").out)] == [box]
     assert json.loads(cli("--embedded", "ls", "--json").out) == []
@@ -41,7 +41,7 @@ def test_a_daemon_of_the_same_data_is_used(daemon, cli, box):
     assert cli("exec", box, "echo $A; pwd").out == "1\n/tmp\n"
 
 
-def test_every_way_to_look_at_a_sandbox(cli, box, tmp_path):
+def test_every_command_that_shows_a_sandbox_works_through_a_daemon(cli, box, tmp_path):
     assert "COMMAND" in cli("ps", box).out
     assert json.loads(cli("stats", box, "--json").out)["usage"]["pids_limit"] == 256
     listed = json.loads(cli("ls", "--json").out)[0]
@@ -56,7 +56,7 @@ def test_every_way_to_look_at_a_sandbox(cli, box, tmp_path):
 
 
 @pytest.mark.promise("P45")
-def test_an_operator_acts_for_a_tenant_by_its_name(daemon, cli, box, monkeypatch):
+def test_an_operator_can_act_for_a_tenant(daemon, cli, box, monkeypatch):
     monkeypatch.setenv("SANDKASTEN_TENANT", "acme")
     theirs = cli("create").out.strip()
     assert [one["id"] for one in json.loads(cli("ls", "--json").out)] == [theirs]
@@ -73,7 +73,7 @@ def test_an_operator_acts_for_a_tenant_by_its_name(daemon, cli, box, monkeypatch
     assert json.loads(cli("files", "ls", "--json").out) == []
 
 
-def test_workspaces_and_images_are_the_daemons(daemon, cli):
+def test_workspaces_and_images_are_those_of_the_daemon(daemon, cli):
     assert cli("workspace", "create", "alpha", "--size", "20").status == 0
     assert [one["name"] for one in json.loads(cli("workspace", "ls", "--json").out)] == ["alpha"]
     assert cli("run", "-r", "sh", "--workspace", "alpha", "-c", "echo x > kept").status == 0
@@ -83,7 +83,7 @@ def test_workspaces_and_images_are_the_daemons(daemon, cli):
     assert json.loads(cli("image", "ls", "--json").out) == []
 
 
-def test_failures_are_told_as_ever(cli, box):
+def test_failures_through_a_daemon_look_the_same(cli, box):
     gone = cli("exec", "sbx_0123456789abcdef", "true", "--json")
     assert gone.status == 125
     said = cli("exec", "--json", "sbx_0123456789abcdef", "true")
@@ -92,7 +92,7 @@ def test_failures_are_told_as_ever(cli, box):
     assert cli("run", "-r", "sh", "-c", "exit 42").status == 42
 
 
-def test_a_named_daemon_is_asked_with_its_key(daemon, cli, monkeypatch, tmp_path):
+def test_a_named_daemon_is_contacted_with_its_key(daemon, cli, monkeypatch, tmp_path):
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(tmp_path / "elsewhere"))
     assert cli("--url", daemon.url, "ls").status == 125
     assert cli("--url", daemon.url, "--api-key", KEY, "ls").status == 0
@@ -106,7 +106,7 @@ def test_a_named_daemon_is_asked_with_its_key(daemon, cli, monkeypatch, tmp_path
 
 
 @pytest.mark.promise("P35")
-def test_a_named_daemon_that_is_not_there_is_no_reason_to_do_it_here(cli, monkeypatch):
+def test_an_unreachable_named_daemon_is_an_error_without_fallback(cli, monkeypatch):
     said = cli("--url", "http://127.0.0.1:1", "ls")
     assert said.status == 125
     assert "no daemon answers" in said.err
@@ -115,20 +115,20 @@ def test_a_named_daemon_that_is_not_there_is_no_reason_to_do_it_here(cli, monkey
     assert cli("--embedded", "ls").status == 0
 
 
-def test_what_only_the_machine_can_be_asked_is_refused_for_another(daemon, cli):
+def test_host_commands_are_refused_for_a_remote_daemon(daemon, cli):
     said = cli("--url", daemon.url, "--api-key", KEY, "doctor", "--no-measure", "--json")
     assert json.loads(said.out)["code"] == "UNSUPPORTED_BY_BACKEND"
     assert cli("doctor", "--no-measure").status == 0
 
 
-def test_contradictions_are_refused():
+def test_contradictory_options_are_refused():
     with pytest.raises(InvalidRequest, match="exclude"):
         whom(State(url="http://x", embedded=True))
     with pytest.raises(InvalidRequest, match="two servers"):
         whom(State(url="http://x", data_dir="/x"))
 
 
-def test_a_socket_that_a_killed_daemon_left_is_not_taken_for_one(tmp_path):
+def test_a_stale_socket_of_a_killed_daemon_is_ignored(tmp_path):
     import socket
 
     path = str(tmp_path / "daemon.sock")

@@ -1,4 +1,4 @@
-"""`workspace …` and `--workspace`, each command a life of its own on one data directory."""
+"""`workspace …` and `--workspace`, each command on one data directory."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def on_disk(monkeypatch: pytest.MonkeyPatch, unisolated_only: None, tmp_path: Pa
     ("text", "figure"),
     [("500", 500), ("500M", 500), ("2G", 2048), ("1.5g", 1536), ("512k", 0.5), ("1TiB", 1048576)],
 )
-def test_a_size_is_in_megabytes_unless_it_says_otherwise(text, figure):
+def test_a_size_without_a_unit_is_in_megabytes(text, figure):
     assert megabytes(text) == figure
 
 
 @pytest.mark.parametrize("text", ["", "G", "-5", "1e9", "5X", "nan", "9" * 50, "5 M B"])
-def test_what_is_no_size_is_refused(text):
+def test_an_invalid_size_is_refused(text):
     with pytest.raises(InvalidRequest, match="is not a size"):
         megabytes(text)
 
 
-def test_a_workspace_from_making_to_deleting(cli: Cli):
+def test_a_workspace_is_created_used_and_deleted(cli: Cli):
     assert cli("workspace", "create", "w", "--size", "16M") == Spoken(0, "w\n", "")
     assert cli("workspace", "cp", "w", "x").out == "x\n"
     assert cli("workspace", "resize", "x", "32").out == "x\n"
@@ -64,7 +64,7 @@ def test_a_workspace_from_making_to_deleting(cli: Cli):
     assert json.loads(cli("workspace", "ls", "--json").out) == []
 
 
-def test_one_document_says_everything_of_a_new_one(cli: Cli):
+def test_a_new_workspace_is_described_by_one_json_document(cli: Cli):
     made = json.loads(cli("workspace", "create", "w", "--size", "16", "--json").out)
     assert set(made) == {
         "name", "workspace_id", "kind", "size_bytes", "created_at", "used_bytes",
@@ -86,14 +86,14 @@ def test_one_document_says_everything_of_a_new_one(cli: Cli):
         (("du", "no"), "WORKSPACE_NOT_FOUND"),
     ],
 )
-def test_what_cannot_be_is_an_error_with_a_code(cli: Cli, words, code):
+def test_an_invalid_workspace_request_is_an_error_with_a_code(cli: Cli, words, code):
     cli("workspace", "create", "w", "--size", "16")
     told = cli("workspace", *words, "--json")
     assert (told.status, json.loads(told.out)["code"]) == (125, code)
     assert cli("workspace", *words).err.splitlines()[-1].startswith("hint: ")
 
 
-def test_one_that_cannot_be_deleted_does_not_stop_the_others(cli: Cli):
+def test_a_failed_deletion_does_not_stop_the_others(cli: Cli):
     cli("workspace", "create", "w", "--size", "16")
     told = cli("workspace", "rm", "no", "w", "--json")
     answer = json.loads(told.out)
@@ -101,7 +101,7 @@ def test_one_that_cannot_be_deleted_does_not_stop_the_others(cli: Cli):
     assert [one["code"] for one in answer["failed"]] == ["WORKSPACE_NOT_FOUND"]
 
 
-def test_a_damaged_one_is_listed_with_its_problem(cli: Cli, on_disk: Path):
+def test_a_damaged_workspace_is_listed_with_its_problem(cli: Cli, on_disk: Path):
     cli("workspace", "create", "w", "--size", "16")
     cli("workspace", "create", "good", "--size", "16")
     (on_disk / "workspaces" / "w" / "meta.json").write_text("{}")
@@ -113,7 +113,7 @@ def test_a_damaged_one_is_listed_with_its_problem(cli: Cli, on_disk: Path):
     assert cli("workspace", "rm", "w").status == 0
 
 
-def test_a_run_and_a_sandbox_use_the_workspace_that_is_named(cli: Cli):
+def test_a_run_and_a_sandbox_use_the_named_workspace(cli: Cli):
     ran = cli("run", "--workspace", "w", "-c", "open('made', 'w').write('yes')")
     assert (ran.status, ran.err) == (0, "")
     made = json.loads(cli("create", "--workspace", "w", "--json").out)

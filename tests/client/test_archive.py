@@ -1,4 +1,4 @@
-"""Trees between here and there: what a hostile archive tries must not land outside."""
+"""Unpacking downloaded trees: a hostile archive cannot write outside."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _names(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
-def test_an_honest_tree_arrives(tmp_path):
+def test_an_ordinary_tree_is_unpacked(tmp_path):
     data = _archive(
         (_member("./", tarfile.DIRTYPE, mode=0o755), b""),
         (_member("./d", tarfile.DIRTYPE, mode=0o755), b""),
@@ -92,7 +92,7 @@ def test_nothing_is_written_through_a_link_of_the_archive(tmp_path):
     assert not (tmp_path / "out/real/planted").exists()
 
 
-def test_nothing_is_written_through_a_link_that_was_there_before(tmp_path):
+def test_nothing_is_written_through_an_existing_link(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     destination = tmp_path / "out"
@@ -115,12 +115,12 @@ def test_devices_pipes_and_hard_links_are_left_out(tmp_path, kind):
     assert _names(tmp_path) == ["out"]
 
 
-def test_set_id_bits_do_not_arrive(tmp_path):
+def test_set_id_bits_are_not_unpacked(tmp_path):
     _unpack(_archive((_member("su", mode=0o6755), b"x")), tmp_path / "out")
     assert stat.S_IMODE((tmp_path / "out/su").stat().st_mode) == 0o755
 
 
-def test_a_bomb_stops_at_the_ceiling(tmp_path):
+def test_an_archive_bomb_stops_at_the_limit(tmp_path):
     data = _archive((_member("a"), b"x" * 600), (_member("b"), b"x" * 600))
     with pytest.raises(PayloadTooLarge):
         _unpack(data, tmp_path / "out", max_bytes=1000)
@@ -135,12 +135,12 @@ def test_a_header_that_claims_a_terabyte_is_refused_before_a_byte_is_written(tmp
 
 
 @pytest.mark.parametrize("data", [b"not a tar at all" * 100, b"\xff" * 2048])
-def test_nonsense_is_told_apart_from_local_trouble(tmp_path, data):
+def test_an_invalid_archive_is_distinguished_from_local_errors(tmp_path, data):
     with pytest.raises(ProtocolViolation):
         _unpack(data, tmp_path / "out")
 
 
-def test_an_archive_that_ends_in_the_middle_is_an_error(tmp_path):
+def test_a_truncated_archive_is_an_error(tmp_path):
     whole = _archive((_member("a"), b"x" * 100_000))
     with pytest.raises((ProtocolViolation, FileTrouble)):
         _unpack(whole[:50_000], tmp_path / "out")
@@ -164,11 +164,11 @@ def test_a_read_only_directory_can_still_be_filled(tmp_path):
         ("a", "/b", False),
     ],
 )
-def test_where_a_link_leads_is_judged_by_its_text(link, target, inside):
+def test_the_target_of_a_link_is_judged_by_its_text(link, target, inside):
     assert stays_inside(link, target) is inside
 
 
-def test_packing_takes_files_directories_and_inner_links_and_names_the_rest(tmp_path):
+def test_packing_includes_files_directories_and_inner_links_and_names_the_rest(tmp_path):
     source = tmp_path / "in"
     (source / "d").mkdir(parents=True)
     (source / "d/f").write_bytes(b"1" * 300_000)
@@ -196,7 +196,7 @@ def test_packing_takes_files_directories_and_inner_links_and_names_the_rest(tmp_
     assert (tally.files, tally.bytes) == (2, 600_000)
 
 
-def test_packing_that_is_left_early_ends_its_thread(tmp_path):
+def test_cancelled_packing_ends_its_thread(tmp_path):
     (tmp_path / "f").write_bytes(b"1" * 5_000_000)
 
     async def begin_and_leave() -> None:

@@ -1,4 +1,4 @@
-"""What only shows with an event loop of one's own: cancellation, many at once, many loops."""
+"""The asynchronous client: cancellation, concurrency, several event loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandkasten.client.server import server_pool
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_can_be_awaited_into_being_and_closed():
+async def test_an_asynchronous_sandbox_can_be_awaited_and_closed():
     box = await AsyncSandbox(backend="unisolated")
     assert (await box.exec("echo forty-two")).output == "forty-two\n"
     await box.close()
@@ -21,13 +21,13 @@ async def test_it_can_be_awaited_into_being_and_closed():
         await box.exec("true")
 
 
-async def test_one_that_was_not_started_says_how():
+async def test_an_unstarted_sandbox_explains_how_to_start_it():
     with pytest.raises(sandkasten.InvalidRequest) as caught:
         await AsyncSandbox(backend="unisolated").exec("true")
     assert "async with" in caught.value.hint
 
 
-async def test_many_commands_run_at_once_in_their_own_processes(abox):
+async def test_many_commands_run_concurrently_in_their_own_processes(abox):
     results = await asyncio.gather(*(abox.exec(["echo", str(n)]) for n in range(20)))
     assert [one.stdout for one in results] == [f"{n}\n" for n in range(20)]
 
@@ -51,7 +51,7 @@ async def test_a_cancelled_block_still_destroys(abox):
     assert abox.id in [info.id for info in await AsyncSandbox.list(backend="unisolated")]
 
 
-async def test_a_stream_that_is_left_early_is_closed(abox):
+async def test_a_stream_that_is_abandoned_early_is_closed(abox):
     async with abox.exec_stream(["sh", "-c", "echo a; sleep 60"]) as stream:
         async for piece in stream:
             assert piece.text == "a\n"
@@ -61,7 +61,7 @@ async def test_a_stream_that_is_left_early_is_closed(abox):
     assert [one.status for one in await abox.execs()] == ["running"]
 
 
-async def test_a_character_cut_in_two_comes_whole(abox):
+async def test_a_split_character_is_joined(abox):
     process = await abox.start(["cat"], keep_stdin_open=True)
     first, second = "ü".encode()
     stream = process.follow()
@@ -83,7 +83,7 @@ async def test_data_can_come_from_an_asynchronous_source(abox):
     assert await abox.read("made") == b"000011112222"
 
 
-def test_each_loop_has_an_engine_that_is_closed_with_it():
+def test_each_event_loop_has_an_engine_that_is_closed_with_it():
     async def once() -> str:
         async with AsyncSandbox(backend="unisolated") as box:
             return (await box.exec("echo hi")).output
@@ -94,7 +94,7 @@ def test_each_loop_has_an_engine_that_is_closed_with_it():
     assert [held for loop in closed for held in server_pool._by_loop[loop].open] == []
 
 
-def test_settings_are_refused_before_anything_is_made(monkeypatch):
+def test_invalid_settings_are_refused_before_anything_is_created(monkeypatch):
     monkeypatch.setenv("SANDKASTEN_BACKEND", "nonsense")
     with pytest.raises(sandkasten.InvalidConfiguration):
         asyncio.run(AsyncSandbox().begin())

@@ -1,4 +1,4 @@
-"""The SDK's images: every operation, in both worlds, on a real store."""
+"""The SDK's images: every operation, synchronous and asynchronous, on a real store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def archive(tmp_path) -> Path:
     return write_tar(tmp_path / "archive.tar", docker_members(sketch()))
 
 
-def test_an_image_from_its_file_to_its_end(archive, tmp_path, monkeypatch):
+def test_an_image_is_imported_used_and_removed(archive, tmp_path, monkeypatch):
     images = Images(data_dir=tmp_path / "data")
     assert images.list() == []
     [image] = images.import_archive(archive)
@@ -45,7 +45,7 @@ def test_an_image_from_its_file_to_its_end(archive, tmp_path, monkeypatch):
     assert (again.names, again.env["A"]) == (("again:latest",), "1")
 
 
-async def test_the_asynchronous_twin_hears_of_progress_on_its_loop(archive):
+async def test_the_asynchronous_client_reports_progress_on_its_loop(archive):
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ async def test_a_sandbox_keeps_its_image(archive):
     assert (await images.remove("sketch:1")).deleted
 
 
-def test_failures_have_names(tmp_path):
+def test_image_failures_are_typed_errors(tmp_path):
     images = Images(data_dir=tmp_path / "data")
     with pytest.raises(FileTrouble):
         images.import_archive("/nowhere")

@@ -26,7 +26,7 @@ def test_every_example_is_run():
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_an_example_says_what_it_should(name, monkeypatch, unisolated_only):
+def test_an_example_prints_the_expected_output(name, monkeypatch, unisolated_only):
     monkeypatch.delenv("SANDKASTEN_BACKEND")
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name)],

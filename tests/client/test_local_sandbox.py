@@ -1,4 +1,4 @@
-"""The client on real sandboxes: what shows only with processes, sizes and time."""
+"""The client on real sandboxes: processes, sizes and time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_state_persists_over_a_thousand_commands(real):
     assert real.exec("echo $N; pwd").output == "1000\n/tmp\n"
 
 
-def test_a_child_goes_on_with_the_sandbox_of_its_parent(real):
+def test_a_child_process_continues_with_the_sandbox_of_its_parent(real):
     real.exec("export WHO=parent")
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def test_a_child_goes_on_with_the_sandbox_of_its_parent(real):
     assert real.exec("echo $WHO").output == "child\n"
 
 
-def test_threads_use_one_sandbox_at_once(real):
+def test_threads_can_share_one_sandbox(real):
     answers: list[str] = []
 
     def work(number: int) -> None:
@@ -75,7 +75,7 @@ def test_threads_use_one_sandbox_at_once(real):
     assert sorted(answers, key=int) == [str(number) for number in range(16)]
 
 
-def test_one_that_was_not_closed_lives_on_after_its_process():
+def test_an_unclosed_sandbox_survives_its_process():
     name = _program(
         """
         from sandkasten import Sandbox
@@ -116,7 +116,7 @@ def test_memory_stays_flat_under_a_flood_of_output(full_size):
 
 
 @pytest.mark.anyio
-async def test_many_sandboxes_of_one_loop_work_at_once(tmp_path):
+async def test_many_sandboxes_of_one_loop_work_concurrently(tmp_path):
     import asyncio
 
     async def one(number: int) -> str:
@@ -129,7 +129,7 @@ async def test_many_sandboxes_of_one_loop_work_at_once(tmp_path):
     assert await AsyncSandbox.list(data_dir=tmp_path / "data") == []
 
 
-def test_an_interrupted_program_destroys_what_it_was_using(tmp_path):
+def test_an_interrupted_program_destroys_its_sandbox(tmp_path):
     data = str(tmp_path / "data")
     told = _program(
         """

@@ -1,4 +1,4 @@
-"""Named workspaces and host mounts on real sandboxes: kept, shared, shown and never written."""
+"""Named workspaces and host mounts on real sandboxes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise("P22")
-def test_what_a_sandbox_wrote_is_there_for_the_next_with_its_owner_and_mode(here):
+def test_workspace_files_keep_owner_and_mode_for_the_next_sandbox(here):
     with here.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
         box.exec("umask 077; echo kept > file; mkdir -p d/e; ln -s file link; echo h > ~/.rc")
         info = box.info()
@@ -88,7 +88,7 @@ def test_what_a_sandbox_wrote_is_there_for_the_next_with_its_owner_and_mode(here
 
 
 @pytest.mark.promise("P26")
-def test_the_kernel_holds_a_named_workspace_to_its_size(here):
+def test_the_kernel_enforces_the_size_of_a_named_workspace(here):
     with here.sandbox(workspace="w", limits={"workspace_mb": 16}) as box:
         full = box.exec("head -c 30000000 /dev/zero > big; ls -l big >/dev/null; rm big; echo ok")
         assert "No space left" in full.stderr
@@ -104,7 +104,7 @@ def test_the_kernel_holds_a_named_workspace_to_its_size(here):
         assert 30_000_000 < told.used_bytes < 32_000_000
 
 
-def test_one_has_it_alone_and_others_are_told_who(here):
+def test_a_workspace_is_exclusive_and_a_conflict_names_the_holder(here):
     with here.sandbox(workspace="w") as box:
         with pytest.raises(Conflict, match=box.id):
             here.sandbox(workspace="w")
@@ -117,7 +117,7 @@ def test_one_has_it_alone_and_others_are_told_who(here):
 
 
 @pytest.mark.promise("P22")
-def test_those_who_share_see_each_others_files_at_once(here):
+def test_sharing_sandboxes_see_each_others_files(here):
     with (
         here.sandbox(workspace="w", workspace_mode="shared") as one,
         here.sandbox(workspace="w", workspace_mode="shared") as other,
@@ -132,7 +132,7 @@ def test_those_who_share_see_each_others_files_at_once(here):
         assert box.exec("cat file").stdout == "hello\nmore\nlast\n"
 
 
-def test_a_crowd_at_once_leaves_one_holder_and_a_whole_file_system(here, tmp_path):
+def test_concurrent_claims_leave_one_holder_and_an_intact_file_system(here, tmp_path):
     here.workspaces.create("w", size_mb=32)
     made: list[Sandbox] = []
     told: list[SandkastenError] = []
@@ -155,7 +155,7 @@ def test_a_crowd_at_once_leaves_one_holder_and_a_whole_file_system(here, tmp_pat
         assert box.exec("cat file").stdout == "x\n"
 
 
-def test_a_killed_sandbox_leaves_its_workspace_whole(here, tmp_path):
+def test_a_killed_sandbox_leaves_its_workspace_intact(here, tmp_path):
     """Its first process is killed from outside: nothing was unmounted by anybody's care."""
     box = here.sandbox(workspace="w", limits={"workspace_mb": 32})
     box.exec("for i in $(seq 200); do echo $i > f$i; done; sync")
@@ -169,7 +169,7 @@ def test_a_killed_sandbox_leaves_its_workspace_whole(here, tmp_path):
     subprocess.run(["e2fsck", "-fn", volume], check=True, capture_output=True, timeout=60)
 
 
-def test_a_process_that_was_killed_does_not_keep_its_workspace(here, tmp_path):
+def test_a_killed_process_releases_its_workspace(here, tmp_path):
     code = """
         import os, sys
         from sandkasten import Sandbox
@@ -189,7 +189,7 @@ def test_a_process_that_was_killed_does_not_keep_its_workspace(here, tmp_path):
         assert heir.exec("cat file").stdout == "kept\n"
 
 
-def test_a_run_keeps_what_it_wrote_and_not_its_code(here):
+def test_a_run_keeps_its_files_and_not_its_code(here):
     first = here.run("open('made', 'w').write('x'); print('ok')", workspace="w")
     assert (first.ok, first.stdout) == (True, "ok\n")
     second = here.run("import os; print(os.path.exists('made'))", workspace="w")
@@ -198,7 +198,7 @@ def test_a_run_keeps_what_it_wrote_and_not_its_code(here):
         assert box.exec("ls -A").stdout == "made\n"
 
 
-def test_a_copy_is_a_workspace_of_its_own(here):
+def test_a_copy_is_an_independent_workspace(here):
     with here.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
         box.exec("echo first > file")
     here.workspaces.copy("w", "x")
@@ -208,7 +208,7 @@ def test_a_copy_is_a_workspace_of_its_own(here):
 
 
 @pytest.mark.promise("P24")
-def test_a_mount_is_shown_where_the_operator_says_and_can_only_be_read(here, shown):
+def test_a_mount_is_read_only_at_the_operators_target(here, shown):
     with here.sandbox(mounts=["models"]) as box:
         assert [(one.name, one.target) for one in box.info().mounts] == [
             ("models", "/models"),
@@ -234,7 +234,7 @@ def test_a_mount_is_shown_where_the_operator_says_and_can_only_be_read(here, sho
     assert [one.name for one in shown.iterdir()] == ["weights"]
 
 
-def test_without_naming_it_only_the_default_is_there(here, shown):
+def test_without_a_request_only_the_default_mount_is_present(here, shown):
     with here.sandbox() as box:
         assert box.exec("ls -d /models /mnt/*").stdout == "/mnt/one.txt\n"
     assert here.run("print(open('/mnt/one.txt').read())", mounts=["models"]).stdout == "file\n\n"
@@ -242,14 +242,14 @@ def test_without_naming_it_only_the_default_is_there(here, shown):
 
 @pytest.mark.promise("P24")
 @pytest.mark.parametrize("name", ["/etc", "../models", "weights", ""])
-def test_a_request_can_name_nothing_else(here, shown, name):
+def test_a_request_for_an_unlisted_mount_is_refused(here, shown, name):
     with pytest.raises(PolicyDenied, match="known: models, one"):
         here.sandbox(mounts=[name])
     assert here.sandboxes() == []
 
 
 @pytest.mark.promise("P26")
-def test_an_ordinary_user_has_workspaces_and_mounts_too():
+def test_workspaces_and_mounts_work_for_an_ordinary_user():
     code = """
         import os
         os.environ["SANDKASTEN_POLICY_MOUNTS"] = f"models={os.environ['HOME']}/models:/models"

@@ -1,4 +1,4 @@
-"""The loop thread: one hop there and back, Ctrl-C, fork, and the end of the process."""
+"""The loop thread: calls, Ctrl-C, fork, and the end of the process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ async def _twice(number: int) -> int:
     return 2 * number
 
 
-def test_a_coroutine_runs_and_its_value_comes_back():
+def test_a_coroutine_runs_and_its_value_is_returned():
     assert loop_thread.run(_twice(21)) == 42
 
 
-def test_what_a_coroutine_raises_is_raised_here():
+def test_an_exception_of_a_coroutine_is_raised_in_the_caller():
     async def fail() -> None:
         raise ValueError("from inside")
 
@@ -44,7 +44,7 @@ def test_many_threads_share_one_loop():
     assert names.count("sandkasten-loop") == 1
 
 
-def test_using_it_from_within_its_own_loop_is_refused_and_not_a_deadlock():
+def test_use_from_within_its_own_loop_is_refused_and_does_not_deadlock():
     async def nested() -> None:
         loop_thread.run(_twice(1))
 
@@ -52,7 +52,7 @@ def test_using_it_from_within_its_own_loop_is_refused_and_not_a_deadlock():
         loop_thread.run(nested())
 
 
-def test_a_forked_child_gets_a_loop_of_its_own_and_the_parent_keeps_its():
+def test_a_forked_child_gets_its_own_loop():
     assert loop_thread.run(_twice(1)) == 2
     child = os.fork()
     if child == 0:
@@ -65,7 +65,7 @@ def test_a_forked_child_gets_a_loop_of_its_own_and_the_parent_keeps_its():
     assert loop_thread.run(_twice(5)) == 10
 
 
-def test_ctrl_c_cancels_the_call_lets_it_clean_up_and_goes_on_as_keyboard_interrupt(script):
+def test_ctrl_c_cancels_the_call_and_is_raised_after_its_clean_up(script):
     done = script(
         """
         import asyncio, os, signal, threading

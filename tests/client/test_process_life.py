@@ -23,7 +23,7 @@ def test_importing_the_package_loads_neither_asyncio_nor_the_engine(script):
     assert done.stdout == "[]\n[]\n", done
 
 
-def test_a_sandbox_that_was_not_closed_does_not_hold_up_the_end(script):
+def test_an_unclosed_sandbox_does_not_delay_the_exit(script):
     done = script(
         """
         from sandkasten import Sandbox
@@ -34,7 +34,7 @@ def test_a_sandbox_that_was_not_closed_does_not_hold_up_the_end(script):
     assert (done.stdout, done.stderr, done.returncode) == ("hi\n", "", 0)
 
 
-def test_a_stream_that_was_dropped_does_not_hold_up_the_end(script):
+def test_an_abandoned_stream_does_not_delay_the_exit(script):
     done = script(
         """
         from sandkasten import Sandbox
@@ -78,7 +78,7 @@ def test_ctrl_c_during_a_command_leaves_a_usable_sandbox(script):
     assert (done.stdout, done.stderr, done.returncode) == ("after\n", "", 0)
 
 
-def test_without_the_engine_the_error_says_what_to_install():
+def test_without_the_engine_the_error_names_the_extra_to_install():
     code = (
         "import sys; sys.modules['sandkasten.engine.engine'] = None\n"
         "import sandkasten\n"

@@ -1,4 +1,4 @@
-"""What a program sees of a sandbox, through the synchronous client."""
+"""The synchronous client: everything a program sees of a sandbox."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_failed_command_is_a_result(box):
     assert (result.ok, result.exit_code, result.status) == (False, 1, "completed")
 
 
-def test_check_raises_what_the_command_did(box):
+def test_check_raises_the_failure_of_the_command(box):
     with pytest.raises(subprocess.CalledProcessError) as caught:
         box.exec(["sh", "-c", "echo seen; exit 3"], check=True)
     assert (caught.value.returncode, caught.value.output) == (3, "seen\n")
@@ -41,7 +41,7 @@ def test_check_raises_command_timeout_for_a_deadline(box):
         box.exec(["sleep", "60"], timeout_ms=100, check=True)
 
 
-def test_a_deadline_is_a_result_and_milliseconds_win(box):
+def test_a_deadline_is_a_result_and_milliseconds_override_seconds(box):
     result = box.exec(["sleep", "60"], timeout_ms=100, timeout_seconds=50)
     assert (result.timed_out, result.status, result.ok) == (True, "timed_out", False)
 
@@ -52,14 +52,14 @@ def test_stdin_env_and_cwd_reach_the_command(box):
     assert box.exec(["sh", "-c", "echo $B; pwd"], env={"B": "x"}, cwd="/tmp").stdout == "x\n/tmp\n"
 
 
-def test_bytes_that_are_no_text_are_kept_beside_the_text(box):
+def test_bytes_that_are_not_utf8_are_kept_beside_the_text(box):
     result = box.exec(["cat"], stdin=b"a\xffb")
     assert (result.stdout, result.stdout_data) == ("a\ufffdb", b"a\xffb")
     assert result.as_dict()["stdout_b64"] == "Yf9i"
     assert "stdout_b64" not in box.exec(["echo", "plain"]).as_dict()
 
 
-def test_the_answer_has_every_field_of_the_contract(box):
+def test_the_result_has_every_field_of_the_contract(box):
     assert list(box.exec("true").as_dict()) == [
         "exec_id",
         "status",
@@ -80,12 +80,12 @@ def test_the_answer_has_every_field_of_the_contract(box):
 
 
 @pytest.mark.parametrize("cmd", [b"ls", ["ls", 1], 7, None])
-def test_a_command_of_the_wrong_shape_is_refused_by_name(box, cmd):
+def test_a_command_of_the_wrong_type_is_refused_by_name(box, cmd):
     with pytest.raises(sandkasten.InvalidRequest):
         box.exec(cmd)
 
 
-def test_arguments_nobody_knows_are_errors(box):
+def test_unknown_arguments_are_errors(box):
     with pytest.raises(TypeError):
         box.exec("true", timeout=3)
     with pytest.raises(TypeError):
@@ -94,7 +94,7 @@ def test_arguments_nobody_knows_are_errors(box):
         Sandbox(backend="unisolated", memory=3)  # type: ignore[call-arg]
 
 
-def test_files_go_in_and_come_out(box):
+def test_files_are_written_and_read(box):
     assert box.write("a.txt", "grün").path == "/workspace/a.txt"
     content = box.read("a.txt")
     assert content == "grün".encode()
@@ -127,7 +127,7 @@ def test_a_part_of_a_file_can_be_read(box):
     assert (cut, cut.truncated, cut.size) == (b"0123", True, 10)
 
 
-def test_directories_are_listed_made_moved_and_removed(box):
+def test_directories_are_listed_created_moved_and_removed(box):
     box.mkdir("d/e")
     box.write("d/e/f", b"1")
     assert [entry.name for entry in box.ls("d", recursive=True)] == ["e", "f"]
@@ -142,7 +142,7 @@ def test_directories_are_listed_made_moved_and_removed(box):
         box.stat("d")
 
 
-def test_leaving_the_block_destroys_it_also_after_an_error():
+def test_leaving_the_block_destroys_the_sandbox_also_after_an_error():
     names = []
 
     def work() -> None:
@@ -155,7 +155,7 @@ def test_leaving_the_block_destroys_it_also_after_an_error():
     assert names[0] not in [info.id for info in Sandbox.list(backend="unisolated")]
 
 
-def test_a_closed_sandbox_says_so_and_closing_again_is_quiet():
+def test_a_closed_sandbox_is_an_error_and_closing_again_succeeds():
     box = Sandbox(backend="unisolated")
     box.close()
     box.close()
@@ -163,7 +163,7 @@ def test_a_closed_sandbox_says_so_and_closing_again_is_quiet():
         box.exec("true")
 
 
-def test_detach_leaves_it_and_attach_finds_it():
+def test_detach_keeps_the_sandbox_and_attach_finds_it():
     with Sandbox(backend="unisolated") as first:
         first.exec("export KEPT=yes")
         name = first.detach()
@@ -175,26 +175,26 @@ def test_detach_leaves_it_and_attach_finds_it():
     assert name not in [info.id for info in Sandbox.list(backend="unisolated")]
 
 
-def test_attaching_to_nothing_is_session_not_found():
+def test_attaching_to_an_unknown_id_is_session_not_found():
     with pytest.raises(sandkasten.SessionNotFound):
         Sandbox.attach("sbx_0000000000000000", backend="unisolated")
 
 
-def test_a_session_key_finds_the_one_that_lives_and_does_not_end_it():
+def test_a_session_key_finds_the_live_sandbox_and_does_not_end_it():
     with Sandbox(backend="unisolated", session_key="mine") as first:
         with Sandbox(backend="unisolated", session_key="mine") as second:
             assert second.id == first.id
         assert first.exec("echo alive").output == "alive\n"
 
 
-def test_output_is_followed_as_it_comes(box):
+def test_output_is_followed_as_it_arrives(box):
     with box.exec_stream(["sh", "-c", "echo one; echo two >&2"]) as stream:
         pieces = [(piece.stream, piece.text) for piece in stream]
         assert pieces == [("stdout", "one\n"), ("stderr", "two\n")]
         assert stream.result.exit_code == 0
 
 
-def test_the_result_of_a_stream_is_not_there_too_early(box):
+def test_the_result_of_a_stream_is_unavailable_before_its_end(box):
     stream = box.exec_stream("echo x")
     with pytest.raises(sandkasten.InvalidRequest, match="not ended"):
         _ = stream.result
@@ -206,7 +206,7 @@ def test_an_error_of_a_stream_is_raised_where_it_is_read(box):
         list(box.exec_stream(["no-such-program"]))
 
 
-def test_leaving_a_stream_early_leaves_the_command(box):
+def test_leaving_a_stream_early_does_not_stop_the_command(box):
     with box.exec_stream(["sh", "-c", "echo begun; sleep 60"]) as stream:
         assert next(stream).text == "begun\n"
     assert [one.status for one in box.execs()] == ["running"]
@@ -232,7 +232,7 @@ def test_waiting_can_end_before_the_command(box):
     assert process.wait(timeout_seconds=PATIENCE_S).signal == 15
 
 
-def test_code_runs_in_the_sandbox_that_is_there(box):
+def test_code_runs_in_an_existing_sandbox(box):
     box.exec("export NOTHING=1")
     answer = box.run(
         'cat "$1"; echo "$Z"', "sh", files={"in.txt": "data\n"}, args=["in.txt"], env={"Z": "z"}
@@ -247,7 +247,7 @@ def test_code_runs_in_the_sandbox_that_is_there(box):
     )
 
 
-def test_an_unknown_runtime_names_the_nearest(box):
+def test_an_unknown_runtime_is_refused_with_the_nearest_one(box):
     with pytest.raises(sandkasten.InvalidRequest) as caught:
         box.run("1", "pyhton")
     assert caught.value.hint == "did you mean python?"
@@ -268,7 +268,7 @@ def test_one_shot_leaves_nothing_behind():
     assert [info.id for info in Sandbox.list(backend="unisolated")] == before
 
 
-def test_changes_to_files_are_seen(box):
+def test_changes_to_files_are_watched(box):
     with box.watch() as changes:
         box.start(["sh", "-c", "while true; do echo x > seen; sleep 0.1; done"])
         assert next(changes).path == "/workspace/seen"
@@ -282,14 +282,14 @@ def test_a_terminal_runs_a_program(box):
     assert b"in-42" in seen
 
 
-def test_stats_and_processes_answer(box):
+def test_stats_and_processes_are_returned(box):
     assert box.stats().processes >= 1
     assert all(process.pid > 0 for process in box.processes())
     assert box.info().id == box.id
 
 
 @pytest.mark.promise("P30")
-def test_its_time_and_its_labels_are_changed_while_it_lives(box):
+def test_lifetime_and_labels_of_a_live_sandbox_can_be_changed(box):
     assert box.update(ttl_seconds=500, labels={"a": "b"}).idle_timeout_s == 500
     info = box.info()
     assert (info.idle_timeout_s, info.labels) == (500, {"a": "b"})

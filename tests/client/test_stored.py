@@ -1,4 +1,4 @@
-"""Stored files in Python: in the data directory, and a daemon's."""
+"""Stored files in Python: in the data directory, and in a daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def where(request, tmp_path):
             yield stack.enter_context(served(tmp_path / "data")).where
 
 
-def test_a_file_is_put_listed_got_and_deleted(where, tmp_path):
+def test_a_file_is_stored_listed_fetched_and_deleted(where, tmp_path):
     files = StoredFiles(**where)
     (tmp_path / "large").write_bytes(b"y" * 700_000)
     kept = files.put(tmp_path / "large", metadata={"by": "ü"}, ttl_seconds=60)
@@ -73,7 +73,7 @@ def test_a_file_is_staged_into_a_sandbox_and_published_out_of_it(where):
     assert files.get("out.csv") == files.get(unnamed.key) == b"a,b\n"
 
 
-async def test_the_asynchronous_twin_does_the_same(where):
+async def test_the_asynchronous_client_does_the_same(where):
     files = AsyncStoredFiles(**where)
     await files.put(b"", key="empty")
     assert await files.get("empty") == b""

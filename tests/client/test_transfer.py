@@ -7,7 +7,7 @@ import pytest
 import sandkasten
 
 
-def test_a_tree_goes_in_and_comes_out_the_same(box, tmp_path):
+def test_a_tree_survives_upload_and_download(box, tmp_path):
     source = tmp_path / "in"
     (source / "deep/er").mkdir(parents=True)
     (source / "deep/er/data.bin").write_bytes(bytes(range(256)) * 500)
@@ -25,7 +25,7 @@ def test_a_tree_goes_in_and_comes_out_the_same(box, tmp_path):
     assert (tmp_path / "out/run.sh").stat().st_mode & 0o111
 
 
-def test_a_file_goes_to_a_name_or_into_a_directory(box, tmp_path):
+def test_a_file_is_copied_to_a_name_or_into_a_directory(box, tmp_path):
     (tmp_path / "a.txt").write_text("x")
     seen: list[int] = []
     assert box.upload(tmp_path / "a.txt", "b.txt", progress=seen.append).path == "/workspace/b.txt"
@@ -41,13 +41,13 @@ def test_a_missing_local_file_is_named(box, tmp_path):
         box.upload(tmp_path / "nothing-here", "x")
 
 
-def test_a_missing_remote_file_leaves_nothing_here(box, tmp_path):
+def test_a_missing_remote_file_leaves_nothing_locally(box, tmp_path):
     with pytest.raises(sandkasten.FileNotFound):
         box.download("nothing", tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_over_the_ceiling_is_refused_and_leaves_nothing(box, tmp_path):
+def test_a_download_over_the_limit_is_refused_and_leaves_nothing(box, tmp_path):
     box.write("big", b"x" * 5000)
     with pytest.raises(sandkasten.PayloadTooLarge):
         box.download("big", tmp_path / "x", max_bytes=4999)
@@ -55,7 +55,7 @@ def test_a_download_over_the_ceiling_is_refused_and_leaves_nothing(box, tmp_path
     assert box.download("big", tmp_path / "x", max_bytes=5000).bytes == 5000
 
 
-def test_a_destination_that_cannot_be_written_is_local_trouble(box, tmp_path):
+def test_an_unwritable_destination_is_a_local_error(box, tmp_path):
     box.write("a", b"x")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(sandkasten.FileTrouble, match="writing"):
@@ -63,7 +63,7 @@ def test_a_destination_that_cannot_be_written_is_local_trouble(box, tmp_path):
 
 
 @pytest.mark.slow_loop
-def test_fifty_megabytes_go_through(box):
+def test_fifty_megabytes_are_transferred(box):
     data = bytearray(50_000_000)
     data[::4096] = b"x" * len(data[::4096])
     box.write("large", memoryview(data))

@@ -1,4 +1,4 @@
-"""`Sandbox` and `AsyncSandbox` are one interface: the same names, arguments and answers."""
+"""`Sandbox` and `AsyncSandbox` have one interface: equal names, arguments and results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _signature(method: object) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize(("one", "other"), TWINS, ids=lambda kind: kind.__name__)
-def test_twins_have_the_same_names(one, other):
+def test_synchronous_and_asynchronous_classes_have_the_same_names(one, other):
     # An attribute set in __init__ there is a property here.
     names = set(_public(one)) | ({"exec_id"} if one is sandkasten.AsyncProcess else set())
     assert names == set(_public(other))
@@ -55,13 +55,13 @@ def test_twins_have_the_same_names(one, other):
 
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize(("one", "other"), TWINS, ids=lambda kind: kind.__name__)
-def test_twins_take_the_same_arguments_and_answer_the_same(one, other):
+def test_synchronous_and_asynchronous_methods_have_the_same_signature(one, other):
     theirs = _public(other)
     for name, method in _public(one).items():
         assert _signature(method) == _signature(theirs[name]), name
 
 
-def test_twins_are_made_with_the_same_arguments():
+def test_synchronous_and_asynchronous_constructors_have_the_same_arguments():
     assert _signature(sandkasten.AsyncSandbox.__init__) == _signature(sandkasten.Sandbox.__init__)
     assert _signature(sandkasten.AsyncImages.__init__) == _signature(sandkasten.Images.__init__)
     assert _signature(sandkasten.SandboxClient.__init__) == _signature(sync.SandboxClient.__init__)
@@ -69,11 +69,11 @@ def test_twins_are_made_with_the_same_arguments():
     assert _signature(there) == _signature(here)
 
 
-def test_the_two_one_shots_take_the_same_arguments():
+def test_the_two_one_shot_functions_have_the_same_arguments():
     assert inspect.signature(run_once.run) == inspect.signature(run_once.run_async)
 
 
-def test_the_comparison_notices_a_difference():
+def test_the_comparison_detects_a_difference():
     class Off:
         def stat(self, path: str) -> None:
             pass
@@ -81,7 +81,7 @@ def test_the_comparison_notices_a_difference():
     assert _signature(Off.stat) != _signature(sandkasten.AsyncSandbox.stat)
 
 
-def test_every_method_says_what_it_does_or_is_named_for_it():
+def test_every_method_has_a_docstring_or_a_telling_name():
     plain = {"info", "kill", "close_stdin", "resize", "signal", "mkdir", "move", "stat"}
     plain |= {"processes", "exec_id", "result", "id", "run"}
     for kind, _ in TWINS:

@@ -1,4 +1,4 @@
-"""The client's side of named workspaces: both spellings, both worlds, and what is refused."""
+"""Named workspaces in the client: both spellings, and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_workspace_is_named_by_either_spelling():
     assert run("cat file", "sh", workspace="spelled", backend="unisolated").stdout == "kept\n"
 
 
-def test_workspaces_without_a_loop():
+def test_synchronous_workspaces_work():
     workspaces = Workspaces(backend="unisolated")
     made = workspaces.create("plain", size_mb=16)
     assert (made.name, made.size_bytes) == ("plain", 16 << 20)
@@ -46,7 +46,7 @@ def test_workspaces_without_a_loop():
         workspaces.get("plain")
 
 
-async def test_workspaces_with_a_loop():
+async def test_asynchronous_workspaces_work():
     workspaces = AsyncWorkspaces(backend="unisolated")
     await workspaces.create("w")
     async with AsyncSandbox(backend="unisolated", workspace="w", workspace_mode="shared") as box:
@@ -62,7 +62,7 @@ def test_mounts_are_a_list_of_names(mounts):
         Sandbox(backend="unisolated", mounts=mounts)
 
 
-def test_a_mount_nobody_allowed_is_refused():
+def test_a_mount_the_operator_did_not_allow_is_refused():
     with pytest.raises(PolicyDenied, match="no mount named 'models'"):
         Sandbox(backend="unisolated", mounts=["models"])
     with pytest.raises(PolicyDenied, match="cannot mount the path '/etc'"):

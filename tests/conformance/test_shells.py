@@ -52,7 +52,7 @@ async def test_a_missing_program_is_the_shells_own_127(box: Box):
 
 
 @pytest.mark.parametrize("text", ["echo 'open", 'echo "open', "echo $(", "( echo a", "if true"])
-async def test_incomplete_syntax_is_an_error_at_once_and_the_shell_goes_on(box: Box, text: str):
+async def test_incomplete_syntax_is_an_error_at_once_and_the_shell_continues(box: Box, text: str):
     await box.run("kept=yes")
     ran = await box.run(text)
     assert ran.exit_code == 2

@@ -155,7 +155,7 @@ async def test_an_image_that_exists_nowhere_names_both_places_and_a_remedy(opene
 
 
 @pytest.mark.promise("P50")
-async def test_the_host_image_is_no_fallback_on_a_backend_with_its_own_images(opened):
+async def test_the_host_image_is_not_a_fallback_on_a_backend_with_its_own_images(opened):
     world = opened()
     with pytest.raises(InvalidImage):
         await world.shown("bash")

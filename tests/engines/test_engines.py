@@ -129,7 +129,7 @@ def test_a_container_with_the_socket_does_not_see_our_files(engine, tmp_path):
     assert done.stdout == "running\n"
 
 
-def test_containers_outlive_a_crash_of_their_engine_and_a_restart_that_lets_them():
+def test_containers_survive_a_crash_of_their_engine_and_a_restart_with_live_restore():
     with Engine(live_restore=True) as engine:
         stock.put(engine.reached, "busybox")
         _sleeping(engine, "kept")

@@ -1,4 +1,4 @@
-"""A server that says exactly what a test wants, byte for byte, one thing for each request."""
+"""A scripted server that sends exact bytes, one answer for each request."""
 
 from __future__ import annotations
 

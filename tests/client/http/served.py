@@ -1,4 +1,4 @@
-"""A daemon in a process of its own, for tests that have no event loop to spare for it."""
+"""A daemon in a separate process, for tests without an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request over a network that fails: what is sent again, what is not, and what is told."""
+"""Requests over a failing network: what is retried, what is not, and the errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def ask(url: str, order: Order, key: str | None = None) -> object:
         await one.aclose()
 
 
-async def test_nobody_listening_is_told_with_what_to_do():
+async def test_an_unreachable_daemon_is_reported_with_a_hint():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(BackendUnavailable) as caught:
@@ -52,15 +52,13 @@ async def test_nobody_listening_is_told_with_what_to_do():
     assert "sandkasten serve" in caught.value.hint
 
 
-async def test_a_socket_that_is_not_there_is_told_the_same(tmp_path):
+async def test_a_missing_socket_is_reported_with_a_hint(tmp_path):
     with pytest.raises(BackendUnavailable, match="no daemon answers"):
         await ask(f"unix://{tmp_path}/daemon.sock", ONCE)
 
 
 @pytest.mark.promise("P44")
-async def test_a_far_daemon_is_asked_through_the_proxy_and_no_password_is_looked_for(
-    monkeypatch, tmp_path
-):
+async def test_a_remote_daemon_is_reached_through_the_proxy_without_netrc(monkeypatch, tmp_path):
     (tmp_path / "netrc").write_text("default login me password other\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.delenv("no_proxy", raising=False)
@@ -74,7 +72,7 @@ async def test_a_far_daemon_is_asked_through_the_proxy_and_no_password_is_looked
     assert asked.headers["proxy-authorization"] == "Basic bWU6cHc="
 
 
-async def test_a_daemon_of_this_machine_is_asked_without_a_proxy(monkeypatch):
+async def test_a_local_daemon_is_reached_without_a_proxy(monkeypatch):
     async with scripted(reply({"a": 1})) as one:
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
         assert await ask(one.url, READ) == {"a": 1}
@@ -97,14 +95,14 @@ async def test_a_daemon_that_starts_meanwhile_is_reached():
         assert await asking == {"ok": 1}
 
 
-async def test_what_may_be_repeated_is_repeated_when_the_connection_breaks():
+async def test_a_safe_request_is_retried_when_the_connection_breaks():
     async with scripted(CUT, CUT, reply({"ok": 1})) as server:
         assert await ask(server.url, READ) == {"ok": 1}
     assert len(server.asked) == 3
 
 
 @pytest.mark.promise("P16")
-async def test_what_may_not_be_repeated_is_not_and_says_so():
+async def test_an_unsafe_request_is_not_retried_and_says_so():
     async with scripted(CUT, reply({})) as server:
         with pytest.raises(BackendUnavailable, match="broke") as caught:
             await ask(server.url, ONCE)
@@ -112,14 +110,14 @@ async def test_what_may_not_be_repeated_is_not_and_says_so():
     assert "not known" in caught.value.hint
 
 
-async def test_an_answer_cut_in_the_middle_is_no_answer():
+async def test_a_truncated_answer_is_an_error():
     half = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\n{"
     async with scripted(half, reply({"ok": 1})) as server:
         assert await ask(server.url, READ) == {"ok": 1}
 
 
 @pytest.mark.promise("P16")
-async def test_tries_are_bounded():
+async def test_retries_are_bounded():
     async with scripted(*[CUT] * 50) as server:
         with pytest.raises(BackendUnavailable):
             await ask(server.url, READ)
@@ -127,7 +125,7 @@ async def test_tries_are_bounded():
     assert connecting.TRIES <= len(server.asked) <= 2 * connecting.TRIES
 
 
-async def test_a_daemon_that_was_there_is_waited_for_longer():
+async def test_a_daemon_that_answered_before_is_waited_for_longer():
     async with scripted(reply({}), *[CUT] * 50) as server:
         one = Connection(server.url)
         await one.ask(ONCE)
@@ -138,7 +136,7 @@ async def test_a_daemon_that_was_there_is_waited_for_longer():
 
 
 @pytest.mark.promise("P16")
-async def test_later_means_later():
+async def test_retry_after_is_honoured():
     later = problem("BUSY", 503, Retry_After="1")
     async with scripted(later, reply({"ok": 1})) as server:
         began = time.monotonic()
@@ -146,13 +144,13 @@ async def test_later_means_later():
         assert time.monotonic() - began >= 1
 
 
-async def test_busy_is_not_repeated_for_what_may_have_been_begun():
+async def test_busy_is_not_retried_for_a_request_that_may_have_started():
     async with scripted(problem("BUSY", 503)) as server:
         with pytest.raises(Busy):
             await ask(server.url, ONCE)
 
 
-async def test_asking_too_often_passes_by_waiting_and_having_too_much_does_not():
+async def test_a_rate_limit_is_retried_and_an_exceeded_quota_is_not():
     fast = reply({"code": "QUOTA_EXCEEDED", "message": "m", "details": {"quota": "rate"}}, 429)
     full = reply({"code": "QUOTA_EXCEEDED", "message": "m", "details": {"quota": "sessions"}}, 429)
     async with scripted(fast, reply({"ok": 1}), full) as server:
@@ -162,19 +160,19 @@ async def test_asking_too_often_passes_by_waiting_and_having_too_much_does_not()
     assert len(server.asked) == 3
 
 
-async def test_a_wait_that_is_too_long_is_left_to_the_caller():
+async def test_a_long_retry_after_is_left_to_the_caller():
     async with scripted(problem("BUSY", 503, Retry_After="3600")) as server:
         with pytest.raises(Busy):
             await ask(server.url, READ)
 
 
-async def test_an_error_that_will_not_pass_is_not_repeated():
+async def test_a_permanent_error_is_not_retried():
     async with scripted(problem("INTERNAL_ERROR", 500)) as server:
         with pytest.raises(InternalError):
             await ask(server.url, READ)
 
 
-async def test_silence_has_an_end():
+async def test_a_silent_daemon_times_out():
     async with scripted(SILENCE) as server:
         with pytest.raises(BackendUnavailable, match=r"within 0\.1 s"):
             await ask(server.url, Order("GET", "/x", repeatable=True, answer_s=0.1))
@@ -188,7 +186,7 @@ async def test_a_redirect_is_not_followed_with_the_key():
             await ask(server.url, READ, "sk-secret")
 
 
-async def test_an_answer_that_is_no_json_is_told():
+async def test_an_answer_that_is_not_json_is_an_error():
     page = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
     async with scripted(page) as server:
         with pytest.raises(ProtocolViolation, match="no JSON"):
@@ -205,7 +203,7 @@ async def test_the_key_is_sent_and_never_shown():
     assert "sk-secret" not in f"{caught.value!r}{caught.value.__dict__}"
 
 
-async def test_what_the_callers_own_stream_raised_is_raised():
+async def test_an_exception_of_the_callers_stream_is_raised():
     async def source():
         yield b"first"
         raise FileTrouble("the disk is gone")
@@ -225,7 +223,7 @@ async def test_a_stream_is_never_sent_twice():
     assert len(server.asked) == 1
 
 
-async def test_text_that_is_no_utf8_is_refused_before_it_is_sent():
+async def test_text_that_is_not_utf8_is_refused_before_sending():
     async with scripted() as server:
         with pytest.raises(InvalidRequest, match="UTF-8"):
             await ask(server.url, Order("POST", "/x", {"cmd": ["\udcff"]}))
@@ -234,7 +232,7 @@ async def test_text_that_is_no_utf8_is_refused_before_it_is_sent():
 
 
 @pytest.mark.promise("P16")
-async def test_a_command_is_asked_for_again_under_the_same_key():
+async def test_a_retried_command_uses_the_same_idempotency_key():
     async with scripted(CUT, reply(EXEC), reply(EXEC)) as server:
         transport = HttpTransport(server.url)
         await transport.exec("sbx_1", ExecRequest("echo"))
@@ -244,7 +242,7 @@ async def test_a_command_is_asked_for_again_under_the_same_key():
     assert keys[0] == keys[1] != keys[2]
 
 
-async def test_a_create_is_repeated_only_under_a_key():
+async def test_a_create_is_retried_only_with_a_session_key():
     async with scripted(CUT, CUT) as server:
         transport = HttpTransport(server.url)
         with pytest.raises(BackendUnavailable):
@@ -257,7 +255,7 @@ async def test_a_create_is_repeated_only_under_a_key():
 
 
 @pytest.mark.promise("P38")
-async def test_a_stream_that_breaks_goes_on_without_repeating_or_losing_anything():
+async def test_a_broken_stream_continues_without_repetition_or_loss():
     def event(name: str, value: object) -> bytes:
         return f"event: {name}\ndata: {json.dumps(value)}\n\n".encode()
 
@@ -276,7 +274,7 @@ async def test_a_stream_that_breaks_goes_on_without_repeating_or_losing_anything
     assert len(keys) == 1
 
 
-async def test_a_followed_command_is_followed_from_where_it_was_left():
+async def test_a_followed_command_continues_where_it_was_left():
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
     seen = b'event: chunk\ndata: {"seq": 7, "stream": "stdout", "text": "x"}\n\n'
     done = f"event: done\ndata: {json.dumps(EXEC)}\n\n".encode()

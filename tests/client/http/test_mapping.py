@@ -1,4 +1,4 @@
-"""What is asked as JSON, and JSON as what was answered: without a network."""
+"""Encoding requests as JSON and decoding answers, without a network."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ EXEC = {"exec_id": "exe_1", "status": "completed", "exit_code": 0}
 # ---- asked
 
 
-def test_what_was_not_said_is_not_sent():
+def test_omitted_fields_are_not_sent():
     assert session_json.create_body(CreateRequest()) == {}
     assert session_json.exec_body(ExecRequest("ls"), "k") == {"cmd": "ls", "idempotency_key": "k"}
     assert session_json.run_body(RunRequest("1")) == {"runtime": "python", "code": "1"}
 
 
-def test_what_was_said_is_sent_under_its_public_name():
+def test_given_fields_are_sent_under_their_public_names():
     request = CreateRequest(
         SandboxOptions(
             image="python",
@@ -102,12 +102,12 @@ def test_what_was_said_is_sent_under_its_public_name():
     }
 
 
-def test_an_empty_command_and_an_empty_stdin_are_said_and_not_lost():
+def test_an_empty_command_and_an_empty_stdin_are_sent():
     assert session_json.exec_body(ExecRequest(()), "k")["cmd"] == []
     assert session_json.exec_body(ExecRequest("cat", stdin=b""), "k")["stdin"] == ""
 
 
-def test_files_of_a_one_shot_go_as_text_where_they_are_text():
+def test_one_shot_files_are_sent_as_text_where_they_are_utf8():
     body = session_json.run_body(RunRequest(b"print()", files={"a": "x", "b": b"y", "c": b"\xff"}))
     assert body["files"] == {"a": "x", "b": "y", "c": {"content_base64": "/w=="}}
     with pytest.raises(InvalidRequest, match="UTF-8"):
@@ -117,7 +117,7 @@ def test_files_of_a_one_shot_go_as_text_where_they_are_text():
 # ---- answered
 
 
-def test_a_session_is_read_with_all_it_says():
+def test_a_session_is_decoded_completely():
     told = {
         **SESSION,
         "limits": {"mem_limit_mb": 256, "max_exec_timeout_seconds": 7200, "new_limit": 1},
@@ -135,11 +135,11 @@ def test_a_session_is_read_with_all_it_says():
     assert (info.workspace_shared, info.labels, info.created) == (True, {"a": "b"}, False)
 
 
-def test_the_exact_time_wins_over_the_date():
+def test_the_exact_timestamp_overrides_the_date():
     assert session_json.info_of({**SESSION, "created_at_unix": 5.125}).created_at == 5.125
 
 
-def test_output_that_is_no_text_is_read_as_the_bytes_it_was():
+def test_output_that_is_not_utf8_is_decoded_as_bytes():
     told = {**EXEC, "stdout": "\ufffd", "stdout_b64": "/w==", "output": "ä"}
     result = session_json.exec_result_of(told)
     assert (result.stdout, result.output, result.stderr) == (b"\xff", "ä".encode(), b"")
@@ -150,14 +150,14 @@ def test_an_unknown_exit_code_stays_unknown():
     assert (result.exit_code, result.status) == (None, "lost")
 
 
-def test_a_reason_of_a_newer_daemon_is_shown_as_it_is():
+def test_an_unknown_reason_of_a_newer_daemon_is_shown_unchanged():
     why = {"code": "NEW", "message": "m", "hint": "h"}
     found = session_json.exec_result_of({**EXEC, "why": why}).why
     assert found is not None
     assert (found.code, found.message) == ("NEW", "m")
 
 
-def test_a_chunk_is_text_or_bytes_and_tells_its_gap():
+def test_a_chunk_is_text_or_bytes_and_reports_its_gap():
     assert session_json.chunk_of({"seq": 1, "stream": "stdout", "text": "a"}) == Chunk(
         1, "stdout", b"a"
     )
@@ -188,7 +188,7 @@ def test_a_chunk_is_text_or_bytes_and_tells_its_gap():
         (image_json.workspace_of, {}),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_told_as_that(read, value):
+def test_a_malformed_answer_is_an_error(read, value):
     with pytest.raises(ProtocolViolation):
         read(value)
 
@@ -196,7 +196,7 @@ def test_an_answer_that_makes_no_sense_is_told_as_that(read, value):
 # ---- files
 
 
-def test_a_name_that_is_no_text_travels_as_bytes_and_comes_back():
+def test_a_name_that_is_not_utf8_survives_as_bytes():
     assert file_json.name_fields("path", "a/ä") == {"path": "a/ä"}
     assert file_json.name_fields("path", "a\udcff") == {"path_b64": "Yf8="}
     told = {"path": "a\ufffd", "path_b64": "Yf8=", "name": "a", "type": "symlink", "size": 1,
@@ -213,11 +213,11 @@ def test_a_name_that_is_no_text_travels_as_bytes_and_comes_back():
     ("offset", "most", "header"),
     [(0, None, None), (5, None, "bytes=5-"), (0, 10, "bytes=0-9"), (5, 1, "bytes=5-5")],
 )
-def test_a_part_is_asked_for_by_its_bytes(offset, most, header):
+def test_a_part_of_a_file_is_requested_by_byte_range(offset, most, header):
     assert file_json.range_of(offset, most).get("Range") == header
 
 
-def test_the_true_size_is_told_by_the_answer():
+def test_the_true_size_is_read_from_the_answer():
     assert file_json.size_of({"Content-Range": "bytes 0-9/1234"}, 10) == 1234
     assert file_json.size_of({}, 10) == 10
 
@@ -227,7 +227,7 @@ def test_the_true_size_is_told_by_the_answer():
 
 @pytest.mark.promise("P36")
 @pytest.mark.parametrize("code", [row["code"] for row in CODES["errors"]])
-def test_every_code_of_the_contract_comes_back_as_its_class(code):
+def test_every_error_code_is_raised_as_its_class(code):
     assert BY_CODE[code].code == code
     raw = json.dumps({"code": code, "message": "m", "hint": "h", "details": {"field": "x"}})
     found = error_of(500, raw.encode())
@@ -235,7 +235,7 @@ def test_every_code_of_the_contract_comes_back_as_its_class(code):
     assert (found.message, found.hint, found.details["field"]) == ("m", "h", "x")
 
 
-def test_a_member_is_meant_where_its_family_has_the_same_code():
+def test_a_shared_error_code_is_resolved_to_the_specific_class():
     assert BY_CODE["INVALID_REQUEST"] is errors.InvalidRequest
     assert BY_CODE["INTERNAL_ERROR"] is errors.InternalError
     assert BY_CODE["BACKEND_UNAVAILABLE"] is errors.BackendUnavailable
@@ -249,20 +249,20 @@ def test_a_member_is_meant_where_its_family_has_the_same_code():
      (418, errors.InvalidRequest), (429, errors.QuotaExceeded), (500, errors.InternalError),
      (503, errors.BackendUnavailable)],
 )  # fmt: skip
-def test_a_code_we_do_not_know_is_told_by_its_status(status, kind):
+def test_an_unknown_error_code_is_mapped_by_its_status(status, kind):
     found = error_of(status, b'{"code": "NEWER", "message": "m", "hint": "h"}')
     assert type(found) is kind
     assert (found.message, found.details["code"]) == ("m", "NEWER")
 
 
-def test_a_page_of_somebody_else_is_shown_and_not_taken_for_ours():
+def test_an_error_page_of_another_server_is_not_parsed_as_ours():
     found = error_of(502, b"<html>Bad gateway</html>")
     assert type(found) is errors.BackendUnavailable
     assert "Bad gateway" in found.message
     assert "Sandkasten daemon" in found.hint
 
 
-def test_an_error_within_the_daemon_carries_the_id_its_log_has():
+def test_an_internal_error_carries_the_request_id_of_the_log():
     raw = b'{"code": "INTERNAL_ERROR", "message": "m", "request_id": "req_1"}'
     assert error_of(500, raw).details["request_id"] == "req_1"
 
@@ -279,7 +279,7 @@ def test_an_error_within_the_daemon_carries_the_id_its_log_has():
         ("unix:///run/a%20b/daemon.sock", "http://localhost", "/run/a b/daemon.sock"),
     ],
 )
-def test_an_address_is_read(url, base, socket):
+def test_a_daemon_address_is_parsed(url, base, socket):
     found = address_of(url)
     assert (found.base, found.socket) == (base, socket)
 
@@ -289,7 +289,7 @@ def test_an_address_is_read(url, base, socket):
     ["localhost:8080", "ftp://x", "http://", "http://x:99999", "http://x/?a=b", "unix://run/x",
      "http://user:secret@x", ""],
 )  # fmt: skip
-def test_what_is_no_address_is_refused_without_repeating_a_password(url):
+def test_an_invalid_address_is_refused_without_repeating_a_password(url):
     with pytest.raises(InvalidRequest) as caught:
         address_of(url)
     assert "secret" not in str(caught.value)
@@ -304,7 +304,7 @@ STREAM = (
 
 
 @given(st.lists(st.integers(1, len(STREAM) - 1), max_size=12))
-def test_events_are_the_same_however_the_bytes_are_cut(cuts):
+def test_events_are_the_same_for_any_split_of_the_bytes(cuts):
     ends = [0, *sorted(set(cuts)), len(STREAM)]
     parser = Parser()
     found = [
@@ -316,7 +316,7 @@ def test_events_are_the_same_however_the_bytes_are_cut(cuts):
     assert found == wanted
 
 
-def test_an_event_without_end_does_not_fill_the_memory(monkeypatch):
+def test_an_endless_event_does_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("sandkasten.client.http.event_streams.MAX_EVENT_BYTES", 1000)
     parser = Parser()
     with pytest.raises(ProtocolViolation):

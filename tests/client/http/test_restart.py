@@ -1,4 +1,4 @@
-"""A daemon is killed in the midst of things and comes back; its clients hardly notice."""
+"""A daemon is killed and restarted; its clients continue."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def killable(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, Callable
                     heir.join(60)
 
 
-def test_a_followed_command_loses_no_output_and_a_waiting_one_its_result(monkeypatch):
+def test_a_restart_loses_no_output_and_no_result(monkeypatch):
     with killable(monkeypatch) as (daemon, kill), Sandbox(**daemon.where) as box:
         box.exec("export KEPT=yes; cd /tmp")
         results: list[str] = []
@@ -77,7 +77,7 @@ def test_a_followed_command_loses_no_output_and_a_waiting_one_its_result(monkeyp
         assert results == ["yes /tmp\n"]
 
 
-def test_a_terminal_is_found_again(monkeypatch):
+def test_a_terminal_is_resumed_after_a_restart(monkeypatch):
     with (
         killable(monkeypatch) as (daemon, kill),
         Sandbox(**daemon.where) as box,

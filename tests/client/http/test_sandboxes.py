@@ -74,7 +74,7 @@ def test_a_wrong_key_is_refused(served):
     "arguments",
     [{"url": "http://x", "data_dir": "/x"}, {"api_key": "sk"}, {"url": "nonsense"}],
 )
-def test_contradictory_places_are_refused(arguments):
+def test_contradictory_daemon_addresses_are_refused(arguments):
     with pytest.raises(InvalidRequest):
         Sandbox(**arguments)
 
@@ -83,7 +83,7 @@ def test_a_key_is_not_shown():
     assert "sk-secret" not in repr(place_of(url="http://x", api_key="sk-secret"))
 
 
-async def test_what_it_is_told_is_what_it_is(served):
+async def test_a_sandbox_has_the_requested_properties(served):
     async with AsyncSandbox(
         **served.where, labels={"a": "b"}, limits={"pids_limit": 50}, env={"B": "2"}, ttl_seconds=77
     ) as box:
@@ -96,14 +96,14 @@ async def test_what_it_is_told_is_what_it_is(served):
 
 
 @pytest.mark.promise("P30")
-async def test_its_time_and_its_labels_are_changed_while_it_lives(served):
+async def test_lifetime_and_labels_of_a_live_sandbox_can_be_changed(served):
     async with AsyncSandbox(**served.where, labels={"a": "b"}, ttl_seconds=100) as box:
         assert (await box.update(ttl_seconds=500)).idle_timeout_s == 500
         assert (await box.info()).labels == {"a": "b"}
         assert (await box.update(labels={})).labels == {}
 
 
-async def test_a_list_is_a_process_and_its_failure_a_result(abox):
+async def test_a_list_is_a_process_and_its_failure_is_a_result(abox):
     result = await abox.exec(["sh", "-c", "echo out; echo err >&2; exit 7"], timeout_seconds=60)
     assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 7)
     with pytest.raises(subprocess.CalledProcessError):
@@ -115,13 +115,13 @@ async def test_a_deadline_is_a_result(abox):
     assert (result.timed_out, result.stdout) == (True, "before\n")
 
 
-async def test_bytes_that_are_no_text_survive(abox):
+async def test_bytes_that_are_not_utf8_survive(abox):
     result = await abox.exec(["cat"], stdin=b"\xff\x00\xfe")
     assert result.stdout_data == b"\xff\x00\xfe"
 
 
 @pytest.mark.promise("P35")
-async def test_output_comes_while_the_command_runs(abox):
+async def test_output_arrives_while_the_command_runs(abox):
     stream = abox.exec_stream("echo one; sleep 0.5; echo two")
     first = await anext(stream)
     assert first.text == "one\n"
@@ -132,7 +132,7 @@ async def test_output_comes_while_the_command_runs(abox):
 
 
 @pytest.mark.promise("P35")
-async def test_a_background_command_is_fed_watched_and_ended(abox):
+async def test_a_background_command_gets_input_is_followed_and_killed(abox):
     process = await abox.start(["cat"], keep_stdin_open=True)
     assert (await process.poll()).running
     await process.write_stdin("hello\n")
@@ -151,7 +151,7 @@ async def test_a_background_command_is_fed_watched_and_ended(abox):
 
 
 @pytest.mark.promise("P35")
-async def test_files_go_both_ways_whole_and_in_parts(abox):
+async def test_files_are_written_and_read_completely_and_in_parts(abox):
     data = os.urandom(3_000_000)
     entry = await abox.write("deep/in.bin", data, mode=0o600)
     assert (entry.path, entry.size, entry.mode) == ("/workspace/deep/in.bin", len(data), 0o600)
@@ -167,7 +167,7 @@ async def test_files_go_both_ways_whole_and_in_parts(abox):
     assert await abox.read("empty", limit=5) == b""
 
 
-async def test_a_stream_is_written_as_it_comes(abox):
+async def test_a_stream_is_uploaded_as_it_arrives(abox):
     async def pieces():
         for number in range(50):
             yield f"{number}\n".encode() * 1000
@@ -179,7 +179,7 @@ async def test_a_stream_is_written_as_it_comes(abox):
     assert await abox.read("file") == b"from a file"
 
 
-async def test_the_other_file_verbs(abox):
+async def test_the_other_file_operations_work_over_http(abox):
     await abox.mkdir("d/e")
     await abox.write("d/e/f", "x")
     await abox.move("d/e/f", "d/g")
@@ -192,7 +192,7 @@ async def test_the_other_file_verbs(abox):
     assert not await abox.exists("d")
 
 
-async def test_failures_are_the_same_classes_as_here(abox):
+async def test_failures_have_the_same_classes_as_in_process(abox):
     await abox.write("a", "x")
     with pytest.raises(FileNotFound):
         await abox.read("nothing")
@@ -205,7 +205,7 @@ async def test_failures_are_the_same_classes_as_here(abox):
         await abox.exec("x", cwd="\0")
 
 
-async def test_trees_go_both_ways(abox, tmp_path):
+async def test_trees_are_uploaded_and_downloaded(abox, tmp_path):
     (tmp_path / "in" / "sub").mkdir(parents=True)
     (tmp_path / "in" / "sub" / "file").write_text("content")
     (tmp_path / "in" / "run.sh").write_text("#!/bin/sh\n")
@@ -220,7 +220,7 @@ async def test_trees_go_both_ways(abox, tmp_path):
     assert (tmp_path / "one").read_text() == "content"
 
 
-async def test_changes_are_seen(abox):
+async def test_file_changes_are_watched(abox):
     watch = abox.watch()
     coming = asyncio.ensure_future(anext(watch))
     for _ in range(int(PATIENCE_S / 0.1)):
@@ -244,14 +244,14 @@ async def test_a_terminal_types_resizes_and_ends(abox):
         assert (await terminal.result()).exit_code == 4
 
 
-async def test_leaving_a_terminal_hangs_up(abox):
+async def test_closing_a_terminal_hangs_up(abox):
     async with abox.terminal() as terminal:
         await terminal.send("sleep 60\n")
         the_id = terminal.exec_id
     assert not (await abox.process(the_id).wait(PATIENCE_S)).running
 
 
-async def test_a_terminal_of_nobody_is_refused_with_the_reason(served):
+async def test_a_terminal_in_an_unknown_sandbox_is_refused_with_the_reason(served):
     box = await AsyncSandbox(**served.where)
     await box.close()
     transport = await connect(place_of(**served.where))
@@ -260,7 +260,7 @@ async def test_a_terminal_of_nobody_is_refused_with_the_reason(served):
             pass
 
 
-async def test_one_key_is_one_sandbox(served):
+async def test_one_session_key_is_one_sandbox(served):
     boxes = await asyncio.gather(
         *(AsyncSandbox(**served.where, session_key="one").begin() for _ in range(5))
     )
@@ -275,14 +275,14 @@ async def test_a_retried_command_runs_once(abox):
     assert result.output == "x\n"
 
 
-def test_a_one_shot_runs_there(served):
+def test_a_one_shot_runs_in_the_daemon(served):
     result = sandkasten.run("echo $1 > out; cat in", "sh", args=["a"], files={"in": b"\xff"},
                             artifacts=["out"], **served.where)  # fmt: skip
     assert (result.ok, result.stdout_data) == (True, b"\xff")
     assert result.artifacts[0].data == b"a\n"
 
 
-async def test_workspaces_and_images_of_a_daemon(served):
+async def test_workspaces_and_images_of_a_daemon_are_accessible(served):
     spaces = AsyncWorkspaces(**served.where)
     await spaces.create("alpha", size_mb=20)
     async with AsyncSandbox(**served.where, workspace="alpha") as box:
@@ -299,7 +299,7 @@ async def test_workspaces_and_images_of_a_daemon(served):
     assert (await images.usage()).images == 0
 
 
-async def test_what_only_the_machine_knows_is_named(served, tmp_path):
+async def test_host_only_operations_are_refused_by_name(served, tmp_path):
     transport = await connect(place_of(**served.where))
     for asking in (transport.probe(), transport.tiers(), transport.sweep()):
         with pytest.raises(UnsupportedByBackend) as caught:
@@ -309,13 +309,13 @@ async def test_what_only_the_machine_knows_is_named(served, tmp_path):
         await AsyncImages(**served.where).export("x", tmp_path / "x")
 
 
-async def test_a_daemon_that_is_gone_is_told(tmp_path):
+async def test_a_stopped_daemon_is_reported(tmp_path):
     with pytest.raises(BackendUnavailable, match="no daemon answers"):
         await (await connect(Place(url=f"unix://{tmp_path}/none"))).list()
 
 
 @pytest.mark.promise("P30")
-async def test_to_be_listed_is_no_activity(served, abox):
+async def test_listing_does_not_count_as_activity(served, abox):
     transport = await connect(place_of(**served.where))
     before = (await abox.info()).expires_at
     await asyncio.sleep(0.3)

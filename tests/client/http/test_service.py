@@ -1,4 +1,4 @@
-"""`SandboxClient` as its documents show it, in both worlds."""
+"""`SandboxClient` as documented, synchronous and asynchronous."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_the_example_of_the_contract_runs(served):
     await client.close()
 
 
-async def test_sessions_are_found_listed_and_gone(client):
+async def test_sessions_are_found_listed_and_destroyed(client):
     session = await client.create_session(labels={"x": "y"})
     assert isinstance(session, AsyncSession)
     found = await client.get_session(session.id)
@@ -52,7 +52,7 @@ async def test_leaving_the_block_of_a_session_destroys_it(client):
     assert the_id not in [info.id for info in await client.list_sessions()]
 
 
-async def test_a_stream_is_iterated_and_knows_its_end(client):
+async def test_a_stream_is_iterated_and_has_a_result(client):
     async with await client.create_session() as session:
         stream = session.exec_stream("echo a; echo b >&2")
         assert sorted([piece.text async for piece in stream]) == ["a\n", "b\n"]
@@ -83,17 +83,17 @@ async def test_named_workspaces_outlive_their_sessions(client):
     assert await client.list_workspaces() == []
 
 
-async def test_stats_are_figures(client):
+async def test_stats_are_numbers(client):
     async with await client.create_session(limits={"pids_limit": 44}) as session:
         assert (await session.stats()).usage.pids_limit == 44
 
 
-async def test_a_closed_client_connects_anew(client):
+async def test_a_closed_client_reconnects(client):
     await client.close()
     assert isinstance(await client.list_sessions(), list)
 
 
-def test_the_twin_does_the_same_without_a_loop(served):
+def test_the_synchronous_client_does_the_same(served):
     with sync.SandboxClient(base_url=served.url, api_key=served.key) as client:
         with client.create_session(image="host") as session:
             assert isinstance(session, sync.Session)
@@ -113,7 +113,7 @@ def test_the_environment_names_the_daemon(served, monkeypatch):
     assert isinstance(sync.SandboxClient().list_sessions(), list)
 
 
-def test_a_client_that_nobody_closed_ends_without_a_word(served):
+def test_an_unclosed_client_ends_without_warnings(served):
     code = f"""
 import asyncio
 from sandkasten import SandboxClient
